@@ -6,7 +6,7 @@ fn bench_with_template(
     template: &str,
     options: ChatOptions,
     requested: Options,
-    completions: &[ScriptedReply],
+    completions: &[ScriptedCompletion],
 ) -> Bench {
     let mut bench = bench(completions);
     let chat = Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap();
@@ -16,13 +16,15 @@ fn bench_with_template(
 
 #[tokio::test]
 async fn calls_and_answers_in_reasoning_are_ignored() {
-    let outcome = bench(&[text_reply(&format!("<think>{CALL}</think>5"))]).run().await.outcome;
+    let outcome = bench(&[text_completion(&format!("<think>{CALL}</think>5"))]).run().await.outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.total()), ("5", 0));
-    let outcome =
-        bench(&[text_reply(&format!("<think>{CALL}</think>{CALL}")), text_reply("<think>5")])
-            .run()
-            .await
-            .outcome;
+    let outcome = bench(&[
+        text_completion(&format!("<think>{CALL}</think>{CALL}")),
+        text_completion("<think>5"),
+    ])
+    .run()
+    .await
+    .outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.ok, outcome.turns), ("", 1, 2));
     // The prompt starts the reasoning, but not after a tool result.
     let options = ChatOptions::default;
@@ -30,13 +32,13 @@ async fn calls_and_answers_in_reasoning_are_ignored() {
         ALWAYS_THINKS,
         options(),
         Options::default(),
-        &[text_reply(&format!("{CALL} 5"))],
+        &[text_completion(&format!("{CALL} 5"))],
     )
     .run()
     .await
     .outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.total()), ("", 0));
-    let completions = [text_reply(&format!("hm</think>{CALL}")), text_reply("5")];
+    let completions = [text_completion(&format!("hm</think>{CALL}")), text_completion("5")];
     let outcome = bench_with_template(ALWAYS_THINKS, options(), Options::default(), &completions)
         .run()
         .await
@@ -46,7 +48,11 @@ async fn calls_and_answers_in_reasoning_are_ignored() {
 
 #[tokio::test]
 async fn template_drift_is_counted_or_forks_conversation() {
-    let completions = [text_reply(&format!("hm</think>{CALL}")), text_reply(CALL), text_reply("5")];
+    let completions = [
+        text_completion(&format!("hm</think>{CALL}")),
+        text_completion(CALL),
+        text_completion("5"),
+    ];
     let options = |history| Options { history, ..Options::default() };
     let bench = bench_with_template(
         ALWAYS_THINKS,
@@ -115,7 +121,7 @@ async fn template_drift_is_counted_or_forks_conversation() {
 #[tokio::test]
 async fn bare_calls_are_counted_separately() {
     let json = "{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}";
-    let completions = [text_reply(&format!("```json\n{json}\n```")), text_reply("5")];
+    let completions = [text_completion(&format!("```json\n{json}\n```")), text_completion("5")];
     let outcome = bench(&completions).run().await.outcome;
     assert_eq!((outcome.calls.total(), outcome.turns), (0, 1));
     let options = ChatOptions { bare_calls: true, ..ChatOptions::default() };

@@ -36,7 +36,7 @@ mod fitting;
 
 /// Scripted completion.
 #[derive(Clone)]
-pub(super) enum ScriptedReply {
+pub(super) enum ScriptedCompletion {
     /// Exact tokens, even beyond the limit.
     Tokens(Vec<u32>, FinishReason),
     /// The sampler fails.
@@ -49,14 +49,14 @@ pub(super) enum ScriptedReply {
     TooLong,
 }
 
-pub(super) fn text_reply(text: &str) -> ScriptedReply {
+pub(super) fn text_completion(text: &str) -> ScriptedCompletion {
     let tokens = text.bytes().map(u32::from).chain([IM_END]).collect();
-    ScriptedReply::Tokens(tokens, FinishReason::StopId)
+    ScriptedCompletion::Tokens(tokens, FinishReason::StopId)
 }
 
 #[derive(Default)]
 pub(super) struct ScriptedSampler {
-    completions: Vec<ScriptedReply>,
+    completions: Vec<ScriptedCompletion>,
     next: AtomicUsize,
     pub requests: Mutex<Vec<SampleRequest>>,
     stalled: Mutex<Vec<UnboundedSender<Result<SampleEvent, PolicyError>>>>,
@@ -68,25 +68,25 @@ impl Sampler for ScriptedSampler {
         self.requests.lock().unwrap().push(request);
         let (sender, stream) = SampleStream::channel();
         match self.completions[self.next.fetch_add(1, Ordering::SeqCst)].clone() {
-            ScriptedReply::Tokens(tokens, finish) => {
+            ScriptedCompletion::Tokens(tokens, finish) => {
                 let logprobs = vec![-0.5; tokens.len()];
                 sender
                     .send(Ok(SampleEvent::Tokens { tokens, logprobs, top: Vec::new(), version: 4 }))
                     .unwrap();
                 sender.send(Ok(SampleEvent::Finished(finish))).unwrap();
             }
-            ScriptedReply::Breaks => {
+            ScriptedCompletion::Breaks => {
                 sender.send(Err(PolicyError::Stopped("the scripted sampler".into()))).unwrap()
             }
-            ScriptedReply::Hangs => std::future::pending().await,
-            ScriptedReply::Stalls(tokens) => {
+            ScriptedCompletion::Hangs => std::future::pending().await,
+            ScriptedCompletion::Stalls(tokens) => {
                 let logprobs = vec![-0.5; tokens.len()];
                 sender
                     .send(Ok(SampleEvent::Tokens { tokens, logprobs, top: Vec::new(), version: 4 }))
                     .unwrap();
                 self.stalled.lock().unwrap().push(sender);
             }
-            ScriptedReply::TooLong => {
+            ScriptedCompletion::TooLong => {
                 return Err(PolicyError::PromptTooLong { prompt: 9, context: 8 });
             }
         }
@@ -174,7 +174,7 @@ pub(super) struct Bench {
     open: Arc<AtomicUsize>,
 }
 
-pub(super) fn bench(completions: &[ScriptedReply]) -> Bench {
+pub(super) fn bench(completions: &[ScriptedCompletion]) -> Bench {
     let sampler = Arc::new(ScriptedSampler {
         completions: completions.to_vec(),
         ..ScriptedSampler::default()
@@ -220,7 +220,7 @@ pub(super) const CALL: &str = "<tool_call>\n{\"name\": \"calculator\", \"argumen
 
 #[tokio::test]
 async fn tool_call_gets_result_and_tokens_are_recorded() {
-    let bench = bench(&[text_reply(CALL), text_reply("It is 5.")]);
+    let bench = bench(&[text_completion(CALL), text_completion("It is 5.")]);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!(outcome.final_text, "It is 5.");
     assert_eq!((outcome.finish, outcome.turns, outcome.calls.ok), (Finish::Answered, 2, 1));
@@ -257,12 +257,12 @@ async fn tool_call_gets_result_and_tokens_are_recorded() {
 #[tokio::test]
 async fn invalid_calls_become_observations() {
     let bench = bench(&[
-        text_reply(
+        text_completion(
             "<tool_call>{oops</tool_call><tool_call>{\"name\": \"abacus\"}</tool_call>\
              <tool_call>{\"name\": \"calculator\", \"arguments\": {}}</tool_call>\
              <tool_call>{\"name\": \"calculator\", \"arguments\": {\"expression\": \"1/0\"}}</tool_call>",
         ),
-        text_reply("Sorry."),
+        text_completion("Sorry."),
     ]);
     let Attempt { trajectory, outcome } = bench.run().await;
     let calls = outcome.calls;
@@ -283,9 +283,9 @@ async fn invalid_calls_become_observations() {
 #[tokio::test]
 async fn limits_end_attempt() {
     let bench = bench(&[
-        text_reply(CALL),
-        text_reply(CALL),
-        text_reply(&format!("Now: {CALL}<tool_call>{{")),
+        text_completion(CALL),
+        text_completion(CALL),
+        text_completion(&format!("Now: {CALL}<tool_call>{{")),
     ]);
     let outcome = bench.run().await.outcome;
     assert_eq!((outcome.finish, outcome.turns), (Finish::MaxTurns, 3));
@@ -299,27 +299,29 @@ async fn limits_end_attempt() {
     for (finish, want) in
         [(FinishReason::Length, Finish::MaxTokens), (FinishReason::Context, Finish::Context)]
     {
-        let bench = self::bench(&[text_reply(CALL), ScriptedReply::Tokens(vec![65, 66], finish)]);
+        let bench =
+            self::bench(&[text_completion(CALL), ScriptedCompletion::Tokens(vec![65, 66], finish)]);
         let attempt = bench.run().await;
         assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (want, 2));
         assert_eq!(attempt.outcome.final_text, "", "what was cut is no answer");
         assert_eq!(attempt.trajectory.segments().len(), 4);
     }
 
-    let mut short = self::bench(&[text_reply(CALL), text_reply("5")]);
+    let mut short = self::bench(&[text_completion(CALL), text_completion("5")]);
     short.agent.limits.max_tokens = CALL.len() + 1;
     assert_eq!(short.run().await.outcome.finish, Finish::MaxTokens);
 
-    let full = self::bench(&[text_reply(CALL), ScriptedReply::TooLong]);
+    let full = self::bench(&[text_completion(CALL), ScriptedCompletion::TooLong]);
     assert_eq!(full.run().await.outcome.finish, Finish::Context);
 }
 
 #[tokio::test]
 async fn first_prompt_is_truncated_by_opening_limit() {
-    let full_tokens = bench(&[text_reply("5")]).run().await.trajectory.segments()[0].tokens.clone();
+    let full_tokens =
+        bench(&[text_completion("5")]).run().await.trajectory.segments()[0].tokens.clone();
     let n = full_tokens.len();
     let kept = |truncation| {
-        let mut bench = bench(&[text_reply("5")]);
+        let mut bench = bench(&[text_completion("5")]);
         bench.player().opening = OpeningLimit { max_tokens: 10, truncation };
         async move { bench.run().await }
     };
@@ -338,12 +340,12 @@ async fn first_prompt_is_truncated_by_opening_limit() {
         error.contains(&format!("{n} tokens")) && error.contains("agent.truncation"),
         "{error}"
     );
-    assert!(!bench(&[text_reply("5")]).run().await.outcome.prompt_truncated);
+    assert!(!bench(&[text_completion("5")]).run().await.outcome.prompt_truncated);
 }
 
 #[tokio::test]
 async fn sampler_failure_is_reported_in_outcome() {
-    let attempt = bench(&[text_reply(CALL), ScriptedReply::Breaks]).run().await;
+    let attempt = bench(&[text_completion(CALL), ScriptedCompletion::Breaks]).run().await;
     assert_eq!(attempt.outcome.finish, Finish::Failed);
     assert_eq!(
         attempt.outcome.error.as_deref(),
@@ -352,14 +354,14 @@ async fn sampler_failure_is_reported_in_outcome() {
     // Everything before the failure is kept.
     assert_eq!((attempt.trajectory.segments().len(), attempt.outcome.calls.ok), (3, 1));
 
-    let attempt = bench(&[ScriptedReply::Hangs]).run().await;
+    let attempt = bench(&[ScriptedCompletion::Hangs]).run().await;
     let error = attempt.outcome.error.unwrap();
     assert!(
         error.contains("200ms") && error.contains("the sampler to accept a request"),
         "{error}"
     );
 
-    let attempt = bench(&[ScriptedReply::TooLong]).run().await;
+    let attempt = bench(&[ScriptedCompletion::TooLong]).run().await;
     assert_eq!(attempt.outcome.finish, Finish::Failed);
     let error = attempt.outcome.error.unwrap();
     assert!(error.contains("the prompt has 9 tokens, but the context holds 8"), "{error}");
@@ -368,12 +370,12 @@ async fn sampler_failure_is_reported_in_outcome() {
 #[tokio::test]
 async fn tokens_sampled_before_timeout_are_kept() {
     // The timeout of a completion fails the attempt.
-    let attempt = bench(&[ScriptedReply::Stalls(vec![65, 66])]).run().await;
+    let attempt = bench(&[ScriptedCompletion::Stalls(vec![65, 66])]).run().await;
     assert_eq!(attempt.outcome.finish, Finish::Failed);
     assert_eq!(attempt.trajectory.segments()[1].tokens, [65, 66]);
 
     // The timeout of the attempt ends it, like any other limit that truncates attempts.
-    let mut bench = bench(&[text_reply(CALL), ScriptedReply::Stalls(vec![67, 68, 69])]);
+    let mut bench = bench(&[text_completion(CALL), ScriptedCompletion::Stalls(vec![67, 68, 69])]);
     bench.agent.limits.completion_timeout = Duration::from_secs(60);
     bench.agent.limits.attempt_timeout = Duration::from_millis(200);
     let Attempt { trajectory, outcome } = bench.run().await;
@@ -433,8 +435,10 @@ async fn arbitrary_sampled_tokens_are_recorded() {
     let mut tokens: Vec<u32> = CALL.bytes().map(u32::from).collect();
     tokens.extend(&odd);
     tokens.push(IM_END);
-    let bench =
-        bench(&[ScriptedReply::Tokens(tokens.clone(), FinishReason::StopId), text_reply("5")]);
+    let bench = bench(&[
+        ScriptedCompletion::Tokens(tokens.clone(), FinishReason::StopId),
+        text_completion("5"),
+    ]);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!(trajectory.segments()[1].tokens, tokens);
     assert_eq!(outcome.finish, Finish::Answered);
@@ -445,7 +449,7 @@ async fn arbitrary_sampled_tokens_are_recorded() {
 
 #[tokio::test]
 async fn demonstration_has_tokens_of_equivalent_attempt() {
-    let bench = bench(&[text_reply(CALL), text_reply("It is 5.")]);
+    let bench = bench(&[text_completion(CALL), text_completion("It is 5.")]);
     let attempt = bench.run().await;
     let mut conversation = messages();
     conversation.push(Message::calls("", vec![levade_tasks::calculation("2+3")]));

@@ -15,13 +15,15 @@ async fn tools_report_rewards_metrics_final_answers_and_evidence() {
     let ends =
         calls("counted", &[json!({"reward": 1}), json!({"answer": "5"}), json!({"answer": "6"})]);
     let attempt =
-        bench(&[text_reply(&rewarded_calls), text_reply(CALL), text_reply(&ends)]).run().await;
+        bench(&[text_completion(&rewarded_calls), text_completion(CALL), text_completion(&ends)])
+            .run()
+            .await;
     // No turn would read the results of the last turn, so its calls of this tool are not made: they
     // have no other effect.
     assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (Finish::MaxTurns, 3));
     assert_eq!(attempt.outcome.rewards_by_turn, [(0, 0.375)]);
 
-    let attempt = bench(&[text_reply(&rewarded_calls), text_reply(&ends)]).run().await;
+    let attempt = bench(&[text_completion(&rewarded_calls), text_completion(&ends)]).run().await;
     let Attempt { trajectory, outcome } = attempt;
     assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Ended, "5"));
     assert_eq!((outcome.turns, outcome.calls.ok, trajectory.segments().len()), (2, 6, 4));
@@ -65,8 +67,8 @@ async fn concurrent_calls_match_sequential_calls() {
     for (parallel, max_parallel) in [(false, 0), (true, 0), (true, 20), (true, 20), (false, 5)] {
         let mut bench = bench(&[]);
         let completions = vec![
-            text_reply(&calls("calculator", &sums)),
-            text_reply(&calls("calculator", &sums[..2])),
+            text_completion(&calls("calculator", &sums)),
+            text_completion(&calls("calculator", &sums[..2])),
         ];
         let scripted = ScriptedSampler { completions, ..ScriptedSampler::default() };
         let config =

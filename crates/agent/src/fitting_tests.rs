@@ -2,7 +2,7 @@ use levade_conversation::{Budget, Overflow};
 use levade_tree::{Kind, Segment};
 
 use super::*;
-use super::{CALL, bench, text_reply};
+use super::{CALL, bench, text_completion};
 use crate::{Attempt, ContextPolicy, SummaryOptions};
 
 fn policy(overflow: Overflow, budget_tokens: usize) -> ContextPolicy {
@@ -19,7 +19,8 @@ async fn run_scripted(
     context: ContextPolicy,
     turns: u32,
 ) -> (Attempt, Vec<SampleRequest>) {
-    let completions: Vec<_> = completions.iter().map(|completion| text_reply(completion)).collect();
+    let completions: Vec<_> =
+        completions.iter().map(|completion| text_completion(completion)).collect();
     let mut bench = bench(&completions);
     bench.player().context_policy = context;
     bench.agent.limits.max_turns = turns;

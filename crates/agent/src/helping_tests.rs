@@ -5,7 +5,7 @@ use levade_tools::{CondenseKeys, HelperSlot, SubAgent, SummarizedToolbox};
 
 /// Returns a helper that samples these completions and has a calculator, with the slot and the
 /// roster that contain the helper.
-fn helper(name: &str, completions: &[ScriptedReply]) -> (Bench, HelperSlot, Arc<Roster>) {
+fn helper(name: &str, completions: &[ScriptedCompletion]) -> (Bench, HelperSlot, Arc<Roster>) {
     let mut bench = bench(completions);
     bench.agent.name = name.into();
     bench.player().policy = format!("{name}'s");
@@ -25,7 +25,7 @@ fn helper(name: &str, completions: &[ScriptedReply]) -> (Bench, HelperSlot, Arc<
 }
 
 fn helper_bench(
-    completions: &[ScriptedReply],
+    completions: &[ScriptedCompletion],
     slot: &HelperSlot,
     timeout: Option<Duration>,
 ) -> Bench {
@@ -57,11 +57,13 @@ fn sampled_requests(bench: &Bench) -> Vec<SampleRequest> {
 
 #[tokio::test]
 async fn helper_conversation_becomes_branch_of_attempt() {
-    let (clerk, slot, _roster) =
-        helper("clerk", &[text_reply(CALL), text_reply("It is 5."), text_reply("No idea.")]);
+    let (clerk, slot, _roster) = helper(
+        "clerk",
+        &[text_completion(CALL), text_completion("It is 5."), text_completion("No idea.")],
+    );
     let both = format!("{}{}", call(json!("2+3?")), call(json!(7)));
     let solver = helper_bench(
-        &[text_reply(&both), text_reply(&call(json!("Why?"))), text_reply("5")],
+        &[text_completion(&both), text_completion(&call(json!("Why?"))), text_completion("5")],
         &slot,
         None,
     );
@@ -125,10 +127,12 @@ async fn helper_conversation_becomes_branch_of_attempt() {
         (&json!("2+3?"), &json!("It is 5."), &json!("No idea."))
     );
     // A repetition yields the same attempt.
-    let (_, second_bench, _roster) =
-        helper("clerk", &[text_reply(CALL), text_reply("It is 5."), text_reply("No idea.")]);
+    let (_, second_bench, _roster) = helper(
+        "clerk",
+        &[text_completion(CALL), text_completion("It is 5."), text_completion("No idea.")],
+    );
     let other = helper_bench(
-        &[text_reply(&both), text_reply(&call(json!("Why?"))), text_reply("5")],
+        &[text_completion(&both), text_completion(&call(json!("Why?"))), text_completion("5")],
         &second_bench,
         None,
     )
@@ -140,9 +144,12 @@ async fn helper_conversation_becomes_branch_of_attempt() {
 #[tokio::test]
 async fn truncated_helper_fails_call_and_broken_helper_attempt() {
     let (_clerk, slot, _roster) =
-        helper("clerk", &[text_reply(CALL), text_reply(CALL), text_reply(CALL)]);
-    let solver =
-        helper_bench(&[text_reply(&call(json!("2+3?"))), text_reply("Well.")], &slot, None);
+        helper("clerk", &[text_completion(CALL), text_completion(CALL), text_completion(CALL)]);
+    let solver = helper_bench(
+        &[text_completion(&call(json!("2+3?"))), text_completion("Well.")],
+        &slot,
+        None,
+    );
     let attempt = solver.run().await;
     assert_eq!((attempt.outcome.finish, attempt.outcome.calls.failed), (Finish::Answered, 1));
     assert!(
@@ -151,11 +158,15 @@ async fn truncated_helper_fails_call_and_broken_helper_attempt() {
             .contains("clerk came to no answer: it was cut at a limit")
     );
 
-    let (_clerk, slot, _roster) = helper("clerk", &[text_reply(CALL), ScriptedReply::Breaks]);
-    let broken =
-        helper_bench(&[text_reply(&call(json!("2+3?"))), text_reply("Well.")], &slot, None)
-            .run()
-            .await;
+    let (_clerk, slot, _roster) =
+        helper("clerk", &[text_completion(CALL), ScriptedCompletion::Breaks]);
+    let broken = helper_bench(
+        &[text_completion(&call(json!("2+3?"))), text_completion("Well.")],
+        &slot,
+        None,
+    )
+    .run()
+    .await;
     let error = broken.outcome.error.clone().unwrap();
     assert!(error.starts_with("the agent clerk broke: "), "{error}");
     assert_eq!(
@@ -169,7 +180,7 @@ async fn truncated_helper_fails_call_and_broken_helper_attempt() {
     // Without running agents, as when tools are inspected on their own, the call fails with a
     // message.
     let standalone = helper_bench(
-        &[text_reply(&call(json!("2+3?"))), text_reply("Well.")],
+        &[text_completion(&call(json!("2+3?"))), text_completion("Well.")],
         &HelperSlot::new("clerk"),
         None,
     );
@@ -188,12 +199,21 @@ async fn only_long_tool_results_are_summarized() {
     let long = CALL.replace("2+3", &numbers.join("+"));
     let (browser, slot, _roster) = helper(
         "browser",
-        &[text_reply("Five."), text_reply(CALL), text_reply(CALL), text_reply(CALL)],
+        &[
+            text_completion("Five."),
+            text_completion(CALL),
+            text_completion(CALL),
+            text_completion(CALL),
+        ],
     );
     let keys = CondenseKeys { agent: "browser".into(), above: 2, instruction: "Condense.".into() };
     let condensed = SummarizedToolbox { toolbox: Arc::new(Calculator::default()), slot, keys };
-    let mut solver =
-        bench(&[text_reply(CALL), text_reply(&long), text_reply(&long), text_reply("Done.")]);
+    let mut solver = bench(&[
+        text_completion(CALL),
+        text_completion(&long),
+        text_completion(&long),
+        text_completion("Done."),
+    ]);
     solver.agent.tools = ToolSet::new(vec![Arc::new(condensed)], Duration::from_secs(5)).unwrap();
     solver.agent.limits.max_turns = 9;
     solver.agent.limits.max_tokens = 4000;

@@ -112,7 +112,7 @@ impl Args {
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let (source, its_run) = run::resolve_model(&args.source, run::AgentScope::Default)?;
-    let started_at = its_run.as_ref().map(RunDir::begun).transpose()?;
+    let started_at = its_run.as_ref().map(RunDir::started).transpose()?;
     let recipe = match (&args.recipe, its_run) {
         (Some(path), _) => Some(recipe::load(path, &[])?),
         (None, Some(run)) => Some(run.recipe()?),

@@ -176,7 +176,7 @@ async fn measure(
     let by = trained_by.as_ref().map_or(Ok(MatchingRule::default()), |run| matching(run.root()))?;
     let tasks = Tasks::load_by(recipe, &environments, by).await?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
-    let started_at = trained_by.as_ref().map(RunDir::begun).transpose()?;
+    let started_at = trained_by.as_ref().map(RunDir::started).transpose()?;
     warn_if_trained_on(&tasks, &recipe.model.source).await;
     let external_apis = external::external_apis(recipe)?;
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host)?;

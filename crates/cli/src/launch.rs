@@ -184,7 +184,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let Job { nodes, root, folder: dir, .. } = launch.job().clone();
+    let Job { nodes, root, dir, .. } = launch.job().clone();
     let machines = screen::plural(nodes, "machine");
     eprintln!("{} {} on {machines}", Style::stderr().dim("launch"), screen::path(&root));
     let ended = crate::runtime()?.block_on(async {

@@ -35,7 +35,7 @@ const SLEEPING_SERVER_MEMORY: Bytes = 1500 << 20;
 #[command(after_help = "Examples:
   levade plan recipes/calculator
   levade plan my-recipe --device h100 --devices 8 --price 2.5
-  levade plan my-recipe --config Qwen2.5-7B/config.json --device h100 --prompt 500 --reply 2000
+  levade plan my-recipe --config Qwen2.5-7B/config.json --device h100 --prompt 500 --completion 2000
   levade plan my-recipe --device h100 --fleet 8,64,512,4096 --tool 2")]
 pub struct Args {
     /// A TOML file, or a directory that contains recipe.toml
@@ -64,8 +64,13 @@ pub struct Args {
     prompt: u64,
 
     /// Number of tokens that an attempt samples [default: half of agent.max_tokens]
-    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(..=MAX_TOKENS))]
-    reply: Option<u64>,
+    #[arg(
+        long,
+        alias = "reply",
+        value_name = "TOKENS",
+        value_parser = clap::value_parser!(u64).range(..=MAX_TOKENS)
+    )]
+    completion: Option<u64>,
 
     /// Simulate fleets with these numbers of devices: staleness, idle fractions, and the bottleneck
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
@@ -80,14 +85,14 @@ pub struct Args {
     turns: Option<usize>,
 
     /// Standard deviation of the sampled tokens per attempt over their mean, for --fleet
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.5)]
     spread: f64,
 
     /// Trained tokens divided by the sum of sampled tokens and one prompt per group, for --fleet;
     /// below 1 if groups have zero variance, or if completions share prefixes, which are trained on
     /// once
-    #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
-    learnt: f64,
+    #[arg(long, alias = "learnt", value_name = "FRACTION", default_value_t = 1.0)]
+    trained: f64,
 
     /// JSON file with measured times in seconds, for --fleet, instead of those of the device:
     /// prompt, batch, sequence, learn, update, publish
@@ -128,11 +133,11 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     // The tasks determine which agents act, and the plan does not read them: the agent with the
     // most tokens is assumed.
     let most = recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0);
-    let reply = args.reply.unwrap_or((most as u64).div_ceil(2));
+    let completion = args.completion.unwrap_or((most as u64).div_ceil(2));
     let is_colocated = learner.is_colocated;
     let handoff = if is_colocated { time::handoff_seconds(&shape, learner.moved) } else { 0.0 };
     if !args.fleet.is_empty() {
-        simulate_fleets(args, &recipe, &shape, device, (&servers, reply, handoff))?;
+        simulate_fleets(args, &recipe, &shape, device, (&servers, completion, handoff))?;
     }
     let Some(device) = device else {
         screen::print_line("\nname a device with --device for tokens a second, time and cost");
@@ -140,7 +145,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let work = time::Work {
         prompt: args.prompt,
-        completion_tokens: reply,
+        completion_tokens: completion,
         running: servers.running,
         tensor: servers.tensor,
         samplers: servers.count,
@@ -370,7 +375,7 @@ fn simulate_fleets(
     recipe: &Recipe,
     shape: &Shape,
     device: Option<&Device>,
-    (servers, reply, handoff): (&SamplerEstimate, u64, f64),
+    (servers, completion, handoff): (&SamplerEstimate, u64, f64),
 ) -> anyhow::Result<()> {
     let service = match (&args.service, device) {
         (Some(file), _) => {
@@ -383,7 +388,7 @@ fn simulate_fleets(
             service
         }
         (None, Some(device)) => {
-            time::service(shape, device, (args.prompt, reply), servers.tensor, handoff)
+            time::service(shape, device, (args.prompt, completion), servers.tensor, handoff)
         }
         (None, None) => {
             return Err(unusable(
@@ -410,7 +415,7 @@ fn simulate_fleets(
     let limits = [
         ("--tool", args.tool, 1e6),
         ("--spread", args.spread, 10.0),
-        ("--learnt", args.learnt, 1000.0),
+        ("--trained", args.trained, 1000.0),
     ];
     if let Some((name, value, max_value)) =
         limits.into_iter().find(|(_, value, max_value)| !(0.0..=*max_value).contains(value))
@@ -427,10 +432,10 @@ fn simulate_fleets(
         ahead: keys.staleness as usize,
         turns: args.turns.unwrap_or(recipe.agent.max_turns as usize).max(1),
         prompt: args.prompt as f64,
-        completion_tokens: reply as f64,
+        completion_tokens: completion as f64,
         spread: args.spread,
         tool: args.tool,
-        trained_fraction: args.learnt,
+        trained_fraction: args.trained,
         service,
     };
     let sizes = fleet::Sizes { devices: &args.fleet, fleet, disaggregated };

@@ -37,9 +37,9 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         let config = EncoderFiles::open(&path, &args.source)?.config;
         let layers = config.layers;
         let hidden = config.hidden;
-        let most = config.max_tokens;
+        let max_bytes = config.max_tokens;
         eprintln!(
-            "an encoder of {layers} layers of {hidden}, for texts of up to {most} tokens: `levade search index --dense`"
+            "an encoder of {layers} layers of {hidden}, for texts of up to {max_bytes} tokens: `levade search index --dense`"
         );
         screen::print_line(&path.display().to_string());
         return Ok(ExitCode::SUCCESS);

@@ -35,7 +35,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
     let run = RunDir::open(&args.run)?;
     let mut recipe = run.recipe()?;
-    let started_at = run.begun()?;
+    let started_at = run.started()?;
     // The run may have been moved since its recipe was written.
     recipe.run.folder = std::path::absolute(&args.run)?;
     // A remote learner writes to the run directory. The lock prevents a replay from taking over the

@@ -68,7 +68,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
     let (source, its_run) = run::resolve_model(&args.source, run::AgentScope::Default)?;
-    let started_at = its_run.as_ref().map(RunDir::begun).transpose()?;
+    let started_at = its_run.as_ref().map(RunDir::started).transpose()?;
     let recipe = its_run.map(|run| run.recipe()).transpose()?;
     let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());
     let context = recipe.as_ref().and_then(|recipe| recipe.model.context);

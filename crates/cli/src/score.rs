@@ -40,7 +40,7 @@ pub struct Args {
 
     /// Field that contains the completion [default: the first of reply, response, completion,
     /// output, prediction, text]
-    #[arg(long, value_name = "FIELD")]
+    #[arg(long, alias = "reply", value_name = "FIELD")]
     completion: Option<String>,
 
     /// Write one line of JSON per completion: its task, and its score or the reason why it has none

@@ -223,7 +223,7 @@ fn unix_time() -> u64 {
 /// Starts an engine for a source and returns its model.
 async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Result<Model> {
     let (source, its_run) = run::resolve_model(argument, run::AgentScope::Default)?;
-    let started_at = its_run.as_ref().map(RunDir::begun).transpose()?;
+    let started_at = its_run.as_ref().map(RunDir::started).transpose()?;
     let recipe = its_run.map(|run| run.recipe()).transpose()?;
     let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());
     let chat_options = recipe.as_ref().map_or_else(

@@ -31,7 +31,7 @@ pub async fn format_terms(
 ) -> anyhow::Result<String> {
     let run = RunDir::open(dir)?;
     let mut recipe = run.recipe()?;
-    let started_at = run.begun()?;
+    let started_at = run.started()?;
     recipe.run.folder = std::path::absolute(dir)?;
     if recipe.cluster.learner.is_some() {
         return Err(unusable(

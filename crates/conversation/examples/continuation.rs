@@ -25,7 +25,7 @@ use serde_json::{Map, Value, json};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Asked {
+struct RequestLine {
     template: String,
     special: Vec<String>,
     bos: String,
@@ -47,7 +47,7 @@ enum CaseStep {
 fn main() -> Result<(), Box<dyn Error>> {
     let mut out = stdout().lock();
     for line in stdin().lock().lines() {
-        let case: Asked = serde_json::from_str(&line?)?;
+        let case: RequestLine = serde_json::from_str(&line?)?;
         let response = talk(&case).unwrap_or_else(|error| json!({ "error": error.to_string() }));
         writeln!(out, "{response}")?;
     }
@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Returns a chat over bytes with these special tokens.
-fn chat(case: &Asked) -> Result<Chat, Box<dyn Error>> {
+fn chat(case: &RequestLine) -> Result<Chat, Box<dyn Error>> {
     let mut source = tiny_gguf();
     for token in case.special.iter().chain([&case.bos, &case.eos]) {
         if !source.tokens.contains(token) {
@@ -70,7 +70,7 @@ fn chat(case: &Asked) -> Result<Chat, Box<dyn Error>> {
     Ok(Chat::new(Tokenizer::new(&TokenizerSource::Gguf(source))?, Some(&case.template), options)?)
 }
 
-fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
+fn talk(case: &RequestLine) -> Result<Value, Box<dyn Error>> {
     let chat = Arc::new(chat(case)?);
     let options = Options { call_ids: CallIds::Unique, ..Options::default() };
     let format = Arc::new(Format::new(Arc::clone(&chat), options));

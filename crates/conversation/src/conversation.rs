@@ -21,10 +21,10 @@ use crate::index::{CompletionRecord, Index, NodeId, NodeKind, Party, PromptRecor
 use crate::origin::{Fork, Origin, Reason};
 use crate::recorded_completion::RecordedCompletion;
 use crate::tokens::{ContextTokens, Owner};
-use crate::window::Cut;
+use crate::window::Truncation;
 
 pub use counts::Counts;
-use fitting::AppliedCut;
+use fitting::AppliedTruncation;
 pub use fitting::{ContextFitter, FitResult};
 
 /// Reasons why a request cannot be rendered as a prompt.
@@ -150,7 +150,7 @@ pub struct PreparedPrompt {
     /// set one.
     calls: Option<String>,
     /// The cut that was applied to the messages, if any.
-    fitted: Option<Box<AppliedCut>>,
+    fitted: Option<Box<AppliedTruncation>>,
 }
 
 /// The end of the recorded sequence that a prompt continues.
@@ -183,7 +183,7 @@ pub struct Conversation {
     turns: u32,
     counts: Counts,
     /// Cuts of recorded prompts, by agent and policy, and by the messages for which they were made.
-    cuts: HashMap<Party, HashMap<Key, Cut>>,
+    truncations: HashMap<Party, HashMap<Key, Truncation>>,
 }
 
 impl PreparedPrompt {
@@ -278,12 +278,13 @@ impl Conversation {
         let origin =
             party.map_or(Origin::Started, |party| self.index.origin(party, root, hit, &requested));
         let after = hit.and_then(|hit| {
-            let sent = hit.to_reply.checked_sub(1).map_or("", |at| messages[at].content.as_str());
+            let sent =
+                hit.up_to_completion.checked_sub(1).map_or("", |at| messages[at].content.as_str());
             self.continuation_point(hit.completion?, &sent[sent.len() - hit.rest.0..])
         });
         let repeated = hit.map_or_else(RepeatedHistory::default, |hit| RepeatedHistory {
             messages: hit.messages,
-            to_reply: hit.to_reply,
+            to_reply: hit.up_to_completion,
             trimmed: hit.trimmed.0,
             unsaid: hit.unsaid.0,
             altered: hit.altered.0,
@@ -350,7 +351,7 @@ impl Conversation {
             format,
             continuation: after,
             recorded,
-            is_truncated: cut,
+            is_truncated: truncation,
             new,
             ..
         } = prepared;
@@ -385,7 +386,7 @@ impl Conversation {
         };
         let node =
             new.iter().fold(start, |node, message| self.index.context_node(root, node, message));
-        let is_truncated = *cut;
+        let is_truncated = *truncation;
         let drift = prepared.drift.take().map(|drift| levade_tree::Drift { turn, ..drift });
         prepared.drift.clone_from(&drift);
         self.index.node_mut(node).prompt.get_or_insert(PromptRecord {
@@ -405,7 +406,7 @@ impl Conversation {
         self.counts.altered += u32::from(prepared.repeated.altered > 0);
         self.counts.extended += u32::from(prepared.repeated.extended);
         if let Some(fitted) = prepared.fitted.take() {
-            self.store_cut(party, *fitted);
+            self.store_truncation(party, *fitted);
         }
         self.turns += 1;
         let prompt_turn = PromptTurn { node, end, turn };

@@ -354,9 +354,9 @@ fn repeated_prompt_has_sibling_completions() {
     let parent = |completion: &RecordedCompletion| {
         talk.conversation.trajectory().segments()[completion.segment.0 as usize].parent
     };
-    let given = parent(&yes).unwrap();
+    let context = parent(&yes).unwrap();
     assert_eq!(
-        talk.conversation.trajectory().segments()[given.0 as usize].parent,
+        talk.conversation.trajectory().segments()[context.0 as usize].parent,
         Some(first.segment)
     );
 }
@@ -395,8 +395,9 @@ fn truncated_completions_can_continue_or_retry() {
     let mut talk = talk();
     let requested = opening();
     let params = SamplingParams { temperature: 0.7, top_k: 5, ..SamplingParams::default() };
-    let cut = talk.format.chat().tokenizer().encode("Let me <tool_call>\n{\"na");
-    let truncated_completion = Completion { finish: FinishReason::Length, ..completion(cut) };
+    let truncation = talk.format.chat().tokenizer().encode("Let me <tool_call>\n{\"na");
+    let truncated_completion =
+        Completion { finish: FinishReason::Length, ..completion(truncation) };
     let recorded_completion =
         talk.conversation.record(talk.prepare(&requested), truncated_completion, &params).unwrap();
     assert_eq!(

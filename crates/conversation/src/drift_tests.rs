@@ -18,15 +18,15 @@ fn after(chat: Chat, completion: &str, new: &[Message]) -> Option<(String, Strin
     let history = [Message::user("1+1?")];
     let ids = sampled(&chat, completion);
     let prompt = chat.prompt(&history, &[]).unwrap();
-    let given = chat.continuation(&history, &ids, new, &[]).unwrap();
-    let sequence = [prompt, ids.clone(), given.clone()].concat();
+    let context = chat.continuation(&history, &ids, new, &[]).unwrap();
+    let sequence = [prompt, ids.clone(), context.clone()].concat();
     let format = Format::new(Arc::new(chat), Options::default());
     let past = history.map(Arc::new);
     let round =
         Round { past: &past, completion: &ids, text: completion, rest: "", new, tools: &[] };
     let drift = format.full_drift(&sequence, round);
     if format.can_abridge() {
-        let near = format.nearby_drift(round, &given);
+        let near = format.nearby_drift(round, &context);
         let texts =
             |drift: &Option<Drift>| drift.clone().map(|drift| (drift.recorded, drift.printed));
         assert_eq!(texts(&near), texts(&drift));
@@ -102,8 +102,8 @@ fn rejecting_template_is_drift_without_prompt() {
 #[test]
 fn drift_shows_excerpt_around_difference() {
     let chat = tiny_chat().unwrap();
-    let shown = |recorded: &str, said: &str| {
-        let messages = [Message::user(said)];
+    let shown = |recorded: &str, message: &str| {
+        let messages = [Message::user(message)];
         let drift = Drift::find(&chat, &chat.tokenizer().encode_template(recorded), &messages, &[])
             .unwrap();
         (drift.recorded, drift.printed)

@@ -101,7 +101,7 @@ impl PromptRecord {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Hit {
     /// Number of messages up to and including the last repeated completion. 0 if none is repeated.
-    pub to_reply: usize,
+    pub up_to_completion: usize,
     /// Number of completions matched by the ids of their calls.
     pub by_id: u32,
     /// Number of repeated messages.

@@ -84,22 +84,23 @@ impl RecordedSequence {
     fn is_repeated_by(&self, chat: &Chat, tools: &[ToolSpec], messages: &[Message]) -> bool {
         self.messages.len() <= messages.len()
             && self.messages.iter().zip(messages).enumerate().all(|(at, (kept, sent))| {
-                let Some((_, said)) = self.completions.iter().find(|(position, _)| *position == at)
+                let Some((_, message)) =
+                    self.completions.iter().find(|(position, _)| *position == at)
                 else {
                     return message_key(kept) == message_key(sent)
                         && kept.content.as_str() == sent.content.as_str();
                 };
                 if message_key(kept) == message_key(sent)
-                    || message_key(&said.shown) == message_key(sent)
+                    || message_key(&message.shown) == message_key(sent)
                 {
                     return true;
                 }
                 // Part of the reasoning, or any reasoning if the ids of calls identify the
                 // completion.
                 let (shown, reasoning) = parse_message(chat, tools, sent);
-                message_key(&shown) == message_key(&said.shown)
-                    && (said.reasoning.contains(reasoning.trim())
-                        || !ids(sent).is_empty() && ids(sent) == ids(&said.shown))
+                message_key(&shown) == message_key(&message.shown)
+                    && (message.reasoning.contains(reasoning.trim())
+                        || !ids(sent).is_empty() && ids(sent) == ids(&message.shown))
             })
     }
 }
@@ -475,7 +476,7 @@ fn parallel_calls_are_recorded_in_any_order() {
         );
     }
     // Seven different questions, each stored once below their common prefix.
-    let given =
+    let context =
         talk.conversation.trajectory().segments().iter().filter(|s| s.logprobs.is_empty()).count();
-    assert_eq!(given, 1 + 7);
+    assert_eq!(context, 1 + 7);
 }

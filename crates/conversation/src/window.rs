@@ -81,7 +81,7 @@ const SUMMARY_HEADING: &str = "Summary of the part of this conversation that was
 
 /// Messages of a history to omit and to shorten, by their indices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Cut {
+pub(crate) struct Truncation {
     /// Messages from the end of the opening to this index, exclusive, are omitted.
     pub upto: usize,
     /// Maximum number of content bytes, by message index.
@@ -102,7 +102,7 @@ fn turn_starts(messages: &[Message]) -> Vec<usize> {
     (0..messages.len()).filter(|&at| completions(at) && (at == 0 || !completions(at - 1))).collect()
 }
 
-impl Cut {
+impl Truncation {
     /// Returns whether the cut changes nothing.
     pub(crate) fn is_none(&self) -> bool {
         self.upto == 0 && self.shortened.is_empty()
@@ -172,7 +172,7 @@ impl Cut {
             .len()
             .checked_sub(budget.keep.max(1))
             .map_or(from, |at| turn_starts[at].max(from));
-        let size = |cut: &Cut, at: usize| cut.size(at, &messages[at]);
+        let size = |truncation: &Truncation, at: usize| truncation.size(at, &messages[at]);
         let kept = (0..opening).chain(from..messages.len()).map(|at| size(self, at)).sum::<usize>();
         let tools_bytes: usize = tools.iter().map(|tool| json_length(&tool.to_openai())).sum();
         let summary = self.summary.as_ref().map_or(0, String::len);
@@ -324,20 +324,20 @@ mod tests {
             reasoning_content: Some("thing".into()),
             ..Message::calls("0123456789", vec![call])
         };
-        let mut cut = Cut::default();
-        assert_eq!(cut.size(3, &message), 10 + (4 + 32 + 7) + 5 + MESSAGE_OVERHEAD);
-        cut.shortened.insert(3, 200);
+        let mut truncation = Truncation::default();
+        assert_eq!(truncation.size(3, &message), 10 + (4 + 32 + 7) + 5 + MESSAGE_OVERHEAD);
+        truncation.shortened.insert(3, 200);
         assert_eq!(
-            cut.size(3, &message),
+            truncation.size(3, &message),
             200 + MAX_NOTE_BYTES + (4 + 32 + 7) + 5 + MESSAGE_OVERHEAD
         );
     }
 
     #[test]
     fn is_none_holds_for_empty_cut() {
-        assert!(Cut::default().is_none());
-        assert!(!Cut { upto: 2, ..Cut::default() }.is_none());
-        assert!(!Cut { shortened: [(2, 128)].into(), ..Cut::default() }.is_none());
+        assert!(Truncation::default().is_none());
+        assert!(!Truncation { upto: 2, ..Truncation::default() }.is_none());
+        assert!(!Truncation { shortened: [(2, 128)].into(), ..Truncation::default() }.is_none());
     }
 
     #[test]
@@ -352,9 +352,9 @@ mod tests {
             (500, 500, vec![(2, 550), (4, 550)]),
             (9000, 1600 - 2 * MIN_BYTES, vec![(2, MIN_BYTES), (4, MIN_BYTES)]),
         ] {
-            let mut cut = Cut::default();
-            assert_eq!(cut.shorten(&messages, 1..5, excess), saved, "{excess}");
-            assert_eq!(cut.shortened, levels.into_iter().collect(), "{excess}");
+            let mut truncation = Truncation::default();
+            assert_eq!(truncation.shorten(&messages, 1..5, excess), saved, "{excess}");
+            assert_eq!(truncation.shortened, levels.into_iter().collect(), "{excess}");
         }
     }
 
@@ -367,10 +367,11 @@ mod tests {
             parameters: serde_json::json!({}),
         };
         let budget = Budget { max_tokens: 500, overflow: Overflow::Summarize, keep: 1 };
-        let mut cut = Cut { summary: Some("It was said.".into()), ..Cut::default() };
+        let mut truncation =
+            Truncation { summary: Some("It was said.".into()), ..Truncation::default() };
         let all = 6 * (1 + MESSAGE_OVERHEAD) + json_length(&tool.to_openai()) + 12;
         // A prompt of 1,000 tokens must shrink to 250.
-        let (omitted, bytes) = cut.extend(&messages, &[tool], 1000, &budget).unwrap();
+        let (omitted, bytes) = truncation.extend(&messages, &[tool], 1000, &budget).unwrap();
         assert_eq!((omitted, bytes), (1..5, all / 4));
     }
 
@@ -381,12 +382,12 @@ mod tests {
             messages[at].content = "x".repeat(1000).into();
         }
         let budget = Budget { max_tokens: 1000, overflow: Overflow::TruncateMiddle, keep: 1 };
-        let mut cut = Cut::default();
+        let mut truncation = Truncation::default();
         // A prompt of 3,000 tokens must shrink to 500. Shortened to the minimum, it still has a few
         // hundred bytes too many.
-        let (omitted, _) = cut.extend(&messages, &[], 3000, &budget).unwrap();
-        assert_eq!((omitted, cut.upto), (1..3, 3));
-        assert_eq!(cut.shortened, [(4, MIN_BYTES), (6, MIN_BYTES)].into());
+        let (omitted, _) = truncation.extend(&messages, &[], 3000, &budget).unwrap();
+        assert_eq!((omitted, truncation.upto), (1..3, 3));
+        assert_eq!(truncation.shortened, [(4, MIN_BYTES), (6, MIN_BYTES)].into());
     }
 
     #[test]
@@ -396,19 +397,24 @@ mod tests {
             messages[at].content = "x".repeat(length).into();
         }
         let budget = Budget { max_tokens: 1000, overflow: Overflow::TruncateMiddle, keep: 1 };
-        let mut cut = Cut::default();
+        let mut truncation = Truncation::default();
         // The newest message is the longest, and is not changed.
         assert_eq!(
-            cut.extend(&messages, &[], 1010, &Budget { max_tokens: 1900, ..budget }).unwrap().0,
+            truncation
+                .extend(&messages, &[], 1010, &Budget { max_tokens: 1900, ..budget })
+                .unwrap()
+                .0,
             1..1
         );
-        assert_eq!(cut.shortened.keys().collect::<Vec<_>>(), [&2]);
-        let longer = cut.apply(&messages);
+        assert_eq!(truncation.shortened.keys().collect::<Vec<_>>(), [&2]);
+        let longer = truncation.apply(&messages);
         assert!(
             longer[2].content.len() < 1000 && longer[4] == messages[4] && longer[6] == messages[6]
         );
         // If shortening is not enough, the oldest turns are dropped.
-        assert!(cut.extend(&messages, &[], 3000, &budget).is_some_and(|(gone, _)| gone.end == 5));
-        assert_eq!(cut.extend(&messages, &[], 3000, &budget), None);
+        assert!(
+            truncation.extend(&messages, &[], 3000, &budget).is_some_and(|(gone, _)| gone.end == 5)
+        );
+        assert_eq!(truncation.extend(&messages, &[], 3000, &budget), None);
     }
 }

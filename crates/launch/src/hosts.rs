@@ -112,13 +112,13 @@ pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
 /// the name.
 fn resolved(host: &str, ssh_args: &[String]) -> Option<String> {
     let mut command = std::process::Command::new("ssh");
-    let asked = command
+    let requested = command
         .args(ssh_args)
         .args(["-G", host])
         .stdin(std::process::Stdio::null())
         .output()
         .ok()?;
-    let text = String::from_utf8(asked.stdout).ok().filter(|_| asked.status.success())?;
+    let text = String::from_utf8(requested.stdout).ok().filter(|_| requested.status.success())?;
     let address = text.lines().find_map(|line| line.strip_prefix("hostname "))?.trim();
     (!address.is_empty()).then(|| address.to_owned())
 }
@@ -209,12 +209,12 @@ impl Hosts {
         for node in 0..job.nodes {
             parts.push(self.start(job, node, 0).await?);
         }
-        let mut asked: Option<Instant> = None;
+        let mut requested: Option<Instant> = None;
         let (code, ending) = loop {
             tokio::select! {
-                () = stop_request(&mut stops) => match asked {
+                () = stop_request(&mut stops) => match requested {
                     None => {
-                        asked = Some(Instant::now());
+                        requested = Some(Instant::now());
                         request_stop(&mut parts, &host).await;
                     }
                     Some(_) => break (INTERRUPTED, Duration::ZERO),
@@ -222,7 +222,7 @@ impl Hosts {
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
             log.pass_on();
-            match asked {
+            match requested {
                 Some(since) if since.elapsed() > STOP_TIMEOUT => {
                     break (INTERRUPTED, Duration::ZERO);
                 }

@@ -17,7 +17,7 @@ pub struct Job {
     /// Run directory.
     pub root: PathBuf,
     /// Directory of the launcher's files and the machines' logs, in the run directory.
-    pub folder: PathBuf,
+    pub dir: PathBuf,
     /// Path of the binary `levade` on the machines.
     pub binary: PathBuf,
     /// Number of machines.
@@ -65,22 +65,22 @@ impl Job {
         let name = format!("levade-{}", name.trim_matches('-'));
         let name = name.trim_end_matches('-').to_owned();
         let dir = root.join("launch");
-        Ok(Job { name, root, folder: dir, binary, nodes: 1, processors: 1, gpus: 0, restarts: 3 })
+        Ok(Job { name, root, dir, binary, nodes: 1, processors: 1, gpus: 0, restarts: 3 })
     }
 
     /// Returns the path of the script that each machine runs with its number.
     pub fn script(&self) -> PathBuf {
-        self.folder.join("node.sh")
+        self.dir.join("node.sh")
     }
 
     /// Returns the path of a machine's log.
     pub fn log(&self, node: u32) -> PathBuf {
-        self.folder.join(format!("node-{node}.log"))
+        self.dir.join(format!("node-{node}.log"))
     }
 
     /// Renders the recipe and the script.
     pub(crate) fn files(&self, recipe: &Recipe) -> anyhow::Result<Vec<(PathBuf, String)>> {
-        let file = self.folder.join(RECIPE);
+        let file = self.dir.join(RECIPE);
         let binary = quoted(&self.binary.display());
         let root = quoted(&self.root.display());
         let script = format!(

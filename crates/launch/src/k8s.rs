@@ -136,7 +136,7 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
     // Every JSON document is a YAML document.
     let pretty = |value: &Value| serde_json::to_string_pretty(value);
     let text = format!("---\n{}\n---\n{}\n", pretty(&service)?, pretty(&workload)?);
-    let file = job.folder.join("job.yaml");
+    let file = job.dir.join("job.yaml");
     let manifests =
         Manifests { file: file.clone(), name: name.clone(), namespace: namespace.clone() };
     Ok((manifests, (file, text)))

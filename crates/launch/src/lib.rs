@@ -170,8 +170,8 @@ impl Launch {
                 "--detach is for launchers that go on by themselves (slurm, ray, k8s); these processes end with this one",
             ));
         }
-        std::fs::create_dir_all(&job.folder)
-            .with_context(|| format!("cannot create {}", job.folder.display()))?;
+        std::fs::create_dir_all(&job.dir)
+            .with_context(|| format!("cannot create {}", job.dir.display()))?;
         for (path, text) in &files {
             std::fs::write(path, text)
                 .with_context(|| format!("cannot write {}", path.display()))?;

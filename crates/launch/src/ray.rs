@@ -48,9 +48,9 @@ pub fn render(job: &Job, options: &RayOptions) -> anyhow::Result<(RayJob, (PathB
     }
     // The file is not named after the package `ray`, because Python searches the script's directory
     // first.
-    let driver = job.folder.join("driver.py");
+    let driver = job.dir.join("driver.py");
     let facts = json!({
-        "root": job.root, "folder": job.folder, "script": job.script(), "binary": job.binary, "nodes": job.nodes,
+        "root": job.root, "folder": job.dir, "script": job.script(), "binary": job.binary, "nodes": job.nodes,
         "processors": job.processors, "gpus": job.gpus, "restarts": job.restarts, "fresh": STABLE.as_secs(),
     });
     let words = [options.python.clone(), driver.display().to_string(), facts.to_string()];
@@ -95,7 +95,7 @@ impl RayJob {
         let host = watcher.host.clone();
         let ended = follow(&submitted, &job.log(0), detach, watcher).await?;
         if matches!(ended, LaunchOutcome::Code(_)) {
-            let log = job.folder.join("ray.log");
+            let log = job.dir.join("ray.log");
             match submitted.send(Method::GET, &format!("{}/logs", submitted.id), &Value::Null).await
             {
                 Ok(found) => std::fs::write(&log, found["logs"].as_str().unwrap_or_default())?,

@@ -96,15 +96,15 @@ pub fn render(
     job: &Job,
     options: &SlurmOptions,
 ) -> anyhow::Result<(Batch, [(PathBuf, String); 2])> {
-    let script = job.folder.join("job.sbatch");
-    let task = job.folder.join("task.sh");
+    let script = job.dir.join("job.sbatch");
+    let task = job.dir.join("task.sh");
     let log = |name: &str| {
         // Slurm expands patterns after a percent sign. A backslash would disable the expansion in
         // the complete name.
-        let dir = job.folder.display().to_string();
+        let dir = job.dir.display().to_string();
         format!("{}/{name}", dir.replace('%', "%%"))
     };
-    if job.folder.display().to_string().contains('\\') {
+    if job.dir.display().to_string().contains('\\') {
         return Err(unusable(format!(
             "{} has a backslash in its name, which Slurm reads in a way of its own; take another folder (--run)",
             job.root.display()
@@ -376,7 +376,7 @@ mod tests {
     fn task_exit_code(part: &str) -> Option<i32> {
         let dir = tempfile::tempdir().unwrap();
         let job = Job::named("calc", dir.path().to_owned(), "/opt/levade".into()).unwrap();
-        std::fs::create_dir(&job.folder).unwrap();
+        std::fs::create_dir(&job.dir).unwrap();
         std::fs::write(job.script(), part).unwrap();
         let (_, files) = render(&job, &SlurmOptions { sbatch: Vec::new() }).unwrap();
         let (path, text) = &files[0];

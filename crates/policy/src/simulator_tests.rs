@@ -567,20 +567,21 @@ async fn train_follows_plan_or_rejects_it_unchanged() {
     };
     let update =
         UpdateSequences { groups: vec![tokens(0..3), tokens(3..5)], micro_batch_tokens: 1 };
-    let cut = full.plan(&update).await.unwrap();
-    assert_eq!(cut, MicroBatchPlan::from_sizes([1; 5]));
+    let micro_batch_plan = full.plan(&update).await.unwrap();
+    assert_eq!(micro_batch_plan, MicroBatchPlan::from_sizes([1; 5]));
     let request = TrainRequest { sequences: sequences.clone(), loss: CLIP, params: ADAM };
     let before = full.weights();
-    for tampered in
-        [MicroBatchPlan::from_sizes([1; 4]), MicroBatchPlan { world_size: 4, ..cut.clone() }]
-    {
+    for tampered in [
+        MicroBatchPlan::from_sizes([1; 4]),
+        MicroBatchPlan { world_size: 4, ..micro_batch_plan.clone() },
+    ] {
         let rejected =
             full.train(request.clone(), &tampered, &mut || panic!("nothing is learnt from")).await;
         assert!(matches!(rejected, Err(PolicyError::PlanMismatch(_))), "{rejected:?}");
     }
     assert_eq!(full.weights(), before);
     let mut done = 0;
-    let trained = full.train(request, &cut, &mut || done += 1).await.unwrap();
+    let trained = full.train(request, &micro_batch_plan, &mut || done += 1).await.unwrap();
     let mut sums = Vec::new();
     for sequence in sequences {
         let batch = Arc::new(TreeBatch::merge(&[sequence]).unwrap());

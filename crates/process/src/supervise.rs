@@ -82,11 +82,11 @@ pub fn supervise() -> ExitCode {
             forward_stdin(stdin.take())
         }
         drop(stdin);
-        terminate_until_gone(leader)
+        terminate_until_exited(leader)
     });
     std::thread::spawn(move || {
         if wait_for_end_signal().is_ok() {
-            terminate_until_gone(leader);
+            terminate_until_exited(leader);
         }
     });
     let code = wait_for_program(leader);
@@ -101,7 +101,7 @@ pub fn supervise() -> ExitCode {
 
 /// Sends SIGTERM to the program and its descendants. After the grace period, sends SIGKILL
 /// repeatedly, because the program may still start processes. Never returns.
-fn terminate_until_gone(leader: Pid) {
+fn terminate_until_exited(leader: Pid) {
     end(leader, Signal::TERM);
     let since = Instant::now();
     while since.elapsed() < STOP_GRACE {

@@ -237,13 +237,13 @@ impl Checker<'_> {
                  \"k1_with_k2_gradient\" or \"k3\"; or \"k1\" with kl.importance_weighted or kl.apply_to = \"reward\"",
             )?;
             if let Some(adaptive) = kl.adaptive {
-                let least = adaptive.min_horizon(keys.groups.saturating_mul(keys.group_size));
+                let lower = adaptive.min_horizon(keys.groups.saturating_mul(keys.group_size));
                 let horizon = adaptive.horizon;
                 let range = format!(
-                    "finite and more than a fifth of groups × group_size, {least}: it counts attempts, and a step \
+                    "finite and more than a fifth of groups × group_size, {lower}: it counts attempts, and a step \
                      of as many as five horizons may take β to 0, where it stays"
                 );
-                let in_range = horizon.is_finite() && horizon > least;
+                let in_range = horizon.is_finite() && horizon > lower;
                 self.check(in_range, key("kl.adaptive.horizon"), horizon, range)?;
             }
         }

@@ -58,9 +58,9 @@ const FREE_SAMPLERS_KEYS: [&str; 15] = [
     "weights",
     "tolerance",
     "start_seconds",
-    "adopt_seconds",
+    "update_seconds",
     "silent_seconds",
-    "answer_seconds",
+    "response_seconds",
 ];
 
 /// Keys of a toolbox that may change when a run resumes.

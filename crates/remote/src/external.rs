@@ -19,8 +19,8 @@ mod endpoint;
 mod error;
 mod http;
 mod limits;
-mod reply;
 mod request;
+mod response;
 mod service;
 mod sse;
 mod stream;
@@ -45,8 +45,8 @@ pub use error::ExternalError;
 use http::{Http, ResponseBody};
 pub(crate) use http::{MAX_ERROR_BYTES, message_of, truncate};
 use limits::Bucket;
-pub use reply::{CalledTool, ChatEvent, ChatResponse, Finish, Usage};
 pub use request::{ChatParams, ChatRequest};
+pub use response::{CalledTool, ChatEvent, ChatResponse, Finish, Usage};
 pub use service::{Service, ServiceOptions};
 pub(crate) use sse::Decoder;
 pub use stream::ChatStream;
@@ -206,7 +206,7 @@ impl External {
         let mut running = FuturesUnordered::new();
         loop {
             if let Some(number) = course.next(servers, options.tries, waits.remaining()) {
-                course.asked(number);
+                course.request_count(number);
                 let permit = permit.clone();
                 let mut waits = waits.clone();
                 let finish = &finish;
@@ -350,7 +350,7 @@ impl Course {
         (0..servers.len()).filter(is_free).count()
     }
 
-    fn asked(&mut self, number: usize) {
+    fn request_count(&mut self, number: usize) {
         (self.request_counts[number], self.is_running[number], self.is_slow) =
             (self.request_counts[number] + 1, true, false);
     }

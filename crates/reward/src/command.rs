@@ -136,9 +136,9 @@ impl CommandScorer {
                 output.stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
             return Err(self.broken(format!("ended with {}: {last}", exit_status(output.code))));
         }
-        let said = output.stdout.text();
-        let Some(score) = parse_score(said.trim()) else {
-            let start = excerpt(&said);
+        let stdout_text = output.stdout.text();
+        let Some(score) = parse_score(stdout_text.trim()) else {
+            let start = excerpt(&stdout_text);
             return Err(
                 self.broken(format!("printed {start:?}, which is neither a number nor a score"))
             );

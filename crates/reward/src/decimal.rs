@@ -98,7 +98,7 @@ impl Decimal {
             .iter()
             .rev()
             .find(|signed_digit| **signed_digit != 0)
-            .is_some_and(|place| *place < 0)
+            .is_some_and(|position| *position < 0)
         {
             signed_digits.iter_mut().for_each(|signed_digit| *signed_digit = -*signed_digit);
         }

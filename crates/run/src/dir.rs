@@ -80,7 +80,7 @@ impl RunDir {
     ///
     /// # Errors
     /// Returns an error if the directory cannot be read.
-    pub fn begun(&self) -> anyhow::Result<u64> {
+    pub fn started(&self) -> anyhow::Result<u64> {
         start_time_or_now(&self.root)
     }
 

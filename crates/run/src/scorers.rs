@@ -128,7 +128,7 @@ struct HttpService(Service);
 #[async_trait]
 impl reward::Service for HttpService {
     async fn request(&self, question: &Value) -> Result<Value, ScoreError> {
-        self.0.ask(question).await.map_err(|error| score_error(&error))
+        self.0.send(question).await.map_err(|error| score_error(&error))
     }
 }
 

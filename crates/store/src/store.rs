@@ -35,7 +35,7 @@ pub trait Store: Debug + Send + Sync {
     /// Returns [`StoreError::Unstorable`] if the id does not belong to this run, slot and try,
     /// [`StoreError::Conflict`] if an attempt with another task is recorded under the id, and
     /// [`StoreError::Ended`] if the attempt was abandoned.
-    async fn start(&self, begun: &AttemptStart) -> Result<WriteOutcome, StoreError>;
+    async fn start(&self, started: &AttemptStart) -> Result<WriteOutcome, StoreError>;
 
     /// Appends all of `segments`, or none of them, to a running attempt.
     ///

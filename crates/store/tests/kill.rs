@@ -31,13 +31,13 @@ fn attempt(sample: u32) -> Attempt {
     let tokens: Vec<u32> = (0..2000).map(|i| i * (sample + 1)).collect();
     let mut trajectory = Trajectory::new();
     let root = trajectory.push(Segment::context(None, tokens.clone(), 0)).unwrap();
-    let reply = Segment {
+    let completion = Segment {
         kind: Kind::Sampled,
         logprobs: tokens.iter().map(|&t| -(t as f32).sqrt()).collect(),
         versions: vec![VersionRun { version: u64::from(sample), len: tokens.len() as u32 }],
         ..Segment::context(Some(root), tokens, 0)
     };
-    trajectory.push(reply).unwrap();
+    trajectory.push(completion).unwrap();
     let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample };
     Attempt {
         id: AttemptId::new(&run(), &slot, 0),

@@ -112,23 +112,28 @@ impl Chat {
     /// Returns whether the template prints a message of this role after an assistant message, and
     /// in that order.
     pub(crate) fn prints_later(&self, role: Role) -> bool {
-        const PROBE_REPLY_TEXT: &str = "LevadeProbeReply";
+        const PROBE_COMPLETION_TEXT: &str = "LevadeProbeReply";
         let question = json!({ "role": "user", "content": "Hi" });
         let mut said = json!({ "role": role.as_str(), "content": PROBE_TEXT });
         let assistant_message = match self.takes_calls().filter(|_| role == Role::Tool) {
-            None => json!({ "role": "assistant", "content": PROBE_REPLY_TEXT }),
+            None => json!({ "role": "assistant", "content": PROBE_COMPLETION_TEXT }),
             Some(call_format) => {
                 let id = probe_id(self.format);
                 (said["tool_call_id"], said["name"]) = (id.as_str().into(), PROBE_TOOL.into());
                 call_format.message(
                     "".into(),
-                    vec![call_format.call(&id, PROBE_TOOL, json!({ "text": PROBE_REPLY_TEXT }))],
+                    vec![call_format.call(
+                        &id,
+                        PROBE_TOOL,
+                        json!({ "text": PROBE_COMPLETION_TEXT }),
+                    )],
                 )
             }
         };
         let text = self.render(&[question, assistant_message, said], None, true, None);
         text.is_ok_and(|text| {
-            text.rsplit_once(PROBE_REPLY_TEXT).is_some_and(|(_, after)| after.contains(PROBE_TEXT))
+            text.rsplit_once(PROBE_COMPLETION_TEXT)
+                .is_some_and(|(_, after)| after.contains(PROBE_TEXT))
         })
     }
 
@@ -199,11 +204,11 @@ impl Chat {
     /// Determines which instruction messages the template prints.
     pub(crate) fn probe_systems(&self, unprinted: LateSystem) -> SystemMessageSupport {
         const TEXTS: [&str; 2] = ["LevadeProbeFirst", "LevadeProbeSecond"];
-        const PROBE_REPLY_TEXT: &str = "LevadeProbeReply";
+        const PROBE_COMPLETION_TEXT: &str = "LevadeProbeReply";
         let message = |role: Role, text: &str| json!({ "role": role.as_str(), "content": text });
         let [first, second] = TEXTS.map(|text| message(Role::System, text));
         let user = message(Role::User, "Hi");
-        let assistant_message = message(Role::Assistant, PROBE_REPLY_TEXT);
+        let assistant_message = message(Role::Assistant, PROBE_COMPLETION_TEXT);
         let printed = |messages: &[&Value]| {
             let messages: Vec<Value> = messages.iter().copied().cloned().collect();
             self.render(&messages, None, true, None).unwrap_or_default()
@@ -215,7 +220,7 @@ impl Chat {
         };
         let prints_late = |messages: &[&Value]| {
             printed(messages)
-                .rsplit_once(PROBE_REPLY_TEXT)
+                .rsplit_once(PROBE_COMPLETION_TEXT)
                 .is_some_and(|(_, after)| after.contains(TEXTS[0]))
         };
         let developers = TEXTS.map(|text| message(Role::Developer, text));

@@ -254,13 +254,13 @@ impl CompletionStream {
             let mut texts = vec![CompletionDelta::Aside(other.end())];
             match part {
                 Part::Speech | Part::Reasoning => {
-                    let (before, said) = stretch.push(&text);
-                    let said = if part == Part::Speech {
-                        CompletionDelta::Speech(said)
+                    let (before, message) = stretch.push(&text);
+                    let message = if part == Part::Speech {
+                        CompletionDelta::Speech(message)
                     } else {
-                        CompletionDelta::Reasoning(said)
+                        CompletionDelta::Reasoning(message)
                     };
-                    texts.extend([CompletionDelta::Aside(before), said]);
+                    texts.extend([CompletionDelta::Aside(before), message]);
                 }
                 Part::ReasoningTag | Part::Call | Part::CallTag => {
                     texts.extend([

@@ -205,8 +205,8 @@ impl SearchTool {
 }
 
 /// Truncates a text to at most `most` characters.
-fn truncate(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
+fn truncate(text: &str, max_results: usize) -> String {
+    match text.char_indices().nth(max_results) {
         Some((end, _)) => format!("{}…", text[..end].trim_end()),
         None => text.to_owned(),
     }

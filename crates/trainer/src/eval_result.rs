@@ -167,7 +167,7 @@ impl SliceResult {
     /// `samples` per task.
     pub(crate) fn new(
         name: &str,
-        apart: bool,
+        is_separate: bool,
         attempts: &[&Attempt],
         samples: usize,
     ) -> Result<Self, TrainerError> {
@@ -184,7 +184,7 @@ impl SliceResult {
             attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
         Ok(SliceResult {
             name: name.to_owned(),
-            apart,
+            apart: is_separate,
             selects: false,
             tasks: by_task.len() as u64,
             correct,
@@ -312,10 +312,10 @@ pub(crate) mod tests {
         }
     }
 
-    fn slice(name: &str, apart: bool, tasks: u64) -> Value {
+    fn slice(name: &str, is_separate: bool, tasks: u64) -> Value {
         let success = json!({"estimate": 0.5, "low": 0.0, "high": 1.0});
         json!({
-            "name": name, "apart": apart, "tasks": tasks, "correct": 0, "success": success, "answered": 1.0, "used_tool": 1.0,
+            "name": name, "apart": is_separate, "tasks": tasks, "correct": 0, "success": success, "answered": 1.0, "used_tool": 1.0,
             "sampled_tokens": 1.0,
         })
     }

@@ -136,12 +136,12 @@ pub(crate) async fn evaluate_if_due(
 }
 
 fn parse_eval(
-    place: &str,
+    index: &str,
     key: EvalKey,
     result: serde_json::Value,
 ) -> Result<EvalResult, TrainerError> {
     serde_json::from_value(result).map_err(|error| TrainerError::Damaged {
-        path: place.into(),
+        path: index.into(),
         why: format!("{key}: {error}"),
     })
 }

@@ -25,14 +25,14 @@ pub(crate) struct MismatchBreakdown {
 struct Class {
     count: u64,
     sum: f64,
-    most: f64,
+    max: f64,
 }
 
 impl Class {
     fn add(&mut self, difference: f64) {
         self.count += 1;
         self.sum += difference;
-        self.most = self.most.max(difference);
+        self.max = self.max.max(difference);
     }
 }
 
@@ -59,7 +59,7 @@ impl MismatchBreakdown {
         for (class, name) in ages.chain(by_position).filter(|(class, _)| class.count > 0) {
             metrics
                 .add(format!("rollout_corr/log_diff_mean_{name}"), class.sum / class.count as f64);
-            metrics.add(format!("rollout_corr/log_diff_max_{name}"), class.most);
+            metrics.add(format!("rollout_corr/log_diff_max_{name}"), class.max);
         }
     }
 }

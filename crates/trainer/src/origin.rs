@@ -430,14 +430,14 @@ mod tests {
             };
             Some(all.iter().map(tool).collect::<Vec<_>>())
         };
-        let begun = tools(&[("search", 1), ("open", 2)]);
+        let started = tools(&[("search", 1), ("open", 2)]);
         let goes_on = |now| {
-            let mut known = origin(begun.clone());
+            let mut known = origin(started.clone());
             let done = known.check_unchanged(&origin(now), Path::new("runs/x"));
-            assert_eq!(known.tools, begun);
+            assert_eq!(known.tools, started);
             done.map_err(|error| error.to_string())
         };
-        assert_eq!(goes_on(begun.clone()), Ok(vec![]));
+        assert_eq!(goes_on(started.clone()), Ok(vec![]));
         for (now, name) in [
             (tools(&[("search", 1), ("open", 3)]), "open"),
             (tools(&[("search", 1)]), "open"),
@@ -452,8 +452,8 @@ mod tests {
         }
         // An older build did not record the tools. From now on they are recorded.
         let mut older = origin(None);
-        older.check_unchanged(&origin(begun.clone()), Path::new("runs/x")).unwrap();
-        assert_eq!(older.tools, begun);
+        older.check_unchanged(&origin(started.clone()), Path::new("runs/x")).unwrap();
+        assert_eq!(older.tools, started);
     }
 
     #[test]

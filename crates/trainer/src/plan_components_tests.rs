@@ -146,14 +146,14 @@ fn whitening_uses_only_trained_tokens() {
     let mut group =
         vec![attempt(0, 0, &[1], &[3], Some(1.0)), attempt(0, 1, &[1], &[4], Some(0.0))];
     let root = 0.5f32.sqrt();
-    let alone = advantages(&[group.clone()], &keys());
-    assert!((alone[0] - root).abs() < 1e-6 && (alone[1] + root).abs() < 1e-6, "{alone:?}");
+    let separate = advantages(&[group.clone()], &keys());
+    assert!((separate[0] - root).abs() < 1e-6 && (separate[1] + root).abs() < 1e-6, "{separate:?}");
     group.push(truncated_attempt(attempt(0, 2, &[1], &[5, 5, 5, 5], Some(-9.0))));
-    assert_eq!(advantages(&[group.clone()], &keys()), alone);
+    assert_eq!(advantages(&[group.clone()], &keys()), separate);
     let from = TrainFilterKeys { reward_from: Some(-1.0), ..TrainFilterKeys::default() };
     assert_eq!(
         advantages(&[group], &RlKeys { only: from, overlong: OverlongAttempts::Keep, ..keys() }),
-        alone
+        separate
     );
 
     // One of two agents is trained. In `marked` the other agent's tokens have a different return.

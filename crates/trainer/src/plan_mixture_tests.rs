@@ -158,8 +158,8 @@ fn groups_of_another_policy_are_ignored() {
         assert_eq!(rows(update), [[(group, 0, 0.5, w), (group, 1, -0.5, w)].to_vec()]);
     }
     let step = plan_of(&all, &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
-    let alone = plan_of(&all[2..], &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
-    assert_eq!(step.updates, alone.updates);
+    let separate = plan_of(&all[2..], &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
+    assert_eq!(step.updates, separate.updates);
     let estimator = levade_rl::KlEstimator::K1;
     let apply_to = KlTarget::Reward;
     let adaptive = None;

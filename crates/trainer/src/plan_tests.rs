@@ -336,7 +336,7 @@ fn is_idle_detects_groups_without_gradient() {
         };
         vec![of(0), of(1)]
     };
-    let whole = keys();
+    let complete = keys();
     let parts = RlKeys { group_by: GroupBy::Agent, ..keys() };
     let idle = |keys: &RlKeys, group: &[Attempt]| {
         is_uninformative(keys, &with_rewards(group.iter(), keys, &TokenLimits::default()))
@@ -344,15 +344,18 @@ fn is_idle_detects_groups_without_gradient() {
     let same = [0.5, 0.5];
     let different = [0.5, 0.25];
     assert_eq!(
-        [same, different].map(|earned| idle(&whole, &group([1.0, 1.0], earned))),
+        [same, different].map(|earned| idle(&complete, &group([1.0, 1.0], earned))),
         [true, true]
     );
     assert_eq!(
         [same, different].map(|earned| idle(&parts, &group([1.0, 1.0], earned))),
         [true, false]
     );
-    assert_eq!([&whole, &parts].map(|keys| idle(keys, &group([1.0, 0.0], same))), [false, false]);
-    assert!(idle(&whole, &[]));
+    assert_eq!(
+        [&complete, &parts].map(|keys| idle(keys, &group([1.0, 0.0], same))),
+        [false, false]
+    );
+    assert!(idle(&complete, &[]));
     let critic = RlKeys {
         advantage: Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None }),
         ..keys()

@@ -18,8 +18,8 @@ fn stream(name: &str, numbers: &[u32]) -> u64 {
 
 /// Returns the random stream from which the tokens of a try are sampled, after `failed` failed
 /// tries of the same attempt slot.
-pub(crate) fn try_stream(place: &AttemptSlot, failed: u32) -> u64 {
-    let AttemptSlot { purpose, phase, step, group, sample } = *place;
+pub(crate) fn try_stream(index: &AttemptSlot, failed: u32) -> u64 {
+    let AttemptSlot { purpose, phase, step, group, sample } = *index;
     let numbers = [phase, step, group, sample, failed];
     stream(purpose.name(), if failed == 0 { &numbers[..4] } else { &numbers })
 }
@@ -57,12 +57,12 @@ mod tests {
     /// Recorded runs depend on these numbers.
     #[test]
     fn streams_match_recorded_runs() {
-        let place = AttemptSlot { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
-        let first = try_stream(&place, 0);
-        assert_ne!(first, try_stream(&AttemptSlot { sample: 5, ..place }, 0));
-        assert_ne!(first, try_stream(&AttemptSlot { purpose: Purpose::Eval, ..place }, 0));
-        assert_ne!(first, try_stream(&place, 1));
-        assert_ne!(try_stream(&place, 2), try_stream(&place, 1));
+        let index = AttemptSlot { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
+        let first = try_stream(&index, 0);
+        assert_ne!(first, try_stream(&AttemptSlot { sample: 5, ..index }, 0));
+        assert_ne!(first, try_stream(&AttemptSlot { purpose: Purpose::Eval, ..index }, 0));
+        assert_ne!(first, try_stream(&index, 1));
+        assert_ne!(try_stream(&index, 2), try_stream(&index, 1));
         assert_eq!(stream("x", &[1]), 16_210_320_079_259_542_897);
     }
 }

@@ -512,7 +512,7 @@ impl Scorers {
             .components
             .iter()
             .map(Component::weighted_value)
-            .fold(0.0, |sum, share| sum + share);
+            .fold(0.0, |sum, fraction| sum + fraction);
         // The extracted text is stored once, with the outcome: the text of the first scorer that
         // extracted one.
         let extracted: Vec<String> =

@@ -562,13 +562,13 @@ pub async fn check_tasks(
         }
         for (phase, buffer) in overlong_buffers(recipe) {
             let agent = agent.name.clone();
-            let most = keys.max_tokens;
-            if buffer > most as u64 {
+            let max_len = keys.max_tokens;
+            if buffer > max_len as u64 {
                 return Err(TrainerError::OverlongBuffer {
                     phase,
                     buffer,
                     agent,
-                    max_tokens: most,
+                    max_tokens: max_len,
                     task: task.id,
                 });
             }

@@ -78,11 +78,11 @@ fn held_out_questions_are_excluded_from_all_sources() {
     write("c.jsonl", Box::new((0..150).map(|i| format!("What is {i} + 1?\u{a0}"))));
     let runs: Vec<Tasks> = (1..4).map(|seed| load(&dir, OVERLAPPING, seed).unwrap()).collect();
     // All seeds share one evaluation, and none of its questions is in any training set.
-    let asked_of = question_texts(&runs[0]);
+    let questions_of = question_texts(&runs[0]);
     for run in &runs {
         assert_eq!(run.eval, runs[0].eval);
         assert_eq!(run.eval.iter().map(|slice| slice.tasks.len()).collect::<Vec<_>>(), [40, 30]);
-        assert!(trained(run).is_disjoint(&asked_of));
+        assert!(trained(run).is_disjoint(&questions_of));
         // The first source holds out everything that the second holds out of it, because it takes
         // the smallest hashes of a larger number.
         let left_out: Vec<_> =
@@ -97,7 +97,7 @@ fn held_out_questions_are_excluded_from_all_sources() {
     let split =
         Recipe::load(&dir.path().join("recipe.toml"), &["eval.split_seed=2".parse().unwrap()])
             .unwrap();
-    assert_ne!(question_texts(&tasks_of(&split).unwrap()), asked_of);
+    assert_ne!(question_texts(&tasks_of(&split).unwrap()), questions_of);
 }
 
 #[test]
@@ -165,11 +165,11 @@ fn generators_and_files_exclude_mutual_leaks() {
     }
     assert!(runs[0].train_len() <= 500 - 60 + 9, "{}", runs[0].train_len());
     // Without the files, the generator keeps all its tasks in order.
-    let alone =
+    let separate =
         load(&dir, sources.split("[[tasks]]\n        kind = 'file'").next().unwrap(), 5).unwrap();
     let generator = Arithmetic::new(options, 5).unwrap();
-    assert_eq!(alone.train_len(), 500);
-    assert!((0..500).all(|i| alone.train(i) == Some(generator.task(Split::Train, i as u64))));
+    assert_eq!(separate.train_len(), 500);
+    assert!((0..500).all(|i| separate.train(i) == Some(generator.task(Split::Train, i as u64))));
 }
 
 /// Returns the number of training tasks, counted one by one.
@@ -208,15 +208,15 @@ fn variants_of_held_out_questions_are_not_trained() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     write_rows(&path("test.jsonl"), (0..10).map(|i| format!("What is {i}+1?")));
-    let few = |shown: u32, asked: u32| {
+    let few = |shown: u32, questions: u32| {
         let turn =
             |role: &str, content: String| serde_json::json!({"role": role, "content": content});
         let turns = [
             turn("user", format!("What is {shown}+1?")),
             turn("assistant", (shown + 1).to_string()),
-            turn("user", format!("What is {asked}+1?")),
+            turn("user", format!("What is {questions}+1?")),
         ];
-        serde_json::json!({"question": turns, "answer": asked + 1}).to_string()
+        serde_json::json!({"question": turns, "answer": questions + 1}).to_string()
     };
     let rows: Vec<String> =
         (0..5).map(|i| few(900, i)).chain((5..10).map(|i| few(i, 700 + i))).collect();
@@ -309,8 +309,9 @@ fn tokens_over(error: &str, key: &str) -> usize {
 #[test]
 fn prompt_over_limit_fails_unless_truncated() {
     let dir = tempfile::tempdir().unwrap();
-    let check =
-        |most, more| check(&dir, &format!("[agent.writer]\nmax_prompt_tokens = {most}\n{more}"));
+    let check = |max_len, more| {
+        check(&dir, &format!("[agent.writer]\nmax_prompt_tokens = {max_len}\n{more}"))
+    };
     let tokens = tokens_over(&check(4, "").unwrap_err(), "agent.max_prompt_tokens");
     assert!(tokens > 5, "{tokens}");
     assert_eq!(check(tokens, ""), Ok(()));
@@ -322,8 +323,9 @@ fn prompt_over_limit_fails_unless_truncated() {
 #[test]
 fn prompt_over_context_fails_unless_shortened() {
     let dir = tempfile::tempdir().unwrap();
-    let check =
-        |most, more| check(&dir, &format!("[agent.writer]\nmax_context_tokens = {most}\n{more}"));
+    let check = |max_len, more| {
+        check(&dir, &format!("[agent.writer]\nmax_context_tokens = {max_len}\n{more}"))
+    };
     let tokens = tokens_over(&check(4, "").unwrap_err(), "agent.max_context_tokens");
     assert!(tokens > 5, "{tokens}");
     assert_eq!(check(tokens, ""), Ok(()));

@@ -285,14 +285,14 @@ impl Learner for RecordingLearner<'_> {
     async fn train(
         &self,
         update: TrainRequest,
-        cut: &MicroBatchPlan,
+        micro_batch_plan: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
     ) -> Result<TrainReport, PolicyError> {
         let TrainRequest { mut sequences, loss, params } = update;
-        cut.check(sequences.len(), 1)?;
+        micro_batch_plan.check(sequences.len(), 1)?;
         let mut sums = Vec::new();
         let mut all = Vec::new();
-        for micro_batch in &cut.micro_batches {
+        for micro_batch in &micro_batch_plan.micro_batches {
             if micro_batch.paths.is_empty() {
                 sums.push(ForwardBackward::default());
             } else {

@@ -45,7 +45,7 @@ impl Toolboxes {
             let wrong = |why| TrainerError::Tool { name: name.clone(), why };
             let mut toolbox = self.get_or_create(&keys).map_err(wrong)?;
             if keys.max_tokens.is_some() || keys.max_characters.is_some() {
-                let tokens = keys.max_tokens.map(|most| (most, Arc::clone(chat)));
+                let tokens = keys.max_tokens.map(|max_len| (max_len, Arc::clone(chat)));
                 let cut = ResultTruncation {
                     characters: keys.max_characters,
                     tokens,

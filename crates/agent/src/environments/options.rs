@@ -352,12 +352,12 @@ impl EnvironmentOptions {
         ];
         let of_kind = match self {
             EnvironmentOptions::ReasoningGym(o) => {
-                let shares = o.datasets.iter().all(|d| d.weight > 0.0 && d.weight.is_finite());
+                let weights = o.datasets.iter().all(|d| d.weight > 0.0 && d.weight.is_finite());
                 let mut names: Vec<&str> = o.datasets.iter().map(|d| d.name.as_str()).collect();
                 names.sort_unstable();
                 let twice = names.windows(2).any(|pair| pair[0] == pair[1]);
                 wrong(
-                    !o.datasets.is_empty() && shares && !twice,
+                    !o.datasets.is_empty() && weights && !twice,
                     "datasets",
                     json!(o.datasets).to_string(),
                     "a list of data sets of different names, whose shares are more than 0",

@@ -217,7 +217,7 @@ fn score_finds_tasks_by_id_and_by_row() {
     }
     assert!(stdout(&output).contains(&format!(" right of {} ", rows.len())), "{}", stdout(&output));
 
-    let output = workspace.levade().args(score).args(["--reply", "said"]).output().unwrap();
+    let output = workspace.levade().args(score).args(["--completion", "said"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(
         stderr(&output).contains("has no reply in said; its fields are id, "),

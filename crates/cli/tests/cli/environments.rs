@@ -112,14 +112,14 @@ fn environment_reward_is_kept_at_token_limit() {
 
 #[test]
 fn environment_failure_is_reported_and_gives_no_reward() {
-    for (fault, want) in [
+    for (error, want) in [
         ("raise", "Corridor-v0 ended with 1: RuntimeError: the floor gave way (__init__.py, line "),
         ("no number", "Corridor-v0 ended with 1: the reward of step 1 is nan, which is no reward"),
     ] {
         let workspace = corridor();
         let output = workspace
             .train()
-            .args(["--set", &format!("tasks.0.config.fault={fault}")])
+            .args(["--set", &format!("tasks.0.config.fault={error}")])
             .output()
             .unwrap();
         assert!(stderr(&output).contains(want), "{}", stderr(&output));

@@ -12,7 +12,7 @@ use levade_text::{Message, ToolSpec};
 use super::{Conversation, PreparedPrompt, Request};
 use crate::canonical::{CanonicalForm, Key};
 use crate::origin::{Fork, Origin};
-use crate::window::{Budget, Cut, Overflow, opening, transcript};
+use crate::window::{Budget, Overflow, Truncation, opening, transcript};
 
 /// A request that is being shortened until its prompt fits the budget.
 #[derive(Debug, Clone)]
@@ -20,7 +20,7 @@ pub struct ContextFitter<'a> {
     messages: &'a [Message],
     tools: &'a [ToolSpec],
     budget: Budget,
-    cut: Cut,
+    truncation: Truncation,
     /// Whether this request was cut more than the requests before it.
     fresh: bool,
 }
@@ -41,9 +41,9 @@ pub enum FitResult {
 
 /// The cut of a prompt, and a hash of the messages for which it was made.
 #[derive(Debug, Clone)]
-pub(crate) struct AppliedCut {
+pub(crate) struct AppliedTruncation {
     key: Key,
-    cut: Cut,
+    truncation: Truncation,
 }
 
 /// Returns the hash of a history with hash `key` and one more message.
@@ -58,37 +58,41 @@ impl Conversation {
     pub fn start_fitting<'a>(&self, request: &Request<'a>, budget: Budget) -> ContextFitter<'a> {
         let Request { agent, policy, messages, tools, .. } = *request;
         let party = self.parties.get(&(agent.to_owned(), policy.to_owned()));
-        let cuts = party.and_then(|party| self.cuts.get(party));
-        let mut cut = None;
-        if let Some(cuts) = cuts {
+        let truncations = party.and_then(|party| self.truncations.get(party));
+        let mut truncation = None;
+        if let Some(truncations) = truncations {
             let mut key = 0;
             for message in messages {
                 key = extend_key(key, message);
-                cut = cuts.get(&key).or(cut);
+                truncation = truncations.get(&key).or(truncation);
             }
         }
         ContextFitter {
             messages,
             tools,
             budget,
-            cut: cut.cloned().unwrap_or_default(),
+            truncation: truncation.cloned().unwrap_or_default(),
             fresh: false,
         }
     }
 
     /// Stores the cut of a recorded prompt.
-    pub(super) fn store_cut(&mut self, party: crate::index::Party, fitted: AppliedCut) {
-        self.cuts.entry(party).or_default().insert(fitted.key, fitted.cut);
+    pub(super) fn store_truncation(
+        &mut self,
+        party: crate::index::Party,
+        fitted: AppliedTruncation,
+    ) {
+        self.truncations.entry(party).or_default().insert(fitted.key, fitted.truncation);
     }
 }
 
 impl<'a> ContextFitter<'a> {
     /// Returns the remaining messages, which are those to render.
     pub fn messages(&self) -> Cow<'a, [Message]> {
-        if self.cut.is_none() {
+        if self.truncation.is_none() {
             Cow::Borrowed(self.messages)
         } else {
-            Cow::Owned(self.cut.apply(self.messages))
+            Cow::Owned(self.truncation.apply(self.messages))
         }
     }
 
@@ -102,14 +106,15 @@ impl<'a> ContextFitter<'a> {
         if self.budget.overflow == Overflow::Fail {
             return FitResult::TooLong(Box::new(prepared));
         }
-        let Some((omitted, half)) = self.cut.extend(self.messages, self.tools, found, &self.budget)
+        let Some((omitted, half)) =
+            self.truncation.extend(self.messages, self.tools, found, &self.budget)
         else {
             return FitResult::TooLong(Box::new(prepared));
         };
         self.fresh = true;
         if self.budget.overflow == Overflow::Summarize && !omitted.is_empty() {
             return FitResult::Summarize(transcript(
-                self.cut.summary.as_deref(),
+                self.truncation.summary.as_deref(),
                 &self.messages[omitted],
                 half,
             ));
@@ -120,7 +125,7 @@ impl<'a> ContextFitter<'a> {
     /// Sets the summary that replaces all omitted messages. If `summary` is empty, no text replaces
     /// them.
     pub fn set_summary(&mut self, summary: &str) {
-        self.cut.summary =
+        self.truncation.summary =
             Some(summary.trim()).filter(|summary| !summary.is_empty()).map(str::to_owned);
     }
 
@@ -129,9 +134,10 @@ impl<'a> ContextFitter<'a> {
             let at = opening(self.messages);
             prepared.origin = Origin::Forked(Fork { at, reason: self.budget.overflow.reason() });
         }
-        if !self.cut.is_none() {
+        if !self.truncation.is_none() {
             let key = self.messages.iter().fold(0, extend_key);
-            prepared.fitted = Some(Box::new(AppliedCut { key, cut: self.cut.clone() }));
+            prepared.fitted =
+                Some(Box::new(AppliedTruncation { key, truncation: self.truncation.clone() }));
         }
         prepared
     }

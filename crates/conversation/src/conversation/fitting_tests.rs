@@ -144,7 +144,7 @@ fn shortened_conversation_continues_its_recorded_prompt() {
     for overflow in POLICIES {
         let mut bounded = BoundedTalk::new(overflow, 400, 1);
         let mut messages = vec![Message::system("Be brief."), Message::user("The task.")];
-        let mut cuts = 0;
+        let mut truncations = 0;
         let mut prints = Vec::new();
         let turns = 60;
         for turn in 0..turns {
@@ -156,7 +156,7 @@ fn shortened_conversation_continues_its_recorded_prompt() {
                 Origin::Continued => assert!(prepared.repeated.to_reply > 0),
                 Origin::Forked(Fork { reason, .. }) => {
                     assert_eq!(reason, overflow.reason());
-                    cuts += 1;
+                    truncations += 1;
                 }
             }
             let prompt = prepared.prompt.clone();
@@ -171,9 +171,9 @@ fn shortened_conversation_continues_its_recorded_prompt() {
             ]);
         }
         // Every cut makes space for several turns.
-        assert!(cuts >= 3 && cuts * 3 <= turns, "{overflow:?}: {cuts}");
+        assert!(truncations >= 3 && truncations * 3 <= turns, "{overflow:?}: {truncations}");
         let counted = bounded.talk.conversation.counts().forked.get(&overflow.reason());
-        assert_eq!(counted, Some(&cuts));
+        assert_eq!(counted, Some(&truncations));
         // No turn renders more than the window contains, independent of the number of turns.
         let early = &prints[..30];
         let late = &prints[30..];

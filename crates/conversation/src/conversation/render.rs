@@ -54,7 +54,7 @@ impl MatchedRequest {
             mut sampled,
             past,
             message: said,
-            is_truncated: cut,
+            is_truncated: truncation,
             drifted,
             rest,
         } = after;
@@ -73,7 +73,7 @@ impl MatchedRequest {
         let recorded = path.len();
         path.extend(&following.tokens);
         let options = format.options();
-        let found = if cut {
+        let found = if truncation {
             // No template renders a truncated prompt, so there is no drift to find.
             None
         } else if options.history == History::Template || !format.can_abridge() {
@@ -116,7 +116,7 @@ impl MatchedRequest {
             format,
             continuation: after,
             recorded,
-            is_truncated: cut,
+            is_truncated: truncation,
             new,
             prompt_turn,
             calls: None,

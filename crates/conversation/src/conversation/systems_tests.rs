@@ -112,18 +112,19 @@ fn unreadable_call_arguments_fork_as_calls_cut() {
         "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>",
     );
     for sent in ["{\"a\": ", "null", "[]", "7", "\"{}\"", "{} and more"] {
-        let mut cut = completion.message();
-        cut.tool_calls[0].arguments = json!(sent).into();
-        let messages = [requested.clone(), cut, Message::tool("no JSON"), Message::user("go on")];
+        let mut truncation = completion.message();
+        truncation.tool_calls[0].arguments = json!(sent).into();
+        let messages =
+            [requested.clone(), truncation, Message::tool("no JSON"), Message::user("go on")];
         let prepared = talk.prepare(&messages);
         assert_eq!(prepared.origin, fork_origin(1, Reason::CallsTruncated), "{sent}");
         let shown = format!("\"name\": \"add\", \"arguments\": {sent}}}");
         assert!(talk.text(&prepared.prompt).contains(&shown), "{}", talk.text(&prepared.prompt));
     }
     // The same history continues from there.
-    let mut cut = completion.message();
-    cut.tool_calls[0].arguments = json!("{\"a\": ").into();
-    let mut messages = vec![requested.clone(), cut, Message::tool("no JSON")];
+    let mut truncation = completion.message();
+    truncation.tool_calls[0].arguments = json!("{\"a\": ").into();
+    let mut messages = vec![requested.clone(), truncation, Message::tool("no JSON")];
     let (_, next) = talk.prepare_and_record(&messages, "r");
     messages.extend([next.message(), Message::user("and?")]);
     assert_eq!(talk.prepare_and_record(&messages, "r").0.origin, Origin::Continued);

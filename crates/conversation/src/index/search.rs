@@ -16,7 +16,7 @@ impl Index {
         let Root { node, format, tools, .. } = &self.roots[root];
         let none = std::cmp::Reverse(0);
         let start = Hit {
-            to_reply: 0,
+            up_to_completion: 0,
             messages: 0,
             by_id: 0,
             trimmed: none,
@@ -141,7 +141,7 @@ impl Index {
             let reasoning = self.match_reasoning(completion_id, completion, form);
             let mut hit = Hit { completion: Some(completion_id), node, ..*hit };
             hit.messages += 1;
-            hit.to_reply = hit.messages;
+            hit.up_to_completion = hit.messages;
             hit.trimmed.0 += u32::from(rest == 0);
             hit.unsaid.0 += u32::from(reasoning != ReasoningMatch::Full);
             hit.rest.0 = rest;
@@ -194,7 +194,7 @@ impl Index {
                 }
                 hit.by_id += u32::from(by_id);
                 hit.unsaid.0 += u32::from(reasoning != ReasoningMatch::Full);
-                hit.to_reply = messages;
+                hit.up_to_completion = messages;
                 hit.completion = Some(node);
                 hit.rest.0 = 0;
                 let received = completion.received_forms.iter().map(|(received, _)| received);

@@ -72,14 +72,14 @@ async fn train_follows_micro_batch_plan() {
     assert_eq!(planned, MicroBatchPlan::from_sizes([4, 1]));
     let mut reversed = planned.clone();
     reversed.micro_batches.reverse();
-    for cut in [planned, reversed, MicroBatchPlan::from_sizes([1; 5])] {
+    for micro_batch_plan in [planned, reversed, MicroBatchPlan::from_sizes([1; 5])] {
         let engine = start();
         let by_hand = start();
         let mut done = 0;
-        let trained = engine.train(request(), &cut, &mut || done += 1).await.unwrap();
-        assert_eq!(done, cut.micro_batches.len());
+        let trained = engine.train(request(), &micro_batch_plan, &mut || done += 1).await.unwrap();
+        assert_eq!(done, micro_batch_plan.micro_batches.len());
         let mut sums = Vec::new();
-        for batch in cut.apply(&test_sequences()) {
+        for batch in micro_batch_plan.apply(&test_sequences()) {
             let batch: Vec<SequenceInput> = batch.into_iter().cloned().collect();
             let batch = Arc::new(TreeBatch::merge(&batch).unwrap());
             sums.push(by_hand.forward_backward(batch, LOSS).await.unwrap());

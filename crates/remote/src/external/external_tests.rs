@@ -36,7 +36,7 @@ fn question() -> ChatRequest {
 async fn error_of(steps: Vec<Step>) -> ExternalError {
     let server = TestServer::new(vec![steps]).await;
     let error = external_for(&[&server]).chat(&question()).await.unwrap_err();
-    assert_eq!(server.asked(), 1, "{error}");
+    assert_eq!(server.received_requests(), 1, "{error}");
     assert!(!format!("{error}{error:?}").contains(SECRET), "{error:?}");
     error
 }
@@ -144,7 +144,7 @@ async fn rejected_call_is_retried_after_requested_pause() {
     .await;
     let start = Instant::now();
     assert_eq!(external_for(&[&server]).chat(&question()).await.unwrap().content, "5");
-    assert_eq!(server.asked(), 5);
+    assert_eq!(server.received_requests(), 5);
     assert!(
         start.elapsed() >= Duration::from_millis(1000 + 500 + 1000 + 1000),
         "{:?}",
@@ -181,7 +181,7 @@ async fn tries_limit_number_of_requests() {
         .chat(&question())
         .await
         .unwrap_err();
-    assert_eq!((error.code(), server.asked()), ("busy", 2));
+    assert_eq!((error.code(), server.received_requests()), ("busy", 2));
     assert!(error.to_string().contains("loading"), "{error}");
 }
 
@@ -205,7 +205,11 @@ async fn busy_or_unreachable_endpoints_are_skipped() {
         assert_eq!(policy.chat(&question()).await.unwrap().content, "5");
     }
     assert!(start.elapsed() < Duration::from_secs(5));
-    assert_eq!((busy.asked(), good.asked()), (1, 3), "the busy one is left alone");
+    assert_eq!(
+        (busy.received_requests(), good.received_requests()),
+        (1, 3),
+        "the busy one is left alone"
+    );
 }
 
 #[tokio::test]
@@ -219,13 +223,13 @@ async fn calls_use_server_with_fewest_calls() {
         let policy = policy.clone();
         calls.push(tokio::spawn(async move { policy.chat(&question()).await }));
         let requests_sent = async {
-            while one.asked() + other.asked() < num_calls {
+            while one.received_requests() + other.received_requests() < num_calls {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         tokio::time::timeout(Duration::from_secs(10), requests_sent).await.unwrap();
     }
-    assert_eq!((one.asked(), other.asked()), (3, 3));
+    assert_eq!((one.received_requests(), other.received_requests()), (3, 3));
     // Ended calls no longer count.
     for call in calls.drain(2..) {
         call.abort();
@@ -449,7 +453,7 @@ async fn tls_requires_trusted_certificate_authority() {
     let server = TestServer::with_tls(vec![json_response("200 OK", "", &completion("5"))]).await;
     let stranger = external(ExternalOptions { tries: 1, ..options(&[&server]) });
     let error = stranger.chat(&question()).await.unwrap_err();
-    assert_eq!((error.code(), server.asked()), ("connect", 0));
+    assert_eq!((error.code(), server.received_requests()), ("connect", 0));
     assert!(error.to_string().contains("certificate"), "{error}");
     let roots = concat!(env!("CARGO_MANIFEST_DIR"), "/src/external/testing/authority.pem");
     let known = external(ExternalOptions { roots: Some(roots.into()), ..options(&[&server]) });
@@ -479,7 +483,7 @@ async fn dropped_stream_frees_permit_and_debug_hides_key() {
         let stream = policy.stream(&question()).await.unwrap();
         assert!(!format!("{stream:?}{policy:?}").contains(SECRET));
     }
-    assert_eq!(server.asked(), 3);
+    assert_eq!(server.received_requests(), 3);
     let missing =
         External::with_environment(options(&[&server]), |_| Err(std::env::VarError::NotPresent));
     assert_eq!(missing.unwrap_err().code(), "no_key");

@@ -85,7 +85,12 @@ async fn failed_call_moves_to_next_endpoint() {
         // The first call takes the hanging endpoint's half of the time; later calls avoid it.
         assert!(start.elapsed() < Duration::from_millis(3800), "{what}: {:?}", start.elapsed());
         // A connection that sends nothing is retried after a short wait.
-        assert!(bad.asked() <= 2 && good.asked() == 6, "{what}: {} {}", bad.asked(), good.asked());
+        assert!(
+            bad.received_requests() <= 2 && good.received_requests() == 6,
+            "{what}: {} {}",
+            bad.received_requests(),
+            good.received_requests()
+        );
         let models = |server: &TestServer| server.seen.lock().unwrap()[0].body["model"].clone();
         assert_eq!((models(&bad), models(&good)), (json!("m0"), json!("m1")), "{what}");
     }
@@ -123,7 +128,7 @@ async fn concurrent_calls_use_preferred_model_unless_it_fails() {
     let question = question();
     let responses = futures_util::future::join_all((0..8).map(|_| policy.chat(&question))).await;
     assert!(responses.iter().all(|reply| reply.as_ref().is_ok_and(|reply| reply.content == "5")));
-    assert_eq!((first.asked(), second.asked()), (8, 0));
+    assert_eq!((first.received_requests(), second.received_requests()), (8, 0));
 
     // Servers of the same model share the calls.
     let endpoint = |server: &TestServer| Endpoint {
@@ -136,7 +141,7 @@ async fn concurrent_calls_use_preferred_model_unless_it_fails() {
         External::new(ExternalOptions { endpoints, ..ExternalOptions::default() }).unwrap();
     let responses = futures_util::future::join_all((0..8).map(|_| policy.chat(&question))).await;
     assert!(responses.iter().all(Result::is_ok));
-    assert_eq!((first.asked(), second.asked()), (12, 4));
+    assert_eq!((first.received_requests(), second.received_requests()), (12, 4));
 }
 
 #[tokio::test]
@@ -162,7 +167,7 @@ async fn stream_fails_over_only_before_first_chunk() {
     let stream = policy.stream(&question()).await.unwrap();
     assert_eq!(stream.collect().await.unwrap_err().code(), "broken");
     assert_eq!(policy.stream(&question()).await.unwrap().collect().await.unwrap().content, "5");
-    assert_eq!((breaks.asked(), good.asked()), (1, 1));
+    assert_eq!((breaks.received_requests(), good.received_requests()), (1, 1));
 }
 
 #[tokio::test]
@@ -177,7 +182,7 @@ async fn stream_ending_with_error_is_failure() {
     let error = policy.stream(&question()).await.unwrap().collect().await.unwrap_err();
     assert!(error.to_string().contains("ended with an error"), "{error}");
     assert_eq!(policy.chat(&question()).await.unwrap().content, "5", "the endpoint is avoided");
-    assert_eq!((fails.asked(), good.asked()), (1, 1));
+    assert_eq!((fails.received_requests(), good.received_requests()), (1, 1));
 }
 
 #[tokio::test]
@@ -236,7 +241,7 @@ fn course_over(names: &[&str]) -> (Vec<Server>, Course) {
     };
     let servers = names.iter().map(server).collect::<Vec<_>>();
     let mut course = Course::new(names.len());
-    (0..names.len()).for_each(|number| course.asked(number));
+    (0..names.len()).for_each(|number| course.request_count(number));
     (servers, course)
 }
 
@@ -326,7 +331,10 @@ async fn error_lists_failure_of_each_endpoint() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    assert_eq!((oh.asked(), who.asked(), hangs.asked()), (1, 1, 1));
+    assert_eq!(
+        (oh.received_requests(), who.received_requests(), hangs.received_requests()),
+        (1, 1, 1)
+    );
 }
 
 #[tokio::test]
@@ -338,7 +346,7 @@ async fn rejected_request_is_sent_once_per_endpoint() {
     let start = Instant::now();
     let error = policy.chat(&question()).await.unwrap_err();
     assert!(!error.may_pass() && error.failures().len() == 2, "{error}");
-    assert_eq!((one.asked(), other.asked()), (1, 1));
+    assert_eq!((one.received_requests(), other.received_requests()), (1, 1));
     assert!(start.elapsed() < Duration::from_secs(2));
     // The request is at fault, so no endpoint is avoided.
     assert!(policy.0.servers.iter().all(|server| server.rank() == (Duration::ZERO, false, 0)));
@@ -355,7 +363,7 @@ async fn slow_endpoint_wins_if_next_one_fails() {
     // The first endpoint's half of the time ends after a second; the other endpoint fails then.
     let policy = external_for(&[&slow, &bad], Duration::from_secs(2));
     assert_eq!(policy.chat(&question()).await.unwrap().content, "5");
-    assert_eq!((slow.asked(), bad.asked()), (1, 1));
+    assert_eq!((slow.received_requests(), bad.received_requests()), (1, 1));
 }
 
 #[tokio::test]

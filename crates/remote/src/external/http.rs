@@ -33,7 +33,7 @@ pub(crate) struct ResponseBody {
     endpoint: String,
     /// Number of bytes that have arrived.
     bytes: usize,
-    most: usize,
+    max: usize,
     /// Whether the body is a stream of events instead of one JSON value.
     pub is_stream: bool,
 }
@@ -59,7 +59,7 @@ impl Http {
         &self,
         server: &Server,
         body: Bytes,
-        most: usize,
+        max: usize,
         waits: &mut Waits,
     ) -> Result<ResponseBody, ExternalError> {
         let request = Request::builder()
@@ -98,13 +98,13 @@ impl Http {
         };
         let is_stream = is("text/event-stream");
         let mut response_body =
-            ResponseBody { body: response.into_body(), endpoint, bytes: 0, most, is_stream };
+            ResponseBody { body: response.into_body(), endpoint, bytes: 0, max, is_stream };
         if is_stream || is("application/json") {
             return Ok(response_body);
         }
         let kind =
             kind.map_or("no content type".to_owned(), |kind| format!("the content type {kind:?}"));
-        response_body.most = MAX_ERROR_BYTES;
+        response_body.max = MAX_ERROR_BYTES;
         let shown = response_body
             .collect(waits)
             .await
@@ -144,11 +144,11 @@ impl ResponseBody {
             // Trailers are ignored.
             let Ok(data) = frame.into_data() else { continue };
             self.bytes += data.len();
-            if self.bytes > self.most {
+            if self.bytes > self.max {
                 return Err(ExternalError::TooLarge {
                     endpoint: self.endpoint.clone(),
                     what: "the answer".into(),
-                    most: self.most,
+                    most: self.max,
                     option: "most_bytes".into(),
                 });
             }
@@ -224,7 +224,7 @@ async fn response_error(
         body,
         endpoint: endpoint.clone(),
         bytes: 0,
-        most: MAX_ERROR_BYTES,
+        max: MAX_ERROR_BYTES,
         is_stream: false,
     };
     // The status is reported even if the body does not arrive.

@@ -77,7 +77,7 @@ impl Service {
     /// # Errors
     /// Returns the last error if no response arrives within the deadline and the maximum number of
     /// tries.
-    pub async fn ask(&self, question: &Value) -> Result<Value, ExternalError> {
+    pub async fn send(&self, question: &Value) -> Result<Value, ExternalError> {
         let Inner { options, server, permits, .. } = &*self.0;
         let mut waits = Waits::new(options.deadline, server.name.clone());
         let what = format!("a place among {} questions", options.max_running);
@@ -161,21 +161,24 @@ mod tests {
     async fn failed_request_is_retried() {
         let url =
             serving(vec![("500 Oh", "{}"), ("503 Busy", "{}"), ("200 OK", "{\"score\": 1}")]).await;
-        assert_eq!(service(url).ask(&json!({ "text": "x" })).await.unwrap(), json!({ "score": 1 }));
+        assert_eq!(
+            service(url).send(&json!({ "text": "x" })).await.unwrap(),
+            json!({ "score": 1 })
+        );
     }
 
     #[tokio::test]
     async fn permanent_errors_are_not_retried() {
         let url = serving(vec![("400 No", "{\"error\": \"no field text\"}")]).await;
-        let error = service(url).ask(&json!({})).await.unwrap_err();
+        let error = service(url).send(&json!({})).await.unwrap_err();
         assert!(error.to_string().contains("no field text") && !error.may_pass(), "{error}");
         let url = serving(vec![("200 OK", "{score")]).await;
-        let error = service(url).ask(&json!({})).await.unwrap_err();
+        let error = service(url).send(&json!({})).await.unwrap_err();
         assert!(error.to_string().contains("it is no JSON") && !error.may_pass(), "{error}");
         // No server listens on this port.
         let options =
             ServiceOptions { tries: 2, ..ServiceOptions::new("http://127.0.0.1:9/score") };
-        let error = Service::new(options).unwrap().ask(&json!({})).await.unwrap_err();
+        let error = Service::new(options).unwrap().send(&json!({})).await.unwrap_err();
         assert!(error.to_string().contains("cannot connect") && error.may_pass(), "{error}");
         let error = Service::new(ServiceOptions::new("ftp://x")).unwrap_err();
         assert!(error.to_string().contains("must begin with https:// or http://"), "{error}");

@@ -9,7 +9,7 @@ use super::External;
 use super::endpoint::ResponseGuard;
 use super::error::ExternalError;
 use super::http::{ResponseBody, message_of};
-use super::reply::{Assembly, ChatEvent, ChatResponse, Finish, Wire};
+use super::response::{Assembly, ChatEvent, ChatResponse, Finish, Wire};
 use super::sse::Decoder;
 use super::waits::Waits;
 
@@ -164,7 +164,7 @@ impl ChatStream {
     async fn read_events(&mut self) -> Result<(), ExternalError> {
         let options = &self.policy.0.options;
         let silence = options.silence;
-        let most = options.max_event_bytes;
+        let max = options.max_event_bytes;
         let data = match self.first.take() {
             Some(first) => Some(first),
             None => self.response.next(silence, &mut self.waits).await?,
@@ -175,11 +175,11 @@ impl ChatStream {
             Some(data) => self.decoder.feed(&data, &mut events),
             None => events.extend(std::mem::take(&mut self.decoder).finish()),
         }
-        if self.decoder.pending() > most || events.iter().any(|event| event.len() > most) {
+        if self.decoder.pending() > max || events.iter().any(|event| event.len() > max) {
             return Err(ExternalError::TooLarge {
                 endpoint: self.waits.endpoint.clone(),
                 what: "an event".into(),
-                most,
+                most: max,
                 option: "most_event_bytes".into(),
             });
         }

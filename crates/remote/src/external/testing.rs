@@ -129,7 +129,7 @@ impl TestServer {
         TestServer { url, seen, task }
     }
 
-    pub fn asked(&self) -> usize {
+    pub fn received_requests(&self) -> usize {
         self.seen.lock().unwrap().len()
     }
 }

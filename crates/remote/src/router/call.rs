@@ -115,7 +115,7 @@ impl Call {
                 Blame::Request => return Err(error),
                 Blame::Neither if !pool.has_other(&tried) => return Err(error),
                 _ if tried.len() >= pool.options.tries => return Err(error),
-                Blame::Neither | Blame::Member => {}
+                Blame::Neither | Blame::Replica => {}
             }
         }
     }

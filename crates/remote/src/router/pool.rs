@@ -55,7 +55,7 @@ pub(crate) enum Blame {
     /// Neither: another replica may serve the request.
     Neither,
     /// The replica.
-    Member,
+    Replica,
 }
 
 impl Blame {
@@ -69,7 +69,7 @@ impl Blame {
             | PolicyError::WeightsNotLoaded(_)
             // Damaged weights are the fault of one replica. Diverged weights fail on the next
             // replica too.
-            | PolicyError::NotFinite { .. } => Blame::Member,
+            | PolicyError::NotFinite { .. } => Blame::Replica,
             PolicyError::Invalid(_)
             | PolicyError::PromptTooLong { .. }
             | PolicyError::PlanMismatch(_)
@@ -241,7 +241,7 @@ impl Pool {
 
     /// Records an error of a replica if the replica is at fault.
     pub fn blames(&self, replica: &Replica, error: &PolicyError) {
-        if Blame::from_error(error) == Blame::Member {
+        if Blame::from_error(error) == Blame::Replica {
             self.fails(replica, error);
         }
     }

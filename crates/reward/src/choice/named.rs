@@ -103,7 +103,7 @@ impl Reader<'_> {
         if below.is_some_and(|(other, how)| other != number && how.len() > 1) {
             return true;
         }
-        let asks_for_wrong = self.options.asks_for_wrong;
+        let wants_wrong_option = self.options.wants_wrong_option;
         let starts = std::iter::once(0).chain(ends.iter().map(|end| end.end()));
         let mut question = "";
         let mut later = starts.map(|start| {
@@ -120,7 +120,7 @@ impl Reader<'_> {
             (takes_back(text) && !is_about_other(before))
                 || IGNORES.is_match(sentence)
                 || names_other(&ANOTHER, sentence)
-                || (!asks_for_wrong && CALLED_WRONG.is_match(text))
+                || (!wants_wrong_option && CALLED_WRONG.is_match(text))
         });
         let mut denied =
             IS_DENIED.captures_iter(rest).filter_map(|found| self.options.letter(&found[1]));
@@ -129,7 +129,8 @@ impl Reader<'_> {
             && closed.starts_with(' ')
             && !closed.trim_start().starts_with("not ")
             && DENIED.is_match(closed);
-        is_denied || (!asks_for_wrong && (is_denied_here || denied.any(|denied| denied == number)))
+        is_denied
+            || (!wants_wrong_option && (is_denied_here || denied.any(|denied| denied == number)))
     }
 
     /// Returns the only option that the text calls false or true, depending on what the question
@@ -141,11 +142,11 @@ impl Reader<'_> {
             let is_only = called.all(|other| other.as_str() == only.as_str());
             self.letter(only.as_str()).filter(|_| is_only && is_stated(&text[..only.start()], ""))
         };
-        if self.options.asks_for_false {
+        if self.options.wants_false_statement {
             let named = FALSE_IS.captures(text).and_then(|found| self.letter(&found[1]));
             return named.or_else(|| only(&IS_DENIED));
         }
-        only(&IS_TRUE).filter(|_| !self.options.asks_for_wrong)
+        only(&IS_TRUE).filter(|_| !self.options.wants_wrong_option)
     }
 
     /// Returns the option in the last box that names one, with the end of the box. The option is
@@ -244,7 +245,7 @@ impl Reader<'_> {
                 text[..letter.start()].trim_end_matches(['(', '[', '"', '\'', '*', '_', '`', ' ']);
             let before = tail(before);
             let is_true_statement =
-                self.options.asks_for_false && !NAMES_ANSWER.is_match(&found[0]);
+                self.options.wants_false_statement && !NAMES_ANSWER.is_match(&found[0]);
             let is_one = !is_true_statement
                 && !AFTER_ANOTHER.is_match(before)
                 && BEFORE_OPTION.is_match(before)
@@ -504,7 +505,7 @@ impl Reader<'_> {
                 let continues = BEHIND.iter().any(|word| behind.to_lowercase().starts_with(word));
                 // "A is correct" is not an answer if the question asks for the false statement.
                 let continues =
-                    continues && !(self.options.asks_for_false && IS_RIGHT.is_match(behind));
+                    continues && !(self.options.wants_false_statement && IS_RIGHT.is_match(behind));
                 let is_word = letter == 'A' || letter == 'I';
                 (is_marked && is_closed)
                     || (is_capital && continues)

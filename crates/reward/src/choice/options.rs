@@ -28,9 +28,9 @@ pub(crate) struct Options {
     /// only labels name options.
     pub labels: Vec<String>,
     /// Whether the question asks for the wrong option ("all of these EXCEPT").
-    pub asks_for_wrong: bool,
+    pub wants_wrong_option: bool,
     /// Whether the question asks for the false statement. Then "A is correct" is not an answer.
-    pub asks_for_false: bool,
+    pub wants_false_statement: bool,
 }
 
 impl Options {
@@ -50,9 +50,14 @@ impl Options {
             labels.clear();
         }
         let question = task_field(task, "question").and_then(Value::as_str).unwrap_or_default();
-        let asks_for_wrong = ASKS_FOR_WRONG.is_match(question);
-        let asks_for_false = ASKS_FOR_FALSE.is_match(question);
-        Options { asks_for_wrong, asks_for_false, texts, labels }
+        let wants_wrong_option = WRONG_OPTION_WANTED.is_match(question);
+        let wants_false_statement = FALSE_STATEMENT_WANTED.is_match(question);
+        Options {
+            wants_wrong_option: wants_wrong_option,
+            wants_false_statement: wants_false_statement,
+            texts,
+            labels,
+        }
     }
 
     /// Returns the number of options, or `unlisted` if the task does not list its options.
@@ -140,12 +145,12 @@ fn letter_at(at: usize) -> Option<String> {
         .map(|at| char::from(b'A' + at).to_string())
 }
 
-static ASKS_FOR_WRONG: LazyLock<Regex> = LazyLock::new(|| {
+static WRONG_OPTION_WANTED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:incorrect|false|wrong|untrue|invalid|not|except|exception|least|un\w+ly|\w+n't)\b",
     )
 });
-static ASKS_FOR_FALSE: LazyLock<Regex> =
+static FALSE_STATEMENT_WANTED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)\b(?:incorrect|false|wrong|untrue|invalid)\b"));
 /// Matches the letter that some datasets write before the text of an option: "B) cheesecake".
 pub(super) static LETTERED: LazyLock<Regex> =

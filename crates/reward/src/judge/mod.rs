@@ -395,11 +395,11 @@ impl Scorer for JudgeScorer {
             Group::Scores { min, max } => group::scores(completion, group.len(), min, max),
         };
         let verdict = self.verdict(self.fill(values, Some(&texts))?, read).await?;
-        let mut given = vec![0.0; group.len()];
+        let mut group_scores = vec![0.0; group.len()];
         for (value, index) in verdict.into_iter().zip(order) {
-            given[index] = value;
+            group_scores[index] = value;
         }
-        Ok(given.into_iter().map(|value| vec![Component::score(value)]).collect())
+        Ok(group_scores.into_iter().map(|value| vec![Component::score(value)]).collect())
     }
 }
 

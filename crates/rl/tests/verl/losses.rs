@@ -50,22 +50,26 @@ fn normalizers_match_verl() {
     // averaging of gradients is undone.
     let tokens = |n| RolloutTokens { group: 0, tokens: n };
     let all = [tokens(3), tokens(1), tokens(4)];
-    let share = |normalizer: Normalizer, all: &[RolloutTokens]| {
+    let fraction = |normalizer: Normalizer, all: &[RolloutTokens]| {
         let weights = normalizer.weights_counted(all, Counting::Verl);
         2.0 * (weights[0] * 7.0 + weights[1] * 5.0)
     };
     assert_close(
-        share(Normalizer::TokenMean, &all),
+        fraction(Normalizer::TokenMean, &all),
         v.number("anchor/agg_loss/token-mean(dp=2,batch_num_tokens=8)"),
         "workers",
     );
     let six = [tokens(3), tokens(1), tokens(1), tokens(1), tokens(1), tokens(1)];
     assert_close(
-        share(Normalizer::RolloutMean, &six),
+        fraction(Normalizer::RolloutMean, &six),
         v.number("anchor/agg_loss/seq-mean-token-mean(dp=2,global_batch_size=6)"),
         "workers",
     );
-    assert_close(share(Normalizer::TokenSum, &all), v.number("head/agg_token-sum_dp2"), "workers");
+    assert_close(
+        fraction(Normalizer::TokenSum, &all),
+        v.number("head/agg_token-sum_dp2"),
+        "workers",
+    );
 
     // TRAP: the mean of the means of micro-batches.
     let loss = v.rows("anchor/microbatch_token_mean/loss_mat");

@@ -141,72 +141,73 @@ pub async fn record_attempts_is_atomic(store: TestStore) {
 }
 
 pub async fn incremental_writes_equal_single_write(store: TestStore) {
-    let whole = attempt(store.run(), 0, 0);
-    let [root, completion] = whole.trajectory.segments() else { panic!("it has two segments") };
-    assert_eq!(store.start(&start_of(&whole)).await.unwrap(), WriteOutcome::Written);
-    let started_attempt = store.attempt(&whole.id).await.unwrap().unwrap();
-    assert_eq!(started_attempt, Attempt::from_start(&start_of(&whole)));
+    let complete = attempt(store.run(), 0, 0);
+    let [root, completion] = complete.trajectory.segments() else { panic!("it has two segments") };
+    assert_eq!(store.start(&start_of(&complete)).await.unwrap(), WriteOutcome::Written);
+    let started_attempt = store.attempt(&complete.id).await.unwrap().unwrap();
+    assert_eq!(started_attempt, Attempt::from_start(&start_of(&complete)));
     assert_eq!(started_attempt.status, Status::Running);
     assert_eq!(
-        store.append(&whole.id, std::slice::from_ref(root)).await.unwrap(),
+        store.append(&complete.id, std::slice::from_ref(root)).await.unwrap(),
         WriteOutcome::Written
     );
     assert_eq!(
-        store.append(&whole.id, std::slice::from_ref(completion)).await.unwrap(),
+        store.append(&complete.id, std::slice::from_ref(completion)).await.unwrap(),
         WriteOutcome::Written
     );
-    let grown = store.attempt(&whole.id).await.unwrap().unwrap();
-    assert_eq!((grown.status, &grown.trajectory), (Status::Running, &whole.trajectory));
+    let grown = store.attempt(&complete.id).await.unwrap().unwrap();
+    assert_eq!((grown.status, &grown.trajectory), (Status::Running, &complete.trajectory));
     // The attempt does not count before it has ended.
-    assert_eq!(store.last_try(&whole.slot).await.unwrap(), None);
+    assert_eq!(store.last_try(&complete.slot).await.unwrap(), None);
     assert_eq!(store.summaries(Purpose::Train).await.unwrap(), []);
-    assert_eq!(store.tries(&whole.slot).await.unwrap(), Tries { next: 1, failed: 0 });
-    assert_eq!(store.end(&whole.id, &whole.end()).await.unwrap(), WriteOutcome::Written);
-    assert_eq!(store.last_try(&whole.slot).await.unwrap().as_ref(), Some(&whole));
-    assert_eq!(store.record_attempt(&whole).await.unwrap(), WriteOutcome::AlreadyRecorded);
+    assert_eq!(store.tries(&complete.slot).await.unwrap(), Tries { next: 1, failed: 0 });
+    assert_eq!(store.end(&complete.id, &complete.end()).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(store.last_try(&complete.slot).await.unwrap().as_ref(), Some(&complete));
+    assert_eq!(store.record_attempt(&complete).await.unwrap(), WriteOutcome::AlreadyRecorded);
     let [summary] = &store.summaries(Purpose::Train).await.unwrap()[..] else {
         panic!("there is one")
     };
-    assert_eq!((summary.id, summary.sampled_tokens, summary.tokens), (whole.id, 2, 5));
-    assert_eq!((summary.score, summary.reward), (whole.score, whole.reward));
+    assert_eq!((summary.id, summary.sampled_tokens, summary.tokens), (complete.id, 2, 5));
+    assert_eq!((summary.score, summary.reward), (complete.score, complete.reward));
 }
 
 pub async fn incremental_writes_are_idempotent(store: TestStore) {
-    let whole = attempt(store.run(), 0, 0);
-    let start = start_of(&whole);
-    let segments = whole.trajectory.segments();
+    let complete = attempt(store.run(), 0, 0);
+    let start = start_of(&complete);
+    let segments = complete.trajectory.segments();
     for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
         assert_eq!(store.start(&start).await.unwrap(), expected);
     }
-    assert_eq!(store.append(&whole.id, &[]).await.unwrap(), WriteOutcome::AlreadyRecorded);
-    assert_eq!(store.append(&whole.id, &segments[..1]).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(store.append(&complete.id, &[]).await.unwrap(), WriteOutcome::AlreadyRecorded);
+    assert_eq!(store.append(&complete.id, &segments[..1]).await.unwrap(), WriteOutcome::Written);
     // The first of these segments is already recorded.
     for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
-        assert_eq!(store.append(&whole.id, segments).await.unwrap(), expected);
+        assert_eq!(store.append(&complete.id, segments).await.unwrap(), expected);
     }
     for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
-        assert_eq!(store.end(&whole.id, &whole.end()).await.unwrap(), expected);
+        assert_eq!(store.end(&complete.id, &complete.end()).await.unwrap(), expected);
     }
     // A client may repeat an earlier call after the end, for example because its response was lost.
     assert_eq!(store.start(&start).await.unwrap(), WriteOutcome::AlreadyRecorded);
-    assert_eq!(store.append(&whole.id, segments).await.unwrap(), WriteOutcome::AlreadyRecorded);
-    assert_eq!(store.attempt(&whole.id).await.unwrap(), Some(whole));
+    assert_eq!(store.append(&complete.id, segments).await.unwrap(), WriteOutcome::AlreadyRecorded);
+    assert_eq!(store.attempt(&complete.id).await.unwrap(), Some(complete));
 }
 
 pub async fn append_rejects_conflicting_and_invalid_segments(store: TestStore) {
-    let whole = attempt(store.run(), 0, 0);
-    let segments = whole.trajectory.segments();
-    assert_rejected(store.append(&whole.id, segments), Code::NotFound).await;
-    store.start(&start_of(&whole)).await.unwrap();
-    let other = crate::AttemptStart { task: json!("another"), ..start_of(&whole) };
+    let complete = attempt(store.run(), 0, 0);
+    let segments = complete.trajectory.segments();
+    assert_rejected(store.append(&complete.id, segments), Code::NotFound).await;
+    store.start(&start_of(&complete)).await.unwrap();
+    let other = crate::AttemptStart { task: json!("another"), ..start_of(&complete) };
     let text = assert_rejected(store.start(&other), Code::Conflict).await;
     assert!(text.contains("another task"), "{text}");
-    store.append(&whole.id, segments).await.unwrap();
+    store.append(&complete.id, segments).await.unwrap();
     let third =
         Segment { id: SegmentId(2), parent: Some(SegmentId(1)), ..segment(Kind::Context, &[9]) };
     let changed = Segment { tokens: vec![1, 2, 3], ..segments[0].clone() };
     let text =
-        assert_rejected(store.append(&whole.id, &[third.clone(), changed]), Code::Conflict).await;
+        assert_rejected(store.append(&complete.id, &[third.clone(), changed]), Code::Conflict)
+            .await;
     assert!(text.contains("sample 0") && text.contains("another segment"), "{text}");
     let bad = [
         (
@@ -219,43 +220,46 @@ pub async fn append_rejects_conflicting_and_invalid_segments(store: TestStore) {
         (Segment { temperature: f32::NAN, ..third.clone() }, "temperature NaN"),
     ];
     for (bad, why) in bad {
-        let text = assert_rejected(store.append(&whole.id, &[bad]), Code::Invalid).await;
+        let text = assert_rejected(store.append(&complete.id, &[bad]), Code::Invalid).await;
         assert!(text.contains(why), "{text}");
     }
     // The rejected writes have left no data. A fork at the end of its parent is stored as a plain
     // continuation.
     let at_end = Segment { after: Some(2), ..third.clone() };
     for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
-        assert_eq!(store.append(&whole.id, std::slice::from_ref(&at_end)).await.unwrap(), expected);
+        assert_eq!(
+            store.append(&complete.id, std::slice::from_ref(&at_end)).await.unwrap(),
+            expected
+        );
     }
-    let stored = store.attempt(&whole.id).await.unwrap().unwrap();
+    let stored = store.attempt(&complete.id).await.unwrap().unwrap();
     assert_eq!(stored.trajectory.segments()[2], third);
     assert_eq!(stored.trajectory.segments().len(), 3);
 }
 
 pub async fn ended_attempt_rejects_further_writes(store: TestStore) {
-    let whole = attempt(store.run(), 0, 0);
-    assert_rejected(store.end(&whole.id, &whole.end()), Code::NotFound).await;
-    store.start(&start_of(&whole)).await.unwrap();
-    let running = End { status: Status::Running, ..whole.end() };
-    let text = assert_rejected(store.end(&whole.id, &running), Code::Invalid).await;
+    let complete = attempt(store.run(), 0, 0);
+    assert_rejected(store.end(&complete.id, &complete.end()), Code::NotFound).await;
+    store.start(&start_of(&complete)).await.unwrap();
+    let running = End { status: Status::Running, ..complete.end() };
+    let text = assert_rejected(store.end(&complete.id, &running), Code::Invalid).await;
     assert!(text.contains("no attempt ends as running"), "{text}");
-    append_incrementally(&store, &whole).await.unwrap();
+    append_incrementally(&store, &complete).await.unwrap();
     let more = Segment { id: SegmentId(2), ..segment(Kind::Context, &[9]) };
-    let text = assert_rejected(store.append(&whole.id, &[more]), Code::Conflict).await;
+    let text = assert_rejected(store.append(&complete.id, &[more]), Code::Conflict).await;
     assert!(text.contains("is completed and takes nothing more"), "{text}");
     let other_attempts = [
-        ("outcome", End { outcome: Outcome::initial(), ..whole.end() }),
-        ("outcome", End { status: Status::Superseded, ..whole.end() }),
-        ("score", End { score: Some(0.5), ..whole.end() }),
-        ("reward", End { reward: None, ..whole.end() }),
-        ("reward", End { step_rewards: Vec::new(), ..whole.end() }),
+        ("outcome", End { outcome: Outcome::initial(), ..complete.end() }),
+        ("outcome", End { status: Status::Superseded, ..complete.end() }),
+        ("score", End { score: Some(0.5), ..complete.end() }),
+        ("reward", End { reward: None, ..complete.end() }),
+        ("reward", End { step_rewards: Vec::new(), ..complete.end() }),
     ];
     for (field, other) in other_attempts {
-        let text = assert_rejected(store.end(&whole.id, &other), Code::Conflict).await;
+        let text = assert_rejected(store.end(&complete.id, &other), Code::Conflict).await;
         assert!(text.contains(&format!("another {field}")), "{text}");
     }
-    assert_eq!(store.attempt(&whole.id).await.unwrap(), Some(whole));
+    assert_eq!(store.attempt(&complete.id).await.unwrap(), Some(complete));
 }
 
 pub async fn writes_reject_mismatched_attempt_ids(store: TestStore) {
@@ -371,11 +375,11 @@ pub async fn unscored_attempt_ends_once_with_score(store: TestStore) {
 pub async fn random_forests_round_trip_exactly(store: TestStore) {
     let run = store.run().clone();
     for seed in 0..48 {
-        let [whole, grown] = [0, 1].map(|sample| {
+        let [complete, grown] = [0, 1].map(|sample| {
             let trajectory = forest(seed);
             Attempt { trajectory, ..attempt(&run, seed as u32, sample) }
         });
-        store.record_attempt(&whole).await.unwrap();
+        store.record_attempt(&complete).await.unwrap();
         store.start(&start_of(&grown)).await.unwrap();
         let segments = grown.trajectory.segments();
         let mut from = 0;
@@ -388,7 +392,7 @@ pub async fn random_forests_round_trip_exactly(store: TestStore) {
             from = to;
         }
         store.end(&grown.id, &grown.end()).await.unwrap();
-        for written in [whole, grown] {
+        for written in [complete, grown] {
             let read = store.attempt(&written.id).await.unwrap().unwrap();
             let bits = |attempt: &Attempt| -> Vec<u32> {
                 let segments = attempt.trajectory.segments();
@@ -511,8 +515,8 @@ pub async fn plan_numbers_round_trip_exactly(store: TestStore) {
     let run = store.run().clone();
     let mut numbers = vec![(-0.0, f32::MIN_POSITIVE), (f32::MAX, 1e-45), (0.0, -0.0)];
     numbers.extend((0..40u32).filter_map(|i| {
-        let draw = |n| f32::from_bits((uniform(u64::from(i), 3, n) * f64::from(u32::MAX)) as u32);
-        Some((draw(0), draw(1))).filter(|(a, b)| a.is_finite() && b.is_finite())
+        let sample = |n| f32::from_bits((uniform(u64::from(i), 3, n) * f64::from(u32::MAX)) as u32);
+        Some((sample(0), sample(1))).filter(|(a, b)| a.is_finite() && b.is_finite())
     }));
     let written = plan(&run, &numbers);
     store.record_step(&written).await.unwrap();

@@ -94,8 +94,8 @@ fn read_in_chunks(
 }
 
 /// Splits a text at character boundaries.
-fn split_at_cuts<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<&'a str> {
-    let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
+fn split_at_cuts<'a>(text: &'a str, splits: &[prop::sample::Index]) -> Vec<&'a str> {
+    let mut at: Vec<usize> = splits.iter().map(|split| split.index(text.len() + 1)).collect();
     at.retain(|&at| text.is_char_boundary(at));
     at.extend([0, text.len()]);
     at.sort_unstable();

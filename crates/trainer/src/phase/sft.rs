@@ -78,10 +78,10 @@ pub(super) fn demonstrations(
         let Agent { name, tools, .. } = &agent.agent;
         let policy = &agent.player().policy;
         let mut messages = agent.keys.initial_messages(&task);
-        let num_given = messages.len();
+        let num_context = messages.len();
         messages.extend(demonstration.messages());
         let trajectory =
-            demonstrate(agent.format.chat(), &tools.specs(&task), &messages, num_given)
+            demonstrate(agent.format.chat(), &tools.specs(&task), &messages, num_context)
                 .map(|trajectory| trajectory.with_names(name, policy))
                 .map_err(|source| TrainerError::Demonstration { task: task.id.clone(), source })?;
         let purpose = Purpose::Demonstration;

@@ -137,7 +137,7 @@ enum Failure {
     /// The server is unreachable, or its status indicates a temporary failure.
     Unavailable(String),
     /// The server rejected the request. A retry would be rejected again.
-    Refused(Rejection),
+    Rejected(Rejection),
 }
 
 /// Status and message of a rejected request.
@@ -156,7 +156,7 @@ impl From<Failure> for String {
     fn from(failure: Failure) -> String {
         match failure {
             Failure::Unavailable(why) => why,
-            Failure::Refused(rejection) => rejection.into(),
+            Failure::Rejected(rejection) => rejection.into(),
         }
     }
 }
@@ -246,7 +246,7 @@ impl Client {
     fn experiment(&self) -> Result<String, String> {
         match self.get("experiments/get-by-name", ("experiment_name", &self.experiment)) {
             Ok(found) => text(&found, "/experiment/experiment_id"),
-            Err(Failure::Refused(Rejection { status: 404, .. })) => text(
+            Err(Failure::Rejected(Rejection { status: 404, .. })) => text(
                 &self.post("experiments/create", &json!({"name": self.experiment}))?,
                 "/experiment_id",
             ),
@@ -255,12 +255,15 @@ impl Client {
     }
 
     /// Retries a request until the server is available.
-    fn send_with_retries<T>(&self, ask: impl Fn() -> Result<T, Failure>) -> Result<T, Rejection> {
+    fn send_with_retries<T>(
+        &self,
+        request: impl Fn() -> Result<T, Failure>,
+    ) -> Result<T, Rejection> {
         let mut pause = self.pause;
         loop {
-            match ask() {
+            match request() {
                 Ok(answer) => return Ok(answer),
-                Err(Failure::Refused(rejection)) => return Err(rejection),
+                Err(Failure::Rejected(rejection)) => return Err(rejection),
                 Err(Failure::Unavailable(_)) => std::thread::sleep(pause),
             }
             pause = (2 * pause).min(MAX_RETRY_INTERVAL);
@@ -298,7 +301,7 @@ fn read_response(
         _ => None,
     };
     let why = why.unwrap_or_else(|| body.chars().take(200).collect());
-    Err(Failure::Refused(Rejection { status, why: format!("{verb}: {why}") }))
+    Err(Failure::Rejected(Rejection { status, why: format!("{verb}: {why}") }))
 }
 
 /// Returns a metric name with only the characters that the server allows: letters, digits and

@@ -82,12 +82,12 @@ fn serve(mut stream: TcpStream, kept: &Mutex<RecordedRequests>) -> std::io::Resu
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-    let (status, said) = respond(&first, &body, &mut kept.lock().unwrap());
-    let said = said.to_string();
+    let (status, message) = respond(&first, &body, &mut kept.lock().unwrap());
+    let message = message.to_string();
     write!(
         stream,
-        "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{said}",
-        said.len()
+        "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{message}",
+        message.len()
     )
 }
 

@@ -247,7 +247,7 @@ mod tests {
         let bytes = fs::read(&path).unwrap();
         assert_eq!((&bytes[..7], bytes.len()), (&IDENT[..], log.written));
         let mut at = 7;
-        let mut whole = Vec::new();
+        let mut complete = Vec::new();
         let mut records = Vec::new();
         while at < bytes.len() {
             if BLOCK - at % BLOCK < HEADER {
@@ -258,9 +258,9 @@ mod tests {
             let checked =
                 [&bytes[at + 6..at + 7], &bytes[at + HEADER..at + HEADER + length]].concat();
             assert_eq!(bytes[at..at + 4], crc32fast::hash(&checked).to_le_bytes());
-            whole.extend(&checked[1..]);
+            complete.extend(&checked[1..]);
             if [FULL, LAST].contains(&checked[0]) {
-                records.push(std::mem::take(&mut whole));
+                records.push(std::mem::take(&mut complete));
             }
             assert!(at % BLOCK + HEADER + length <= BLOCK, "a piece crosses a bound");
             at += HEADER + length;

@@ -158,10 +158,10 @@ async fn sampling_ahead_respects_staleness_and_replays() {
             taken.extend(wait(store.step(1, step)).unwrap().unwrap().group_positions);
         }
         taken.sort_unstable();
-        let places = taken.len();
-        assert_eq!(taken, (0..places as u64).collect::<Vec<_>>());
-        assert!(if uniform == keep { places == 36 } else { places > 36 }, "{places}");
-        assert_eq!(wait(store.summaries(Purpose::Train)).unwrap().len(), 2 * places);
+        let positions = taken.len();
+        assert_eq!(taken, (0..positions as u64).collect::<Vec<_>>());
+        assert!(if uniform == keep { positions == 36 } else { positions > 36 }, "{positions}");
+        assert_eq!(wait(store.summaries(Purpose::Train)).unwrap().len(), 2 * positions);
 
         let (steps, compared) = replayed(&dir, &overrides).await;
         assert_eq!(steps, 18);

@@ -247,8 +247,8 @@ async fn resume_rejects_changed_files() {
         (&model, "{ }".into(), "{}".into(), "config.json of `model`"),
     ] {
         fs::write(file, changed).unwrap();
-        let refused = go(StartMode::Resume, 1).await.unwrap_err();
-        assert!(refused.is_user_error() && refused.to_string().contains(name), "{refused}");
+        let rejected = go(StartMode::Resume, 1).await.unwrap_err();
+        assert!(rejected.is_user_error() && rejected.to_string().contains(name), "{rejected}");
         fs::write(file, contents).unwrap();
     }
     assert!(matches!(go(StartMode::Resume, 99).await.unwrap(), RunEnd::Finished(_)));

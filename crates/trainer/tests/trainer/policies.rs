@@ -172,10 +172,10 @@ async fn policies_learn_independently_in_one_run() {
     assert!(state.contains("\"a\": 7") && state.contains("\"b\": 4"), "{state}");
 
     // A store that contains only one policy's part.
-    for (name, learner, whole) in [("a", fresh(1), &a), ("b", fresh(2), &b)] {
-        let alone = root.path().join(name);
-        std::fs::create_dir_all(alone.join("checkpoints")).unwrap();
-        let part = Sqlite::open(&alone.join("run.db"), store.run()).await.unwrap();
+    for (name, learner, uninterrupted) in [("a", fresh(1), &a), ("b", fresh(2), &b)] {
+        let separate = root.path().join(name);
+        std::fs::create_dir_all(separate.join("checkpoints")).unwrap();
+        let part = Sqlite::open(&separate.join("run.db"), store.run()).await.unwrap();
         part.record_attempts(&attempts).await.unwrap();
         let mut steps = 0;
         for plan in &plans {
@@ -192,11 +192,11 @@ async fn policies_learn_independently_in_one_run() {
         if name == "b" {
             recipe.phase.truncate(1);
         }
-        let done = replay(&recipe, &alone, policies(&[(name, &learner)]), &mut (), &mut |_| ())
+        let done = replay(&recipe, &separate, policies(&[(name, &learner)]), &mut (), &mut |_| ())
             .await
             .unwrap();
         assert_eq!(done, steps);
-        assert!(learner.weights() == whole.weights(), "{name} learns otherwise alone");
+        assert!(learner.weights() == uninterrupted.weights(), "{name} learns otherwise alone");
     }
 }
 
@@ -398,6 +398,6 @@ async fn recipe_rejects_unknown_policy_and_agent_names() {
     assert_eq!(Recipe::load(&file, &[]).unwrap(), recipe);
 
     let missing = RunParts { agents: Vec::new(), ..parts(&fresh(1), Duration::ZERO) };
-    let refused = Trainer::new(recipe, missing, StartMode::Fresh).await.err().unwrap();
-    assert!(matches!(refused, TrainerError::MissingPart(_)), "{refused}");
+    let rejected = Trainer::new(recipe, missing, StartMode::Fresh).await.err().unwrap();
+    assert!(matches!(rejected, TrainerError::MissingPart(_)), "{rejected}");
 }

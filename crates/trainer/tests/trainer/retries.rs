@@ -27,9 +27,9 @@ impl AgentLoop for Third {
         let slot_name = context.name.split(", try").next().unwrap().to_owned();
         let tries = {
             let mut streams = self.streams.lock().unwrap();
-            let of_place = streams.entry(slot_name).or_default();
-            of_place.push(context.stream);
-            of_place.len()
+            let of_slot = streams.entry(slot_name).or_default();
+            of_slot.push(context.stream);
+            of_slot.len()
         };
         let mut trajectory = Trajectory::new();
         trajectory.push(Segment::context(None, vec![1, 2], 0)).unwrap();

@@ -415,27 +415,27 @@ async fn invalid_runs_are_rejected_before_start() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
-    let refused = async |overrides: &[&str], start| {
+    let rejected = async |overrides: &[&str], start| {
         let error = run(&dir, &policy, start, overrides).await.unwrap_err();
         assert!(error.is_user_error(), "{error}");
         error.to_string()
     };
-    let nothing = refused(&[], StartMode::Resume).await;
+    let nothing = rejected(&[], StartMode::Resume).await;
     assert!(nothing.contains("holds no run to resume"), "{nothing}");
-    let few = refused(&["phase.0.demonstrations=51"], StartMode::Fresh).await;
+    let few = rejected(&["phase.0.demonstrations=51"], StartMode::Fresh).await;
     assert!(few.contains("`phase.0.demonstrations` is 51, but only 50"), "{few}");
     let long = "agent.system=".to_owned() + &"long ".repeat(400);
-    let long = refused(&[&long], StartMode::Fresh).await;
+    let long = rejected(&[&long], StartMode::Fresh).await;
     assert!(
         long.contains("the context holds 2000") && long.contains("arithmetic-train-3-0"),
         "{long}"
     );
-    let budget = refused(&["agent.max_context_tokens=5"], StartMode::Fresh).await;
+    let budget = rejected(&["agent.max_context_tokens=5"], StartMode::Fresh).await;
     assert!(budget.contains("more than `agent.max_context_tokens` = 5, and with"), "{budget}");
     assert!(!dir.exists(), "a run that cannot start leaves nothing behind");
 
     run(&dir, &policy, StartMode::Fresh, &["eval.tasks=0", "phase.1.steps=1"]).await.unwrap();
-    let other = refused(
+    let other = rejected(
         &["eval.tasks=0", "phase.1.steps=1", "phase.0.learning_rate=0.1"],
         StartMode::Resume,
     )
@@ -448,7 +448,7 @@ async fn invalid_runs_are_rejected_before_start() {
     )
     .await
     .unwrap();
-    let locked = refused(&["eval.tasks=0", "phase.1.steps=1"], StartMode::Resume).await;
+    let locked = rejected(&["eval.tasks=0", "phase.1.steps=1"], StartMode::Resume).await;
     assert!(locked.contains("another process is working"), "{locked}");
     drop(second_trainer);
 

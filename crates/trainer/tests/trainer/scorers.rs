@@ -183,11 +183,12 @@ async fn scorers_are_weighted_and_selected_by_task() {
     }
     assert!(lines.iter().all(|line| line.get("reward/other/mean").is_none()));
 
-    let nobody = "reward.scorers=[{name='other', kind='numeric', when={kind='none'}}]";
+    let no_caller = "reward.scorers=[{name='other', kind='numeric', when={kind='none'}}]";
     let dir = root.path().join("nobody");
-    let error = run(&dir, &short(&[nobody]), &policy, &[], StartMode::Fresh, &mut Notes::default())
-        .await
-        .unwrap_err();
+    let error =
+        run(&dir, &short(&[no_caller]), &policy, &[], StartMode::Fresh, &mut Notes::default())
+            .await
+            .unwrap_err();
     assert!(
         error.is_user_error() && error.to_string().contains("none of other is for it"),
         "{error}"
@@ -475,7 +476,7 @@ async fn group_scorer_compares_attempts_of_group() {
     // A greedy attempt has no group to be compared with.
     let remax = "phase=[{kind='rl', algorithm='remax', steps=1, groups=2, group_size=3, learning_rate=0.05}]";
     let dir = root.path().join("greedy");
-    let refused =
+    let rejected =
         run(&dir, &short(&[scorers, remax]), &policy, &rank, StartMode::Fresh, &mut notes).await;
-    assert!(matches!(refused.unwrap_err(), TrainerError::GreedyUnscorable { phase: 0, .. }));
+    assert!(matches!(rejected.unwrap_err(), TrainerError::GreedyUnscorable { phase: 0, .. }));
 }
