@@ -59,7 +59,7 @@ fn invalid_recipe_is_rejected_with_key() {
     assert_train_rejects(
         &workspace,
         &["--set", "run.seed=two"],
-        &["`run.seed` is the text \"two\"", "must be a whole number"],
+        &["`run.seed` is the string \"two\"", "must be a whole number"],
     );
     assert_train_rejects(
         &workspace,
