@@ -22,7 +22,7 @@ fn normalizer_length_is_checked_in_all_phases() {
     for phase in [0, 1] {
         for (value, shown) in [("-30", "-30"), ("0", "0"), ("nan", "NaN"), ("1e-39", "0.000")] {
             let error = length(phase, value);
-            let want = format!("`phase.{phase}.normaliser.length` is {shown}");
+            let want = format!("`phase.{phase}.normalizer.length` is {shown}");
             assert!(error.contains(&want), "{value}: {error}");
         }
     }

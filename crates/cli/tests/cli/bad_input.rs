@@ -75,7 +75,7 @@ fn invalid_recipe_is_rejected_with_key() {
     assert_train_rejects(
         &workspace,
         &["--set", "agent.tools=['abacus']"],
-        &["\"abacus\"", "there is calculator"],
+        &["\"abacus\"", "the tools are calculator"],
     );
     workspace.replace("recipe.toml", "learning_rate = 1e-3", "lerning_rate = 1e-3");
     assert_train_rejects(
@@ -332,7 +332,7 @@ fn commands_reject_missing_runs_models_and_attempts() {
     assert_command_rejects(&["chat", "model", "--top-p", "2"], &["top_p = 2", "(0, 1]"]);
     assert_command_rejects(
         &["chat", "model", "--tool", "abacus"],
-        &["\"abacus\"", "there is calculator"],
+        &["\"abacus\"", "the tools are calculator"],
     );
     assert_command_rejects(
         &["eval", "recipe.toml", "--tasks", "0", "--set", "eval.unseen_wordings=0"],

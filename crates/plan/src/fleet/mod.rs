@@ -63,11 +63,11 @@ impl Service {
         ];
         if let Some((name, value)) = all.into_iter().find(|(_, value)| !(0.0..=1e6).contains(value))
         {
-            return Err(format!("{name} is {value}; give seconds from 0 to 1e6"));
+            return Err(format!("{name} is {value}, but must be in 0..=1e6 seconds"));
         }
         match batch + sequence > 0.0 {
             true => Ok(()),
-            false => Err("batch and sequence are 0, and a token takes time".into()),
+            false => Err("batch and sequence are both 0, but one of them must be more".into()),
         }
     }
 }
