@@ -16,7 +16,7 @@ use crate::screen;
 /// Runs a step of one group, and reports an estimate of the time of a full step.
 pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, report: &mut Report) {
     let Some((small, groups)) = reduce_recipe(recipe) else {
-        report.note("time", "the recipe has no phase whose step could be measured");
+        report.note("time", "the recipe has no phase to measure");
         return;
     };
     let measured = measure_step(small, environments, host).await;
@@ -67,7 +67,7 @@ async fn measure_step(
     };
     ended.transpose()?;
     let found = first.0.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-    found.ok_or_else(|| anyhow::anyhow!("the step that was to be measured came to no end"))
+    found.ok_or_else(|| anyhow::anyhow!("the measured step did not complete"))
 }
 
 /// An observer that stores the metrics of the first step, and notifies when that step is done.

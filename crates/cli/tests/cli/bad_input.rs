@@ -85,9 +85,10 @@ fn invalid_recipe_is_rejected_with_key() {
     );
     workspace.write("recipe.toml", "[run\nname = 'x'");
     assert_train_rejects(&workspace, &[], &["recipe.toml is not valid TOML", "line 1"]);
-    for (name, part) in
-        [("nowhere.toml", "nowhere.toml does not exist"), ("model", "model holds no recipe.toml")]
-    {
+    for (name, part) in [
+        ("nowhere.toml", "nowhere.toml does not exist"),
+        ("model", "model contains no recipe.toml"),
+    ] {
         let output = workspace.levade().args(["train", name]).output().unwrap();
         assert_contains(&error(&output), &[part, "TOML file"]);
     }
@@ -341,7 +342,7 @@ fn commands_reject_missing_runs_models_and_attempts() {
     assert_command_rejects(&["eval", "recipe.toml", "--model", "./nowhere"], &["does not exist"]);
     assert_command_rejects(
         &["eval", "recipe.toml", "--base", "model"],
-        &["is a model without adapter; leave out --base"],
+        &["is a model without an adapter; leave out --base"],
     );
     assert_command_rejects(
         &["eval", "recipe.toml", "--tasks", "16777217"],
@@ -458,7 +459,7 @@ fn damaged_checkpoint_is_skipped_on_resume() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert_contains(
         &stdout(&output),
-        &["note: checkpoint step-000004 is not whole", "goes on from run/checkpoints/step-000003"],
+        &["note: checkpoint step-000004 is not whole", "resuming from run/checkpoints/step-000003"],
     );
     assert!(workspace.weights("run") == weights, "the weights differ");
 }
