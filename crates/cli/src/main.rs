@@ -64,7 +64,7 @@ mod watch;
 #[global_allocator]
 static ALLOCATOR: allocator::EndingAllocator = allocator::EndingAllocator;
 
-/// Trains language-model agents with reinforcement learning, on this machine, from one recipe.
+/// Train language-model agents with reinforcement learning, on this machine, from one recipe
 #[derive(Parser)]
 #[command(name = "levade", version, long_version = env!("LEVADE_VERSION"), max_term_width = 110, after_help = EXAMPLES)]
 struct Cli {

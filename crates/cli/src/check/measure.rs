@@ -98,7 +98,8 @@ fn describe_time(metrics: &Metrics, groups: usize) -> String {
     match groups {
         1 => format!("a step took {step_seconds:.1} s ({parts})"),
         _ => format!(
-            "a step of {} may take {:.0} s or less: one of a single group took {step_seconds:.1} s ({parts})",
+            "a step of {} may take {:.0} s or less: a step of one group took {step_seconds:.1} s \
+             ({parts})",
             screen::plural(groups as u32, "group"),
             step_seconds * groups as f64
         ),

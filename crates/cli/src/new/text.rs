@@ -7,7 +7,7 @@ use super::{RecipeChoices, Scorer, TaskInput, Tool};
 use crate::screen;
 
 /// Initial content of `tools.py`, with one example tool.
-pub const TOOLS: &str = r#""""Every public function here is a tool; its signature and docstring are what the model is told."""
+pub const TOOLS: &str = r#""""Every public function here is a tool; the model sees its signature and docstring."""
 
 
 def count_letters(word: str, letter: str) -> int:
