@@ -189,7 +189,7 @@ def terms_of(binary: Path, folder: Path, attempt: str, step: int) -> list[dict]:
     try:
         return [json.loads(line) for line in call(binary, folder, *command).splitlines()]
     except RuntimeError as error:
-        if "trained no token of" in str(error):
+        if "trained on no token of" in str(error):
             return []
         raise
 

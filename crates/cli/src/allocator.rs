@@ -71,16 +71,17 @@ fn report_out_of_memory(size: usize) {
     let mut out = std::io::stderr();
     // The process ends, so a failed write cannot be reported.
     let _ =
-        writeln!(out, "\nerror: there is no memory: {size} bytes were asked for and cannot be had");
+        writeln!(out, "\nerror: out of memory: {size} bytes were requested and are not available");
     if let Some(free) = available_memory() {
         let _ = writeln!(
             out,
-            "{} MiB are free, by the machine, its control groups and `ulimit`",
+            "{} MiB are free, according to the machine, its control groups and `ulimit`",
             free >> 20
         );
     }
     let _ = writeln!(
         out,
-        "set `engine.memory_mb` to less, raise the limit, or free memory; a run goes on from its last checkpoint with --resume"
+        "lower `engine.memory_mb`, raise the limit, or free memory; --resume continues a run from \
+         its last checkpoint"
     );
 }

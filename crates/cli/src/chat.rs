@@ -196,7 +196,7 @@ async fn run_chat(
     let mut chat = ChatSession { format, talk: talk.await.map_err(anyhow::Error::msg)?, keys };
     let is_terminal = std::io::stdin().is_terminal();
     if is_terminal {
-        eprintln!("{}", style.dim("/reset begins anew, /quit ends"));
+        eprintln!("{}", style.dim("/reset starts a new conversation, /quit ends it"));
     }
     let mut lines = stdin_lines();
     let code = loop {
@@ -242,7 +242,7 @@ fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
         return Ok(None);
     }
     let line = String::from_utf8(bytes).unwrap_or_else(|error| {
-        note("the input is not UTF-8; what cannot be read stands as \u{FFFD}");
+        note("the input is not UTF-8; invalid bytes are replaced with \u{FFFD}");
         String::from_utf8_lossy(error.as_bytes()).into_owned()
     });
     Ok(Some(line))
@@ -273,10 +273,13 @@ impl ChatSession {
             return Ok(());
         };
         match finish {
-            Finish::MaxTokens => note("cut at --max-tokens"),
-            Finish::Context => note("the context is full; /reset begins a new conversation"),
+            Finish::MaxTokens => note("truncated at --max-tokens"),
+            Finish::Context => note("the context is full; /reset starts a new conversation"),
             Finish::MaxTurns => {
-                note(&format!("no answer after {} replies (agent.max_turns)", self.keys.max_turns));
+                note(&format!(
+                    "no final answer after {} turns (agent.max_turns)",
+                    self.keys.max_turns
+                ));
             }
             Finish::Answered | Finish::Ended | Finish::Deadline | Finish::Failed => {}
         }

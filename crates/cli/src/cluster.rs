@@ -33,15 +33,15 @@ enum Command {
 /// Uses uv if it is installed, and otherwise venv and pip. Nothing else on the machine changes.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  levade cluster setup --into envs/torch                     for the processors of this machine
+  levade cluster setup --into envs/torch                     for the CPUs of this machine
   levade cluster setup --into envs/torch --torch-index https://download.pytorch.org/whl/cu130")]
 struct Setup {
     /// Directory of the environment
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     into: PathBuf,
 
     /// Directory of the package: python/levade_torch in Levade's source
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
 
     /// Python interpreter that creates the environment, by name or path (3.11 or later)
@@ -98,7 +98,8 @@ fn install(args: Setup) -> anyhow::Result<ExitCode> {
         screen::path(&environment.dir)
     ));
     screen::print_line(&format!(
-        "\nin a recipe\n  [cluster.learner]\n  kind = \"torch\"\n  start = true\n  python = {:?}",
+        "\nuse it in a recipe:\n  [cluster.learner]\n  kind = \"torch\"\n  start = true\n  \
+         python = {:?}",
         python.display().to_string()
     ));
     Ok(ExitCode::SUCCESS)
@@ -112,7 +113,7 @@ fn take_part(args: Join) -> anyhow::Result<ExitCode> {
     match outcome {
         JoinOutcome::Finished => Ok(ExitCode::SUCCESS),
         JoinOutcome::Replaced => {
-            eprintln!("another process has taken the part of machine {}; this one ends", part.node);
+            eprintln!("another process has joined as machine {}; this process exits", part.node);
             Ok(ExitCode::SUCCESS)
         }
         JoinOutcome::Stopped => Ok(ExitCode::from(INTERRUPTED)),

@@ -137,8 +137,8 @@ async fn warn_if_trained_on(tasks: &Tasks, model: &str) {
     let question: String = first.question.chars().take(80).collect();
     let num_tasks: usize = tasks.eval.iter().map(|slice| slice.tasks.len()).sum();
     eprintln!(
-        "warning: the model was trained on {} of these {num_tasks} tasks, so its success at them says little about \
-         others; one of them is {}: {question:?}",
+        "warning: the model was trained on {} of these {num_tasks} tasks, so its success on them \
+         says little about other tasks; one of them is {}: {question:?}",
         trained.len(),
         first.id
     );
@@ -182,7 +182,7 @@ async fn measure(
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host)?;
     if needs_adapter && found.adapter.is_none() {
         let source = &recipe.model.source;
-        return Err(unusable(format!("{source} is a model without adapter; leave out --base")));
+        return Err(unusable(format!("{source} is a model without an adapter; leave out --base")));
     }
     let files = &found.files;
     let dim = Style::stderr().dim("model ");

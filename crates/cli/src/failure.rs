@@ -66,7 +66,8 @@ pub fn message(error: &anyhow::Error) -> String {
     }
     if let Some(TrainerError::Policy(PolicyError::Deadline(..))) = error.downcast_ref() {
         return format!(
-            "{error}\nraise `engine.call_seconds` where the machine is only slow; a run goes on from its last checkpoint with --resume"
+            "{error}\nraise `engine.call_seconds` if the machine is only slow; --resume continues \
+             a run from its last checkpoint"
         );
     }
     error.to_string()

@@ -14,7 +14,7 @@ use crate::screen::{self, Style};
 /// # Errors
 /// Returns an error if the path of this binary is unknown.
 pub fn supervisor() -> anyhow::Result<Supervisor> {
-    Supervisor::from_current_exe().context("this program's own file is not found")
+    Supervisor::from_current_exe().context("cannot find the executable of this program")
 }
 
 /// Returns the host of a subcommand that does not start a run. It prints setup events.

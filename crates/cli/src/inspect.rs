@@ -31,7 +31,7 @@ mod list;
 #[command(after_help = "Examples:
   levade inspect runs/calculator                        the steps
   levade inspect runs/calculator --step 3               the attempts of step 3 (of the last phase)
-  levade inspect runs/calculator --best --step 3        the one that earned most
+  levade inspect runs/calculator --best --step 3        the attempt with the largest reward
   levade inspect runs/calculator --attempt train/1/3/0/2 --logprobs
   levade inspect runs/calculator --attempt train/1/3/0/2 --terms --token 41
   levade inspect runs/calculator --eval --phase 0       the attempts of evaluations
@@ -110,7 +110,9 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     if args.attempt.is_some() && args.step.is_some() && !args.terms {
-        return Err(unusable("--step with --attempt selects the step of --terms".to_owned()));
+        return Err(unusable(
+            "--step with --attempt selects the step of --terms, which is not set".to_owned(),
+        ));
     }
     let run = RunDir::open(&args.run)?;
     let store = run.open_store().await?;
@@ -287,11 +289,12 @@ fn format_attempt(
         let name = if *forked { "fork" } else { "drift" };
         let _ = writeln!(
             text,
-            "{name:10} before turn {turn} the template prints {printed:?} where the record has {recorded:?}"
+            "{name:10} before turn {turn} the template renders {printed:?}, but the recorded text \
+             is {recorded:?}"
         );
     }
     for ContextTruncation { turn, agent, message: why } in &attempt.outcome.context_truncations {
-        let _ = writeln!(text, "{:10} turn {turn} of {agent}: {why}", "cut");
+        let _ = writeln!(text, "{:10} turn {turn} of {agent}: {why}", "truncated");
     }
     if let Some(program) = attempt.outcome.scorer_inputs.get("program") {
         text += &calls(&program["calls"]);
@@ -346,8 +349,8 @@ fn systems(counts: &serde_json::Value) -> String {
     match joined + moved {
         0 => String::new(),
         _ => format!(
-            "{:10} the chat template does not print all of them where they stand: {joined} joined with the first, \
-             {moved} later ones in a user's turn or merged\n",
+            "{:10} the chat template does not render all system messages at their positions: \
+             {joined} joined with the first, {moved} later ones in a user message or merged\n",
             "systems"
         ),
     }
@@ -427,7 +430,7 @@ fn fields(value: &serde_json::Value) -> String {
 /// reason is added if the segment is masked.
 fn heading(segment: &Segment, trains: bool) -> String {
     let kind = match segment.kind {
-        Kind::Context => "given",
+        Kind::Context => "context",
         Kind::Sampled => "sampled",
         Kind::Demonstrated => "demonstrated",
     };
@@ -560,9 +563,10 @@ mod tests {
             "advantage  none",
             "task       id: \"t\"\n",
             "outcome    final_text: \"4\" · finish: \"answered\"",
-            "\nfork       before turn 1 the template prints \"4\" where the record has \"<think>\"\n\
-             cut        turn 1 of default: it was long\n",
-            "── given, turn 0, 2 tokens\nab\n",
+            "\nfork       before turn 1 the template renders \"4\", but the recorded text is \
+             \"<think>\"\n\
+             truncated  turn 1 of default: it was long\n",
+            "── context, turn 0, 2 tokens\nab\n",
             "── sampled, turn 0, 2 tokens, temperature 1, weights 7, log p -1.0000 on average\n[c][<|im_end|>]\n",
             "── sampled, turn 0, 2 tokens, temperature 0, weights 7, log p -1.0000 on average, masked: decoded greedily\n",
             "    -0.50000       99  \"c\"\n",

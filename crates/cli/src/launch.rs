@@ -38,7 +38,7 @@ pub struct Args {
     overrides: Vec<Override>,
 
     /// Run directory, instead of the recipe's run.folder
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
 
     /// Print the files and commands without writing or submitting anything
@@ -111,7 +111,7 @@ struct K8s {
 
     /// Volume claim that all pods share and its mount point, for --on k8s; the run directory, the
     /// model and the environment must be below it; can be repeated
-    #[arg(long = "claim", value_name = "NAME:FOLDER")]
+    #[arg(long = "claim", value_name = "NAME:DIR")]
     claims: Vec<String>,
 
     /// Namespace, for --on k8s
@@ -198,7 +198,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(code))
         }
         LaunchOutcome::Detached { watch, end } => {
-            screen::print_line(&format!("it goes on\nwatch it  {watch}\nend it    {end}"));
+            screen::print_line(&format!("the run continues\nwatch it  {watch}\nend it    {end}"));
             Ok(ExitCode::SUCCESS)
         }
     }

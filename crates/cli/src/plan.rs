@@ -85,13 +85,13 @@ pub struct Args {
     turns: Option<usize>,
 
     /// Standard deviation of the sampled tokens per attempt over their mean, for --fleet
-    #[arg(long, value_name = "FRACTION", default_value_t = 0.5)]
+    #[arg(long, value_name = "RATIO", default_value_t = 0.5)]
     spread: f64,
 
     /// Trained tokens divided by the sum of sampled tokens and one prompt per group, for --fleet;
     /// below 1 if groups have zero variance, or if completions share prefixes, which are trained on
     /// once
-    #[arg(long, alias = "learnt", value_name = "FRACTION", default_value_t = 1.0)]
+    #[arg(long, alias = "learnt", value_name = "RATIO", default_value_t = 1.0)]
     trained: f64,
 
     /// JSON file with measured times in seconds, for --fleet, instead of those of the device:
@@ -140,7 +140,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         simulate_fleets(args, &recipe, &shape, device, (&servers, completion, handoff))?;
     }
     let Some(device) = device else {
-        screen::print_line("\nname a device with --device for tokens a second, time and cost");
+        screen::print_line("\nset --device to estimate tokens per second, time and cost");
         return Ok(ExitCode::SUCCESS);
     };
     let work = time::Work {
@@ -236,7 +236,7 @@ fn print_learner(
     let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else {
         if files.is_none() {
             screen::print_line(
-                "the embedded engine learns: its plan needs the model itself, leave out --config",
+                "the embedded engine trains: its plan needs the model files; leave out --config",
             );
             return Ok(none);
         }
@@ -264,7 +264,8 @@ fn print_learner(
     if is_colocated {
         let host = moved.saturating_mul(keys.processes_per_node().into());
         screen::print_line(&format!(
-            "          {} GiB beside it of a server that sleeps; {} GiB of each machine's memory while servers sample",
+            "          {} GiB more for a sleeping server; {} GiB of each machine's memory while \
+             servers sample",
             gib(sleeping_server),
             gib(host)
         ));
@@ -272,7 +273,7 @@ fn print_learner(
     warn_if_too_large(
         total.saturating_add(sleeping_server),
         device.filter(|_| keys.gpus > 0),
-        "take more processes, --checkpoint-activations, `tp`, `pp`, or fewer \
+        "use more processes, --checkpoint-activations, `tp` or `pp`, or lower \
          `engine.micro_batch_tokens`",
     );
     let ranks =
@@ -317,7 +318,8 @@ fn print_samplers(
     let count = match devices {
         Some(devices) if !devices.is_multiple_of(tensor) || devices < tensor => {
             return Err(unusable(format!(
-                "--devices {devices} do not make up servers of {tensor} (`cluster.samplers.gpus`); give a multiple"
+                "--devices is {devices}, but must be a multiple of {tensor}, the devices of a \
+                 server (`cluster.samplers.gpus`)"
             )));
         }
         Some(devices) => devices / tensor,
@@ -338,7 +340,8 @@ fn print_samplers(
     let each =
         if tensor > 1 { format!("servers of {tensor} devices, each ") } else { String::new() };
     screen::print_line(&format!(
-        "{} {each}{} GiB of weights (bf16) and {} GiB for keys and values, {} GiB for a path of {context} tokens",
+        "{} {each}{} GiB of weights (bf16) and {} GiB of KV cache, {} GiB for a sequence of \
+         {context} tokens",
         style.bold("sampler"),
         gib(weights),
         gib(room),
@@ -347,23 +350,24 @@ fn print_samplers(
     if learner.resident > 0 {
         let resident = gib(learner.resident);
         screen::print_line(&format!(
-            "          {resident} GiB of each device stay with the learner that has left it"
+            "          {resident} GiB of each device stay with the offloaded learner"
         ));
     }
     if max_attempts == 0 {
         let (who, way) = match tensor {
             1 => (
                 format!("a {} does", device.name),
-                "sample with several devices to a server (`cluster.samplers.gpus`)",
+                "use several devices per server (`cluster.samplers.gpus`)",
             ),
             _ => (format!("{tensor} of {} do", device.name), "raise `cluster.samplers.gpus`"),
         };
         return Err(unusable(format!(
-            "{who} not hold the model and one path of {context} tokens: lower `model.context`, or {way}"
+            "{who} not hold the model and one sequence of {context} tokens: lower `model.context`, \
+             or {way}"
         )));
     }
     screen::print_line(&format!(
-        "          {} of {attempts} attempts run together on each of {count}",
+        "          {} of {attempts} attempts run concurrently on each of {count}",
         attempts_per_server.min(max_attempts)
     ));
     Ok(SamplerEstimate { tensor, count, running: attempts_per_server.min(max_attempts) })
@@ -392,7 +396,7 @@ fn simulate_fleets(
         }
         (None, None) => {
             return Err(unusable(
-                "--fleet needs to know how long things take: name a --device, or give measured seconds with --service",
+                "--fleet needs times: set --device, or pass measured times with --service",
             ));
         }
     };
@@ -401,7 +405,7 @@ fn simulate_fleets(
         Phase::Sft(_) => None,
     });
     let (index, keys) =
-        keys.ok_or_else(|| unusable("--fleet needs a phase that makes attempts (kind = \"rl\")"))?;
+        keys.ok_or_else(|| unusable("--fleet needs a phase of kind \"rl\" in the recipe"))?;
     let disaggregated =
         recipe.cluster.learner.is_some() && recipe.cluster.placement == Placement::Disaggregated;
     let min_devices = if disaggregated { 2 } else { 1 };
@@ -452,8 +456,8 @@ fn simulate_fleets(
         let largest = counts.into_iter().max_by_key(|(_, value)| *value);
         let (name, value) = largest.unwrap_or_default();
         return Err(unusable(format!(
-            "--fleet would simulate {num_completions} replies of the largest fleet, more than {}: lower {name}, which is {value}, or \
-             give fleets of which none is so much larger than the smallest",
+            "--fleet would simulate {num_completions} completions of the largest fleet, more than \
+             {}: lower {name}, which is {value}, or set fleet sizes that differ less",
             fleet::MAX_COMPLETIONS
         )));
     }
@@ -483,7 +487,7 @@ fn print_phase(
     let step = work.step(shape, device, attempts, passes);
     let style = Style::stdout();
     screen::print_line(&format!(
-        "{} {index}: {} attempts a step, {} tokens sampled, {} learnt from",
+        "{} {index}: {} attempts per step, {} tokens sampled, {} trained on",
         style.bold("phase  "),
         attempts.sampled,
         screen::count(step.sampled),
@@ -491,17 +495,17 @@ fn print_phase(
     ));
     let seconds = step.seconds(keys.staleness > 0 && work.learners > 0);
     let handoff = if step.handoff_seconds > 0.0 {
-        format!("turns {:.0} s, ", step.handoff_seconds)
+        format!("device handoff {:.0} s, ", step.handoff_seconds)
     } else {
         String::new()
     };
     let bubble = match step.bubble {
         0.0 => String::new(),
-        bubble => format!(", {:.0} % of it waits for other stages", 100.0 * bubble),
+        bubble => format!(", {:.0} % of it waiting for other stages", 100.0 * bubble),
     };
     screen::print_line(&format!(
-        "          sampling {:.0} s ({} tokens/s), learning {:.0} s ({} tokens/s{bubble}), {handoff}together {seconds:.0} s \
-         a step",
+        "          sampling {:.0} s ({} tokens/s), learning {:.0} s ({} tokens/s{bubble}), \
+         {handoff}together {seconds:.0} s per step",
         step.sampling,
         screen::count((step.sampled as f64 / step.sampling) as u64),
         step.learning,

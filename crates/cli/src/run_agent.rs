@@ -129,14 +129,15 @@ async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
         screen::print(&inspect::calls(&program["calls"]));
     }
     screen::print_line(&format!(
-        "recorded   {sampled} replies of {} tokens on {} paths · drift before {} turns · {:?}",
+        "recorded   {sampled} completions of {} tokens in {} sequences · drift before {} turns · \
+         {:?}",
         outcome.sampled_tokens,
         made.trajectory.leaves().len(),
         outcome.drift.len(),
         outcome.finish,
     ));
     for failure in &outcome.warnings {
-        screen::print_line(&format!("trouble    {}: {}", failure.source, failure.message));
+        screen::print_line(&format!("warning    {}: {}", failure.source, failure.message));
     }
     screen::print_line(&format!("answer     {}", outcome.final_text));
     Ok(if outcome.error.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -185,7 +185,8 @@ async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         None if args.bind.ip().is_loopback() => Vec::new(),
         None => {
             return Err(unusable(format!(
-                "whoever reaches {} could run code; name a file of keys with --key-file, or listen at 127.0.0.1",
+                "without keys, every client that reaches {} could run code; name a file of keys \
+                 with --key-file, or listen at 127.0.0.1",
                 args.bind.ip()
             )));
         }
@@ -209,7 +210,9 @@ async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     eprintln!("{} http://{}", Style::stderr().dim("serving   "), listener.local_addr()?);
     let first = || {
         let note = Style::stderr().dim("note      ");
-        eprintln!("{note} no new runs; those under way end first (again to stop at once)");
+        eprintln!(
+            "{note} new runs are rejected; waiting for runs in flight (again to stop at once)"
+        );
     };
     signals.serve(|stop| serve(&service, listener, stop), first).await
 }
@@ -226,7 +229,7 @@ fn read_keys(path: &Path) -> anyhow::Result<Vec<String>> {
         text.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect();
     if keys.is_empty() {
         return Err(unusable(format!(
-            "--key-file: there is no key in {}; put one a line",
+            "--key-file: there is no key in {}; write one key per line",
             screen::path(path)
         )));
     }
@@ -239,9 +242,8 @@ async fn run_once(args: &RunArgs) -> anyhow::Result<ExitCode> {
         None if args.file.extension().is_some_and(|ending| ending == "sh") => "bash",
         None => "python",
     };
-    let language = Language::from_name(name).ok_or_else(|| {
-        unusable(format!("--language: {name:?} is not run here; python and bash are"))
-    })?;
+    let language = Language::from_name(name)
+        .ok_or_else(|| unusable(format!("--language is {name:?}, but must be python or bash")))?;
     let mut code = String::new();
     let read = if args.file == Path::new("-") {
         std::io::stdin().read_to_string(&mut code).map(drop)

@@ -63,7 +63,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         args.out.as_ref().filter(|out| path(out).is_some() && path(out) == path(&args.file))
     {
         return Err(unusable(format!(
-            "--out {} is the file of replies; name another file",
+            "--out {} is the file of completions; name another file",
             out.display()
         )));
     }
@@ -104,7 +104,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 /// Formats the success and the mean score of the completions that have a score, on one line.
 fn summary(scored: u64, success: Option<Interval>, score: Option<Interval>) -> String {
-    let Some(success) = success else { return "no reply has a score".into() };
+    let Some(success) = success else { return "no completion has a score".into() };
     let percent = |fraction: f64| 100.0 * fraction;
     let mut line = format!(
         "{:.1} % right of {scored} (95 %: {:.1}–{:.1})",
@@ -145,7 +145,8 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredComple
             (None, Err(error)) => {
                 let unknown = id.filter(|_| row.fields.get("question").is_none()).map(|id| {
                     format!(
-                        "{}: no task of the recipe has the id {id:?}, and the row is no task of its own: ",
+                        "{}: no task of the recipe has the id {id:?}, and the row does not define \
+                         a task: ",
                         row.id
                     )
                 });
@@ -226,7 +227,8 @@ async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<St
         Err(error) => {
             let note = Style::stderr().dim("note:");
             eprintln!(
-                "{note} the tasks of the recipe cannot be read, so replies need answers of their own: {error}"
+                "{note} the tasks of the recipe cannot be read, so each row needs its own expected \
+                 answer: {error}"
             );
         }
     }
@@ -279,10 +281,11 @@ fn completion(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<Str
         Some(Value::String(text)) => Ok(text.clone()),
         Some(Value::Number(number)) => Ok(number.to_string()),
         Some(other) => {
-            Err(unusable(format!("{}: the reply is {other}, but it must be a text", row.id)))
+            Err(unusable(format!("{}: the completion is {other}, but must be a string", row.id)))
         }
         None => Err(unusable(format!(
-            "{} has no reply in {}; its fields are {}: name the one with the reply, with --reply",
+            "{} has no completion in {}; its fields are {}: name the field of the completion with \
+             --completion",
             row.id,
             fields.join(", "),
             row.fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ")

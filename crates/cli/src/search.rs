@@ -44,7 +44,7 @@ struct IndexArgs {
     corpus: PathBuf,
 
     /// Directory of the index, which must not exist yet
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     out: PathBuf,
 
     /// Analyzer that splits texts into terms: english (stop words removed, words stemmed) or plain

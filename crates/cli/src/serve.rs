@@ -133,8 +133,8 @@ pub fn read_keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<Str
     let keys: Vec<String> = keys.collect();
     if keys.is_empty() && !host.is_loopback() {
         return Err(unusable(format!(
-            "whoever reaches {host} could {what}; put keys into the environment variable {name}, separated by commas, \
-             or listen at 127.0.0.1"
+            "without API keys, every client that reaches {host} could {what}; put keys into the \
+             environment variable {name}, separated by commas, or listen at 127.0.0.1"
         )));
     }
     Ok(keys)
@@ -164,7 +164,7 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
         let (name, source) = parse_model_argument(argument);
         if models.iter().any(|model| model.party.model == name) {
             return Err(unusable(format!(
-                "two models are called {name:?}; name them apart as NAME=SOURCE"
+                "two models are named {name:?}; give each another name, as NAME=SOURCE"
             )));
         }
         models.push(start_model(args, name, source).await?);
@@ -173,7 +173,7 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
         let model = external_model(args, argument)?;
         if models.iter().any(|other| other.party.model == model.party.model) {
             return Err(unusable(format!(
-                "two models are called {:?}; name them apart",
+                "two models are named {:?}; give each another name",
                 model.party.model
             )));
         }
@@ -193,7 +193,7 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
     eprintln!("{} {} at http://{address}/v1", Style::stderr().dim("serving"), names.join(", "));
     let first = || {
         eprintln!(
-            "{} no new calls; those under way end first (again to stop at once)",
+            "{} new calls are rejected; waiting for calls in flight (again to stop at once)",
             Style::stderr().dim("note  ")
         );
     };

@@ -10,7 +10,7 @@ use clap_complete::Shell;
 
 use crate::failure::unusable;
 
-/// Prints a script that completes commands and options in a shell.
+/// Print a script that completes commands and options in a shell
 ///
 /// bash: levade completions bash > ~/.local/share/bash-completion/completions/levade
 /// zsh:  levade completions zsh > DIR/_levade, for a DIR in $fpath
@@ -22,7 +22,7 @@ pub struct Completions {
     shell: Shell,
 }
 
-/// Writes the manual pages levade.1, levade-train.1, …
+/// Write the manual pages levade.1, levade-train.1, …
 ///
 /// Read them with `man DIR/levade.1`, or install them in ~/.local/share/man/man1.
 #[derive(clap::Args)]

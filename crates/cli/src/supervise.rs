@@ -64,7 +64,7 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
         let why = cause(status);
         if failures > restarts {
             eprintln!(
-                "{} the run {why}; it has been started again {} in a row",
+                "{} the run {why}; it has been restarted {} in a row",
                 style.red("error:"),
                 screen::plural(restarts, "time")
             );
@@ -72,7 +72,7 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
         }
         let pause = Duration::from_secs(1 << failures.min(5));
         eprintln!(
-            "{} the run {why} after {}; starting it again in {} s ({failures} of {restarts})",
+            "{} the run {why} after {}; restarting it in {} s ({failures} of {restarts})",
             style.dim("note:"),
             screen::clock(start.elapsed()),
             pause.as_secs()
@@ -104,8 +104,10 @@ fn cause(status: ExitStatus) -> String {
     {
         use std::os::unix::process::ExitStatusExt;
         match status.signal() {
-            Some(9) => return "was killed (signal 9: out of memory, or somebody's wish)".into(),
-            Some(signal) => return format!("died of signal {signal}"),
+            Some(9) => {
+                return "was killed (signal 9: out of memory, or another process killed it)".into();
+            }
+            Some(signal) => return format!("was ended by signal {signal}"),
             None => {}
         }
     }

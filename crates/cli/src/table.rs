@@ -57,7 +57,7 @@ fn format_uncalled(UncalledTools { attempt, completion, reason: why }: &Uncalled
     let more = if end < completion.len() { " …" } else { "" };
     let shown = format!("{}{more}", &completion[..end]);
     let shown: Vec<String> = shown.lines().map(|line| format!("  | {line}\n")).collect();
-    format!("  no tool answered a call; of the first reply of {attempt}: {why}\n{}", shown.concat())
+    format!("  no tool returned a result; first completion of {attempt}: {why}\n{}", shown.concat())
 }
 
 /// Formats evaluations as a table with one row each: first the overall results, then those of each
@@ -84,8 +84,8 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
     let counted = first.slices.iter().filter(|slice| !slice.apart).count();
     for slice in first.slices.iter().filter(|slice| slice.apart || counted > 1) {
         let note = match (slice.selects, slice.apart) {
-            (true, _) => " (apart: these choose the best checkpoint)",
-            (_, true) => " (apart: not in the result above)",
+            (true, _) => " (separate: these select the best checkpoint)",
+            (_, true) => " (separate: not in the result above)",
             _ => "",
         };
         text.push_str(&format!("\n{}\n", style.bold(&format!("{}{note}", slice.name))));
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(rows[3][..4], ["after", "grpo", "100.0", "%"]);
         // The only slice that counts is not repeated. The other slice is reported separately.
         assert!(!text.contains("\narithmetic"), "{text}");
-        assert_eq!(rows[5][..2], ["unseen", "(apart:"]);
+        assert_eq!(rows[5][..2], ["unseen", "(separate:"]);
         assert_eq!(rows[6][2..4], ["25.0", "%"]);
         assert_eq!(rows.len(), 9);
         assert_eq!(milestones(&[]).len(), 0);
@@ -227,7 +227,7 @@ mod tests {
         });
         for text in [table(&[&result], Style::default()), line(&result)] {
             let at = text
-                .find("  no tool answered a call; of the first reply of eval/0/0/0/0: it has no")
+                .find("  no tool returned a result; first completion of eval/0/0/0/0: it has no")
                 .unwrap();
             let lines: Vec<&str> = text[at..].lines().collect();
             assert_eq!(lines[1], "  | one");

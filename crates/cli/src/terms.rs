@@ -35,7 +35,7 @@ pub async fn format_terms(
     recipe.run.folder = std::path::absolute(dir)?;
     if recipe.cluster.learner.is_some() {
         return Err(unusable(
-            "--terms does a step again on the engine of this machine, but this run has a learner elsewhere"
+            "--terms replays a step on the embedded engine, but this run has an external learner"
                 .to_owned(),
         ));
     }
@@ -73,7 +73,7 @@ pub async fn format_terms(
     }
     if text.is_empty() {
         let location = token.map_or(String::new(), |token| format!(" at index {token}"));
-        Err(unusable(format!("step {step} trained no token of {}{location}", attempt.slot)))
+        Err(unusable(format!("step {step} trained on no token of {}{location}", attempt.slot)))
     } else {
         Ok(text)
     }
@@ -91,10 +91,11 @@ fn write_head(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)
     let _ = match sum.to_bits() == total.to_bits() {
         true if updates > 1 => writeln!(
             text,
-            "all terms of the step add up to {sum:e}, to the bit; by its {updates} updates: its loss, {:e}",
+            "all terms of the step add up to {sum:e}, bit for bit; divided by its {updates} \
+             updates: its loss, {:e}",
             policy.loss()
         ),
-        true => writeln!(text, "all terms of the step add up to its loss, {sum:e}, to the bit"),
+        true => writeln!(text, "all terms of the step add up to its loss, {sum:e}, bit for bit"),
         false => {
             writeln!(text, "all terms of the step add up to {total:e}, but the learner has {sum:e}")
         }

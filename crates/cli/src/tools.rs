@@ -56,7 +56,7 @@ pub struct Args {
 pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let object = |option: &str, text: &str| {
         serde_json::from_str::<Map<String, Value>>(text)
-            .map_err(|error| unusable(format!("{option} {text:?} is no JSON object: {error}")))
+            .map_err(|error| unusable(format!("{option} {text:?} is not a JSON object: {error}")))
     };
     let arguments = object("--arguments", &args.arguments)?;
     let row = object("--row", &args.row)?;
@@ -119,7 +119,7 @@ async fn call(tools: &mut OpenTools, name: &str, arguments: Map<String, Value>) 
         .await;
     let style = Style::stderr();
     for observation in &observations {
-        eprintln!("{} {:?} in {:.2?}", style.dim("answer"), observation.kind, started_at.elapsed());
+        eprintln!("{} {:?} in {:.2?}", style.dim("result"), observation.kind, started_at.elapsed());
         screen::print_line(&observation.text);
     }
     let is_ok = observations.iter().all(|observation| observation.kind == ObservationKind::Ok);

@@ -46,7 +46,7 @@ pub struct Args {
 
     /// Run directory, instead of the recipe's run.folder (by default runs/NAME in the working
     /// directory)
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
 }
 
@@ -58,7 +58,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         if !recipe.run.store.is_durable() {
             let store = &recipe.run.store;
             return Err(unusable(format!(
-                "--restarts {} needs a record that outlives a process, and `run.store` is \"{store}\"; leave out one of them",
+                "--restarts {} needs a store that outlives the process, but `run.store` is \
+                 \"{store}\"; leave out one of them",
                 args.restarts
             )));
         }
@@ -100,7 +101,7 @@ async fn train(args: Args, recipe: Recipe, start: StartMode) -> anyhow::Result<E
         Some(RunEnd::Stopped { done, steps, .. }) => format!("after step {done} of {steps}"),
         None => "together with its learner".into(),
     };
-    eprintln!("stopped {after}; go on with\n  {}", resume_command(&args));
+    eprintln!("stopped {after}; resume with\n  {}", resume_command(&args));
     Ok(ExitCode::from(INTERRUPTED))
 }
 
@@ -149,8 +150,8 @@ fn print_summary(summary: &Summary, dir: &Path) {
     for (source, times, first) in summary.warnings.iter() {
         let times = screen::plural(times as u32, "time");
         screen::print_line(&format!(
-            "{} {source} went wrong {times}, first: {first}",
-            style.dim("trouble")
+            "{} {source} failed {times}, first: {first}",
+            style.dim("warning")
         ));
     }
     let steps = screen::plural(summary.steps, "step");

@@ -155,7 +155,7 @@ impl Observer for Watch {
                 (self.done, self.steps) = (*done, *steps);
                 if let Some(path) = from {
                     self.bars.print_line(&format!(
-                        "goes on from {} (step {done} of {steps})",
+                        "resuming from {} (step {done} of {steps})",
                         screen::path(path)
                     ));
                 }

@@ -31,7 +31,7 @@ impl Device {
         let found = ALL.iter().find(|device| device.name.eq_ignore_ascii_case(name));
         found.ok_or_else(|| {
             let names: Vec<&str> = ALL.iter().map(|device| device.name).collect();
-            format!("--device {name:?} is not known; known are {}", names.join(", "))
+            format!("--device is {name:?}, but must be one of {}", names.join(", "))
         })
     }
 }
@@ -43,6 +43,6 @@ mod tests {
     #[test]
     fn named_ignores_case_and_lists_devices() {
         assert_eq!(Device::by_name("H100").unwrap().memory, 80 << 30);
-        assert!(Device::by_name("h1").unwrap_err().contains("known are a100, h100"));
+        assert!(Device::by_name("h1").unwrap_err().contains("must be one of a100, h100"));
     }
 }

@@ -54,11 +54,11 @@ pub fn check_split(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
     let pp = u64::from(keys.pp);
     if pp > shape.layers {
         return Err(format!(
-            "`cluster.learner.pp` is {pp}, and the model has {} layers: a stage needs one",
+            "`cluster.learner.pp` is {pp}, but the model has {} layers: every stage needs one",
             shape.layers
         ));
     }
-    for (what, count) in [("heads", shape.heads), ("heads of keys and values", shape.kv_heads())] {
+    for (what, count) in [("heads", shape.heads), ("key-value heads", shape.kv_heads())] {
         if !count.is_multiple_of(tp) {
             return Err(format!(
                 "`cluster.learner.tp` is {tp}, which does not divide the model's {count} {what}"
@@ -68,7 +68,7 @@ pub fn check_split(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
     match shape.experts() {
         _ if ep == 1 => Ok(()),
         None => {
-            Err(format!("`cluster.learner.ep` is {ep}, and the model has no experts; leave it out"))
+            Err(format!("`cluster.learner.ep` is {ep}, but the model has no experts; leave it out"))
         }
         Some(experts) if !experts.is_multiple_of(ep) => Err(format!(
             "`cluster.learner.ep` is {ep}, which does not divide the model's {experts} experts"
@@ -100,7 +100,7 @@ pub fn total(plan: &[(&str, Bytes)]) -> Bytes {
 
 /// Purposes of memory that a colocated learner offloads when it hands its devices to the sampler.
 const OFFLOADED: [&str; 4] =
-    ["weights, f32", "gradients and moments, f32", "frozen reference", "critic with its optimiser"];
+    ["weights, f32", "gradients and moments, f32", "frozen reference", "critic with its optimizer"];
 
 /// Returns the bytes per process that a device handoff offloads to host memory and loads back.
 pub fn offloaded_bytes(plan: &[(&str, Bytes)]) -> Bytes {
@@ -230,11 +230,11 @@ impl Learner {
         vec![
             ("weights, f32", shard(F32 * parameters)),
             ("gradients and moments, f32", optimizer),
-            ("blocks as they are gathered", gathered),
+            ("gathered blocks", gathered),
             ("activations", activations.saturating_add(mask)),
             ("logits", head),
             ("frozen reference", frozen),
-            ("critic with its optimiser", critic),
+            ("critic with its optimizer", critic),
             ("PyTorch itself", runtime),
         ]
     }
@@ -356,15 +356,15 @@ mod tests {
             (
                 keys(8, 1, 1),
                 &dense,
-                "`cluster.learner.tp` is 8, which does not divide the model's 4 heads of keys",
+                "`cluster.learner.tp` is 8, which does not divide the model's 4 key-value heads",
             ),
             (
                 keys(3, 1, 1),
                 &dense,
                 "`cluster.learner.tp` is 3, which does not divide the model's 8 heads",
             ),
-            (keys(1, 1, 3), &dense, "`cluster.learner.pp` is 3, and the model has 2 layers"),
-            (keys(1, 2, 1), &dense, "`cluster.learner.ep` is 2, and the model has no experts"),
+            (keys(1, 1, 3), &dense, "`cluster.learner.pp` is 3, but the model has 2 layers"),
+            (keys(1, 2, 1), &dense, "`cluster.learner.ep` is 2, but the model has no experts"),
             (
                 keys(1, 4, 1),
                 &mixed,

@@ -78,12 +78,15 @@ impl Shape {
     fn parse_unsupported(text: &str) -> Result<Self, String> {
         let mut config: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if let Some(Value::Object(inner)) = config.get_mut("text_config").map(Value::take) {
-            let Some(outer) = config.as_object_mut() else { return Err("it is no table".into()) };
+            let Some(outer) = config.as_object_mut() else {
+                return Err("it is not a JSON object".into());
+            };
             outer.extend(inner);
         }
         if !config["kv_lora_rank"].is_null() {
             return Err(
-                "it has latent attention (kv_lora_rank), which `levade plan` does not know".into(),
+                "it has latent attention (kv_lora_rank), which `levade plan` does not support"
+                    .into(),
             );
         }
         let kinds =
@@ -92,7 +95,7 @@ impl Shape {
             .into_iter()
             .find(|kind| !kind.ends_with("_attention") || *kind == "linear_attention")
         {
-            return Err(format!("it has layers of {odd}, which `levade plan` does not know"));
+            return Err(format!("it has layers of {odd}, which `levade plan` does not support"));
         }
         serde_json::from_value(config).map_err(|error| error.to_string())
     }
@@ -114,7 +117,7 @@ impl Shape {
             ("moe_intermediate_size", or_one(self.expert_intermediate), MAX_SIZE),
         ] {
             if value == 0 || value > limit {
-                return Err(format!("{name} is {value}, which no model has: 1 to {limit}"));
+                return Err(format!("{name} is {value}, but must be in 1..={limit}"));
             }
         }
         let wide = |value: u64| u128::from(value);
@@ -124,7 +127,9 @@ impl Shape {
             wide(self.hidden) * (3 * wide(or_one(self.experts)) * one + 4 * wide(self.queries()));
         let all = wide(self.layers) * block + 2 * wide(self.vocabulary) * wide(self.hidden);
         if all > MAX_PARAMETERS {
-            return Err(format!("these numbers make {all} parameters, which no model has"));
+            return Err(format!(
+                "its sizes give {all} parameters, but must give at most {MAX_PARAMETERS}"
+            ));
         }
         Ok(self)
     }
@@ -239,7 +244,7 @@ impl Shape {
         let parameters = self.parameters();
         let active = self.active_parameters();
         let experts = match self.experts {
-            Some(_) => format!(" ({} for a token)", display::count(active)),
+            Some(_) => format!(" ({} active per token)", display::count(active)),
             None => String::new(),
         };
         format!(
@@ -332,7 +337,7 @@ mod tests {
         ] {
             let why = read(key, value.into()).unwrap_err();
             assert!(
-                why.contains(key) && why.contains("which no model has"),
+                why.contains(key) && why.contains("but must be in 1..="),
                 "{key} {value}: {why}"
             );
         }
@@ -345,7 +350,9 @@ mod tests {
             huge[key] = value.into();
         }
         assert!(
-            Shape::parse(&huge.to_string()).unwrap_err().contains("parameters, which no model has")
+            Shape::parse(&huge.to_string())
+                .unwrap_err()
+                .contains("parameters, but must give at most")
         );
         let odd = read("layer_types", serde_json::json!(["full_attention", "linear_attention"]));
         assert!(odd.unwrap_err().contains("layers of linear_attention"));

@@ -192,9 +192,9 @@ pub fn assumptions(device: &Device, is_colocated: bool, stages: u64) -> String {
             NETWORK_BANDWIDTH / 1e9
         )
     } else {
-        ", judges or weights on their way".to_owned()
+        ", judges or weight transfers".to_owned()
     };
-    let stages = if stages > 1 { "; stages of the pipeline take equally long" } else { "" };
+    let stages = if stages > 1 { "; pipeline stages take equally long" } else { "" };
     format!(
         "assumed: {} with {:.0} TFLOP/s in bf16 and {:.2} TB/s at their peaks; training reaches {:.0} %, prompts {:.0} %,\n\
          sampling {:.0} % of the bandwidth; prompts of a group are computed once; no time for tools{handoff_text};\n\

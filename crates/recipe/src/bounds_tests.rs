@@ -22,7 +22,7 @@ fn normalizer_length_is_checked_in_all_phases() {
     for phase in [0, 1] {
         for (value, shown) in [("-30", "-30"), ("0", "0"), ("nan", "NaN"), ("1e-39", "0.000")] {
             let error = length(phase, value);
-            let want = format!("`phase.{phase}.normaliser.length` is {shown}");
+            let want = format!("`phase.{phase}.normalizer.length` is {shown}");
             assert!(error.contains(&want), "{value}: {error}");
         }
     }
@@ -35,7 +35,7 @@ fn phase_without_training_targets_is_rejected() {
     assert_rejected(&[
         (
             &["agent.train=false"],
-            "`agent.train` is false, but must be true for one agent at least: phase 0",
+            "`agent.train` is false, but must be true for at least one agent: otherwise phase 0",
         ),
         (
             &[
@@ -43,12 +43,13 @@ fn phase_without_training_targets_is_rejected() {
                 "agent.policy=a",
                 "phase.1.policies=['b']",
             ],
-            "`phase.1.policies` is b, but must be policies of which one plays an agent that is trained, one of `a`",
+            "`phase.1.policies` is b, but must be a list with a policy of a trained agent, one of \
+             `a`",
         ),
         (
             &["agent.browser={train=false}", "phase.1.only.agents=['browser']"],
-            "`phase.1.only.agents` is browser, but must be agents of which one is trained in this phase, one of \
-             `default`",
+            "`phase.1.only.agents` is browser, but must be a list with an agent that this phase \
+             trains, one of `default`",
         ),
         (
             &["phase.1.only.reward_from=nan"],
@@ -93,7 +94,8 @@ fn counts_above_limits_are_rejected() {
         ),
         (
             &["phase.1.group_size=9223372036854775807"],
-            "`phase.1.group_size` is 9223372036854775807, but must be so small that groups × (group_size + spare",
+            "`phase.1.group_size` is 9223372036854775807, but must be so small that groups × \
+             (group_size + oversample",
         ),
         (&["phase.1.groups=4000000"], "`phase.1.groups` is 4000000, but must be so small"),
         (&["phase.1.oversample=4000000"], "`phase.1.oversample` is 4000000, but must be so small"),

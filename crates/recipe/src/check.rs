@@ -26,7 +26,7 @@ pub(super) fn is_http(url: &str) -> bool {
 /// Returns a URL as it can be shown in messages. A URL with a user may contain a password, and is
 /// hidden.
 pub(super) fn display_url(url: &str) -> String {
-    if url.contains('@') { "an address with a user".into() } else { format!("\"{url}\"") }
+    if url.contains('@') { "an address with a user name".into() } else { format!("\"{url}\"") }
 }
 
 /// Checks values, and turns the first invalid value into an error.
@@ -63,7 +63,7 @@ impl Checker<'_> {
     fn eval_sampling(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
         let EvalKeys { temperature, top_p, top_k, min_p, .. } = *eval;
         let greedy = temperature == 0.0;
-        let greedy_note = "; greedy attempts (eval.temperature = 0) have no choice to narrow";
+        let greedy_note = "; leave it out if sampling is greedy (eval.temperature = 0)";
         let is_allowed = |untouched: bool| untouched || !greedy;
         let in_range = top_p > 0.0 && top_p <= 1.0 && is_allowed(top_p == 1.0);
         self.check(in_range, "eval.top_p", top_p, format!("in 0..=1, not 0{greedy_note}"))?;
@@ -76,7 +76,7 @@ impl Checker<'_> {
     fn early_stopping(&self, key: &str, phase: &Phase, eval: &EvalKeys) -> Result<(), RecipeError> {
         let Some(until) = phase.early_stop_success() else { return Ok(()) };
         let measured = eval.every > 0 && eval.tasks > 0;
-        let range = "left out unless evaluations on the way tell whether it is reached: set `eval.every` and `eval.tasks`";
+        let range = "left out unless the phase is evaluated; set `eval.every` and `eval.tasks`";
         self.check(measured, key, until, range)
     }
 
@@ -85,15 +85,16 @@ impl Checker<'_> {
             let key = |key: &str| format!("phase.{phase}.source.{key}");
             if let Some(policy) = &source.policy {
                 let external = matches!(recipe.policy.get(policy), Some(PolicyKeys::External(_)));
-                let range = "a policy of kind \"external\": its replies are imitated";
+                let range = "a policy of kind \"external\", whose completions are imitated";
                 self.check(external, key("policy"), format!("\"{policy}\""), range)?;
                 let range =
-                    "left out beside `policy`: one of them writes the replies that are imitated";
+                    "left out if `policy` is set: only one of them supplies the demonstrations";
                 let field = source.field.as_deref().unwrap_or_default();
                 self.check(source.field.is_none(), key("field"), format!("\"{field}\""), range)?;
             } else {
                 let field = source.field.as_deref().unwrap_or_default();
-                let range = "the field of tasks that holds the replies to imitate, unless `policy` is given";
+                let range =
+                    "the task field with the completions to imitate, unless `policy` is set";
                 self.check(!field.is_empty(), key("field"), format!("\"{field}\""), range)?;
             }
             let tasks = source.max_tasks(keys.demonstrations);
@@ -102,7 +103,7 @@ impl Checker<'_> {
                 tasks >= min_tasks,
                 key("tasks"),
                 tasks,
-                format!("at least the {min_tasks} demonstrations, or 0"),
+                format!("at least {min_tasks}, the number of demonstrations, or 0"),
             )?;
         }
         self.parameter(phase, keys.normalizer.check())
@@ -131,10 +132,11 @@ impl Checker<'_> {
         };
         self.check(
             fraction == 1.0 || loss.is_empty(),
-            format!("phase.{phase}.high_entropy_share"),
+            format!("phase.{phase}.high_entropy_fraction"),
             fraction,
             format!(
-                "1 with the loss of `{loss}`: it looks at the advantages of other tokens, or does without"
+                "1 with the loss `{loss}`, which uses the advantages of other tokens, or no \
+                 advantages"
             ),
         )
     }
@@ -147,7 +149,7 @@ impl Checker<'_> {
             keys.group_size >= if allows_single_attempt { 1 } else { 2 },
             key("group_size"),
             keys.group_size,
-            "at least 2: an attempt is measured against the others at the same task",
+            "at least 2: an advantage compares an attempt with the other attempts at the same task",
         )?;
         self.step_attempts(phase, keys)?;
         let estimator = keys.estimator();
@@ -156,8 +158,7 @@ impl Checker<'_> {
             passes || keys.k.is_none(),
             key("k"),
             keys.k.unwrap_or_default(),
-            "left out: only `algorithm = \"pass_k\"` chooses the best of k; an advantage that is given by \
-             itself has its own",
+            "left out: only `algorithm = \"pass_k\"` uses it; if you set `advantage`, set k there",
         )?;
         if let Estimator::Group(GroupBaseline {
             compare: Compare::SecondBest { k: Some(k) }, ..
@@ -188,7 +189,8 @@ impl Checker<'_> {
                 alignment == Alignment::ActionToken,
                 key("advantage.alignment"),
                 "\"position\"",
-                "\"action_token\": the other counts what tools said, for comparisons with other programs",
+                "\"action_token\": \"position\" also counts the tokens of tool results, and exists \
+                 only for comparisons with other programs",
             )?;
         }
         self.high_entropy(phase, keys)?;
@@ -198,13 +200,14 @@ impl Checker<'_> {
             parts == 3,
             key("advantage.weights"),
             format!("a list of {parts}"),
-            "a list of three numbers: for the score of the answer, for the rest of the outcome, and for what turns earned",
+            "a list of three weights: of the answer's score, of the rest of the outcome, and of \
+             the rewards of turns",
         )?;
         self.check(
             !matches!(keys.loss, Some(PolicyLoss::Value { .. })),
             key("loss"),
             "\"value\"",
-            "another: this one is the critic's, and trains no policy",
+            "another loss: \"value\" trains the critic, not the policy",
         )?;
         let clip_options = [
             ("clip_low", keys.clip_low),
@@ -213,7 +216,8 @@ impl Checker<'_> {
         ];
         for (name, value) in clip_options {
             let used = keys.loss.is_none() && keys.algorithm.uses_key(name);
-            let range = "left out: the loss does not use it; what a loss is given by itself belongs into `loss`";
+            let range = "left out: the algorithm's loss does not use it; if you set `loss`, set \
+                         its options there";
             self.check(used || value.is_none(), key(name), value.unwrap_or_default(), range)?;
         }
         if let Some(kl) = keys.kl {
@@ -227,21 +231,24 @@ impl Checker<'_> {
                 !kl.importance_weighted || kl.apply_to == KlTarget::Loss,
                 key("kl.importance_weighted"),
                 true,
-                "left out where kl.apply_to = \"reward\": a reward is weighted by the loss, like all others",
+                "left out if kl.apply_to = \"reward\": the loss already weights every reward",
             )?;
             self.check(
-                kl.apply_to != KlTarget::Loss || kl.estimator != KlEstimator::K1 || kl.importance_weighted,
+                kl.apply_to != KlTarget::Loss
+                    || kl.estimator != KlEstimator::K1
+                    || kl.importance_weighted,
                 key("kl.estimator"),
                 "\"k1\"",
-                "another in the loss, where the gradient of k1 is 0 in expectation: \"k2\", \
-                 \"k1_with_k2_gradient\" or \"k3\"; or \"k1\" with kl.importance_weighted or kl.apply_to = \"reward\"",
+                "\"k2\", \"k1_with_k2_gradient\" or \"k3\" in the loss, where the gradient of k1 \
+                 is 0 in expectation; or \"k1\" with kl.importance_weighted or kl.apply_to = \
+                 \"reward\"",
             )?;
             if let Some(adaptive) = kl.adaptive {
                 let lower = adaptive.min_horizon(keys.groups.saturating_mul(keys.group_size));
                 let horizon = adaptive.horizon;
                 let range = format!(
-                    "finite and more than a fifth of groups × group_size, {lower}: it counts attempts, and a step \
-                     of as many as five horizons may take β to 0, where it stays"
+                    "finite and more than a fifth of groups × group_size, {lower}: it is a number \
+                     of attempts, and a step of five horizons can set β to 0, where it stays"
                 );
                 let in_range = horizon.is_finite() && horizon > lower;
                 self.check(in_range, key("kl.adaptive.horizon"), horizon, range)?;
@@ -251,16 +258,18 @@ impl Checker<'_> {
         self.check(
             !corrects || keys.proximal != ProximalPolicy::Behavior,
             key("proximal"),
-            "\"behaviour\"",
-            "\"recompute\" or \"interpolate\" where there is a correction or a rejection: they compare the two",
+            "\"behavior\"",
+            "\"recompute\" or \"interpolate\" if `correction` or `rejection` is set: they compare \
+             the proximal policy with the policy that sampled the tokens",
         )?;
         let of_tokens = keys.correction.is_none_or(|c| c.level == Level::Token && !c.normalize);
         self.check(
-            keys.proximal != ProximalPolicy::Interpolate || (of_tokens && keys.rejection.is_empty()),
+            keys.proximal != ProximalPolicy::Interpolate
+                || (of_tokens && keys.rejection.is_empty()),
             key("proximal"),
             "\"interpolate\"",
-            "\"recompute\" where there is a rejection, or a correction over paths or normalised: the guess is made \
-             token by token",
+            "\"recompute\" with `rejection`, or with a `correction` that is normalized or not of \
+             level \"token\": the interpolation treats each token separately",
         )?;
         self.check(
             (1..=keys.groups).contains(&keys.mini_batches),
@@ -272,21 +281,22 @@ impl Checker<'_> {
             keys.needs_critic() || keys.critic == CriticKeys::default(),
             key("critic"),
             "set",
-            "left out: this advantage needs no critic, `ppo` does",
+            "left out: this advantage needs no critic; `ppo` does",
         )?;
         self.check(
             keys.overlong != OverlongAttempts::Bootstrap || keys.needs_critic(),
             key("overlong"),
             "\"bootstrap\"",
-            "another: this advantage has no critic to say what an attempt that was cut would still have \
-             earned, `ppo` does",
+            "another value: \"bootstrap\" needs a critic to estimate the remaining reward of a \
+             truncated attempt, and this advantage has none; `ppo` has",
         )?;
         if let OverlongAttempts::Penalize { buffer, .. } = keys.overlong {
             // The agents that act are known only together with the tasks; see `check_tasks`.
             let max_buffer =
                 recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0) as u64;
             let range = format!(
-                "at least 1, and at most agent.max_tokens, {max_buffer}: it lies below that limit"
+                "at least 1, and at most agent.max_tokens, {max_buffer}: the buffer is part of \
+                 that limit"
             );
             self.check((1..=max_buffer).contains(&buffer), key("overlong.buffer"), buffer, range)?;
         }
@@ -296,7 +306,7 @@ impl Checker<'_> {
             from.is_none_or(|from| to.is_none_or(|to| from <= to)),
             key("only.reward_from"),
             from.unwrap_or_default(),
-            "at most `reward_to`: else nothing is trained",
+            "at most `reward_to`: otherwise no attempt is trained on",
         )?;
         let omits_groups = matches!(
             keys.zero_variance_groups,
@@ -306,7 +316,7 @@ impl Checker<'_> {
             !omits_groups || keys.zero_variance_has_no_gradient(),
             key("zero_variance_groups"),
             "set",
-            "left out: with this advantage attempts of equal reward learn as well",
+            "left out: with this advantage, groups of equal rewards have a gradient too",
         )
     }
 }
@@ -324,7 +334,7 @@ fn key_of(name: &str) -> String {
         "KL coefficient" => nested_key("kl", "coefficient"),
         "weight of a component" => nested_key("advantage", "weights"),
         _ if name.ends_with("of the advantage") => nested_key("advantage", first),
-        _ if name.ends_with("of the normaliser") => nested_key("normaliser", first),
+        _ if name.ends_with("of the normaliser") => nested_key("normalizer", first),
         _ if name.ends_with("of the correction") => nested_key("correction.bound", bound),
         _ if name.ends_with("of the rejection") => nested_key("rejection", bound),
         _ => nested_key("loss", &name.replace(' ', "_")),
@@ -337,8 +347,8 @@ impl Recipe {
         let name = &self.run.name;
         let is_path = name.contains(['/', '\\']) || [".", ".."].contains(&name.trim());
         let ok = !is_path && !name.chars().any(char::is_control);
-        let range = "a name without slashes and control characters, and none of a folder above: the run's folder has \
-                     it, unless `run.folder` is given";
+        let range = "a name without slashes and control characters, other than `.` and `..`: it \
+                     names the run's directory, unless `run.folder` is set";
         Checker { file }.check(ok, "run.name", format_args!("{name:?}"), range)
     }
 
@@ -368,7 +378,7 @@ impl Recipe {
             !model.source.is_empty(),
             "model.source",
             "empty",
-            "a folder, a file or the name of a model",
+            "a directory, a file or the name of a model",
         )?;
         checker.check(!tasks.is_empty(), "tasks", "empty", "at least one source")?;
         for (i, source) in tasks.iter().enumerate() {
@@ -398,7 +408,11 @@ impl Recipe {
             samples || (eval.temperature == 0.0 && !several),
             "eval.temperature",
             eval.temperature,
-            if several { "in 0.01..=100 where `eval.samples` is more than 1: greedy attempts are all the same" } else { "0, for the most likely token, or in 0.01..=100" },
+            if several {
+                "in 0.01..=100 if `eval.samples` is more than 1: greedy attempts are identical"
+            } else {
+                "0, for the most likely token, or in 0.01..=100"
+            },
         )?;
         checker.eval_sampling(eval)?;
         checker.reward(self)?;

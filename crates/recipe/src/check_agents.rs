@@ -29,7 +29,7 @@ impl Checker<'_> {
     fn name(&self, table: &str, name: &str) -> Result<(), RecipeError> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         let ok = !name.is_empty() && name.chars().all(is_plain);
-        self.check(ok, format!("{table}.{name}"), "a name", "of letters, digits, - and _")
+        self.check(ok, format!("{table}.{name}"), "a name", "a name of letters, digits, - and _")
     }
 
     /// Checks policies, and that at least one is trained if there are phases.
@@ -44,7 +44,7 @@ impl Checker<'_> {
                         false,
                         key("lora"),
                         "set",
-                        "left out: a frozen policy has nothing to learn",
+                        "left out: a frozen policy is not trained",
                     )?;
                 }
                 PolicyKeys::Trained(_) | PolicyKeys::Frozen(_) => {}
@@ -55,7 +55,7 @@ impl Checker<'_> {
             learns || recipe.phase.is_empty(),
             "policy",
             "all frozen",
-            "trained, at least one of them",
+            "a table with at least one trained policy",
         )
     }
 
@@ -72,12 +72,7 @@ impl Checker<'_> {
         for (at, url) in keys.base_urls.iter().enumerate() {
             self.check(is_http(url), key(&format!("base_urls.{at}")), format!("\"{url}\""), range)?;
         }
-        self.check(
-            !keys.model.is_empty(),
-            key("model"),
-            "\"\"",
-            "the name that the model has there",
-        )
+        self.check(!keys.model.is_empty(), key("model"), "\"\"", "the name of the model at `url`")
     }
 
     /// Checks an agent with an external policy: only a program or an environment can call it, and
@@ -96,15 +91,15 @@ impl Checker<'_> {
             agent.kind.calls_over_http(),
             key("policy"),
             policy(),
-            "a policy that runs here: the built-in loop asks in tokens, and only programs (kind = \"program\") and \
-             environments can call others' APIs",
+            "a policy that is not external: the built-in loop sends tokens, and only programs \
+             (kind = \"program\") and environments can call external APIs",
         )?;
         self.check(
             table.starts_with("agent.") && table != "agent.default",
             key("policy"),
             policy(),
-            "a policy that runs here: attempts are of this agent; programs call external ones as another agent, \
-             [agent.NAME]",
+            "a policy that is not external: attempts start with this agent; let its program call \
+             an external policy as another agent, [agent.NAME]",
         )
     }
 
@@ -116,7 +111,7 @@ impl Checker<'_> {
             self.name(&table, name)?;
             let first = tools.iter().position(|other| other.name() == name).unwrap_or(i);
             let range =
-                format!("another name than that of tool.{first}: agents could not tell them apart");
+                format!("different from the name of tool.{first}: agents refer to tools by name");
             self.check(first == i, format!("{table}.name"), format!("\"{name}\""), range)?;
             let key = |key: &str| format!("{table}.{key}");
             match keys.check() {
@@ -165,7 +160,8 @@ impl Checker<'_> {
         }
         // Agents that are left after all filters are trained.
         agents.retain(|(_, keys)| keys.train);
-        let range = format!("true for one agent at least: phase {index} would train nothing");
+        let range =
+            format!("true for at least one agent: otherwise phase {index} would train nothing");
         self.check(!agents.is_empty(), "agent.train", false, range)?;
         let trained = recipe.trained_policies_in(phase);
         let trainable_agents = agents.clone();
@@ -177,12 +173,15 @@ impl Checker<'_> {
             format!("phase.{index}.policies"),
             trained.join(", "),
             format!(
-                "policies of which one plays an agent that is trained, {}: this phase would train nothing",
-                format_choices(trainable_agents.iter().flat_map(|(_, keys)| recipe.policies_of(keys)))
+                "a list with a policy of a trained agent, {}: otherwise this phase would train \
+                 nothing",
+                format_choices(
+                    trainable_agents.iter().flat_map(|(_, keys)| recipe.policies_of(keys))
+                )
             ),
         )?;
         let range = format!(
-            "agents of which one is trained in this phase, {}",
+            "a list with an agent that this phase trains, {}",
             format_choices(names(&agents))
         );
         agents.retain(|(name, _)| only.is_empty() || only.iter().any(|only| only == name));
@@ -203,7 +202,7 @@ impl Checker<'_> {
             is_program || agent.command.is_empty(),
             key("kind"),
             format!("\"{}\"", agent.kind.name()),
-            "\"program\" where a command is given",
+            "\"program\" if `command` is set",
         )?;
         let pattern = &agent.matches.system;
         let wrong = regex::Regex::new(pattern).err().map(|error| error.to_string());
@@ -216,9 +215,9 @@ impl Checker<'_> {
         let fractions = agent.policy.weights();
         for (at, PolicyWeight { name, weight: share }) in fractions.iter().enumerate() {
             let ok = *share > 0.0 && share.is_finite();
-            self.check(ok, key(&format!("policy.{at}.share")), share, "more than 0 and finite")?;
+            self.check(ok, key(&format!("policy.{at}.weight")), share, "more than 0 and finite")?;
             let is_repeated = fractions[..at].iter().any(|other| other.name == *name);
-            let range = "another policy than those before; add up its shares";
+            let range = "listed once; add up its weights";
             self.check(
                 !is_repeated,
                 key(&format!("policy.{at}.name")),
@@ -286,8 +285,9 @@ impl Checker<'_> {
             key("sampling"),
             "greedy or filtered",
             format!(
-                "plain sampling at a temperature above 0 for an agent that is trained: the log-probabilities of others are not \
-                 those of what was sampled; or set {table}.train = false"
+                "plain sampling at a temperature above 0 for an agent that is trained: greedy and \
+                 filtered sampling do not follow the log-probabilities that are trained; or set \
+                 {table}.train = false"
             ),
         )?;
         self.check(
@@ -306,7 +306,7 @@ impl Checker<'_> {
         self.context(recipe, &key, agent)?;
         self.check(
             0.0 <= agent.min_tool_delay && agent.min_tool_delay <= agent.tool_delay,
-            key("tool_delay_least"),
+            key("min_tool_delay"),
             agent.min_tool_delay,
             format!("in 0..={table}.tool_delay"),
         )

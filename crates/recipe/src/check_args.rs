@@ -18,27 +18,28 @@ const SERVER_FLAGS: [ReservedFlag; 3] = [
         "--port",
         "the run chooses it; start the server yourself and name it in `cluster.samplers.urls`",
     ),
-    ("--model", "servers begin with the weights of `model.source`"),
+    ("--model", "servers start with the weights of `model.source`"),
 ];
 const VLLM_FLAGS: [ReservedFlag; 1] =
-    [("--served-model-name", "the run gives it; start the server yourself and name it in `urls`")];
+    [("--served-model-name", "the run sets it; start the server yourself and name it in `urls`")];
 const SGLANG_FLAGS: [ReservedFlag; 1] =
-    [("--model-path", "servers begin with the weights of `model.source`")];
+    [("--model-path", "servers start with the weights of `model.source`")];
 
 /// Options of `levade_torch` that keys of the recipe set.
 const TORCH_FLAGS: [ReservedFlag; 22] = [
     (
         "--host",
-        "the run talks to it on this machine; start the group yourself and name it in `cluster.learner.url`",
+        "the run connects to the group on this machine; start the group yourself and name it in \
+         `cluster.learner.url`",
     ),
     ("--port", "the run chooses it"),
     ("--collective-seconds", "set `cluster.learner.call_seconds`"),
     ("--model", "set `model.source`"),
-    ("--reference", "a phase with `kl` brings it"),
-    ("--critic", "a phase whose advantages need values brings it"),
+    ("--reference", "a phase with `kl` sets it"),
+    ("--critic", "a phase whose advantages need values sets it"),
     ("--run-root", "set `run.folder`"),
-    ("--token-env", "the run makes a token of its own"),
-    ("--token-file", "the run makes a token of its own"),
+    ("--token-env", "the run generates its own token"),
+    ("--token-file", "the run generates its own token"),
     ("--port-file", "the run chooses it"),
     ("--device", "set `cluster.learner.gpus`"),
     ("--dtype", "set `cluster.learner.dtype`"),

@@ -19,13 +19,14 @@ impl Checker<'_> {
             has_url != keys.start,
             key("start"),
             keys.start,
-            "true (the run starts the group), or `url` given (it runs already), and not both",
+            "true (the run starts the group), unless `url` is set (the group already runs)",
         )?;
-        let range = "an address with http:// or https://, without a user";
+        let range = "an address with http:// or https://, without a user name";
         let fits = !has_url || (is_http(&keys.url) && !keys.url.contains('@'));
         self.check(fits, key("url"), display_url(&keys.url), range)?;
         let has_token = !keys.token_env.is_empty();
-        let range = "the name of the environment variable with the token of the group at `url`, and only with it";
+        let range = "the name of the environment variable with the group's token if `url` is set, \
+                     and left out otherwise";
         self.check(has_url == has_token, key("token_env"), quoted(&keys.token_env), range)?;
         let defaults = TorchKeys::default();
         for (name, is_set) in [
@@ -34,8 +35,8 @@ impl Checker<'_> {
             ("args", keys.args != defaults.args),
             ("environment", keys.environment != defaults.environment),
         ] {
-            let range = "left out with `url`: whoever started the group has said so there";
-            self.check(!(has_url && is_set), key(name), "given", range)?;
+            let range = "left out if `url` is set: only a group that the run starts uses it";
+            self.check(!(has_url && is_set), key(name), "set", range)?;
         }
         self.interpreter(key("python"), &keys.python)?;
         let group_size = keys.processes_per_node().saturating_mul(keys.nodes);
@@ -45,7 +46,8 @@ impl Checker<'_> {
             key("processes"),
             keys.processes_per_node(),
             format!(
-                "so many that all {group_size} of the group divide into `tp` × `cp` × `pp` = {parallel_size} that share a path"
+                "such that the {group_size} processes of the group are a multiple of `tp` × `cp` × \
+                 `pp` = {parallel_size}, the number of processes that share a sequence"
             ),
         )?;
         self.check(
@@ -55,25 +57,28 @@ impl Checker<'_> {
             format!("at most the {} GPUs of a machine", keys.gpus),
         )?;
         self.check(
-            keys.ep == 1 || keys.ep.is_multiple_of(keys.tp) && (group_size / keys.pp).is_multiple_of(keys.ep),
+            keys.ep == 1
+                || keys.ep.is_multiple_of(keys.tp)
+                    && (group_size / keys.pp).is_multiple_of(keys.ep),
             key("ep"),
             keys.ep,
             format!(
-                "a multiple of `tp` = {}, and a divisor of the {} processes of a stage of the pipeline",
+                "a multiple of `tp` = {}, and a divisor of the {} processes of a pipeline stage",
                 keys.tp,
                 group_size / keys.pp
             ),
         )?;
         let adapters = recipe.has_adapter();
         for (name, value) in [("tp", keys.tp), ("ep", keys.ep)] {
-            let range = "1 where an adapter is trained (`model.lora`): its ranks share a base by FSDP2 and `cp` alone";
+            let range = "1 if an adapter is trained (`model.lora`): its ranks share a base model \
+                         only by FSDP2 and `cp`";
             self.check(value == 1 || !adapters, key(name), value, range)?;
         }
         self.args_of_learner(keys)?;
         self.requires_one_trained_policy(
             recipe,
             "cluster.learner",
-            "left out unless the recipe trains one policy: a group trains one",
+            "left out unless the recipe trains exactly one policy: a group can train only one",
         )
     }
 
@@ -85,16 +90,17 @@ impl Checker<'_> {
             return Ok(());
         }
         let key = "cluster.placement";
-        let value = "\"shared\"";
+        let value = "\"colocated\"";
         self.check(
             cluster.learner.is_some(),
             key,
             value,
-            "\"apart\", or have a `cluster.learner` of kind \"torch\": the embedded engine trains on processors, which \
-             nobody has to leave",
+            "\"disaggregated\"; or set a `cluster.learner` of kind \"torch\": the embedded engine \
+             trains on CPUs, and has no devices to share",
         )?;
         let Some(samplers) = &cluster.samplers else {
-            let range = "\"apart\", or have `cluster.samplers`: they are what sleeps while the learner works";
+            let range = "\"disaggregated\"; or set `cluster.samplers`: its servers sleep while the \
+                         learner trains";
             return self.check(false, key, value, range);
         };
         for (i, phase) in recipe.phase.iter().enumerate() {
@@ -103,8 +109,9 @@ impl Checker<'_> {
                 keys.staleness == 0,
                 format!("phase.{i}.staleness"),
                 keys.staleness,
-                "0 with `cluster.placement` \"shared\": attempts cannot run ahead of a learner that has their devices; \
-                 leave it out, or set `cluster.placement` to \"apart\"",
+                "0 with `cluster.placement` \"colocated\": attempts cannot run ahead while the \
+                 learner uses the devices; leave it out, or set `cluster.placement` to \
+                 \"disaggregated\"",
             )?;
         }
         let keys = samplers.servers();
@@ -112,20 +119,23 @@ impl Checker<'_> {
             keys.in_flight == InFlightKey::Recompute,
             "cluster.samplers.in_flight",
             "\"keep\"",
-            "\"recompute\" with `cluster.placement` \"shared\": servers that sleep keep nothing that they have computed",
+            "\"recompute\" with `cluster.placement` \"colocated\": sleeping servers lose their KV \
+             cache",
         )?;
         self.check(
             keys.urls_file.as_os_str().is_empty(),
             "cluster.samplers.urls_file",
             keys.urls_file.display(),
-            "left out with `cluster.placement` \"shared\": a server that joins while the learner works would have its \
-             devices; name servers in `urls`, or have them started (`start`, `count`)",
+            "left out with `cluster.placement` \"colocated\": a server that joins while the \
+             learner trains would occupy its devices; name servers in `urls`, or let the run start \
+             them (`start`, `count`)",
         )?;
         self.check(
             !recipe.has_adapter(),
             key,
             value,
-            "\"apart\" where an adapter is trained (`model.lora`): servers that sleep forget the model beneath it",
+            "\"disaggregated\" if an adapter is trained (`model.lora`): sleeping servers lose its \
+             base model",
         )
     }
 
@@ -137,7 +147,7 @@ impl Checker<'_> {
         range: &str,
     ) -> Result<(), RecipeError> {
         let trained = recipe.trained_policies().len();
-        self.check(trained == 1, key, format!("given, and {trained} policies are trained"), range)
+        self.check(trained == 1, key, format!("set, and {trained} policies are trained"), range)
     }
 
     /// Checks that an interpreter is named.

@@ -15,7 +15,7 @@ fn called_agents(keys: &ToolKeys) -> Vec<(&'static str, &str)> {
         agents.push(("agent", keys.agent.as_str()));
     }
     if let Some(keys) = &keys.summarize {
-        agents.push(("condense.agent", keys.agent.as_str()));
+        agents.push(("summarize.agent", keys.agent.as_str()));
     }
     agents
 }
@@ -53,15 +53,15 @@ impl Checker<'_> {
             for (key, name) in called_agents(tool) {
                 let key = format!("tool.{i}.{key}");
                 let range = format!(
-                    "an agent whose policy runs here, of kind \"tools\": {}",
+                    "an agent whose policy is not external, of kind \"tools\": {}",
                     names.join(", ")
                 );
                 self.check(names.contains(&name), &key, format!("\"{name}\""), range)?;
                 let has_cycle =
                     recipe.agent_named(name).is_some_and(|keys| can_query(recipe, keys, name, 0));
                 let range = format!(
-                    "an agent that does not ask itself through its tools; [agent.{name}] has those of [agent] where it does \
-                     not say `tools = []`"
+                    "an agent that does not call itself through its tools; [agent.{name}] inherits \
+                     the tools of [agent] unless it sets `tools`, for example `tools = []`"
                 );
                 self.check(!has_cycle, &key, format!("\"{name}\""), range)?;
             }
@@ -97,7 +97,7 @@ mod tests {
         // The clerk would be called for the results of its own calculator.
         let error = recipe.unwrap_err().to_string();
         assert!(error.contains("`tool.0.agent` is \"clerk\""), "{error}");
-        assert!(error.contains("does not ask itself"), "{error}");
+        assert!(error.contains("does not call itself"), "{error}");
         let recipe = load(&format!(
             "[agent]\ntools = ['ask', 'calculator']\n[agent.clerk]\ntools = []\n{CLERK}\
              [[tool]]\nkind = 'calculator'\noutage = 'retry'\ncondense = {{ agent = 'clerk', above = 5 }}\n"
@@ -121,7 +121,7 @@ mod tests {
     fn unsuitable_helper_agents_are_rejected() {
         let own = load(&format!("[agent]\ntools = ['ask']\n[agent.clerk]\nsystem = 'x'\n{CLERK}"))
             .unwrap_err();
-        assert!(own.to_string().contains("[agent.clerk] has those of [agent]"), "{own}");
+        assert!(own.to_string().contains("[agent.clerk] inherits the tools of [agent]"), "{own}");
         let unknown_agent =
             load(&format!("[agent]\ntools = ['ask']\n{CLERK}")).unwrap_err().to_string();
         assert!(
@@ -135,6 +135,6 @@ mod tests {
         assert!(program.unwrap_err().to_string().contains("of kind \"tools\": default"));
         let unnamed =
             load("[[tool]]\nkind = 'agent'\nagent = 'default'\ndescription = 'x'\n").unwrap_err();
-        assert!(unnamed.to_string().contains("it needs a `name`"), "{unnamed}");
+        assert!(unnamed.to_string().contains("needs a `name`"), "{unnamed}");
     }
 }

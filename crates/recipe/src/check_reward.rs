@@ -44,7 +44,7 @@ impl Checker<'_> {
                 nearest.map_or(String::new(), |nearest| format!("; did you mean \"{nearest}\"?"));
             let sources: Vec<&str> = known.iter().map(|(source, _)| source.as_str()).collect();
             let range = format!(
-                "the name of a source of tasks, or of its file: the sources are {}{meant}",
+                "the name of a task source, or of one of its files; the sources are {}{meant}",
                 sources.join(", ")
             );
             self.check(is_known, key, format!("{name:?}"), range)?;
@@ -54,7 +54,7 @@ impl Checker<'_> {
 
     fn scorer(&self, key: &str, kind: &ScorerKind) -> Result<(), RecipeError> {
         let Err(error) = kind.check() else { return Ok(()) };
-        self.check(false, key, format!("not usable ({error})"), "a scorer with sound settings")
+        self.check(false, key, format!("not usable ({error})"), "a scorer with valid options")
     }
 }
 

@@ -16,10 +16,11 @@ impl Checker<'_> {
             keys.start != has_urls,
             key("start"),
             keys.start,
-            "true (the run starts the servers), or `urls` or `urls_file` given (they run already), and not both",
+            "true (the run starts the servers), unless `urls` or `urls_file` is set (the servers \
+             already run)",
         )?;
         for (i, url) in keys.urls.iter().enumerate() {
-            let range = "an address with http:// or https://, without a user, and given once";
+            let range = "an address with http:// or https://, without a user name, and listed once";
             let once = !keys.urls[..i].contains(url);
             let fits = is_http(url) && once && !url.contains('@');
             self.check(fits, key(&format!("urls.{i}")), display_url(url), range)?;
@@ -32,8 +33,9 @@ impl Checker<'_> {
             !(keys.start && learner_takes_gpus) || keys.gpus > 0,
             key("gpus"),
             keys.gpus,
-            "at least 1 beside a learner that has GPUs (`cluster.learner.gpus`): servers get those after the \
-             learner's; for the same ones by turns set `cluster.placement` to \"shared\"",
+            "at least 1 with a learner that has GPUs (`cluster.learner.gpus`): servers get the \
+             GPUs after the learner's; to use the same GPUs alternately, set `cluster.placement` \
+             to \"colocated\"",
         )?;
         let quoted = "\"group\"";
         let uses_group = keys.weights == WeightsKey::Group;
@@ -41,19 +43,21 @@ impl Checker<'_> {
             !uses_group || recipe.cluster.learner.is_some(),
             key("weights"),
             quoted,
-            "\"folder\", or `cluster.learner.kind` \"torch\": its processes are the ones that join a group with servers",
+            "\"folder\"; or set a `cluster.learner` of kind \"torch\": only its processes can join \
+             a process group with servers",
         )?;
         self.check(
             !(uses_group && recipe.has_adapter()),
             key("weights"),
             quoted,
-            "\"folder\" where an adapter is trained (`model.lora`): servers load it beside others, from a folder",
+            "\"folder\" if an adapter is trained (`model.lora`): servers load adapters from a \
+             directory",
         )?;
         self.interpreter(key("python"), &keys.python)?;
         self.requires_one_trained_policy(
             recipe,
             "cluster.samplers",
-            "left out unless the recipe trains one policy: servers sample for one",
+            "left out unless the recipe trains exactly one policy: servers sample for only one",
         )
     }
 }

@@ -33,7 +33,7 @@ impl Checker<'_> {
         let counts = [
             ("groups", groups),
             ("group_size", group_size),
-            ("spare", spare),
+            ("oversample", spare),
             ("staleness", ahead),
         ];
         let (name, value) =
@@ -43,8 +43,8 @@ impl Checker<'_> {
             format_args!("phase.{phase}.{name}"),
             value,
             format_args!(
-                "so small that groups × (group_size + spare + 1) × (1 + staleness), the attempts under way at \
-                 once, is at most {MAX_ATTEMPTS}"
+                "so small that groups × (group_size + oversample + 1) × (1 + staleness), the \
+                 attempts in flight, is at most {MAX_ATTEMPTS}"
             ),
         )
     }

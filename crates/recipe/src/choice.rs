@@ -63,7 +63,7 @@ impl Serialize for PolicyChoice {
 
 impl<'de> Deserialize<'de> for PolicyChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let expected = "the name of a policy, or a list of { name, share } that is not empty";
+        let expected = "the name of a policy, or a non-empty list of { name, weight }";
         let mut fractions = one_or_several::<PolicyWeight, D>(deserializer, expected)?;
         if matches!(&fractions[..], [PolicyWeight { name, .. }] if name.is_empty()) {
             fractions.clear();

@@ -35,16 +35,17 @@ impl Recipe {
         let how = match phases.next()?.bound {
             Bound::Clamp { high, .. } => {
                 format!(
-                    "a token weighs at most {high} of its ratio (truncated importance sampling)"
+                    "the ratio of a token is clamped to at most {high} (truncated importance \
+                     sampling)"
                 )
             }
             Bound::Mask { low, high } => {
-                format!("tokens whose ratio is outside of {low} to {high} count nothing (IcePop)")
+                format!("tokens whose ratio is outside of {low} to {high} are ignored (IcePop)")
             }
         };
         Some(format!(
-            "sampler and learner differ in their numerics, so {how}; rollout_corr/log_diff_mean says by how much, \
-             `correction` of a phase is another choice"
+            "sampler and learner differ in their numerics, so {how}; rollout_corr/log_diff_mean \
+             measures the difference; to change this, set `correction` in the phase"
         ))
     }
 

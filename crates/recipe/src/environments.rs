@@ -22,7 +22,8 @@ impl Checker<'_> {
                 self.check(false, key(name), value, range)?;
             }
             let CommonOptions { name, agent, .. } = options.common();
-            let range = "a name that no other environment has: tasks are told apart by it";
+            let range =
+                "a name that no other environment has: it identifies the environment's tasks";
             self.check(
                 !names.iter().any(|taken| taken == name),
                 key("name"),
@@ -41,10 +42,11 @@ impl Checker<'_> {
             let table = if wanted == DEFAULT { "agent".into() } else { format!("agent.{wanted}") };
             let leads = options.leads_attempts();
             let range = if leads {
-                format!("\"environment\" for the tasks of {name}, which leads its attempts itself")
+                format!("\"environment\" for the tasks of {name}, which runs its attempts itself")
             } else {
                 format!(
-                    "another kind for the tasks of {name}, which scores answers and leads no attempts"
+                    "another kind for the tasks of {name}, which scores answers and runs no \
+                         attempts"
                 )
             };
             let fits = (keys.kind == AgentKind::Environment) == leads;

@@ -156,7 +156,7 @@ pub enum RecipeError {
     #[error("{0}")]
     Set(#[from] SetError),
     /// A value cannot be represented in TOML.
-    #[error("the recipe cannot be written down: {0}")]
+    #[error("cannot write the recipe as TOML: {0}")]
     Write(#[from] WriteError),
 }
 
@@ -193,7 +193,7 @@ impl Recipe {
         // path.
         if [&here, &dir].iter().any(|path| path.to_str().is_none()) {
             let why =
-                "the name of its folder, or of the working directory, is not UTF-8; rename it";
+                "the path of its directory, or of the working directory, is not UTF-8; rename it";
             return Err(io(std::io::Error::other(why)));
         }
         paths::resolve(&mut table, &dir);

@@ -84,7 +84,7 @@ impl fmt::Display for ReadError {
                 write!(f, "unknown key `{key}`; ")?;
                 match nearest_name(last, known) {
                     Some(near) => write!(f, "did you mean `{near}`?"),
-                    None if known.is_empty() => write!(f, "nothing can be set there"),
+                    None if known.is_empty() => write!(f, "this table has no keys"),
                     None => write!(f, "the keys there are {}", list(known, "`", ", ")),
                 }
             }
@@ -128,7 +128,7 @@ fn describe_expected(expected: &dyn de::Expected) -> String {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, at least 0".into(),
         "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number".into(),
         "f32" | "f64" => "a number".into(),
-        "a string" | "string" | "path string" => "a text in quotes".into(),
+        "a string" | "string" | "path string" => "a string in quotes".into(),
         "a boolean" => "true or false".into(),
         "a sequence" => "a list".into(),
         "a map" => "a table".into(),
@@ -143,7 +143,7 @@ fn describe_found(found: Unexpected<'_>) -> String {
         Unexpected::Unsigned(value) => value.to_string(),
         Unexpected::Signed(value) => value.to_string(),
         Unexpected::Float(value) => format!("{value:?}"),
-        Unexpected::Str(value) => format!("the text \"{value}\""),
+        Unexpected::Str(value) => format!("the string \"{value}\""),
         Unexpected::Seq => "a list".into(),
         Unexpected::Map => "a table".into(),
         other => other.to_string(),
@@ -229,7 +229,7 @@ impl<'a> Reader<'a> {
         let (mut entries, outer) = match self.entries() {
             Ok(table) => table,
             Err(Value::String(variant)) => return Ok((variant, Reader::Part(Vec::new(), &[]))),
-            Err(other) => return Err(wrong(other, "a text in quotes or a table")),
+            Err(other) => return Err(wrong(other, "a string in quotes or a table")),
         };
         let at_kind = |error| ReadError { path: vec![KIND.into()], ..error };
         match entries.iter().position(|(key, _)| *key == KIND).map(|at| entries.remove(at).1) {
@@ -240,9 +240,9 @@ impl<'a> Reader<'a> {
             Some(Reader::Value(Value::String(found))) => {
                 Err(at_kind(de::Error::unknown_variant(found, variants)))
             }
-            Some(Reader::Value(other)) => Err(at_kind(wrong(other, "a text in quotes"))),
+            Some(Reader::Value(other)) => Err(at_kind(wrong(other, "a string in quotes"))),
             Some(Reader::Part(..)) => {
-                Err(at_kind(de::Error::custom("a part of a table is no text")))
+                Err(at_kind(de::Error::custom("a part of a table is not a string")))
             }
         }
     }
@@ -271,7 +271,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
             Err(Value::Boolean(value)) => visitor.visit_bool(*value),
             Err(other) => Err(Problem::InvalidValue {
                 found: format!("the time {other}"),
-                expected: "a text, a number, a list or a table".into(),
+                expected: "a string, a number, a list or a table".into(),
             }
             .into()),
         }
@@ -449,10 +449,10 @@ mod tests {
     fn errors_name_the_key_and_the_way_out() {
         let cases = [
             ("", "`name` is missing"),
-            ("name = 3", "`name` is 3, but must be a text in quotes"),
+            ("name = 3", "`name` is 3, but must be a string in quotes"),
             ("name = 'x'\nraet = 1", "unknown key `raet`; did you mean `rate`?"),
             ("name = 'x'\nzzz = 1", "the keys there are `name`, `rate`"),
-            ("name = 'x'\nrate = 'high'", "`rate` is the text \"high\", but must be a number"),
+            ("name = 'x'\nrate = 'high'", "`rate` is the string \"high\", but must be a number"),
             (
                 "name = 'x'\npart = [{kind='small'}, {kind='small', lerning_rate=1}]",
                 "unknown key `part.1.lerning_rate`; did you mean `learning_rate`?",
@@ -477,7 +477,7 @@ mod tests {
             ),
             ("name = 'x'\npart = 3", "`part` is 3, but must be a list"),
             ("name = 'x'\nmode = {kind='fast', speed=2}", "unknown key `mode.speed`"),
-            ("name = 'x'\ntable = {a = 'b'}", "`table.a` is the text \"b\""),
+            ("name = 'x'\ntable = {a = 'b'}", "`table.a` is the string \"b\""),
             ("name = 2024-01-01", "`name` is the time 2024-01-01"),
         ];
         for (text, want) in cases {

@@ -137,7 +137,7 @@ impl Values {
 
 impl<'de> Deserialize<'de> for Values {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let expected = "a text in quotes, or a list of texts that is not empty";
+        let expected = "a string in quotes, or a non-empty list of strings";
         one_or_several(deserializer, expected).map(Values)
     }
 }
@@ -222,7 +222,8 @@ fn has_several(reward: &Table) -> bool {
 pub(super) fn check_standalone(table: &Table) -> Result<(), ReadError> {
     let reward = table.get(REWARD).and_then(Value::as_table);
     if reward.is_some_and(|reward| reward.contains_key(SCORER) && has_several(reward)) {
-        let why = "`reward.scorer` is the only scorer where it is given: put it among `[[reward.scorers]]`, or leave these out";
+        let why = "`reward.scorer` and `[[reward.scorers]]` exclude each other; move the scorer to \
+                   `[[reward.scorers]]`, or remove that list";
         return Err(ReadError::at_path([], why));
     }
     Ok(())

@@ -63,13 +63,13 @@ fn correction_default_depends_on_learner_precision() {
         |dtype: &str| format!("cluster.learner={{kind='torch', start=true, dtype='{dtype}'}}");
     let bf16 = load(SMALL, &[&learner("bf16")]).unwrap();
     assert_eq!(rl(&bf16).correction, CorrectionDefault::Tis.correction());
-    assert!(bf16.numerics_note().unwrap().contains("weighs at most 2 of its ratio"));
+    assert!(bf16.numerics_note().unwrap().contains("clamped to at most 2"));
     let f32 = load(SMALL, &[&learner("f32")]).unwrap();
     assert_eq!((rl(&f32).correction, f32.numerics_note()), (None, None));
     let own = load(SMALL, &[&learner("bf16"), "phase.0.proximal=recompute"]).unwrap();
     assert_eq!(rl(&own).correction, None);
     assert!(
-        own.numerics_note().unwrap().contains("at most 5 of its ratio"),
+        own.numerics_note().unwrap().contains("clamped to at most 5"),
         "the phase's own bound is told"
     );
     let mask = "cluster.samplers={kind='vllm', start=true, correction='icepop'}";
@@ -94,7 +94,7 @@ fn invalid_samplers_are_rejected_by_key() {
         ),
         (
             "cluster.samplers={kind='vllm', urls=['http://me:secret@h']}",
-            "is an address with a user, but must be",
+            "is an address with a user name, but must be",
         ),
         (
             "cluster.samplers={kind='vllm', urls=['http://h', 'http://h']}",
@@ -102,7 +102,8 @@ fn invalid_samplers_are_rejected_by_key() {
         ),
         (
             "cluster.samplers={kind='vllm', start=true, weights='group'}",
-            "`cluster.samplers.weights` is \"group\", but must be \"folder\", or `cluster.learner.kind` \"torch\"",
+            "`cluster.samplers.weights` is \"group\", but must be \"folder\"; or set a \
+             `cluster.learner` of kind \"torch\"",
         ),
         (
             "cluster.samplers={kind='vllm', start=true, weights='wire'}",
@@ -119,7 +120,8 @@ fn invalid_samplers_are_rejected_by_key() {
         ),
         (
             "cluster.samplers={kind='sglang', start=true, args=['--model-path', 'other']}",
-            "`cluster.samplers.args.0` is \"--model-path\", but must be another flag than --model-path: servers begin",
+            "`cluster.samplers.args.0` is \"--model-path\", but must be another flag than \
+             --model-path: servers start",
         ),
         (
             "cluster.learner={kind='torch', start=true, args=['--host', 'localhost']}",
@@ -148,7 +150,7 @@ fn servers_with_gpu_learner_require_gpu_count() {
     let samplers = |gpus: u32| format!("cluster.samplers={{kind='vllm', start=true, gpus={gpus}}}");
     let error = load(SMALL, &[learner, &samplers(0)]).unwrap_err();
     assert!(
-        error.contains("`cluster.samplers.gpus` is 0, but must be at least 1 beside a learner"),
+        error.contains("`cluster.samplers.gpus` is 0, but must be at least 1 with a learner"),
         "{error}"
     );
     load(SMALL, &[learner, &samplers(1)]).unwrap();
@@ -166,7 +168,7 @@ fn adapters_reject_tensor_and_expert_parallelism() {
     {
         let error = load(SMALL, &[lora, &learner(keys)]).unwrap_err();
         assert!(
-            error.contains(&format!("{want}, but must be 1 where an adapter is trained")),
+            error.contains(&format!("{want}, but must be 1 if an adapter is trained")),
             "{error}"
         );
         load(SMALL, &[&learner(keys)]).unwrap();
@@ -193,19 +195,23 @@ fn shared_placement_requires_servers_and_torch_learner() {
     for (changes, want) in [
         (
             &[][..],
-            "`cluster.placement` is \"shared\", but must be \"apart\", or have a `cluster.learner`",
+            "`cluster.placement` is \"colocated\", but must be \"disaggregated\"; or set a \
+             `cluster.learner`",
         ),
         (
             &[samplers],
-            "`cluster.placement` is \"shared\", but must be \"apart\", or have a `cluster.learner`",
+            "`cluster.placement` is \"colocated\", but must be \"disaggregated\"; or set a \
+             `cluster.learner`",
         ),
         (
             &[learner],
-            "`cluster.placement` is \"shared\", but must be \"apart\", or have `cluster.samplers`",
+            "`cluster.placement` is \"colocated\", but must be \"disaggregated\"; or set \
+             `cluster.samplers`",
         ),
         (
             &[learner, samplers, "phase.0.staleness=1"],
-            "`phase.0.staleness` is 1, but must be 0 with `cluster.placement` \"shared\": attempts cannot run ahead",
+            "`phase.0.staleness` is 1, but must be 0 with `cluster.placement` \"colocated\": \
+             attempts cannot run ahead",
         ),
         (
             &[learner, samplers, "cluster.samplers.in_flight=keep"],
@@ -213,15 +219,15 @@ fn shared_placement_requires_servers_and_torch_learner() {
         ),
         (
             &[learner, "cluster.samplers={kind='sglang', urls_file='servers'}"],
-            "but must be left out with `cluster.placement` \"shared\": a server that joins",
+            "but must be left out with `cluster.placement` \"colocated\": a server that joins",
         ),
         (
             &[learner, samplers, "model.lora={rank=8}"],
-            "but must be \"apart\" where an adapter is trained (`model.lora`)",
+            "but must be \"disaggregated\" if an adapter is trained (`model.lora`)",
         ),
         (
             &["cluster.placement=hybrid"],
-            "`cluster.placement` is \"hybrid\", but must be one of `apart`, `shared`",
+            "`cluster.placement` is \"hybrid\", but must be one of `apart`, `disaggregated`",
         ),
     ] {
         let mut all = changes.to_vec();

@@ -91,7 +91,8 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["cluster.learner={kind='torch', start=true, url='http://h:1'}"],
-            "`cluster.learner.start` is true, but must be true (the run starts the group), or `url` given",
+            "`cluster.learner.start` is true, but must be true (the run starts the group), unless \
+             `url` is set",
         ),
         (
             &["cluster.learner={kind='torch', url='h:1', token_env='T'}"],
@@ -103,19 +104,21 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["cluster.learner={kind='torch', url='http://h:1', token_env='T', threads=2}"],
-            "`cluster.learner.threads` is given, but must be left out with `url`",
+            "`cluster.learner.threads` is set, but must be left out if `url` is set",
         ),
         (
             &["cluster.learner={kind='torch', start=true, processes=3, tp=2}"],
-            "`cluster.learner.processes` is 3, but must be so many that all 3 of the group divide into `tp` × `cp` × `pp` = 2",
+            "`cluster.learner.processes` is 3, but must be such that the 3 processes of the group \
+             are a multiple of `tp` × `cp` × `pp` = 2",
         ),
         (
             &["cluster.learner={kind='torch', start=true, processes=2, nodes=3, pp=4}"],
-            "so many that all 6 of the group divide into `tp` × `cp` × `pp` = 4",
+            "such that the 6 processes of the group are a multiple of `tp` × `cp` × `pp` = 4",
         ),
         (
             &["cluster.learner={kind='torch', start=true, processes=4, ep=3}"],
-            "`cluster.learner.ep` is 3, but must be a multiple of `tp` = 1, and a divisor of the 4 processes of a stage",
+            "`cluster.learner.ep` is 3, but must be a multiple of `tp` = 1, and a divisor of the 4 \
+             processes of a pipeline",
         ),
         (
             &[
@@ -140,7 +143,7 @@ fn invalid_recipes_are_rejected_by_key() {
                 "cluster.learner={kind='torch', start=true}",
                 "policy={default={kind='trained'}, other={kind='trained'}}",
             ],
-            "`cluster.learner` is given, and 2 policies are trained, but must be left out unless",
+            "`cluster.learner` is set, and 2 policies are trained, but must be left out unless",
         ),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
         (
@@ -153,7 +156,7 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["phase.0.learning_rate=fast"],
-            "`phase.0.learning_rate` is the text \"fast\", but must be a number",
+            "`phase.0.learning_rate` is the string \"fast\", but must be a number",
         ),
         (
             &["agent.context=drop_newest"],
@@ -175,11 +178,12 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["agent.policy=[{name='default', weight=0}]"],
-            "`agent.policy.0.share` is 0, but must be more than 0",
+            "`agent.policy.0.weight` is 0, but must be more than 0",
         ),
         (
             &["agent.policy=[]"],
-            "`agent.policy` is a list, but must be the name of a policy, or a list of { name, share }",
+            "`agent.policy` is a list, but must be the name of a policy, or a non-empty list of { \
+             name, weight }",
         ),
         (
             &["phase.0.source={policy='default'}"],
@@ -187,7 +191,8 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["phase.0.source={min_score=1.0}"],
-            "`phase.0.source.field` is \"\", but must be the field of tasks that holds the replies",
+            "`phase.0.source.field` is \"\", but must be the task field with the completions to \
+             imitate",
         ),
         (
             &[
@@ -207,13 +212,13 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["agent.tools=['calculater']"],
-            "`agent.tools` is [\"calculater\"], but must be a list of tools; there is calculator, sandbox; did \
-             you mean `calculator`?",
+            "`agent.tools` is [\"calculater\"], but must be a list of tools; the tools are \
+             calculator, sandbox; did you mean `calculator`?",
         ),
         (
             &["tool=[{kind='calculator', name='sums'}]", "agent.tools=['sum']"],
-            "`agent.tools` is [\"sum\"], but must be a list of tools; there is sums, calculator, sandbox; did \
-             you mean `sums`?",
+            "`agent.tools` is [\"sum\"], but must be a list of tools; the tools are sums, \
+             calculator, sandbox; did you mean `sums`?",
         ),
         (
             &["tool=[{kind='calculater'}]"],
@@ -221,7 +226,7 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["tool=['calculator', {kind='calculator', seconds=3}]"],
-            "`tool.1.name` is \"calculator\", but must be another name than that of tool.0",
+            "`tool.1.name` is \"calculator\", but must be different from the name of tool.0",
         ),
         (
             &["tool=[{kind='search'}]"],
@@ -275,7 +280,7 @@ fn invalid_recipes_are_rejected_by_key() {
         (&["tool=[{kind='command', name='x', command=['a']}]"], "`tool.0.description` is missing"),
         (
             &["tool=[{kind='command', command=['a'], description='x'}]"],
-            "`tool.0`: it needs a `name`: that by which the model calls it",
+            "`tool.0`: a tool of this kind needs a `name`, by which the model calls it",
         ),
         (
             &["tool=[{kind='command', name='x', command=['a', '{b}'], description='x'}]"],
@@ -285,16 +290,16 @@ fn invalid_recipes_are_rejected_by_key() {
         (&["reward.scorer.tolerance.relative=-1"], "`reward.scorer`"),
         (
             &["reward.unscored=prak"],
-            "`reward.unscored` is \"prak\", but must be one of `retry`, `drop`, `park`",
+            "`reward.unscored` is \"prak\", but must be one of `retry`, `drop`, `defer`",
         ),
         (
             &["reward.unscored=true"],
-            "`reward.unscored` is true, but must be \"retry\", \"drop\", \"park\" or a number",
+            "`reward.unscored` is true, but must be \"retry\", \"drop\", \"defer\" or a number",
         ),
         (&["reward.timeout_seconds=0"], "`reward.timeout_seconds` is 0"),
         (
             &["reward.scorers=[{name='a', kind='numeric'}]"],
-            "`reward.scorer` is the only scorer where it is given",
+            "`reward.scorer` and `[[reward.scorers]]` exclude each other",
         ),
         (
             &["reward={scorers=[{name='a', kind='numbers'}]}"],
@@ -314,7 +319,7 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["reward={scorers=[{name='a', kind='numeric', when={source=[]}}]}"],
-            "`reward.scorers.0.when.source` is a list, but must be a text",
+            "`reward.scorers.0.when.source` is a list, but must be a string",
         ),
         (
             &["tasks.0={kind='file', path='rows', limit=0}"],
@@ -322,7 +327,8 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["tasks.0={kind='jsonl', path='rows', held_out='most'}"],
-            "`tasks.0.held_out` is the text \"most\", but must be a whole number, at least 0, or \"all\"",
+            "`tasks.0.held_out` is the string \"most\", but must be a whole number, at least 0, or \
+             \"all\"",
         ),
         (
             &["tasks.0={kind='file', path=[]}"],
@@ -344,7 +350,7 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["phase.1.kl.importance_weighted=true", "phase.1.kl.apply_to=reward"],
-            "`phase.1.kl.importance_weighted` is true, but must be left out where kl.apply_to",
+            "`phase.1.kl.importance_weighted` is true, but must be left out if kl.apply_to",
         ),
         (
             &["phase.1.overlong=bootstrap"],
@@ -360,19 +366,20 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["phase.1.high_entropy_fraction=0.2", "phase.1.loss={kind='direct', beta=0.1}"],
-            "`phase.1.high_entropy_fraction` is 0.2, but must be 1 with the loss of `direct`",
+            "`phase.1.high_entropy_fraction` is 0.2, but must be 1 with the loss `direct`",
         ),
         (
             &["phase.1.kl.estimator=k1"],
-            "`phase.1.kl.estimator` is \"k1\", but must be another in the loss",
+            "`phase.1.kl.estimator` is \"k1\", but must be \"k2\", \"k1_with_k2_gradient\" or \
+             \"k3\" in the loss",
         ),
         (
             &["phase.1.correction={bound={kind='clamp', high=2.0}}"],
-            "`phase.1.proximal` is \"behaviour\", but must be \"recompute\" or \"interpolate\"",
+            "`phase.1.proximal` is \"behavior\", but must be \"recompute\" or \"interpolate\"",
         ),
         (
             &["phase.1.proximal=interpolate", "phase.1.rejection=[{statistic='k3', high=0.1}]"],
-            "`phase.1.proximal` is \"interpolate\", but must be \"recompute\" where there is a rejection",
+            "`phase.1.proximal` is \"interpolate\", but must be \"recompute\" with `rejection`",
         ),
         (
             &[
@@ -383,19 +390,19 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["eval.samples=8"],
-            "`eval.temperature` is 0, but must be in 0.01..=100 where `eval.samples` is more than 1",
+            "`eval.temperature` is 0, but must be in 0.01..=100 if `eval.samples` is more than 1",
         ),
         (
             &["eval.temperature=-1"],
             "`eval.temperature` is -1, but must be 0, for the most likely token",
         ),
         (&["eval.select=20"], "`eval.select` is 20, but must be at least 0 and less than 1"),
-        (&["eval.top_p=0.9"], "`eval.top_p` is 0.9, but must be in 0..=1, not 0; greedy attempts"),
+        (&["eval.top_p=0.9"], "`eval.top_p` is 0.9, but must be in 0..=1, not 0; leave it out if"),
         (&["eval.temperature=1", "eval.top_p=0"], "`eval.top_p` is 0, but"),
-        (&["eval.top_k=5"], "`eval.top_k` is 5, but must be 0; greedy attempts"),
+        (&["eval.top_k=5"], "`eval.top_k` is 5, but must be 0; leave it out if"),
         (
             &["phase.1.until=0.9"],
-            "`phase.1.until` is 0.9, but must be left out unless evaluations on the way",
+            "`phase.1.until` is 0.9, but must be left out unless the phase is evaluated",
         ),
         (
             &["phase.1.until=0.9", "eval.every=2", "eval.tasks=0"],
@@ -423,8 +430,9 @@ fn critic_loss_is_rejected_for_policy() {
     let plain = SMALL.replace("kl = {", "# kl = {");
     let error = load(&plain, &["phase.1.loss=value"]).unwrap_err();
     assert!(
-        error
-            .contains("`phase.1.loss` is \"value\", but must be another: this one is the critic's"),
+        error.contains(
+            "`phase.1.loss` is \"value\", but must be another loss: \"value\" trains the critic"
+        ),
         "{error}"
     );
 }

@@ -108,7 +108,7 @@ impl ToolKeys {
         known.extend(plain.filter(|kind| !tools.iter().any(|keys| keys.name() == *kind)));
         let meant = nearest_name(wrong, &known);
         let meant = meant.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
-        format!("there is {}{meant}", known.join(", "))
+        format!("the tools are {}{meant}", known.join(", "))
     }
 
     /// Returns the name by which agents refer to the toolbox.
@@ -139,7 +139,9 @@ impl ToolKeys {
     /// Returns an error if options contradict each other, or if one is out of range.
     pub(super) fn check(&self) -> Result<(), OptionError> {
         if self.name.is_empty() && self.options.needs_name() {
-            return Err("it needs a `name`: that by which the model calls it".to_owned().into());
+            return Err("a tool of this kind needs a `name`, by which the model calls it"
+                .to_owned()
+                .into());
         }
         self.options.check(self.seconds)
     }

@@ -38,7 +38,7 @@ fn to_value(content: Content<'_>) -> Result<Option<Value>, WriteError> {
         Content::Map(entries) => {
             let entries = entries.into_iter().map(|(key, value)| match key {
                 Content::String(key) => Ok((key, value)),
-                _ => Err(WriteError("keys must be texts".into())),
+                _ => Err(WriteError("keys must be strings".into())),
             });
             table(entries.collect::<Result<Vec<_>, _>>()?)?
         }
@@ -74,7 +74,7 @@ fn data(data: Data<'_>) -> Result<Option<Value>, WriteError> {
 }
 
 fn list(items: Vec<Content<'_>>) -> Result<Value, WriteError> {
-    let empty = || WriteError("a list has no empty places".into());
+    let empty = || WriteError("a list must not contain absent items".into());
     items
         .into_iter()
         .map(|item| to_value(item)?.ok_or_else(empty))

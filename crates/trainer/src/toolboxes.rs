@@ -136,7 +136,7 @@ mod tests {
         let error = set(&recipe).unwrap_err();
         assert!(
             error.ends_with(
-                "no such tool; there is sums, calculator, sandbox; did you mean `sums`?"
+                "no such tool; the tools are sums, calculator, sandbox; did you mean `sums`?"
             ),
             "{error}"
         );

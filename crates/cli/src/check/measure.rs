@@ -16,7 +16,7 @@ use crate::screen;
 /// Runs a step of one group, and reports an estimate of the time of a full step.
 pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, report: &mut Report) {
     let Some((small, groups)) = reduce_recipe(recipe) else {
-        report.note("time", "the recipe has no phase whose step could be measured");
+        report.note("time", "the recipe has no phase to measure");
         return;
     };
     let measured = measure_step(small, environments, host).await;
@@ -68,7 +68,7 @@ async fn measure_step(
     };
     ended.transpose()?;
     let found = first.0.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-    found.ok_or_else(|| anyhow::anyhow!("the step that was to be measured came to no end"))
+    found.ok_or_else(|| anyhow::anyhow!("the measured step did not complete"))
 }
 
 /// An observer that stores the metrics of the first step, and notifies when that step is done.
@@ -99,7 +99,8 @@ fn describe_time(metrics: &Metrics, groups: usize) -> String {
     match groups {
         1 => format!("a step took {step_seconds:.1} s ({parts})"),
         _ => format!(
-            "a step of {} may take {:.0} s or less: one of a single group took {step_seconds:.1} s ({parts})",
+            "a step of {} may take {:.0} s or less: a step of one group took {step_seconds:.1} s \
+             ({parts})",
             screen::plural(groups as u32, "group"),
             step_seconds * groups as f64
         ),

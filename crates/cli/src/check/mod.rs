@@ -149,7 +149,9 @@ fn check_run_dir(recipe: &Recipe, report: &mut Report) {
         let shown = crate::screen::path(dir);
         report.note(
             "folder",
-            &format!("{shown} holds a run: `train` goes on with --resume, or takes another --run"),
+            &format!(
+                "{shown} contains a run: resume it with `train --resume`, or set another --run"
+            ),
         );
         return;
     }
@@ -190,9 +192,7 @@ async fn check_scorers(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
         match gave {
             None => report.note(
                 "scorer",
-                &format!(
-                    "{scorer}: not asked, since it scores no task here without a real attempt"
-                ),
+                &format!("{scorer}: not called, because it scores no task without a real attempt"),
             ),
             Some(Err(error)) => report.fail("scorer", &format!("{scorer}: {error}")),
             Some(Ok(components)) => {
@@ -200,13 +200,14 @@ async fn check_scorers(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
                 let is_nothing = components.first().is_none_or(|score| score.value <= 0.0);
                 let components = components.iter().map(part).collect::<Vec<_>>().join(", ");
                 match is_nothing {
-                    false => report.pass("scorer", &format!("gave {components} for what a task expects")),
+                    false => report
+                        .pass("scorer", &format!("returned {components} for an expected answer")),
                     // The scorer may look for the answer in a tag or in a code block.
                     true => report.note(
                         "scorer",
                         &format!(
-                            "gave {components} for a reply that is nothing but what a task expects: fine where it \
-                             looks for more than that"
+                            "returned {components} for a completion that is only the expected \
+                             answer: fine if the scorer looks for more than that"
                         ),
                     ),
                 }

@@ -48,7 +48,7 @@ pub async fn check(
         if !chats.iter().any(|(agent_name, _)| agent_name == name) {
             report.pass(
                 "program",
-                &format!("{name}: {path}; not started, since its policy is served elsewhere"),
+                &format!("{name}: {path}; not started, because its policy is external"),
             );
             continue;
         }
@@ -103,23 +103,23 @@ fn judge(rehearsal: &DryRunResult) -> Verdict {
         (1.., None | Some(0)) => Verdict::Working("it called the model".into()),
         // The program may be unable to continue after the scripted completion.
         (1.., Some(code)) => Verdict::Unclear(format!(
-            "it called the model, and ended with code {code} after a scripted reply; {printed}"
+            "it called the model, and ended with code {code} after a scripted completion; {printed}"
         )),
         (0, _) if !rejected.is_empty() => Verdict::Unclear(format!(
-            "no call of it was answered; refused: {}; {printed}",
+            "all its calls failed; rejected: {}; {printed}",
             rejected.join(", ")
         )),
         (0, None) => Verdict::Unclear(format!(
             "it has not called the model within {START_TIMEOUT:?}; {printed}"
         )),
         (0, Some(0)) => Verdict::Broken(format!(
-            "ended without a call of the model: it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key; \
-             {printed}"
+            "ended without calling the model: it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, \
+             and the key; {printed}"
         )),
         (0, Some(code)) => {
             let way_out =
                 if printed.contains("ModuleNotFoundError") || printed.contains("Cannot find") {
-                    "\ninstall what it lacks where this program runs"
+                    "\ninstall the missing module where this program runs"
                 } else {
                     ""
                 };

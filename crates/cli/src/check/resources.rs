@@ -29,7 +29,7 @@ pub fn check(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) {
             free >> 20,
             crate::screen::path(&run.folder)
         );
-        let way_out = "set run.folder elsewhere, lower run.keep, or free some";
+        let way_out = "set run.folder to another disk, lower run.keep, or free disk space";
         if needed <= free {
             report.pass("disk", &text)
         } else {

@@ -63,7 +63,11 @@ async fn check_toolbox(
         && let Some(program) = keys.command.first()
     {
         let dir_exists = keys.dir.as_os_str().is_empty() || keys.dir.is_dir();
-        anyhow::ensure!(dir_exists, "there is no folder {}, in which it runs", keys.dir.display());
+        anyhow::ensure!(
+            dir_exists,
+            "there is no directory {}, in which it runs",
+            keys.dir.display()
+        );
         programs::find(program, &keys.dir)?;
     }
     let single_tool_keys = AgentKeys { tools: vec![tool.name().to_owned()], ..keys.clone() };
@@ -81,9 +85,11 @@ async fn check_toolbox(
     let names = specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
     let harmless = !tool.options.has_effects();
     let mut description = match (&tool.options, harmless || call) {
-        (ToolKind::Agent(keys), _) => format!("asks the agent {}", keys.agent),
+        (ToolKind::Agent(keys), _) => format!("calls the agent {}", keys.agent),
         (_, true) => call_tools(&mut tools, &specs, task, harmless).await?,
-        (_, false) => "not called, since that might have effects (--call does)".to_owned(),
+        (_, false) => {
+            "not called, because a call may have side effects (--call calls it)".to_owned()
+        }
     };
     tools.close().await?;
     if specs.is_empty() {
@@ -118,8 +124,8 @@ async fn call_tools(
             let short: String = text.chars().take(60).collect::<String>().replace('\n', " ");
             let works = kind == ObservationKind::Ok
                 || (!harmless && trouble.is_none() && kind != ObservationKind::Timeout);
-            anyhow::ensure!(works, "a call of {} was answered: {text}", spec.name);
-            descriptions.push(format!("{} answered {short:?}", spec.name));
+            anyhow::ensure!(works, "a call of {} returned: {text}", spec.name);
+            descriptions.push(format!("{} returned {short:?}", spec.name));
         }
     }
     Ok(descriptions.join(", "))

@@ -54,8 +54,8 @@ pub fn failure_lines(failures: &[FailedAttempt]) -> String {
             // The id is shown for tries that do not count, because the name of the slot selects the
             // last try.
             Status::Failed => String::new(),
-            Status::Superseded => format!(", tried again (id {id})"),
-            _ => format!(", made again when the run is resumed (id {id})"),
+            Status::Superseded => format!(", retried (id {id})"),
+            _ => format!(", repeated when the run is resumed (id {id})"),
         };
         let error = error.as_deref().unwrap_or("no token was sampled");
         let error = if previous == Some(error) {
@@ -200,7 +200,8 @@ mod tests {
         let expected = "train/1/2/0/0            try 0: no module named x\n\
                         train/1/2/1/0            try 0: same error\n\
                         train/1/2/2/0            try 0, tried again (id 01010101010101010101010101010101): no token was sampled\n\
-                        train/1/2/3/0            try 0, made again when the run is resumed (id 01010101010101010101010101010101): gone\n";
+                        train/1/2/3/0            try 0, repeated when the run is resumed (id \
+                        01010101010101010101010101010101): gone\n";
         assert_eq!(lines, expected);
     }
 

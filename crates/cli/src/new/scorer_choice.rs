@@ -58,7 +58,7 @@ pub fn choose_scorer(tasks: &[Task]) -> Result<Scorer, String> {
     for (kind, what) in [
         (
             AnswerKind::Table,
-            "expects a table or a list of lists; lead to a text in it with --answer FIELD.NAME",
+            "expects a table or a list of lists; name a string in it with --answer FIELD.NAME",
         ),
         (
             AnswerKind::Program,
@@ -67,13 +67,14 @@ pub fn choose_scorer(tasks: &[Task]) -> Result<Scorer, String> {
         ),
         (
             AnswerKind::Query,
-            "expects a query, which the scorer `sql` compares by its rows; that needs databases: write \
-             `scorer = { kind = \"sql\", databases = … }` (docs/scorers.md#sql) into a recipe that --scorer answer makes",
+            "expects a query, which the scorer `sql` compares by its rows; that needs databases: \
+             write `scorer = { kind = \"sql\", databases = … }` (docs/scorers.md#sql) in a recipe \
+             that --scorer answer writes",
         ),
         (AnswerKind::Tests, "expects tests of a program, but other tasks do not"),
     ] {
         if let Some(id) = first(kind) {
-            return Err(format!("the task {id} {what}; or choose with --scorer"));
+            return Err(format!("the task {id} {what}; or set --scorer"));
         }
     }
     let all = |wanted: &[AnswerKind]| kinds.iter().all(|kind| wanted.contains(kind));

@@ -7,7 +7,7 @@ use super::{RecipeChoices, Scorer, TaskInput, Tool};
 use crate::screen;
 
 /// Initial content of `tools.py`, with one example tool.
-pub const TOOLS: &str = r#""""Every public function here is a tool; its signature and docstring are what the model is told."""
+pub const TOOLS: &str = r#""""Every public function here is a tool; the model sees its signature and docstring."""
 
 
 def count_letters(word: str, letter: str) -> int:
@@ -49,14 +49,14 @@ pub fn recipe(choices: &RecipeChoices) -> String {
 name = {}
 # Decides every random choice: equal recipes and seeds end with equal weights.
 seed = 1
-# Steps between checkpoints; a run that was stopped goes on from the newest one (--resume).
+# Steps between checkpoints; a stopped run resumes from the newest one (--resume).
 checkpoint_every = 10
 
 [model]
 source = {}
-# Longest sequence, in tokens: more takes more memory.
+# Maximum sequence length, in tokens; a larger one takes more memory.
 context = {context}
-# An adapter in place of all weights: takes far less memory, and a learning rate ten times as high.
+# An adapter instead of all weights: needs far less memory, and ten times the learning rate.
 # lora = {{ rank = 16 }}
 "#,
         quoted(name),
@@ -67,10 +67,12 @@ context = {context}
     for tool in tools {
         match tool {
             Tool::Sandbox => add(
-                "[[tool]]\nkind = \"sandbox\"\n# Longest time of a call's code, and most memory of its processes.\nseconds = 10\nmemory_mb = 512",
+                "[[tool]]\nkind = \"sandbox\"\n# Timeout for a call's code in seconds, and maximum \
+                 memory of its processes in MiB.\nseconds = 10\nmemory_mb = 512",
             ),
             Tool::Python => add(
-                "[[tool]]\nkind = \"python\"\n# Every public function of the file is a tool. An environment of its own: python = \".venv/bin/python\"\nfile = \"tools.py\"",
+                "[[tool]]\nkind = \"python\"\n# Every public function of the file is a tool. For a \
+                 separate environment: python = \".venv/bin/python\"\nfile = \"tools.py\"",
             ),
             Tool::Calculator | Tool::None => {}
         }
@@ -82,7 +84,7 @@ context = {context}
     let demonstrated = *tasks == TaskInput::Arithmetic && tools.contains(&Tool::Calculator);
     if demonstrated {
         add(r#"
-# A few demonstrations show the form of a call; the tasks bring them.
+# A few demonstrations show the format of a tool call; the tasks provide them.
 [[phase]]
 kind = "sft"
 demonstrations = 7
@@ -100,25 +102,25 @@ learning_rate = 1e-4
 fn tasks_of(tasks: &TaskInput) -> String {
     match tasks {
         TaskInput::Arithmetic => r#"[[tasks]]
-# A generator. In its place: kind = "file", path = "train.jsonl", held_out = 200 (docs/data.md).
+# A generator. To use a file: kind = "file", path = "train.jsonl", held_out = 200 (docs/data.md).
 kind = "arithmetic"
 operands = 3
 min_digits = 2
 max_digits = 3
-# Share of tasks in words; stories, in which operations go unnamed, are harder.
+# Fraction of tasks in words; stories, which do not name the operations, are harder.
 words = 0.5
 stories = false"#
             .to_owned(),
         TaskInput::File { path, question, answer, held_out } => format!(
             r#"[[tasks]]
 kind = "file"
-# A file, a folder, a pattern such as "train-*.parquet", or a list of these.
+# A file, a directory, a pattern such as "train-*.parquet", or a list of these.
 path = {}
-# Fields of a row; a path such as "extra_info.question" leads into nested ones, and a template such as
-# "{{Body}} {{Question}}" makes a question of several.
+# Fields of a row; a path such as "extra_info.question" selects a nested field, and a template
+# such as "{{Body}} {{Question}}" builds a question from several.
 question = {}
 answer = {}
-# Questions that are never trained on, to measure success.
+# Number of questions that are never trained on, to measure success.
 held_out = {held_out}"#,
             quoted(path),
             quoted(question),
@@ -158,10 +160,10 @@ fn agent(tools: &[Tool], scorer: Scorer, context: usize) -> String {
 system = {}
 # Toolboxes by name or kind (docs/tools.md).
 tools = [{}]
-# Most replies of an attempt, and most tokens that it samples over all of them.
+# Maximum number of completions of an attempt, and of tokens that it samples over all of them.
 max_turns = {}
 max_tokens = {tokens}
-# How often an attempt that broke is made again.
+# Maximum number of retries of a failed attempt.
 retries = 2"#,
         quoted(instruction),
         names.join(", "),
@@ -180,14 +182,15 @@ fn reward(scorer: Scorer, options: Option<usize>) -> String {
         Scorer::Python => "{ kind = \"python\", file = \"score.py\" }",
     };
     format!(
-        "[reward]\n# What an attempt is worth, and several scorers with weights: docs/scorers.md.\nscorer = {kind}"
+        "[reward]\n# Scorer of attempts; for several scorers with weights, see \
+         docs/scorers.md.\nscorer = {kind}"
     )
 }
 
 fn phase(algorithm: &str) -> String {
     format!(
-        r#"# Learns from success alone: `group_size` attempts at each of `groups` tasks a step, each compared with
-# those beside it.
+        r#"# Learns from success alone: each step makes `group_size` attempts at each of `groups`
+# tasks, and compares each attempt with the other attempts at its task.
 [[phase]]
 kind = "rl"
 algorithm = {}
@@ -209,7 +212,7 @@ min_lr_ratio = 0.1"#,
 pub fn readme(choices: &RecipeChoices, dir: &Path) -> String {
     let RecipeChoices { name, model, tasks, tools, scorer, algorithm, .. } = choices;
     let tasks = match tasks {
-        TaskInput::Arithmetic => "arithmetic that a generator makes up".to_owned(),
+        TaskInput::Arithmetic => "generated arithmetic".to_owned(),
         TaskInput::File { path, held_out, .. } => {
             format!("`{path}`, of which {held_out} are held out")
         }
@@ -229,7 +232,7 @@ pub fn readme(choices: &RecipeChoices, dir: &Path) -> String {
          | | |\n|---|---|\n| model | `{model}` |\n| tasks | {tasks} |\n| tools | {tools} |\n| scorer | {scorer} |\n\
          | algorithm | {algorithm} |\n\n\
          ```sh\nlevade check {dir}      # everything that would fail, in seconds\n\
-         levade train {dir}      # --resume goes on with a run that was stopped\n\
+         levade train {dir}      # --resume resumes a stopped run\n\
          levade inspect runs/{name} --worst\n```\n\n\
          ## What it gives\n\nSuccess on held-out tasks before and after, n and interval, as `train` prints it at the end.\n"
     )

@@ -8,7 +8,8 @@ use crate::screen::{self, Style};
 pub fn print(sizes: &Sizes<'_>) {
     let style = Style::stdout();
     screen::print_line(&format!(
-        "\n{} simulated, {} turns of {:.0} tokens in all ({:.1} of that as spread), tools {:.1} s, {:.0} % learnt from, {} steps ahead",
+        "\n{} simulated: {} turns, {:.0} tokens sampled per attempt (spread {:.1} of that), tools \
+         {:.1} s, {:.0} % trained on, {} steps ahead",
         style.bold("fleet  "),
         sizes.fleet.turns,
         sizes.fleet.completion_tokens,
@@ -18,13 +19,13 @@ pub fn print(sizes: &Sizes<'_>) {
         sizes.fleet.ahead,
     ));
     screen::print_line(&format!(
-        "{:>10} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>5} {:>9} {:>7}",
+        "{:>10} {:>9} {:>9} {:>9} {:>9} {:>12} {:>9} {:>5} {:>9} {:>7}",
         "devices",
         "sampling",
         "attempts",
-        "s a step",
+        "s/step",
         "tokens/s",
-        "idle there",
+        "sampler idle",
         "learning",
         "age",
         "calls/s",
@@ -48,10 +49,12 @@ pub fn print(sizes: &Sizes<'_>) {
         last = Some(outcome);
     }
     if let Some(outcome) = last {
-        screen::print_line(&format!("{} {}", style.dim("first at its end:"), outcome.bottleneck()));
+        screen::print_line(&format!("{} {}", style.dim("bottleneck:"), outcome.bottleneck()));
     }
     screen::print_line(&style.dim(&format!(
-        "assumed: a core of the gateway answers {GATEWAY_CALLS_PER_SECOND:.0} calls a second and the store writes {STORE_ATTEMPTS_PER_SECOND:.0} attempts, as measured\n\
-         here on two slow cores; groups grow with the devices; nothing fails; the learner's devices lose nothing to each other"
+        "assumed: a core of the gateway serves {GATEWAY_CALLS_PER_SECOND:.0} calls per second and \
+         the store writes {STORE_ATTEMPTS_PER_SECOND:.0} attempts per second, as\n\
+         measured on two slow cores; groups grow with the devices; nothing fails; the learner \
+         scales linearly with its devices"
     )));
 }

@@ -159,5 +159,5 @@ fn invalid_adapter_keys_are_rejected() {
     }
     let output = workspace.levade().args(["merge", "model", "merged"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("without adapter"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("without an adapter"), "{}", stderr(&output));
 }

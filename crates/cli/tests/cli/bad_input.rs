@@ -59,7 +59,7 @@ fn invalid_recipe_is_rejected_with_key() {
     assert_train_rejects(
         &workspace,
         &["--set", "run.seed=two"],
-        &["`run.seed` is the text \"two\"", "must be a whole number"],
+        &["`run.seed` is the string \"two\"", "must be a whole number"],
     );
     assert_train_rejects(
         &workspace,
@@ -75,7 +75,7 @@ fn invalid_recipe_is_rejected_with_key() {
     assert_train_rejects(
         &workspace,
         &["--set", "agent.tools=['abacus']"],
-        &["\"abacus\"", "there is calculator"],
+        &["\"abacus\"", "the tools are calculator"],
     );
     workspace.replace("recipe.toml", "learning_rate = 1e-3", "lerning_rate = 1e-3");
     assert_train_rejects(
@@ -85,9 +85,10 @@ fn invalid_recipe_is_rejected_with_key() {
     );
     workspace.write("recipe.toml", "[run\nname = 'x'");
     assert_train_rejects(&workspace, &[], &["recipe.toml is not valid TOML", "line 1"]);
-    for (name, part) in
-        [("nowhere.toml", "nowhere.toml does not exist"), ("model", "model holds no recipe.toml")]
-    {
+    for (name, part) in [
+        ("nowhere.toml", "nowhere.toml does not exist"),
+        ("model", "model contains no recipe.toml"),
+    ] {
         let output = workspace.levade().args(["train", name]).output().unwrap();
         assert_contains(&error(&output), &[part, "TOML file"]);
     }
@@ -332,7 +333,7 @@ fn commands_reject_missing_runs_models_and_attempts() {
     assert_command_rejects(&["chat", "model", "--top-p", "2"], &["top_p = 2", "(0, 1]"]);
     assert_command_rejects(
         &["chat", "model", "--tool", "abacus"],
-        &["\"abacus\"", "there is calculator"],
+        &["\"abacus\"", "the tools are calculator"],
     );
     assert_command_rejects(
         &["eval", "recipe.toml", "--tasks", "0", "--set", "eval.unseen_wordings=0"],
@@ -341,7 +342,7 @@ fn commands_reject_missing_runs_models_and_attempts() {
     assert_command_rejects(&["eval", "recipe.toml", "--model", "./nowhere"], &["does not exist"]);
     assert_command_rejects(
         &["eval", "recipe.toml", "--base", "model"],
-        &["is a model without adapter; leave out --base"],
+        &["is a model without an adapter; leave out --base"],
     );
     assert_command_rejects(
         &["eval", "recipe.toml", "--tasks", "16777217"],
@@ -458,7 +459,7 @@ fn damaged_checkpoint_is_skipped_on_resume() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert_contains(
         &stdout(&output),
-        &["note: checkpoint step-000004 is not whole", "goes on from run/checkpoints/step-000003"],
+        &["note: checkpoint step-000004 is not whole", "resuming from run/checkpoints/step-000003"],
     );
     assert!(workspace.weights("run") == weights, "the weights differ");
 }

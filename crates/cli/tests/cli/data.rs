@@ -220,7 +220,7 @@ fn score_finds_tasks_by_id_and_by_row() {
     let output = workspace.levade().args(score).args(["--completion", "said"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        stderr(&output).contains("has no reply in said; its fields are id, "),
+        stderr(&output).contains("has no completion in said; its fields are id, "),
         "{}",
         stderr(&output)
     );
@@ -280,5 +280,5 @@ fn score_matches_ids_by_question_and_counts_equal_replies() {
         .args(["score", "replies.jsonl", "--recipe", "recipe.toml"])
         .output()
         .unwrap();
-    assert!(stderr(&output).contains("has no reply in reply, "), "{}", stderr(&output));
+    assert!(stderr(&output).contains("has no completion in reply, "), "{}", stderr(&output));
 }

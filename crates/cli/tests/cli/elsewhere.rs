@@ -149,8 +149,7 @@ fn failed_allocation_ends_with_error_message() {
     let message = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(
-        message.contains("error: there is no memory: ")
-            && message.contains(" bytes were asked for"),
+        message.contains("error: out of memory: ") && message.contains(" bytes were requested"),
         "{message}"
     );
     assert!(

@@ -151,7 +151,7 @@ fn check_does_not_call_environment_scorer() {
     let workspace = corridor();
     let output = workspace.levade().args(["check", "recipe.toml"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-    assert!(stdout(&output).contains("not asked"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("not called"), "{}", stdout(&output));
 }
 
 #[test]

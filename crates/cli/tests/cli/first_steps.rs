@@ -30,8 +30,8 @@ fn check_reports_each_item_and_leaves_no_files() {
         ("folder", &["✓"]),
         ("tasks", &["✓", "500 to train on, 7 to evaluate on"]),
         ("model", &["✓", "/model: "]),
-        ("tool", &["✓", "calculator: calculator; calculator answered \"42\""]),
-        ("scorer", &["✓", "gave numeric 1 for what a task expects"]),
+        ("tool", &["✓", "calculator: calculator; calculator returned \"42\""]),
+        ("scorer", &["✓", "returned numeric 1 for an expected answer"]),
         ("prompts", &["✓", "fit the context of 640 tokens"]),
         ("memory", &["✓", "MiB (weights"]),
         ("disk", &["✓", "checkpoints of up to"]),
@@ -73,14 +73,9 @@ fn plan_prints_estimates_and_rejects_invalid_options() {
     };
     let report =
         stdout(&plan(&["--device", "h100", "--fleet", "1,8", "--tool", "2", "--price", "2"]));
-    for part in [
-        "this machine: ",
-        "devices",
-        "sampling",
-        "first at its end:",
-        "a core of the gateway",
-        "cost",
-    ] {
+    for part in
+        ["this machine: ", "devices", "sampling", "bottleneck:", "a core of the gateway", "cost"]
+    {
         assert!(report.contains(part), "no {part:?} in\n{report}");
     }
     let fleets: Vec<&str> =
@@ -90,11 +85,12 @@ fn plan_prints_estimates_and_rejects_invalid_options() {
         "seconds.json",
         r#"{"prompt":0.001,"batch":0.02,"sequence":0.001,"learn":0.01,"update":0,"publish":0}"#,
     );
-    assert!(
-        stdout(&plan(&["--fleet", "1", "--service", "seconds.json"])).contains("first at its end:")
-    );
+    assert!(stdout(&plan(&["--fleet", "1", "--service", "seconds.json"])).contains("bottleneck:"));
     for (arguments, part) in [
-        (&["--fleet", "1"][..], "name a --device, or give measured seconds with --service"),
+        (
+            &["--fleet", "1"][..],
+            "--fleet needs times: set --device, or pass measured times with --service",
+        ),
         (&["--fleet", "0", "--device", "h100"], "--fleet 0: give 1 to 16384 devices"),
         (
             &["--fleet", "1", "--service", "nowhere.json"],
@@ -102,8 +98,8 @@ fn plan_prints_estimates_and_rejects_invalid_options() {
         ),
         (
             &["--fleet", "1,2", "--device", "h100", "--turns", "1000000"],
-            "--fleet would simulate 84000000 replies of the largest fleet, more than 10000000: lower --turns, which \
-             is 1000000",
+            "--fleet would simulate 84000000 completions of the largest fleet, more than 10000000: \
+             lower --turns, which is 1000000",
         ),
         (
             &["--fleet", "1", "--device", "h100", "--set", "phase.1.staleness=1000000"],
@@ -205,7 +201,7 @@ fn new_recipe_passes_check_and_is_never_overwritten() {
     assert!(stdout(&output).contains("levade check sums"), "{}", stdout(&output));
     let recipe = fs::read_to_string(workspace.path("sums/recipe.toml")).unwrap();
     assert!(
-        recipe.contains("algorithm = \"rloo\"") && recipe.contains("# Longest sequence"),
+        recipe.contains("algorithm = \"rloo\"") && recipe.contains("# Maximum sequence length"),
         "{recipe}"
     );
     assert!(
@@ -232,7 +228,7 @@ fn new_recipe_passes_check_and_is_never_overwritten() {
     let again = new(&["sums", "--model", "./model"]);
     assert_eq!(again.status.code(), Some(2));
     assert!(
-        stderr(&again).contains("sums/recipe.toml exists; name another folder"),
+        stderr(&again).contains("sums/recipe.toml exists; name another directory"),
         "{}",
         stderr(&again)
     );
@@ -256,7 +252,7 @@ fn new_recipe_passes_check_and_is_never_overwritten() {
         "{}",
         stderr(&wrong)
     );
-    assert!(stderr(&wrong).contains("the recipe would not load: `phase."), "{}", stderr(&wrong));
+    assert!(stderr(&wrong).contains("the recipe would be invalid: `phase."), "{}", stderr(&wrong));
     let unnamed =
         new(&["other", "--model", "./model", "--tasks", "who.jsonl", "--question", "nope"]);
     assert_eq!(unnamed.status.code(), Some(2));

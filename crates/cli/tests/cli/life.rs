@@ -125,7 +125,7 @@ fn chat_answers(workspace: &Workspace) {
     );
     assert!(!text.contains('→') && text.chars().count() <= 8, "{text:?}");
     assert_eq!(
-        notes.matches("[cut at --max-tokens]").count() + notes.matches("stopped").count(),
+        notes.matches("[truncated at --max-tokens]").count() + notes.matches("stopped").count(),
         2,
         "{notes}"
     );
@@ -149,7 +149,7 @@ fn inspect_shows_attempts(workspace: &Workspace) {
         "\nreward     ",
         "\nadvantage  ",
         "\ntask       id: \"arithmetic-train-1-",
-        "── given, turn 0, ",
+        "── context, turn 0, ",
     ] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
@@ -180,7 +180,7 @@ fn terms_of_a_step_add_up_to_its_recorded_loss(workspace: &Workspace, terms: &st
     let sum = terms
         .lines()
         .find_map(|line| line.strip_prefix("all terms of the step add up to its loss, "));
-    let sum: f64 = sum.expect(terms).strip_suffix(", to the bit").expect(terms).parse().unwrap();
+    let sum: f64 = sum.expect(terms).strip_suffix(", bit for bit").expect(terms).parse().unwrap();
     let metrics = fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
     let losses = metrics.lines().filter_map(|line| {
         let line: Value = serde_json::from_str(line).unwrap();
@@ -242,7 +242,7 @@ fn terms_of_several_updates_add_up_in_the_learners_order() {
     assert_eq!((sum(&terms) / 2.0).to_bits(), recorded("actor/loss")[0].to_bits());
     let text = inspect(&["--attempt", "train/1/0/0/0", "--terms"]);
     assert!(
-        text.contains(", to the bit; by its 2 updates: its loss, ")
+        text.contains(", bit for bit; divided by its 2 updates: its loss, ")
             && text.contains(" − 0.01 · H) = "),
         "{text}"
     );
@@ -298,7 +298,7 @@ fn copied_or_moved_run_resumes_at_new_location() {
     let output = train(&["copy", "--resume", "--set", "phase.1.steps=4"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(
-        stdout(&output).contains("goes on from copy/checkpoints/step-000004"),
+        stdout(&output).contains("resuming from copy/checkpoints/step-000004"),
         "{}",
         stdout(&output)
     );
@@ -361,7 +361,7 @@ fn interrupted_run_resumes_with_equal_weights() {
             workspace.train().args(steps).args(["--run", &run, "--resume"]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(
-            stdout(&output).contains(&format!("goes on from {run}/checkpoints/step-0000")),
+            stdout(&output).contains(&format!("resuming from {run}/checkpoints/step-0000")),
             "{}",
             stdout(&output)
         );

@@ -67,8 +67,8 @@ fn log_options_select_destination_and_levels() {
 fn invalid_log_filter_or_file_is_reported() {
     let workspace = Workspace::new();
     for (arguments, part) in [
-        (["--log", "loud"], "`loud` is no level"),
-        (["--log", "stor=debug"], "there is no room `stor`"),
+        (["--log", "loud"], "`loud` is not a level"),
+        (["--log", "stor=debug"], "there is no crate `stor`"),
         (["--log-file", "no/such/folder"], "no/such/folder"),
     ] {
         let output = workspace.train().args(arguments).output().unwrap();

@@ -133,7 +133,7 @@ outage = "retry"
     assert!(report.contains("3 steps"), "{report}");
     assert_eq!(metric(&workspace, "training/retried"), [1.0, 0.0, 0.0]);
     // The failure is reported once, and there are no other failures.
-    let troubles: Vec<&str> = report.lines().filter(|line| line.contains("went wrong")).collect();
+    let troubles: Vec<&str> = report.lines().filter(|line| line.starts_with("warning ")).collect();
     assert!(troubles.iter().all(|line| line.contains("1 time,")), "{report}");
     assert!(troubles.iter().any(|line| line.contains("tool calculator")), "{report}");
     assert_eq!(metric(&workspace, "response/aborted_ratio"), [0.0; 3]);

@@ -142,7 +142,7 @@ fn two_adapters_in_one_run_match_separate_runs() {
     let held_out = ["--set", "tasks.0.held_out=all"];
     let output = eval(&held_out);
     assert_eq!(output.status.code(), Some(2));
-    let want = "ask its policies checker, solver; name the model of one: ";
+    let want = "use several of its policies, checker, solver; name the model of one of them: ";
     assert!(stderr(&output).contains(want), "{}", stderr(&output));
     let second = "run/checkpoints/step-000003/policies/solver";
     let output = eval(&[&held_out[..], &["--model", second]].concat());

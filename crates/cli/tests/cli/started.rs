@@ -133,10 +133,10 @@ fn check_reports_missing_package_and_missing_call() {
         line.starts_with('✗') && line.contains("No module named 'no_package_of_this_name'"),
         "{line}"
     );
-    assert!(line.contains("install what it lacks") && line.contains("agent.py"), "{line}");
+    assert!(line.contains("install the missing module") && line.contains("agent.py"), "{line}");
     assert_eq!(code, Some(2));
     let (line, code) = run_check("print('done')\n", &[]);
-    assert!(line.starts_with('✗') && line.contains("without a call of the model"), "{line}");
+    assert!(line.starts_with('✗') && line.contains("without calling the model"), "{line}");
     assert_eq!(code, Some(2));
     let (line, code) = run_check("import no_package_of_this_name\n", &["--no-start"]);
     assert!(line.starts_with('✓'), "{line}");
@@ -160,7 +160,7 @@ fn check_opens_each_tool_once() {
     };
     let (text, code) = check(&[]);
     assert!(
-        text.contains("✗ tool      run: there is no folder") && text.contains("nowhere"),
+        text.contains("✗ tool      run: there is no directory") && text.contains("nowhere"),
         "{text}"
     );
     assert_eq!(code, Some(2));

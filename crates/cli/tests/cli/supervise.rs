@@ -25,7 +25,7 @@ fn killed_run_is_restarted_with_equal_weights() {
         notes.contains("the run was killed (signal 9: ") && notes.contains("(1 of 1)"),
         "{notes}"
     );
-    assert!(text.contains("goes on from run/checkpoints/step-000003"), "{text}");
+    assert!(text.contains("resuming from run/checkpoints/step-000003"), "{text}");
     assert_eq!(workspace.weights("run"), workspace.weights("whole"));
 }
 
@@ -37,7 +37,7 @@ fn restarts_stop_after_limit_or_input_error() {
         command.args(["--restarts=1"]).env("LEVADE_CRASH_AT", "ledger_written:1").output().unwrap();
     let notes = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{notes}");
-    assert_eq!(notes.matches("starting it again").count(), 1, "{notes}");
+    assert_eq!(notes.matches("restarting it in").count(), 1, "{notes}");
     assert!(
         notes.contains("was killed (signal 9: ") && notes.contains("1 time in a row"),
         "{notes}"
@@ -49,7 +49,7 @@ fn restarts_stop_after_limit_or_input_error() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-    assert!(!stderr(&output).contains("starting it again"), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("restarting it in"), "{}", stderr(&output));
 }
 
 /// A request to stop that reaches only the parent stops the run at a safe point, like Ctrl-C on a
@@ -67,14 +67,14 @@ fn signal_to_supervisor_stops_run_at_safe_point() {
                 && notes.contains("stopped after step "),
             "{notes}"
         );
-        assert!(!notes.contains("starting it again"), "{notes}");
+        assert!(!notes.contains("restarting it in"), "{notes}");
 
         // No process holds the lock of the run directory any more.
         let output =
             workspace.train().args(["--resume", "--set", "phase.1.steps=12"]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(
-            stdout(&output).contains("goes on from run/checkpoints/step-0000"),
+            stdout(&output).contains("resuming from run/checkpoints/step-0000"),
             "{}",
             stdout(&output)
         );

@@ -63,12 +63,12 @@ impl Service {
         ];
         if let Some((name, value)) = all.into_iter().find(|(_, value)| !(0.0..=1e6).contains(value))
         {
-            return Err(format!("{name} is {value}; give seconds from 0 to 1e6"));
+            return Err(format!("{name} is {value}, but must be in 0..=1e6 seconds"));
         }
         if batch + sequence > 0.0 {
             Ok(())
         } else {
-            Err("batch and sequence are 0, and a token takes time".into())
+            Err("batch and sequence are both 0, but one of them must be more".into())
         }
     }
 }

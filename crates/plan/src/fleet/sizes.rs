@@ -66,7 +66,7 @@ impl Estimate {
             (
                 store,
                 format!(
-                    "the store: {:.0} attempts a second are {:.0} % of it",
+                    "the store: {:.0} attempts per second are {:.0} % of its capacity",
                     self.attempts,
                     100.0 * store
                 ),
@@ -114,7 +114,9 @@ mod tests {
                 .bottleneck()
                 .starts_with("the gateway: it needs 2.4 cores")
         );
-        assert!(estimate(100.0, 1960.0, 0.0, 0.0).bottleneck().contains("are 200 % of it"));
+        assert!(
+            estimate(100.0, 1960.0, 0.0, 0.0).bottleneck().contains("are 200 % of its capacity")
+        );
         assert!(estimate(1.0, 1.0, 0.5, 0.1).bottleneck().starts_with("the learner"));
         assert!(estimate(1.0, 1.0, 0.1, 0.5).bottleneck().starts_with("the samplers"));
     }

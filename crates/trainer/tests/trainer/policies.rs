@@ -356,7 +356,7 @@ async fn recipe_rejects_unknown_policy_and_agent_names() {
                 "agent.kind='program'",
                 "agent.command=['true']",
             ],
-            "attempts are of this agent",
+            "attempts start with this agent",
         ),
         (&["policy.x={kind='trainde'}"], "did you mean `trained`?"),
         (
