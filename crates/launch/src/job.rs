@@ -84,11 +84,17 @@ impl Job {
         let file = self.folder.join(RECIPE);
         let (binary, root) = (quoted(&self.binary.display()), quoted(&self.root.display()));
         let script = format!(
-            "#!/bin/sh\n# One machine of the run {}: machine 0 trains, the other machines take \
-             part in its learner.\nset -eu\nif [ \"$1\" != 0 ]; then\n    exec {binary} cluster \
-             join {root} --node \"$1\"\nfi\n# An existing run is resumed: it was stopped, killed \
-             or preempted by the scheduler.\nif [ -f {root}/recipe.toml ]; then\n    exec \
-             {binary} train {} --resume\nfi\nexec {binary} train {}\n",
+            "#!/bin/sh\n\
+             # One machine of the run {}: machine 0 trains, the others take part in its learner.\n\
+             set -eu\n\
+             if [ \"$1\" != 0 ]; then\n    \
+                 exec {binary} cluster join {root} --node \"$1\"\n\
+             fi\n\
+             # An existing run is resumed: it was stopped, killed or preempted.\n\
+             if [ -f {root}/recipe.toml ]; then\n    \
+                 exec {binary} train {} --resume\n\
+             fi\n\
+             exec {binary} train {}\n",
             self.name,
             quoted(&file.display()),
             quoted(&file.display())

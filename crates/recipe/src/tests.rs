@@ -66,7 +66,7 @@ fn invalid_recipes_are_rejected_by_key() {
     let cases: &[(&[&str], &str)] = &[
         (
             &["run.store='http://h'"],
-            "`run.store`: \"http://h\" names a service, but stores in services are not supported yet",
+            "`run.store`: \"http://h\" names a service, but stores in services are not supported",
         ),
         (
             &["run.store=run.db"],

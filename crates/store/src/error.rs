@@ -189,7 +189,10 @@ pub enum StoreError {
     },
     /// The attempt has ended: no segment can be appended, and its end cannot be changed. An
     /// abandoned attempt cannot be started again.
-    #[error("{key} in {location} is {} and accepts no more writes; start another try", status.name())]
+    #[error(
+        "{key} in {location} is {} and accepts no more writes; start another try",
+        status.name()
+    )]
     Ended {
         /// Location of the store.
         location: String,
