@@ -305,7 +305,7 @@ mod tests {
             Err(error) => error.to_string(),
             Ok(_) => panic!("it is taken"),
         };
-        assert!(why(&options(None, "runs:/runs")).contains("needs --image"));
+        assert!(why(&options(None, "runs:/runs")).contains("requires --image"));
         assert!(why(&options(Some("i"), "runs")).contains("must be NAME:DIR"));
         assert!(
             why(&options(Some("i"), "runs:/other"))
