@@ -351,7 +351,7 @@ mod tests {
     fn state_of_maps_job_conditions() {
         let state = |found: Value| state_of(&found.to_string()).unwrap();
         let runs = state(json!({ "status": { "active": 2, "failed": 1 } }));
-        assert_eq!(runs, State { text: "2 run, 0 done, 1 failed".into(), ended: None });
+        assert_eq!(runs, State { text: "2 running, 0 succeeded, 1 failed".into(), ended: None });
         let ended = |kind: &str, status: &str| {
             state(json!({ "status": { "conditions": [{ "type": kind, "status": status }] } })).ended
         };

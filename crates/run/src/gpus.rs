@@ -155,7 +155,7 @@ mod tests {
         for few in ["4,5,6", "", "0,1,2,-1,3"] {
             let error = named(0, few).unwrap_err().to_string();
             assert!(
-                error.contains("CUDA_VISIBLE_DEVICES=") && error.contains("it takes 4: 2 of"),
+                error.contains("CUDA_VISIBLE_DEVICES=") && error.contains("the run needs 4: 2 of"),
                 "{error}"
             );
         }
