@@ -246,8 +246,7 @@ impl Trainer {
     ) -> Result<RunEnd, TrainerError> {
         let start = Instant::now();
         let all = self.all_steps();
-        info!(folder = %self.run.run_dir.root().display(), done = self.progress.position.global_step, steps = all, "run \
-                                                                                                                    started");
+        info!(folder = %self.run.run_dir.root().display(), done = self.progress.position.global_step, steps = all, "run started");
         let ended = self.train(observer, stop).await;
         // No caller waits any longer for attempts in progress: oversampled attempts, and attempts
         // that a stop request interrupted.
