@@ -232,9 +232,7 @@ impl Checkpoints {
             .map_err(|source| file_error("rename", &temporary, source))?;
         crash_point("after_rename");
         sync_dir(&self.root)?;
-        info!(folder = %checkpoint_dir.display(), seconds = start.elapsed().as_secs_f64(), "wrote \
-                                                                                            a \
-                                                                                            checkpoint");
+        info!(folder = %checkpoint_dir.display(), seconds = start.elapsed().as_secs_f64(), "wrote a checkpoint");
         let CheckpointMeta { position, versions, phase_end, metrics_bytes } = about;
         Ok(Checkpoint { dir: checkpoint_dir, position, versions, phase_end, metrics_bytes })
     }

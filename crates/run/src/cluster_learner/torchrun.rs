@@ -94,7 +94,9 @@ pub async fn start(
     let (guard, dropped) = oneshot::channel::<()>();
     let exit_task = tokio::spawn(async move {
         let how = tokio::select! {
-            how = kept.describe_end() => Some(format!("the processes ended: {how}; {}", failure_reason(&log))),
+            how = kept.describe_end() => {
+                Some(format!("the processes ended: {how}; {}", failure_reason(&log)))
+            },
             how = await_node_exit(&dir, &order) => Some(format!("the processes ended {how}")),
             _ = dropped => None,
         };

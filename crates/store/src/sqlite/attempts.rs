@@ -163,15 +163,8 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
     let damaged = |what: &str, why: String| Failure::Corrupt(format!("the {what} {why}"));
     let [task, outcome, step_rewards, purpose]: [String; 4] =
         [row.get(1)?, row.get(2)?, row.get(6)?, row.get(7)?];
-    let purpose = Purpose::parse(&purpose).ok_or_else(|| {
-        damaged(
-            "purpose",
-            format!(
-                "is unknown: \
-                                                                           `{purpose}`"
-            ),
-        )
-    })?;
+    let purpose = Purpose::parse(&purpose)
+        .ok_or_else(|| damaged("purpose", format!("is unknown: `{purpose}`")))?;
     let (phase, step, group, sample) = (row.get(8)?, row.get(9)?, row.get(10)?, row.get(11)?);
     let start = AttemptStart {
         id: *name,
