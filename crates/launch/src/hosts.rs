@@ -157,8 +157,8 @@ enum Part {
 /// machines follow it.
 async fn request_stop(parts: &mut [Part], host: &Host) {
     host.note(
-        "stop requested: the run stops at the next point from which it can be resumed \
-               (repeat to stop immediately)",
+        "stop requested: the run stops at the next point from which it can be resumed (repeat to \
+         stop immediately)",
     );
     if let Some(Part::Up { process, .. }) = parts.first_mut() {
         process.request_end().await;

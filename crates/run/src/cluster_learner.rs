@@ -124,7 +124,7 @@ pub async fn start(
             .ok_or_else(|| {
                 unusable(format!(
                     "the environment variable {}, which `cluster.learner.token_env` names, must \
-                 contain the token of the learner at {}",
+                     contain the token of the learner at {}",
                     keys.token_env, keys.url
                 ))
             })?;
@@ -257,7 +257,7 @@ mod tests {
         std::fs::write(root.join(RECIPE), "").unwrap();
         compare(&root, &layout(4), &Host::default()).unwrap();
         let error = compare(&root, &layout(2), &Host::default()).unwrap_err().to_string();
-        assert!(error.contains("has 2 data-parallel ranks, and the run began with 4"), "{error}");
+        assert!(error.contains("has 2 data-parallel ranks, but the run started with 4"), "{error}");
         assert!(error.contains("--set model.source=CHECKPOINT"), "{error}");
         // A partly written file, for example on a full disk, must not pass for a run without a
         // layout.

@@ -140,8 +140,7 @@ async fn drive(
     let pauses = tokio::spawn(clock.track_pauses(move |pause| {
         let pause = display::clock(pause);
         noticed.note(format!(
-            "the process was suspended for {pause}; deadlines did not run \
-                              meanwhile"
+            "the process was suspended for {pause}; deadlines did not run meanwhile"
         ));
     }));
     let elsewhere = recipe.cluster.learner.is_some();

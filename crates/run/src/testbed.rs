@@ -121,8 +121,7 @@ impl RemoteRunner {
             let key = std::env::var(name).ok().filter(|key| !key.is_empty());
             key.ok_or_else(|| {
                 format!(
-                    "key_env is {name:?}, but this environment variable \
-                                       contains no key; set it"
+                    "key_env is {name:?}, but this environment variable contains no key; set it"
                 )
             })
         });

@@ -19,8 +19,7 @@ pub(crate) fn check_name(
         return Ok(());
     }
     Err(Failure::Unstorable(format!(
-        "the id {id} does not match try {number} of its attempt slot \
-                                     in run {run}"
+        "the id {id} does not match try {number} of its attempt slot in run {run}"
     )))
 }
 

@@ -54,8 +54,8 @@ pub enum StoreError {
     },
     /// The file has no tables: the process that created it exited too early.
     #[error(
-        "{location} contains no store: the process that created the file exited before it \
-             wrote one"
+        "{location} contains no store: the process that created the file exited before it wrote \
+         one"
     )]
     Empty {
         /// Location of the store.
