@@ -145,7 +145,10 @@ async fn main() -> anyhow::Result<()> {
     std::thread::spawn(move || {
         std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
     });
-    let first = lines.recv().await.context("stdin is empty, but its first line must describe the servers")?;
+    let first = lines
+        .recv()
+        .await
+        .context("stdin is empty, but its first line must describe the servers")?;
     let fleet: Fleet = serde_json::from_str(&first)?;
     let (silence, update_timeout) = (fleet.silent_seconds, fleet.update_timeout_seconds);
     let learning = match &fleet.learner {
