@@ -200,8 +200,7 @@ impl Tasks {
                     if listed.repeated > 0 {
                         let repeated = listed.repeated;
                         notes.push(format!(
-                            "{name}: {repeated} tasks are left out, because they ask the same \
-                             question as another task"
+                            "{name}: {repeated} tasks are left out, because they repeat another"
                         ));
                     }
                     let eval_tasks = listed.held_out.iter().take(count).cloned().collect();
