@@ -175,7 +175,7 @@ def logs(report: Report, run: Path, further: tuple[str, ...]) -> None:
     """What machines have printed."""
     for name, text in [
         ("node-0.log", "learner"),
-        ("node-1.log", "its processes start"),
+        ("node-1.log", "starting processes"),
         *((name, "") for name in further),
     ]:
         path = run / "launch" / name

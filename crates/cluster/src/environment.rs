@@ -36,8 +36,8 @@ impl Environment {
         let installed = tokio::time::timeout(*timeout, self.run_steps(host)).await;
         installed.map_err(|_| {
             anyhow::anyhow!(
-                "waited {timeout:?} for the environment in {}; raise --seconds, and run it again: what was fetched \
-                 is kept",
+                "waited {timeout:?} for the environment in {}; raise --seconds and run the \
+                 command again: downloaded files are kept",
                 dir.display()
             )
         })?
@@ -90,7 +90,7 @@ async fn run(host: &Host, words: &[&str]) -> anyhow::Result<()> {
     let status = status.with_context(|| format!("cannot start {}", words[0]))?;
     anyhow::ensure!(
         status.success(),
-        "{} failed ({status}); what it says is above",
+        "{} failed ({status}); see its output above",
         words.join(" ")
     );
     Ok(())
@@ -113,7 +113,8 @@ pub fn find_package(explicit: Option<&Path>) -> anyhow::Result<PathBuf> {
     };
     let found = found.ok_or_else(|| {
         unusable(format!(
-            "{} holds no package; give the folder {PACKAGE} of Levade's source with --from",
+            "{} contains no package; specify the directory {PACKAGE} of Levade's source with \
+             --from",
             explicit.map_or_else(|| PACKAGE.into(), |folder| folder.display().to_string())
         ))
     })?;
@@ -128,7 +129,10 @@ mod tests {
     fn find_package_names_missing_directory() {
         let dir = tempfile::tempdir().unwrap();
         let error = find_package(Some(dir.path())).unwrap_err().to_string();
-        assert!(error.contains("holds no package; give the folder python/levade_torch"), "{error}");
+        assert!(
+            error.contains("contains no package; specify the directory python/levade_torch"),
+            "{error}"
+        );
         std::fs::write(dir.path().join("pyproject.toml"), "").unwrap();
         assert_eq!(find_package(Some(dir.path())).unwrap(), dir.path());
     }

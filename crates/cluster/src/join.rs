@@ -100,7 +100,8 @@ pub async fn join(
 ) -> anyhow::Result<JoinOutcome> {
     if part.node == 0 {
         return Err(unusable(
-            "--node 0 is the machine that trains (`levade train`); others count from 1",
+            "--node 0 is the machine that trains (`levade train`); number the other machines from \
+             1",
         ));
     }
     let root = std::path::absolute(&part.run)?;
@@ -120,7 +121,7 @@ pub async fn join(
         let report = |text: &str| {
             host.setup("node", format!("{} of start {}: {text}", part.node, order.start));
         };
-        report(&format!("its processes start (log: {})", display::path(&log)));
+        report(&format!("starting processes (log: {})", display::path(&log)));
         let mut environment = order.full_environment();
         // Only the first machine serves requests, but every process requires a token.
         environment.push((torchrun::TOKEN.into(), format!("{}-of-no-use-here", order.start)));
@@ -131,14 +132,15 @@ pub async fn join(
         loop {
             tokio::select! {
                 how = processes.describe_end() => {
-                    report(&format!("they ended: {how}"));
+                    report(&format!("processes ended: {how}"));
                     order::leave(&run.dir, &order.start, part.node, &how)?;
                 }
                 () = superseded(&run, &order) => {}
                 _ = sleep(STOP_TIMEOUT), if stopping => {}
                 Some(()) = stops.recv() => if !stopping {
                     stopping = true;
-                    report("told to stop: they go on until the run stops; once more to stop at once");
+                    report("stop requested: the processes continue until the run stops (repeat to \
+                            stop immediately)");
                     continue;
                 },
             }
@@ -169,7 +171,7 @@ async fn next(run: &Run, last: Option<&Order>, part: &Part) -> anyhow::Result<Ne
         if let Some(order) = run.order()?.filter(|order| last.is_none_or(|last| *last != *order)) {
             if part.node >= order.nodes {
                 return Err(unusable(format!(
-                    "--node {} takes part in a group of {} machines; number them from 0",
+                    "--node {} is out of range: the group has {} machines, numbered from 0",
                     part.node, order.nodes
                 )));
             }
@@ -177,8 +179,8 @@ async fn next(run: &Run, last: Option<&Order>, part: &Part) -> anyhow::Result<Ne
         }
         if watch.elapsed() > timeout {
             anyhow::bail!(
-                "waited {timeout:?} for the run to start its learner (in {}); is `levade train` running, with this \
-                 very folder?",
+                "waited {timeout:?} for the run to start its learner (in {}); check that `levade \
+                 train` is running with the same directory",
                 run.dir.display()
             );
         }

@@ -137,13 +137,16 @@ async fn watch<J: SchedulerJob>(
         if stop_requested.get() && ending.is_none() {
             match within_timeout(job.end(), timeouts.response_timeout).await {
                 Ok(()) => {
-                    report_status::<J>(host, &format!("{} is asked to end", job.name()));
+                    report_status::<J>(host, &format!("stop requested for {}", job.name()));
                     ending = Some(clock.elapsed());
                 }
                 Err(error) if !rejected => {
                     report_status::<J>(
                         host,
-                        &format!("{} cannot be asked to end, tried again: {error:#}", job.name()),
+                        &format!(
+                            "the stop request for {} failed and will be retried: {error:#}",
+                            job.name()
+                        ),
                     );
                     rejected = true;
                 }
@@ -153,7 +156,7 @@ async fn watch<J: SchedulerJob>(
         match within_timeout(job.state(), timeouts.response_timeout).await {
             Ok(state) => {
                 if silent.take().is_some() {
-                    report_status::<J>(host, "answers again");
+                    report_status::<J>(host, "responds again");
                 }
                 if state.text != last {
                     report_status::<J>(host, &state.text);
@@ -168,13 +171,14 @@ async fn watch<J: SchedulerJob>(
                 let since = *silent.get_or_insert_with(|| {
                     report_status::<J>(
                         host,
-                        &format!("says nothing of {}, asked again: {error:#}", job.name()),
+                        &format!("no status of {}, retrying: {error:#}", job.name()),
                     );
                     clock.elapsed()
                 });
                 if clock.elapsed() - since > timeouts.silence {
                     anyhow::bail!(
-                        "waited {:?} for {} to say how {} is, which may go on: {error:#}\nwatch it  {}\nend it    {}",
+                        "waited {:?} for {} to report the status of {}, which may still be \
+                         running: {error:#}\nwatch it  {}\nend it    {}",
                         timeouts.silence,
                         J::LAUNCHER,
                         job.name(),
@@ -186,7 +190,8 @@ async fn watch<J: SchedulerJob>(
         }
         if let Some(since) = ending.filter(|since| clock.elapsed() - *since > timeouts.ending) {
             anyhow::bail!(
-                "waited {:?} for {} to end; it was last said to be: {last}\nwatch it  {}\nend it    {}",
+                "waited {:?} for {} to end; the last reported state was: {last}\nwatch it  \
+                 {}\nend it    {}",
                 clock.elapsed() - since,
                 job.name(),
                 job.to_watch(),
@@ -202,7 +207,7 @@ async fn within_timeout<T>(
 ) -> anyhow::Result<T> {
     with_timeout(timeout, response)
         .await
-        .unwrap_or_else(|| anyhow::bail!("waited {timeout:?} for an answer"))
+        .unwrap_or_else(|| anyhow::bail!("waited {timeout:?} for a response"))
 }
 
 /// A log that another process appends to.
@@ -319,9 +324,12 @@ mod tests {
             .await
             .unwrap_err()
             .to_string();
-        for part in
-            ["waited 100ms for test to say how job 7 is", "down", "watch it  look 7", "cancel 7"]
-        {
+        for part in [
+            "waited 100ms for test to report the status of job 7",
+            "down",
+            "watch it  look 7",
+            "cancel 7",
+        ] {
             assert!(error.contains(part), "{part} in {error}");
         }
     }
@@ -331,7 +339,7 @@ mod tests {
         let responses = [Ok(("runs", None)), Ok(("ends", None)), Ok(("gone", Some(INTERRUPTED)))];
         assert_eq!(run_watch(&responses, &[Err("down")], true).await.unwrap(), INTERRUPTED);
         let error = run_watch(&[Ok(("runs", None))], &[], true).await.unwrap_err().to_string();
-        assert!(error.contains("for job 7 to end; it was last said to be: runs"), "{error}");
+        assert!(error.contains("for job 7 to end; the last reported state was: runs"), "{error}");
     }
 
     #[test]

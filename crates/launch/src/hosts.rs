@@ -54,14 +54,16 @@ const END_TIMEOUT: Duration = Duration::from_secs(60);
 pub fn local(job: &Job) -> anyhow::Result<Hosts> {
     if job.nodes > 1 && job.gpus > 0 {
         return Err(unusable(format!(
-            "--on local starts {} machines' parts (`cluster.learner.nodes`) on this one, where each would take the \
-             same GPUs; set `nodes` to 1, and `processes` and `gpus` to as many as there are here",
+            "--on local starts the parts of {} machines (`cluster.learner.nodes`) on this \
+             machine, where all of them would use the same GPUs; set `nodes` to 1, and set \
+             `processes` and `gpus` to the number of GPUs of this machine",
             job.nodes
         )));
     }
     let supervisor = Supervisor(vec![job.binary.display().to_string(), "keep".into()]);
-    let machines =
-        (0..job.nodes).map(|node| (format!("part {node} here"), supervisor.clone())).collect();
+    let machines = (0..job.nodes)
+        .map(|node| (format!("part {node} on this machine"), supervisor.clone()))
+        .collect();
     let script = job.script().display().to_string();
     Ok(Hosts { machines, head: "127.0.0.1".into(), script })
 }
@@ -74,7 +76,8 @@ pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
     let SshOptions { hosts, args: ssh_args } = options;
     if hosts.len() != job.nodes as usize {
         return Err(unusable(format!(
-            "the recipe asks for {} (`cluster.learner.nodes`), and --host names {}; name as many",
+            "the recipe requires {} (`cluster.learner.nodes`), but --host names {}; name the same \
+             number",
             plural(job.nodes, "machine"),
             hosts.len()
         )));
@@ -86,7 +89,7 @@ pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
     };
     if let Some(host) = hosts.iter().find(odd) {
         return Err(unusable(format!(
-            "--host {host:?} is no name of a machine; options of ssh are given with --ssh-arg"
+            "--host {host:?} is not a machine name; pass options of ssh with --ssh-arg"
         )));
     }
     let head = resolved(&hosts[0], ssh_args).unwrap_or_else(|| address_of(&hosts[0]).to_owned());
@@ -153,7 +156,10 @@ enum Part {
 /// Asks the first machine to stop at a point at which the run can be resumed. The remaining
 /// machines follow it.
 async fn request_stop(parts: &mut [Part], host: &Host) {
-    host.note("told to stop: the run stops where it can go on (again to stop at once)");
+    host.note(
+        "stop requested: the run stops at the next point from which it can be resumed (repeat to \
+         stop immediately)",
+    );
     if let Some(Part::Up { process, .. }) = parts.first_mut() {
         process.request_end().await;
     }
@@ -196,7 +202,7 @@ impl Hosts {
         let launch =
             Launch { dir: job.root.clone(), variables: environment, ..Launch::new(command) };
         let process = supervisor.serve(&launch, file).await;
-        let process = process.map_err(|why| anyhow::anyhow!("{name} cannot be started: {why}"))?;
+        let process = process.map_err(|why| anyhow::anyhow!("cannot start {name}: {why}"))?;
         Ok(Part::Up { process: Box::new(process), since: Instant::now(), failures })
     }
 
@@ -298,7 +304,8 @@ impl Hosts {
                         .saturating_mul(3u32.saturating_pow(failures - 1))
                         .min(MAX_RESTART_DELAY);
                     host.note(format!(
-                        "{name} ended with exit code {ended}; started again in {wait:?} ({failures} of {})",
+                        "{name} ended with exit code {ended}; restarting in {wait:?} ({failures} \
+                         of {})",
                         job.restarts
                     ));
                     let until = Instant::now() + wait;
@@ -347,13 +354,13 @@ mod tests {
         };
         let error = why(3, &["east", "west"]);
         assert!(
-            error.contains("asks for 3 machines (`cluster.learner.nodes`), and --host names 2"),
+            error.contains("requires 3 machines (`cluster.learner.nodes`), but --host names 2"),
             "{error}"
         );
         for odd in ["-oProxyCommand=true", "", "a b", "a\nb"] {
             let error = why(1, &[odd]);
             assert!(
-                error.contains("is no name of a machine") && error.contains("--ssh-arg"),
+                error.contains("is not a machine name") && error.contains("--ssh-arg"),
                 "{error}"
             );
         }
@@ -394,7 +401,7 @@ mod tests {
             Err(error) => error.to_string(),
             Ok(_) => panic!("it is taken"),
         };
-        assert!(error.contains("each would take the same GPUs"), "{error}");
+        assert!(error.contains("all of them would use the same GPUs"), "{error}");
         assert!(local(&Job { gpus: 1, ..job(1) }).is_ok() && local(&job(2)).is_ok());
     }
 }

@@ -55,7 +55,8 @@ impl Job {
         for path in [&root, &binary] {
             if path.to_str().is_none_or(|path| path.contains('\n')) {
                 return Err(unusable(format!(
-                    "{} cannot be written into a script: it is no UTF-8, or has a line break; rename it",
+                    "{} cannot be written into a script: it is not UTF-8, or it contains a line \
+                     break; rename it",
                     path.display()
                 )));
             }
@@ -85,12 +86,12 @@ impl Job {
         let root = quoted(&self.root.display());
         let script = format!(
             "#!/bin/sh\n\
-             # One machine of the run {}: number 0 trains, the others take part in its learner.\n\
+             # One machine of the run {}: machine 0 trains, the others take part in its learner.\n\
              set -eu\n\
              if [ \"$1\" != 0 ]; then\n    \
                  exec {binary} cluster join {root} --node \"$1\"\n\
              fi\n\
-             # A run that is there is gone on with: it was stopped, killed, or put off by the scheduler.\n\
+             # An existing run is resumed: it was stopped, killed or preempted.\n\
              if [ -f {root}/recipe.toml ]; then\n    \
                  exec {binary} train {} --resume\n\
              fi\n\

@@ -46,7 +46,7 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
     let K8sOptions { image, claims, namespace, memory } = options;
     let image = image
         .as_ref()
-        .ok_or_else(|| unusable("--on k8s needs --image: one that has levade in it"))?;
+        .ok_or_else(|| unusable("--on k8s requires --image: an image that contains levade"))?;
     let mut volumes = Vec::new();
     let mut mounts = Vec::new();
     let mut holds_run = false;
@@ -57,7 +57,7 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
                 !of.is_empty() && mount_path.starts_with('/') && !mount_path.contains(':')
             })
             .ok_or_else(|| {
-                unusable(format!("--claim {claim:?} must be NAME:FOLDER, such as runs:/runs"))
+                unusable(format!("--claim {claim:?} must be NAME:DIR, such as runs:/runs"))
             })?;
         let name = format!("volume-{number}");
         volumes.push(json!({ "name": name, "persistentVolumeClaim": { "claimName": of } }));
@@ -66,8 +66,8 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
     }
     if !holds_run {
         return Err(unusable(format!(
-            "the folder of the run, {}, is in none of the volumes; name the claim that is mounted above it with \
-             --claim NAME:FOLDER",
+            "the run directory {} is not in any of the volumes; mount a claim above it with \
+             --claim NAME:DIR",
             job.root.display()
         )));
     }
@@ -167,7 +167,7 @@ impl Manifests {
         if is_over(&submitted.found().await?)? {
             report_status::<KubernetesJob>(
                 &submitted.host,
-                &format!("{} of an earlier launch is over, and makes room", submitted.name()),
+                &format!("deleting {} of an earlier launch, which has ended", submitted.name()),
             );
             submitted.kubectl(&["delete", "--ignore-not-found", "job", &submitted.name]).await?;
         }
@@ -210,7 +210,7 @@ impl KubernetesJob {
                 Ok(logs) => std::fs::write(self.job.log(node), logs)?,
                 Err(error) => report_status::<Self>(
                     &self.host,
-                    &format!("no log of machine {node}: {error:#}"),
+                    &format!("cannot read the log of machine {node}: {error:#}"),
                 ),
             }
         }
@@ -242,7 +242,7 @@ impl SchedulerJob for KubernetesJob {
         if let Err(error) = self.collect().await {
             report_status::<Self>(
                 &self.host,
-                &format!("what its machines printed is not kept: {error:#}"),
+                &format!("cannot save the output of the job's machines: {error:#}"),
             );
         }
         // The command does not wait for the pods, whose grace period exceeds the timeout for a
@@ -269,8 +269,12 @@ fn state_of(found: &str) -> anyhow::Result<State> {
     }
     let found: Value = serde_json::from_str(found)?;
     let count = |name: &str| found["status"][name].as_u64().unwrap_or(0);
-    let text =
-        format!("{} run, {} done, {} failed", count("active"), count("succeeded"), count("failed"));
+    let text = format!(
+        "{} running, {} succeeded, {} failed",
+        count("active"),
+        count("succeeded"),
+        count("failed")
+    );
     let conditions = found["status"]["conditions"].as_array();
     let holds = |kind: &str| {
         let holds = |c: &&Value| c["type"] == kind && c["status"] == "True";
@@ -304,10 +308,11 @@ mod tests {
             Err(error) => error.to_string(),
             Ok(_) => panic!("it is taken"),
         };
-        assert!(why(&options(None, "runs:/runs")).contains("needs --image"));
-        assert!(why(&options(Some("i"), "runs")).contains("must be NAME:FOLDER"));
+        assert!(why(&options(None, "runs:/runs")).contains("requires --image"));
+        assert!(why(&options(Some("i"), "runs")).contains("must be NAME:DIR"));
         assert!(
-            why(&options(Some("i"), "runs:/other")).contains("/runs/a, is in none of the volumes")
+            why(&options(Some("i"), "runs:/other"))
+                .contains("/runs/a, is not in any of the volumes")
         );
         let (_, (_, text)) = render(&job, &options(Some("i"), "runs:/runs")).unwrap();
         let parts: Vec<Value> = text
@@ -349,7 +354,7 @@ mod tests {
     fn state_of_maps_job_conditions() {
         let state = |found: Value| state_of(&found.to_string()).unwrap();
         let runs = state(json!({ "status": { "active": 2, "failed": 1 } }));
-        assert_eq!(runs, State { text: "2 run, 0 done, 1 failed".into(), ended: None });
+        assert_eq!(runs, State { text: "2 running, 0 succeeded, 1 failed".into(), ended: None });
         let ended = |kind: &str, status: &str| {
             state(json!({ "status": { "conditions": [{ "type": kind, "status": status }] } })).ended
         };

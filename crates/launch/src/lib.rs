@@ -167,7 +167,8 @@ impl Launch {
         let Launch { job, files, submission } = self;
         if detach && matches!(submission, Submission::Hosts(_)) {
             return Err(unusable(
-                "--detach is for launchers that go on by themselves (slurm, ray, k8s); these processes end with this one",
+                "--detach requires a launcher whose jobs continue without this command (slurm, \
+                 ray, k8s); the processes of this launcher end with it",
             ));
         }
         std::fs::create_dir_all(&job.dir)

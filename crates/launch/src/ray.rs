@@ -44,7 +44,7 @@ const DRIVER: &str = include_str!("driver.py");
 pub fn render(job: &Job, options: &RayOptions) -> anyhow::Result<(RayJob, (PathBuf, String))> {
     let address = options.address.trim_end_matches('/').to_owned();
     if !address.starts_with("http://") && !address.starts_with("https://") {
-        return Err(unusable(format!("--address {address:?} must begin with http:// or https://")));
+        return Err(unusable(format!("--address {address:?} must start with http:// or https://")));
     }
     // The file is not named after the package `ray`, because Python searches the script's directory
     // first.
@@ -87,7 +87,7 @@ impl RayJob {
         let submitted = AcceptedRayJob { client, address: self.address, id, log: job.log(0) };
         submitted.send(Method::POST, "", &order).await.map_err(|error| {
             unusable(format!(
-                "the Ray cluster at {} takes no job: {error}; see --address",
+                "the Ray cluster at {} does not accept the job: {error}; see --address",
                 submitted.address
             ))
         })?;
@@ -101,7 +101,7 @@ impl RayJob {
                 Ok(found) => std::fs::write(&log, found["logs"].as_str().unwrap_or_default())?,
                 Err(error) => report_status::<AcceptedRayJob>(
                     &host,
-                    &format!("the driver's log cannot be had: {error:#}"),
+                    &format!("cannot read the driver's log: {error:#}"),
                 ),
             }
         }
@@ -127,7 +127,7 @@ impl AcceptedRayJob {
         let bounds = Bounds { deadline: TIMEOUT, bytes: 64 << 20, redirects: 2 };
         let response = self.client.send(request, bounds).await?;
         if response.status != StatusCode::OK {
-            anyhow::bail!("{url} answers {}: {}", response.status, response.text().trim());
+            anyhow::bail!("{url} returned {}: {}", response.status, response.text().trim());
         }
         Ok(serde_json::from_slice(&response.body)?)
     }
@@ -161,7 +161,7 @@ impl SchedulerJob for AcceptedRayJob {
 /// Converts Ray's description of a job to a state.
 fn state_of(found: &Value) -> anyhow::Result<State> {
     let status =
-        found["status"].as_str().with_context(|| format!("the answer has no status: {found}"))?;
+        found["status"].as_str().with_context(|| format!("the response has no status: {found}"))?;
     let mut text = status.to_owned();
     let mut ended = None;
     match status {

@@ -41,7 +41,7 @@ const EXIT_FAILED: i32 = 203;
 
 /// Script of one task, which runs one machine's part.
 const TASK: &str = "#!/bin/sh
-# It waits for its part, which is told to stop, too.
+# The shell waits for its part, which receives the signal, too.
 trap : TERM
 code=0
 sh {script} \"$SLURM_PROCID\" || code=$?
@@ -54,12 +54,12 @@ esac
 
 /// Script of the job, which restarts all tasks when one of them has failed.
 const BATCH: &str = "
-# The address by which nodes reach the first one, which trains.
+# The address by which the nodes reach the first node, which trains.
 first=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)
 LEVADE_HEAD=$(scontrol show node \"$first\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
-# Where nothing is said of it, its name is its address.
+# Without an address, use the name of the node.
 export LEVADE_HEAD=\"${LEVADE_HEAD:-$first}\"
-# What has died with its node may keep its place for a while: those that begin again are beside it.
+# A step of a failed node may hold its resources for a while; restarted steps overlap with it.
 export SLURM_OVERLAP=1
 died=0
 while :; do
@@ -69,7 +69,7 @@ while :; do
     case $code in
         0) exit 0 ;;
         130)
-            # A job that stops for another one in time would be over; it goes on later.
+            # A preempted job that stops in time would not continue later: requeue it.
             if scontrol show job -o \"$SLURM_JOB_ID\" | grep ' JobState=RUNNING ' | grep -qv ' PreemptTime=None'; then
                 scontrol requeue \"$SLURM_JOB_ID\" && sleep 600
             fi
@@ -80,10 +80,10 @@ while :; do
     [ $(($(date +%s) - since)) -lt {fresh} ] || died=0
     died=$((died + 1))
     if [ $died -gt {restarts} ]; then
-        echo \"a machine has died $died times in a row\"
+        echo \"a machine failed $died times in a row\"
         exit 1
     fi
-    echo \"a machine has died (exit code $code); all begin again ($died of {restarts})\"
+    echo \"a machine failed (exit code $code); restarting all machines ($died of {restarts})\"
 done
 ";
 
@@ -106,7 +106,8 @@ pub fn render(
     };
     if job.dir.display().to_string().contains('\\') {
         return Err(unusable(format!(
-            "{} has a backslash in its name, which Slurm reads in a way of its own; take another folder (--run)",
+            "{} contains a backslash, which Slurm interprets in paths; choose another directory \
+             (--run)",
             job.root.display()
         )));
     }
@@ -128,12 +129,12 @@ pub fn render(
     for option in &options.sbatch {
         if option.contains('\n') || !option.starts_with(|c: char| c.is_ascii_lowercase()) {
             return Err(unusable(format!(
-                "--sbatch {option:?} is no option; give NAME=VALUE, without hyphens"
+                "--sbatch {option:?} is not an option; use NAME=VALUE, without hyphens"
             )));
         }
         let name = option.split('=').next().unwrap_or_default();
         if let Some((_, way)) = OWNED.iter().find(|(owned, _)| *owned == name) {
-            return Err(unusable(format!("--sbatch {option:?} is not for you to choose: {way}")));
+            return Err(unusable(format!("--sbatch {option:?} is set by the launcher: {way}")));
         }
         directives.retain(|other| other.trim_start_matches('-').split('=').next() != Some(name));
         directives.push(format!("--{option}"));
@@ -242,7 +243,7 @@ impl Batch {
         let job_line =
             output(&["sbatch", "--parsable", &self.script.display().to_string()]).await?;
         let id = job_line.trim().split(';').next().unwrap_or_default().to_owned();
-        anyhow::ensure!(!id.is_empty(), "sbatch named no job: {job_line:?}");
+        anyhow::ensure!(!id.is_empty(), "sbatch returned no job id: {job_line:?}");
         let submitted = SlurmJob { id, log: job.log(0) };
         report_status::<SlurmJob>(&watcher.host, &submitted.name());
         follow(&submitted, &job.log(0), detach, watcher).await
@@ -273,8 +274,8 @@ impl SchedulerJob for SlurmJob {
     async fn state(&self) -> anyhow::Result<State> {
         let line = output(&["scontrol", "show", "job", "-o", &self.id]).await?;
         let state = Fields::parse(&line);
-        let state =
-            state.with_context(|| format!("scontrol says nothing of it: {}", line.trim()))?;
+        let state = state
+            .with_context(|| format!("scontrol returned no state of the job: {}", line.trim()))?;
         let text = format!("{} {}", state.name, state.reason).trim().to_owned();
         Ok(State { text, ended: state.ended() })
     }
@@ -320,7 +321,7 @@ mod tests {
             Err(error) => error.to_string(),
             Ok(_) => panic!("{option} is taken"),
         };
-        assert!(wrong("--time=1").contains("is no option"));
+        assert!(wrong("--time=1").contains("is not an option"));
         assert!(wrong("nodes=4").contains("set `cluster.learner.nodes`"));
     }
 

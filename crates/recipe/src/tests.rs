@@ -66,11 +66,11 @@ fn invalid_recipes_are_rejected_by_key() {
     let cases: &[(&[&str], &str)] = &[
         (
             &["run.store='http://h'"],
-            "`run.store`: \"http://h\" names a service, but records in services do not exist yet",
+            "`run.store`: \"http://h\" names a service, but stores in services are not supported",
         ),
         (
             &["run.store=run.db"],
-            "`run.store`: \"run.db\" is no location of a record; give \"sqlite:PATH\"",
+            "`run.store`: \"run.db\" is not a store location; use \"sqlite:PATH\"",
         ),
         (
             &["phase.0.lerning_rate=1"],

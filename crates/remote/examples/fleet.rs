@@ -145,7 +145,10 @@ async fn main() -> anyhow::Result<()> {
     std::thread::spawn(move || {
         std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
     });
-    let first = lines.recv().await.context("the first line says which servers")?;
+    let first = lines
+        .recv()
+        .await
+        .context("stdin is empty, but its first line must describe the servers")?;
     let fleet: Fleet = serde_json::from_str(&first)?;
     let silence = fleet.silent_seconds;
     let update_timeout = fleet.update_timeout_seconds;
@@ -265,7 +268,7 @@ async fn sample(router: &Router, request: &Value) -> anyhow::Result<Completion> 
 }
 
 async fn update_from_dir(router: &Router, command: &Value) -> anyhow::Result<()> {
-    let dir = Path::new(command["folder"].as_str().context("a folder")?);
+    let dir = Path::new(command["folder"].as_str().context("`folder` is missing")?);
     let mut names = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         names.push(entry?.file_name().to_string_lossy().into_owned());

@@ -129,7 +129,7 @@ impl External {
     ) -> Result<Self, ExternalError> {
         if options.endpoints.is_empty() {
             return Err(ExternalError::Invalid(
-                "an external policy has no endpoint; give it one".into(),
+                "an external policy has no endpoint; add one".into(),
             ));
         }
         let sizes = [
@@ -139,7 +139,7 @@ impl External {
             ("most_event_bytes", options.max_event_bytes),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return Err(ExternalError::Invalid(format!("{name} = 0, but it must be at least 1")));
+            return Err(ExternalError::Invalid(format!("{name} is 0, but must be at least 1")));
         }
         let servers = options.endpoints.iter().map(|endpoint| Server::new(endpoint, &variable));
         Ok(External(Arc::new(Inner {
@@ -183,7 +183,7 @@ impl External {
         let Inner { options, servers, .. } = &*self.0;
         let names: Vec<&str> = servers.iter().map(|server| &*server.name).collect();
         let mut waits = Waits::new(options.deadline, names.join(", "));
-        let what = format!("a place among {} calls", options.max_running);
+        let what = format!("a permit for one of {} concurrent calls", options.max_running);
         let permit = waits.wait(what, self.0.permits.clone().acquire_owned()).await?;
         let permit =
             Arc::new(permit.map_err(|_| ExternalError::Invalid("the policy is closed".into()))?);
@@ -260,11 +260,13 @@ impl External {
     ) -> Result<ChatStream, ExternalError> {
         let server = &self.0.servers[number];
         let running = server.start_response();
-        waits.wait(format!("{} to be asked again", server.name), sleep(server.rests_for())).await?;
+        waits
+            .wait(format!("the pause of {} to end", server.name), sleep(server.rests_for()))
+            .await?;
         waits.endpoint.clone_from(&server.name);
         let body = request.body(&server.model, stream).to_string();
         let (response, first) = self.post_request(server, Bytes::from(body), &mut waits).await?;
-        debug!(endpoint = server.name, stream, "a chat completion begins");
+        debug!(endpoint = server.name, stream, "a chat completion started");
         let start = ResponseStart { response, first, guessed };
         Ok(ChatStream::new(self.clone(), number, waits, (permit, running), start))
     }
@@ -282,7 +284,7 @@ impl External {
             None => Err(ExternalError::Broken {
                 endpoint: server.name.clone(),
                 bytes: 0,
-                why: "the answer is empty".into(),
+                why: "the response is empty".into(),
             }),
             first => Ok((response, first)),
         }
@@ -363,7 +365,7 @@ impl Course {
         {
             warn!(
                 endpoint = server.name,
-                "a chat completion is slow, so another endpoint is asked, too"
+                "a chat completion is slow, so another endpoint is called in parallel"
             );
             server.failed();
         }
@@ -403,7 +405,7 @@ impl Course {
         for (failure, server) in self.failures.iter_mut().zip(servers) {
             let endpoint = server.name.clone();
             let pause = Duration::from_secs(server.rests_for().as_secs() + 1);
-            let what = format!("an endpoint that may be asked again, in {pause:?}");
+            let what = format!("an endpoint that can be called again, in {pause:?}");
             failure.get_or_insert(ExternalError::Deadline { endpoint, waited, what });
         }
         let mut failures: Vec<ExternalError> = self.failures.into_iter().flatten().collect();

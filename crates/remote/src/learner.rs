@@ -127,7 +127,7 @@ impl RemoteLearner {
 
     fn wrong(&self, verb: &str, why: &str) -> PolicyError {
         PolicyError::Invalid(format!(
-            "the answer of the learner at {} to {verb}: {why}",
+            "the response of the learner at {} to {verb}: {why}",
             self.group.url()
         ))
     }
@@ -142,8 +142,9 @@ impl RemoteLearner {
                 let found =
                     found.map_or_else(|error| error.to_string(), |bytes| format!("{bytes} bytes"));
                 return Err(PolicyError::Storage(format!(
-                    "the learner at {} says that it wrote {} with {} bytes, and here there is: {found}; the folder of \
-                     the run must be on a file system that both reach under the same path",
+                    "the learner at {} reports that it wrote {} with {} bytes, but this machine \
+                     finds: {found}; the run directory must be on a file system that both \
+                     machines reach under the same path",
                     self.group.url(),
                     path.display(),
                     file.bytes
@@ -173,7 +174,7 @@ impl Sums {
         lost.iter().for_each(|name| drop(fields.insert(name.clone(), zero.clone())));
         let read = serde_json::from_value(Value::Object(fields));
         let mut sums: ForwardBackward =
-            read.map_err(|error| format!("its sums cannot be read: {error}"))?;
+            read.map_err(|error| format!("the sums cannot be read: {error}"))?;
         for name in &lost {
             match name.as_str() {
                 "loss" => sums.loss = f64::NAN,
@@ -183,7 +184,7 @@ impl Sums {
                 "ratio" => sums.ratio = f64::NAN,
                 "drift" => sums.drift = f64::NAN,
                 "max_mismatch" => sums.max_mismatch = f32::NAN,
-                other => return Err(format!("its sums have no {other}")),
+                other => return Err(format!("the sum {other} must not be null")),
             }
         }
         Ok(sums)
@@ -225,7 +226,7 @@ fn absolute_dir(dir: &Path) -> Result<String, PolicyError> {
     let absolute = std::path::absolute(dir).ok();
     absolute.and_then(|dir| dir.to_str().map(str::to_owned)).ok_or_else(|| {
         PolicyError::Invalid(format!(
-            "the name of the folder {} is not UTF-8; rename it",
+            "the name of the directory {} is not UTF-8; rename it",
             dir.display()
         ))
     })
@@ -236,7 +237,8 @@ impl Learner for RemoteLearner {
     async fn plan(&self, update: &UpdateSequences) -> Result<MicroBatchPlan, PolicyError> {
         let mut body = Body::new(json!({ "micro_batch_tokens": update.micro_batch_tokens }));
         put_update_sequences(&mut body, update);
-        let mut response = self.call("plan", body, &|_| "an update to be cut".into()).await?;
+        let mut response =
+            self.call("plan", body, &|_| "the micro-batch plan of an update".into()).await?;
         let micro_batch_plan: MicroBatchPlan = self.take("plan", &mut response, "cut")?;
         // A plan is recorded only if it can be executed.
         let paths = update.groups.iter().map(Vec::len).sum();
@@ -254,8 +256,9 @@ impl Learner for RemoteLearner {
         let ranks = self.description().layout.world_size;
         if micro_batch_plan.world_size != ranks {
             return Err(PolicyError::PlanMismatch(format!(
-                "it was made for {} data-parallel ranks, and the learner at {} has {ranks}; start it with as many \
-                 as the run began with (`cluster.learner.processes` and `nodes`)",
+                "the plan was made for {} data-parallel ranks, but the learner at {} has {ranks}; \
+                 start it with as many ranks as the run started with (`cluster.learner.processes` \
+                 and `nodes`)",
                 micro_batch_plan.world_size,
                 self.group.url()
             )));
@@ -270,9 +273,9 @@ impl Learner for RemoteLearner {
         let batches = micro_batch_plan.micro_batches.len();
         let what = |known: usize| match known {
             known if known < batches => {
-                format!("micro-batch {} of {batches} to be learnt from", known + 1)
+                format!("training on micro-batch {} of {batches}", known + 1)
             }
-            _ => "a step of the optimiser".into(),
+            _ => "an optimizer step".into(),
         };
         let call = Call { learner: &self.name, verb: "train", body, what: &what };
         let (mut response, notified) = self.group.call(call, done).await?;
@@ -280,7 +283,7 @@ impl Learner for RemoteLearner {
         let sums = sums.into_iter().map(Sums::read).collect::<Result<Vec<_>, _>>();
         let sums = sums.map_err(|why| self.wrong("train", &why))?;
         if sums.len() != batches {
-            let why = format!("it has sums of {} micro-batches instead of {batches}", sums.len());
+            let why = format!("expected sums of {batches} micro-batches, but found {}", sums.len());
             return Err(self.wrong("train", &why));
         }
         (notified..batches).for_each(|_| done());
@@ -321,15 +324,14 @@ impl Learner for RemoteLearner {
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
         let body = Body::new(json!({ "params": json_of_params(&params)? }));
-        let mut response =
-            self.call("optim_step", body, &|_| "a step of the optimiser".into()).await?;
+        let mut response = self.call("optim_step", body, &|_| "an optimizer step".into()).await?;
         Ok(self.take::<Step>("optim_step", &mut response, "step")?.into())
     }
 
     async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
         let body =
             Body::new(json!({ "folder": absolute_dir(dir)?, "with_optimiser": with_optimizer }));
-        let what = |_| format!("the weights to be written to {}", dir.display());
+        let what = |_| format!("writing the weights to {}", dir.display());
         let mut response = self.call("save", body, &what).await?;
         let manifest: Manifest = self.take("save", &mut response, "manifest")?;
         self.check_here(&manifest)?;
@@ -339,7 +341,7 @@ impl Learner for RemoteLearner {
     async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
         let body =
             Body::new(json!({ "folder": absolute_dir(dir)?, "with_optimiser": with_optimizer }));
-        let what = |_| format!("the weights to be read from {}", dir.display());
+        let what = |_| format!("reading the weights from {}", dir.display());
         self.call("load", body, &what).await.map(drop)
     }
 
@@ -350,18 +352,19 @@ impl Learner for RemoteLearner {
             return Ok(());
         }
         let body = Body::new(json!({ "folder": null, "with_optimiser": false }));
-        self.call("load", body, &|_| "the weights that it began with".into()).await.map(drop)
+        self.call("load", body, &|_| "reading the initial weights".into()).await.map(drop)
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
         let body = Body::new(json!({ "version": version }));
-        let what = |_| format!("the weights to be published as version {version}");
+        let what = |_| format!("publishing the weights as version {version}");
         let mut response = self.call("publish", body, &what).await?;
         let weights: WeightsRef = self.take("publish", &mut response, "weights")?;
         if weights.version != version {
-            return Err(
-                self.wrong("publish", &format!("it is version {}, not {version}", weights.version))
-            );
+            return Err(self.wrong(
+                "publish",
+                &format!("the version is {}, but must be {version}", weights.version),
+            ));
         }
         if let WeightsAt::Manifest(manifest) = &weights.at {
             self.check_here(manifest)?;
@@ -376,7 +379,7 @@ impl Learner for RemoteLearner {
 #[async_trait]
 impl BroadcastWeights for RemoteLearner {
     async fn open_group(&self, opening: &GroupSpec) -> Result<GroupInfo, PolicyError> {
-        let what = |_| format!("the group {} to be opened", opening.group);
+        let what = |_| format!("opening the group {}", opening.group);
         let response = self.call("push_open", Body::new(json_of(opening)?), &what).await?;
         serde_json::from_value(response.json)
             .map_err(|error| self.wrong("push_open", &error.to_string()))
@@ -385,7 +388,7 @@ impl BroadcastWeights for RemoteLearner {
     async fn send_to(&self, group: &str) -> Result<SendReport, PolicyError> {
         let body = Body::new(json!({ "group": group }));
         let response =
-            self.call("push_send", body, &|_| format!("weights to be sent to {group}")).await?;
+            self.call("push_send", body, &|_| format!("sending weights to {group}")).await?;
         serde_json::from_value(response.json)
             .map_err(|error| self.wrong("push_send", &error.to_string()))
     }
@@ -396,14 +399,14 @@ impl BroadcastWeights for RemoteLearner {
 impl Offload for RemoteLearner {
     async fn offload(&self, keeps_weights: bool) -> Result<TransferReport, PolicyError> {
         let body = Body::new(json!({ "keeps_weights": keeps_weights }));
-        let what = |_| "weights and moments to be moved to the memory of the host".into();
+        let what = |_| "moving weights and moments to host memory".into();
         let response = self.call("offload", body, &what).await?;
         serde_json::from_value(response.json)
             .map_err(|error| self.wrong("offload", &error.to_string()))
     }
 
     async fn onload(&self) -> Result<TransferReport, PolicyError> {
-        let what = |_| "weights and moments to be moved back to the devices".into();
+        let what = |_| "moving weights and moments back to the devices".into();
         let response = self.call("onload", Body::new(json!({})), &what).await?;
         serde_json::from_value(response.json)
             .map_err(|error| self.wrong("onload", &error.to_string()))

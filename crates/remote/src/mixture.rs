@@ -29,11 +29,11 @@ impl Mixture {
             let name = name.into();
             if !(weight >= 0.0 && weight.is_finite()) {
                 return invalid(format!(
-                    "gives {name:?} the weight {weight}; weights are 0 or more"
+                    "gives {name:?} the weight {weight}; weights must be 0 or more"
                 ));
             }
             if known.iter().any(|(other, _)| *other == name) {
-                return invalid(format!("has {name:?} twice; add up its weights"));
+                return invalid(format!("contains {name:?} twice; add up its weights"));
             }
             sum += weight;
             known.push((name, sum));
@@ -41,7 +41,7 @@ impl Mixture {
         if sum > 0.0 && sum.is_finite() {
             Ok(Mixture { policies: known })
         } else {
-            invalid("has no policy of a weight above 0".into())
+            invalid("has no policy with a weight above 0".into())
         }
     }
 
@@ -100,8 +100,8 @@ mod tests {
                 .unwrap_err()
                 .to_string()
         };
-        assert!(error(&[]).contains("no policy of a weight above 0"));
-        assert!(error(&[("a", 0.0)]).contains("no policy of a weight above 0"));
+        assert!(error(&[]).contains("no policy with a weight above 0"));
+        assert!(error(&[("a", 0.0)]).contains("no policy with a weight above 0"));
         assert!(error(&[("a", -1.0)]).contains("\"a\" the weight -1;"));
         assert!(error(&[("a", f64::NAN)]).contains("NaN"));
         assert!(error(&[("a", 1.0), ("a", 1.0)]).contains("\"a\" twice"));

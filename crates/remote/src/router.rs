@@ -82,18 +82,22 @@ impl Router {
     ) -> Result<Self, PolicyError> {
         let invalid = |why: String| Err(PolicyError::Invalid(format!("a router {why}")));
         if replicas.is_empty() {
-            return invalid("has no members; give it at least one sampler".into());
+            return invalid("has no replicas; add at least one sampler".into());
         }
         let mut names = BTreeSet::new();
         if let Some((name, _)) = replicas.iter().find(|(name, _)| !names.insert(name)) {
-            return invalid(format!("has two members of the name {name:?}; name each otherwise"));
+            return invalid(format!(
+                "has two replicas with the name {name:?}; give each a different name"
+            ));
         }
         let positive = [("tries", options.tries), ("failures", options.failures as usize)];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return invalid(format!("with {name} = 0 never serves; it must be at least 1"));
+            return invalid(format!("has {name} = 0, but it must be at least 1"));
         }
         if options.probe.is_empty() {
-            return invalid("needs a prompt for its probes; give it one token".into());
+            return invalid(
+                "needs a prompt for its probes; set `probe` to at least one token".into(),
+            );
         }
         let gate = Gate::new(options.max_running, options.max_waiting);
         let totals = Totals::new(replicas.len());
@@ -131,7 +135,7 @@ impl Router {
         let name = name.into();
         let Some(replica) = self.pool.join(name.clone(), sampler) else {
             return Err(PolicyError::Invalid(format!(
-                "the router has a member of the name {name:?} already"
+                "the router already has a replica with the name {name:?}"
             )));
         };
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
@@ -183,7 +187,7 @@ impl Sampler for Router {
         let policy = &self.pool.options.policy;
         if !policy.is_empty() && !request.policy.is_empty() && request.policy != *policy {
             return Err(PolicyError::Invalid(format!(
-                "the request asks for policy {:?}, but the router has {policy:?}",
+                "the request names the policy {:?}, but the router serves {policy:?}",
                 request.policy
             )));
         }

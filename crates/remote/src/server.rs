@@ -164,7 +164,7 @@ impl Inner {
         }
         self.wake_if_asleep().await?;
         if self.dialect.is_paused(&self.http, self.options.response_timeout).await {
-            warn!(server = self.http.name, "it was left paused, and is resumed");
+            warn!(server = self.http.name, "resuming a server that was left paused");
             self.dialect.resume(&self.http, self.options.response_timeout).await?;
         }
         let facts = Arc::new(self.dialect.inspect(&self.http, &self.options).await?);
@@ -202,7 +202,7 @@ impl Sampler for Server {
         if !request.params.stop_strings.is_empty() && inner.options.tokens.is_none() {
             return Err(inner
                 .http
-                .rejection("stop strings need a sampler that knows its vocabulary"));
+                .rejection("stop strings require a sampler that knows its vocabulary"));
         }
         let (events, stream) = SampleStream::channel();
         let (call_guard, aborted) = inner.calls.register(request.stream);

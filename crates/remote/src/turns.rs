@@ -165,7 +165,7 @@ impl Colocation {
         let servers = servers.into_iter().map(Arc::new).collect();
         self.fleet.set(Fleet { router, servers, push }).map_err(|_| {
             PolicyError::Invalid(
-                "the devices of a learner are shared with one set of servers".into(),
+                "a learner can share its devices with only one set of servers".into(),
             )
         })
     }
@@ -213,7 +213,7 @@ impl Colocation {
             self.add_handoff_time(start);
             info!(
                 seconds = start.elapsed().as_secs_f64(),
-                moved.bytes, "the learner has the devices"
+                moved.bytes, "handed the devices to the learner"
             );
         }
         state.holder = Some(Side::Learner);
@@ -255,7 +255,7 @@ impl Colocation {
             version = weights.version,
             seconds = start.elapsed().as_secs_f64(),
             moved.bytes,
-            "samplers have the devices"
+            "handed the devices to the samplers"
         );
         state.loaded_weights = Some(weights);
         state.holder = Some(Side::Samplers);
@@ -295,7 +295,7 @@ impl Wake for Colocation {
             return Ok(());
         }
         let Some(weights) = state.loaded_weights.clone() else {
-            return Err(PolicyError::WeightsNotLoaded("no weights were published yet".into()));
+            return Err(PolicyError::WeightsNotLoaded("no weights have been published yet".into()));
         };
         let colocation = self.itself()?;
         run_detached(async move { colocation.to_samplers(state, weights).await }).await
@@ -322,7 +322,7 @@ impl ColocatedServer {
                     None => !self.server.is_reachable().await,
                 };
                 if has_exited {
-                    warn!(sampler = self.name, "a sampler is gone, and holds no device");
+                    warn!(sampler = self.name, "a sampler has exited and holds no device");
                     return Ok(());
                 }
                 sleep(POLL_INTERVAL).await;
@@ -330,7 +330,7 @@ impl ColocatedServer {
         });
         asleep.await.unwrap_or_else(|| {
             let what =
-                format!("the sampler {} to give its devices to the learner: {last}", self.name);
+                format!("the sampler {} to release its devices for the learner: {last}", self.name);
             Err(PolicyError::Deadline(timeout, what))
         })
     }

@@ -112,19 +112,22 @@ pub async fn start(
         GpuAllocation::of(recipe).check_learner(gpus::visible().as_deref())?;
         let model = model_dir(wants.files, &root.join(SUBDIR))?;
         let log = torchrun::log_of(&root, 0);
-        host.setup("learner", format!("starts {} (log: {})", size(keys), display::path(&log)));
+        host.setup("learner", format!("starting {} (log: {})", size(keys), display::path(&log)));
         let torchrun::Group { url, token, processes, exit_task } =
             torchrun::start(keys, recipe, &root, &model, wants, host.supervisor()).await?;
         children.push(ChildTask { name: "the learner's group".into(), ended: exit_task });
         (url, token, Some(processes))
     } else {
-        let token = std::env::var(&keys.token_env).ok().filter(|token| !token.is_empty()).ok_or_else(|| {
-            unusable(format!(
-                "the environment variable {}, which `cluster.learner.token_env` names, holds no token of the \
-                 learner at {}",
-                keys.token_env, keys.url
-            ))
-        })?;
+        let token = std::env::var(&keys.token_env)
+            .ok()
+            .filter(|token| !token.is_empty())
+            .ok_or_else(|| {
+                unusable(format!(
+                    "the environment variable {}, which `cluster.learner.token_env` names, must \
+                     contain the token of the learner at {}",
+                    keys.token_env, keys.url
+                ))
+            })?;
         (keys.url.clone(), token, None)
     };
     let options = LearnerOptions {
@@ -147,7 +150,8 @@ pub async fn start(
         ),
     );
     if device.starts_with("cuda") {
-        let note = "what runs on CUDA is tested less than what runs on processors: watch `training/logprob_mismatch`";
+        let note = "training on CUDA is less tested than training on CPUs: watch \
+                    `training/logprob_mismatch`";
         host.setup("note", note);
     }
     compare(&root, &described.layout, host)?;
@@ -212,20 +216,23 @@ fn compare(root: &Path, now: &GroupLayout, host: &Host) -> anyhow::Result<()> {
     };
     let before: GroupLayout = serde_json::from_slice(&before).map_err(|why| {
         unusable(format!(
-            "{} does not say any more how many ranks the run began with: {why}; remove it if `cluster.learner` is as it was",
+            "{} no longer shows how many ranks the run started with: {why}; if `cluster.learner` \
+             is unchanged, remove the file",
             file.display()
         ))
     })?;
     if let Some(what) = now.incompatibility(&before) {
         return Err(unusable(format!(
-            "{what}\nset `cluster.learner.processes`, `nodes`, `tp`, `cp` and `pp` as they were (see {}), or begin another \
-             run from the newest checkpoint: --set model.source=CHECKPOINT --run FOLDER",
+            "{what}\nset `cluster.learner.processes`, `nodes`, `tp`, `cp` and `pp` to their \
+             recorded values (see {}), or start another run from the newest checkpoint: --set \
+             model.source=CHECKPOINT --run DIR",
             file.display()
         )));
     }
     for change in now.changes(&before) {
         let note = format!(
-            "of the learner, {change}: from here on its numbers can differ in their last bits"
+            "the learner has changed: {change}; from now on, its results can differ in their last \
+             bits"
         );
         host.setup("note", note);
     }
@@ -251,13 +258,13 @@ mod tests {
         std::fs::write(root.join(RECIPE), "").unwrap();
         compare(&root, &layout(4), &Host::default()).unwrap();
         let error = compare(&root, &layout(2), &Host::default()).unwrap_err().to_string();
-        assert!(error.contains("has 2 data-parallel ranks, and the run began with 4"), "{error}");
+        assert!(error.contains("has 2 data-parallel ranks, but the run started with 4"), "{error}");
         assert!(error.contains("--set model.source=CHECKPOINT"), "{error}");
         // A partly written file, for example on a full disk, must not pass for a run without a
         // layout.
         std::fs::write(root.join(LAYOUT), "{\"world_size\": ").unwrap();
         let error = compare(&root, &layout(2), &Host::default()).unwrap_err().to_string();
-        assert!(error.contains("learner.json does not say any more how many ranks"), "{error}");
+        assert!(error.contains("learner.json no longer shows how many ranks"), "{error}");
         std::fs::remove_file(root.join(LAYOUT)).unwrap();
         compare(&root, &layout(4), &Host::default()).unwrap();
     }

@@ -117,10 +117,7 @@ pub async fn start(
             let backend = push.as_ref().map(|push| push.backend());
             let precision = recipe.engine.precision;
             let spec = Spec::new(samplers, wants, &dir, &model, number, precision, backend)?;
-            host.setup(
-                "sampler",
-                format!("{}, its log is {}", spec.name, display::path(&spec.log)),
-            );
+            host.setup("sampler", format!("{} (log: {})", spec.name, display::path(&spec.log)));
             let server = Server::new(ServerOptions { url: spec.url.clone(), ..options.clone() })?;
             named_servers.push((spec.name.clone(), server));
             let may = wants.colocation.map(|colocation| colocation.starts());
@@ -197,7 +194,7 @@ async fn follow(
             let joined = Server::new(ServerOptions { url: url.clone(), ..options.clone() })
                 .and_then(|server| router.join(url.clone(), Arc::new(server)));
             match joined {
-                Ok(()) => tracing::info!(url, "a sampler joins"),
+                Ok(()) => tracing::info!(url, "a sampler has joined"),
                 Err(error) => tracing::warn!(url, %error, "a sampler cannot join"),
             }
         }
@@ -278,7 +275,8 @@ async fn write_model(
         let path = wants.files.path();
         if !path.is_dir() {
             return Err(unusable(format!(
-                "{} is one file, and servers of adapters begin with the folder of a model; take its safetensors",
+                "{} is a single file, but servers of adapters start from a model directory; use \
+                 the model in safetensors format",
                 display::path(path)
             )));
         }
@@ -340,7 +338,7 @@ async fn await_servers(
     });
     let who = if all { "not every sampler" } else { "no sampler" };
     found.await.unwrap_or_else(|| {
-        Err(anyhow::anyhow!("{who} answered within {} s{last}", start_timeout.as_secs()))
+        Err(anyhow::anyhow!("{who} responded within {} s{last}", start_timeout.as_secs()))
     })
 }
 

@@ -47,7 +47,8 @@ impl RunDir {
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         Self::find(path).ok_or_else(|| {
             unusable(format!(
-                "{} holds no run; give the folder that `levade train` wrote, such as runs/calculator",
+                "{} holds no run; specify the directory that `levade train` wrote, such as \
+                 runs/calculator",
                 path.display()
             ))
         })

@@ -236,7 +236,8 @@ fn response_format(constraint: Constraint) -> Result<Value, ApiError> {
             json!({ "type": "json_schema", "json_schema": { "name": "reply", "schema": schema } }),
         ),
         Constraint::Regex(_) | Constraint::Grammar(_) => {
-            let message = "a policy of others keeps to JSON alone, not to expressions and grammars";
+            let message = "an external policy supports JSON constraints only, not regular \
+                           expressions or grammars";
             Err(ApiError::field("structured_outputs", message))
         }
     }

@@ -79,13 +79,14 @@ impl GpuAllocation {
         let names = names_of(visible);
         if names.len() < self.all() as usize {
             return Err(unusable(format!(
-                "{}={visible:?} lets this run use {}, and it takes {}: {} of the learner (`cluster.learner.gpus`) \
-                 {} {} of {} servers (`cluster.samplers.gpus`); allow more, or take fewer",
+                "{}={visible:?} makes {} visible to this run, but the run needs {}: {} of the \
+                 learner (`cluster.learner.gpus`) {} {} of {} servers (`cluster.samplers.gpus`); \
+                 make more GPUs visible, or use fewer",
                 VISIBLE[0],
                 display::plural(names.len() as u32, "GPU"),
                 self.all(),
                 self.learner,
-                if self.is_colocated { "by turns with" } else { "and" },
+                if self.is_colocated { "colocated with" } else { "and" },
                 self.server.saturating_mul(self.servers),
                 self.servers
             )));
@@ -106,7 +107,8 @@ impl GpuAllocation {
             return Ok(());
         }
         Err(unusable(format!(
-            "{}={visible:?} lets this run use {}, and `cluster.learner.gpus` is {}; allow more, or take fewer",
+            "{}={visible:?} makes {} visible to this run, but `cluster.learner.gpus` is {}; make \
+             more GPUs visible, or use fewer",
             VISIBLE[0],
             display::plural(count as u32, "GPU"),
             self.learner
@@ -153,7 +155,7 @@ mod tests {
         for few in ["4,5,6", "", "0,1,2,-1,3"] {
             let error = named(0, few).unwrap_err().to_string();
             assert!(
-                error.contains("CUDA_VISIBLE_DEVICES=") && error.contains("it takes 4: 2 of"),
+                error.contains("CUDA_VISIBLE_DEVICES=") && error.contains("the run needs 4: 2 of"),
                 "{error}"
             );
         }
@@ -163,7 +165,7 @@ mod tests {
         );
         let error = DISAGGREGATED.check_learner(Some("3")).unwrap_err().to_string();
         assert!(
-            error.contains("lets this run use 1 GPU, and `cluster.learner.gpus` is 2"),
+            error.contains("makes 1 GPU visible to this run, but `cluster.learner.gpus` is 2"),
             "{error}"
         );
     }

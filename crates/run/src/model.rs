@@ -85,7 +85,7 @@ pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result
     let way_out = "name a base with --base SOURCE (in a recipe: model.base)";
     let Some(base) = base.or(config.base.as_deref()) else {
         return Err(unusable(format!(
-            "{} does not say what its base is\n{way_out}",
+            "{} does not name its base model\n{way_out}",
             config.path().display()
         )));
     };
@@ -94,7 +94,8 @@ pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result
         opened.map_err(|error| {
             let path = path.display();
             unusable(format!(
-                "the adapter in {path} needs its base {base:?}, which cannot be had: {error}\n{way_out}"
+                "the adapter in {path} needs its base {base:?}, which cannot be loaded: \
+                 {error}\n{way_out}"
             ))
         })?,
         host,
@@ -153,8 +154,9 @@ pub fn chat(files: &ModelFiles, options: ChatOptions) -> anyhow::Result<Chat> {
         Ok(chat) => Ok(chat),
         // Recipes cannot set a template, because a template belongs to its model.
         Err(TextError::NoTemplate) => Err(unusable(format!(
-            "the model in {} has no chat template, so it cannot be talked to\nput the template it was trained with beside \
-             it as chat_template.jinja, or take a model that was trained to chat (often named \"instruct\")",
+            "the model in {} has no chat template, so it cannot be used for chat\nadd the \
+             template it was trained with to its directory as chat_template.jinja, or use a model \
+             that was trained for chat (often named \"instruct\")",
             files.path().display()
         ))),
         Err(error) => Err(unusable(format!("{}: {error}", files.path().display()))),

@@ -41,7 +41,8 @@ fn difference(before: &Fingerprint, now: &Fingerprint) -> Option<String> {
         )
     };
     Some(format!(
-        "this run was computed by {} and goes on with {}; from here on its numbers can differ in their last bits",
+        "this run was computed by {} and continues with {}; from now on, its results can differ \
+         in their last bits",
         name(before),
         name(now)
     ))

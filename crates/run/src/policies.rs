@@ -156,7 +156,7 @@ pub async fn start(
                 .iter()
                 .find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
             let nowhere =
-                || unusable(format!("the policy {policy:?} of the agent {name:?} runs nowhere"));
+                || unusable(format!("no model serves the policy {policy:?} of the agent {name:?}"));
             let files = &owner.ok_or_else(nowhere)?.found.files;
             let chat = Arc::new(model::chat(files, chat_options(keys, Some(now)))?);
             first.get_or_insert_with(|| Arc::clone(&chat));
@@ -425,7 +425,8 @@ impl Model {
     fn check(&self) -> anyhow::Result<()> {
         if self.found.adapter.is_some() && self.policies.iter().any(|wanted| wanted.trained) {
             return Err(unusable(format!(
-                "{} holds an adapter; work it into its base with `levade merge`, and train the result",
+                "{} contains an adapter; merge it into its base with `levade merge`, and train \
+                 the result",
                 self.found.path.display()
             )));
         }

@@ -71,7 +71,7 @@ impl ProgramGateway {
         let served = gateway.clone();
         tokio::spawn(async move {
             if let Err(error) = serve(&served, listener, std::future::pending()).await {
-                tracing::error!(%error, "the gateway has ended");
+                tracing::error!(%error, "the gateway has exited");
             }
         });
         Ok(ProgramGateway { gateway, address, supervisor })

@@ -144,7 +144,9 @@ async fn drive(
     let dir = recipe.run.folder.clone();
     let pauses = tokio::spawn(clock.track_pauses(move |pause| {
         let pause = display::clock(pause);
-        noticed.note(format!("the process stood still for {pause}; no deadline has run meanwhile"));
+        noticed.note(format!(
+            "the process was suspended for {pause}; deadlines did not run meanwhile"
+        ));
     }));
     let elsewhere = recipe.cluster.learner.is_some();
     let mut restarts = Restarts::new(&recipe);
@@ -217,7 +219,8 @@ async fn run_once(
     if !running.is_empty() {
         let running = running.join(", ");
         host.note(format!(
-            "waited {EXIT_TIMEOUT:?} for {running} to be gone; whoever is started now may miss its memory"
+            "waited {EXIT_TIMEOUT:?} for {running} to exit; processes that start now may lack the \
+             memory"
         ));
     }
     ended
@@ -254,10 +257,10 @@ impl Restarts {
         }
         let from = match &self.newest {
             Some(checkpoint) => display::path(checkpoint),
-            None => "the beginning".into(),
+            None => "the start".into(),
         };
         host.note(error.to_string());
-        host.note(format!("going on from {from} ({} of {} in a row)", self.failures, self.max));
+        host.note(format!("resuming from {from} ({} of {} in a row)", self.failures, self.max));
         true
     }
 }

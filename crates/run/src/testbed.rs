@@ -86,7 +86,7 @@ impl Runner for LocalRunner {
     async fn run(&self, program: &Program) -> Result<ProgramResult, ScoreError> {
         let Program { language, code, stdin, output_bytes } = program;
         let language = Language::from_name(language).ok_or_else(|| {
-            ScoreError::Unusable(format!("the sandbox does not know the language {language}"))
+            ScoreError::Unusable(format!("the sandbox does not support the language {language}"))
         })?;
         let mut run = Run::new(language, code.as_str());
         run.stdin = stdin.clone().into_bytes();
@@ -119,7 +119,11 @@ impl RemoteRunner {
     fn new(keys: &CodeKeys, url: &str) -> Result<Self, String> {
         let key = keys.key_env.as_ref().map(|name| {
             let key = std::env::var(name).ok().filter(|key| !key.is_empty());
-            key.ok_or_else(|| format!("key_env = {name:?}, but this variable has no key"))
+            key.ok_or_else(|| {
+                format!(
+                    "key_env is {name:?}, but this environment variable contains no key; set it"
+                )
+            })
         });
         let service = Remote::new(url, key.transpose()?).map_err(|error| error.to_string())?;
         let permits = if keys.concurrency > 0 { keys.concurrency } else { REQUESTS };

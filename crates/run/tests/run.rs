@@ -86,7 +86,7 @@ async fn store_is_at_location_in_recipe() {
         let again = resume(recipe);
         if name == "memory" {
             for error in [dir.open_store().await.err().unwrap(), again.err().unwrap()] {
-                assert!(error.to_string().contains("keeps its record in memory"), "{error}");
+                assert!(error.to_string().contains("kept its store in memory"), "{error}");
             }
         } else {
             assert!(!dir.open_store().await.unwrap().planned_steps().await.unwrap().is_empty());

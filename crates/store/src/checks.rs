@@ -18,7 +18,9 @@ pub(crate) fn check_name(
     if *id == AttemptId::new(run, slot, number) {
         return Ok(());
     }
-    Err(Failure::Unstorable(format!("{id} is not the name of its try {number} in run {run}")))
+    Err(Failure::Unstorable(format!(
+        "the id {id} does not match try {number} of its attempt slot in run {run}"
+    )))
 }
 
 /// Checks that the score, the reward and its parts are finite.
@@ -29,12 +31,12 @@ fn check_finite(
 ) -> Result<(), Failure> {
     let numbers = [("score", score), ("reward", reward)];
     let step_rewards =
-        step_rewards.iter().map(|step_rewards| ("part of a reward", Some(step_rewards.reward)));
+        step_rewards.iter().map(|step_rewards| ("step reward", Some(step_rewards.reward)));
     for (name, value) in numbers.into_iter().chain(step_rewards) {
         if let Some(value) = value
             && !value.is_finite()
         {
-            return Err(Failure::Unstorable(format!("its {name} is {value}; it must be finite")));
+            return Err(Failure::Unstorable(format!("the {name} is {value}, but must be finite")));
         }
     }
     Ok(())
@@ -43,7 +45,10 @@ fn check_finite(
 /// Checks that an attempt can have this end.
 pub(crate) fn check_end_values(end: &End) -> Result<(), Failure> {
     if !end.status.is_end() {
-        return Err(Failure::Unstorable(format!("no attempt ends as {}", end.status.name())));
+        return Err(Failure::Unstorable(format!(
+            "an attempt cannot end with the status {}",
+            end.status.name()
+        )));
     }
     check_finite(end.score, end.reward, &end.step_rewards)
 }
@@ -61,7 +66,7 @@ fn check_segment(segment: &Segment) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::Unstorable(format!(
-        "segment {} has temperature {}",
+        "segment {} has temperature {}, but it must be finite",
         segment.id.0, segment.temperature
     )))
 }
@@ -116,8 +121,10 @@ pub(crate) fn new_segments(
         let id = incoming.id;
         let next = len + new.len() as u32;
         if id.0 > next {
-            let what =
-                format!("segment {} would leave a gap after the {next} that are there", id.0);
+            let what = format!(
+                "segment {} would leave a gap; the next segment must have the id {next}",
+                id.0
+            );
             return Err(Failure::Unstorable(what));
         }
         if id.0 >= len && attempt.status != Status::Running {
@@ -194,7 +201,7 @@ pub(crate) fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
         if value.is_finite() {
             Ok(())
         } else {
-            Err(Failure::Unstorable(format!("{what} {value}; it must be finite")))
+            Err(Failure::Unstorable(format!("{what} is {value}, but must be finite")))
         }
     };
     for sequence in plan.sequences() {
@@ -206,7 +213,7 @@ pub(crate) fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
         ];
         for (what, numbers) in numbers {
             for number in numbers.into_iter().flat_map(PerToken::run_values) {
-                finite(f64::from(number), &format!("attempt {} has {what}", sequence.attempt))?;
+                finite(f64::from(number), &format!("the {what} of attempt {}", sequence.attempt))?;
             }
         }
     }
@@ -220,11 +227,11 @@ pub(crate) fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
     }
     for policy in &plan.policies {
         for threshold in policy.high_entropy.iter().flat_map(|high| &high.thresholds) {
-            finite(*threshold, "there is a threshold of entropy of")?;
+            finite(*threshold, "an entropy threshold")?;
         }
         if let Some(kl) = &policy.kl {
-            finite(kl.coefficient, "there is a coefficient of a divergence of")?;
-            finite(kl.found, "there is a divergence of")?;
+            finite(kl.coefficient, "a KL coefficient")?;
+            finite(kl.found, "a KL divergence")?;
         }
     }
     Ok(())

@@ -43,7 +43,7 @@ pub enum Code {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The store cannot be opened.
-    #[error("cannot open the record {location}: {source}")]
+    #[error("cannot open the store {location}: {source}")]
     Open {
         /// Location of the store.
         location: String,
@@ -53,7 +53,10 @@ pub enum StoreError {
         source: Cause,
     },
     /// The file has no tables: the process that created it exited too early.
-    #[error("{location} holds no record: the process that created it was gone before it had one")]
+    #[error(
+        "{location} contains no store: the process that created the file exited before it wrote \
+         one"
+    )]
     Empty {
         /// Location of the store.
         location: String,
@@ -61,8 +64,9 @@ pub enum StoreError {
     /// The file can be read only through a copy, because it cannot be written, and copying it
     /// failed.
     #[error(
-        "the record {location} cannot be written here, and a copy to read cannot be made: {source}; copy the folder of the run to \
-         where it can be written, or set TMPDIR to a place with room"
+        "the store {location} is not writable here, and a copy for reading cannot be made: \
+         {source}; copy the directory of the run to a writable file system, or set TMPDIR to a \
+         directory with free space"
     )]
     Unwritable {
         /// Location of the store.
@@ -72,8 +76,9 @@ pub enum StoreError {
     },
     /// The store was in the memory of another process, and its data is lost.
     #[error(
-        "the run in {} keeps its record in memory (`run.store` is \"memory:\"), where it ends with its process: the run cannot \
-         be resumed, nor its record be read. Start a new run in another folder; with `run.store` left out its record is kept",
+        "the run in {} kept its store in memory (`run.store` is \"memory:\"), and the store was \
+         lost when the process ended: the run cannot be resumed, and its store cannot be read. \
+         Start a new run in another directory; without `run.store`, the store is kept in a file",
         run_dir.display()
     )]
     NotDurable {
@@ -81,7 +86,7 @@ pub enum StoreError {
         run_dir: PathBuf,
     },
     /// The store was opened only for reading.
-    #[error("cannot record {key} in {location}, which was opened for reading only")]
+    #[error("cannot record {key} in {location}, which was opened read-only")]
     ReadOnly {
         /// Location of the store.
         location: String,
@@ -89,7 +94,7 @@ pub enum StoreError {
         key: String,
     },
     /// The file is an SQLite database of another program.
-    #[error("{location} is not a Levade record (application id {found:#x}); name another file")]
+    #[error("{location} is not a Levade store (application id {found:#x}); name another file")]
     Foreign {
         /// Location of the store.
         location: String,
@@ -98,8 +103,8 @@ pub enum StoreError {
     },
     /// The file has a schema version of another Levade build.
     #[error(
-        "the record {location} has schema version {found}, but this build reads version {expected}; use the build that \
-         wrote it, or start a new run folder"
+        "the store {location} has schema version {found}, but this build reads version \
+         {expected}; use the build that wrote it, or start a run in a new directory"
     )]
     Version {
         /// Location of the store.
@@ -111,7 +116,8 @@ pub enum StoreError {
     },
     /// The file holds the data of another run.
     #[error(
-        "{location} is the record of run {found}, not of {expected}; name the folder of that run, or another one"
+        "{location} is the store of run {found}, not of run {expected}; use the directory of run \
+         {found}, or name another store"
     )]
     OtherRun {
         /// Location of the store.
@@ -126,7 +132,7 @@ pub enum StoreError {
     Failed {
         /// Location of the store.
         location: String,
-        /// Action that failed: `read`, `record` or `bring up to date` (a migration).
+        /// Action that failed: `read`, `record` or `migrate`.
         action: &'static str,
         /// Key that was being read or written.
         key: String,
@@ -150,8 +156,8 @@ pub enum StoreError {
     },
     /// The thread of the store has exited.
     #[error(
-        "cannot {action} {key} in {location}: the thread of the record has died; start the program again, what was \
-         recorded is whole"
+        "cannot {action} {key} in {location}: the thread of the store has exited; start the \
+         program again: everything recorded so far is intact"
     )]
     Stopped {
         /// Location of the store.
@@ -162,7 +168,7 @@ pub enum StoreError {
         key: String,
     },
     /// Nothing is recorded under the key.
-    #[error("{key} is not in {location}; begin it first")]
+    #[error("{key} is not in {location}; start it first")]
     Unknown {
         /// Location of the store.
         location: String,
@@ -183,7 +189,10 @@ pub enum StoreError {
     },
     /// The attempt has ended: no segment can be appended, and its end cannot be changed. An
     /// abandoned attempt cannot be started again.
-    #[error("{key} in {location} is {} and takes nothing more; make another try", status.name())]
+    #[error(
+        "{key} in {location} is {} and accepts no more writes; start another try",
+        status.name()
+    )]
     Ended {
         /// Location of the store.
         location: String,

@@ -128,15 +128,16 @@ impl FromStr for Location {
             Some(("sqlite", path)) if !path.is_empty() => Ok(Location::Sqlite(path.into())),
             Some(("memory", "")) => Ok(Location::Memory),
             Some(("http" | "https" | "mongodb" | "mongodb+srv", _)) => Err(format!(
-                "\"{text}\" names a service, but records in services do not exist yet; {KNOWN}"
+                "\"{text}\" names a service, but stores in services are not supported yet; {KNOWN}"
             )),
-            _ => Err(format!("\"{text}\" is no location of a record; {KNOWN}")),
+            _ => Err(format!("\"{text}\" is not a store location; {KNOWN}")),
         }
     }
 }
 
 /// Supported forms of a location, as listed in errors.
-const KNOWN: &str = "give \"sqlite:PATH\", where PATH is relative to the run's folder, \"memory:\", or \"\" for sqlite:run.db";
+const KNOWN: &str = "use \"sqlite:PATH\", where PATH is relative to the run's directory, \
+                     \"memory:\", or \"\" for sqlite:run.db";
 
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -180,7 +181,7 @@ mod tests {
             assert!(error.contains(text) && error.contains("sqlite:PATH"), "{error}");
         }
         let error = "mongodb://h/runs".parse::<Location>().unwrap_err();
-        assert!(error.contains("do not exist yet"), "{error}");
+        assert!(error.contains("are not supported yet"), "{error}");
     }
 
     #[test]

@@ -146,7 +146,7 @@ impl Store for Memory {
     }
 
     async fn abandon_running(&self) -> Result<u64, StoreError> {
-        self.with_contents("record", "attempts that run", |contents| {
+        self.with_contents("record", "running attempts", |contents| {
             let mut abandoned = 0;
             for attempt in
                 contents.attempts.values_mut().filter(|attempt| attempt.status == Status::Running)
@@ -278,7 +278,7 @@ impl Store for Memory {
     }
 
     async fn planned_steps(&self) -> Result<Vec<(u32, u32)>, StoreError> {
-        self.with_contents("read", "the ledger", |contents| {
+        self.with_contents("read", "the planned steps", |contents| {
             Ok(contents.steps.keys().copied().collect())
         })
     }

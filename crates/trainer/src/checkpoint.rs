@@ -188,7 +188,7 @@ impl Checkpoints {
                 Ok(checkpoint) => found.complete.push(checkpoint),
                 Err(why) => found
                     .damaged
-                    .push(format!("checkpoint {name} is not whole and is passed over: {why}")),
+                    .push(format!("checkpoint {name} is incomplete and is skipped: {why}")),
             }
         }
         found.complete.sort_by_key(|checkpoint| checkpoint.position.global_step);
@@ -232,7 +232,7 @@ impl Checkpoints {
             .map_err(|source| file_error("rename", &temporary, source))?;
         crash_point("after_rename");
         sync_dir(&self.root)?;
-        info!(folder = %checkpoint_dir.display(), seconds = start.elapsed().as_secs_f64(), "checkpoint written");
+        info!(folder = %checkpoint_dir.display(), seconds = start.elapsed().as_secs_f64(), "wrote a checkpoint");
         let CheckpointMeta { position, versions, phase_end, metrics_bytes } = about;
         Ok(Checkpoint { dir: checkpoint_dir, position, versions, phase_end, metrics_bytes })
     }
@@ -326,7 +326,7 @@ impl Checkpoints {
                         .unwrap_or_default()
                         .to_string_lossy()
                         .into_owned();
-                    damaged.push(format!("checkpoint {name} is damaged and is passed over: {why}"));
+                    damaged.push(format!("checkpoint {name} is damaged and is skipped: {why}"));
                 }
             }
         }
@@ -549,7 +549,7 @@ mod tests {
         let error =
             checkpoints.write(&[content(&simulator, &full)], about(3, false)).await.unwrap_err();
         assert!(error.is_user_error());
-        assert!(error.to_string().contains("make room"), "{error}");
+        assert!(error.to_string().contains("free space"), "{error}");
         let checkpoints = Checkpoints::open(dir.path().to_owned()).unwrap();
         assert_eq!(checkpoints.names().unwrap(), ["step-000001"]);
         assert_eq!(checkpoints.find().unwrap().complete, [whole]);

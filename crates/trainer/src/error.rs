@@ -51,10 +51,12 @@ pub enum TrainerError {
     #[error(transparent)]
     Text(#[from] TextError),
     /// The directory already contains a run.
-    #[error("{} already holds a run: continue it with --resume, or name another folder with --run", .0.display())]
+    #[error("{} already holds a run: continue it with --resume, or name another directory with \
+             --run", .0.display())]
     RunDirExists(PathBuf),
     /// The store of a run already exists outside the run directory.
-    #[error("the record {} exists already; name another file in `run.store`, or continue its run with --resume", .0.display())]
+    #[error("the store {} exists already; name another file in `run.store`, or continue its run \
+             with --resume", .0.display())]
     StoreExists(PathBuf),
     /// The directory contains no run to resume.
     #[error("{} holds no run to resume; leave --resume out to start one there", .0.display())]
@@ -64,8 +66,9 @@ pub enum TrainerError {
     Locked(PathBuf),
     /// The recipe differs from the run's recipe in a key that must not change.
     #[error(
-        "the recipe differs from that of the run in {0}: {difference}. Put it back, go on by the run's own recipe \
-         (levade train {0} --resume), or start another run in a folder named with --run",
+        "the recipe differs from that of the run in {0}: {difference}. Undo the change, resume \
+         with the run's own recipe (levade train {0} --resume), or start another run in a \
+         directory named with --run",
         run_dir.display()
     )]
     Differs {
@@ -76,8 +79,9 @@ pub enum TrainerError {
     },
     /// The recipe changes the length of a phase that has already ended.
     #[error(
-        "phase {phase} is over, phase {later} of the run began from where it ended: its length cannot change any more. Put it back, add a \
-         phase at the end, or start another run in a folder named with --run"
+        "phase {phase} is over: phase {later} of the run started from its end, so its length can \
+         no longer change. Undo the change, add a phase at the end, or start another run in a \
+         directory named with --run"
     )]
     PhaseFinished {
         /// Index of the phase.
@@ -87,8 +91,8 @@ pub enum TrainerError {
     },
     /// A file or a tool has changed since the run started.
     #[error(
-        "{name} of `{of}` is not what the run in {} began with: it was changed, added or taken away. Put it back, or start another \
-         run in a folder named with --run",
+        "{name} of `{of}` differs from what the run in {} started with: it was changed, added or \
+         removed. Undo the change, or start another run in a directory named with --run",
         run_dir.display()
     )]
     Changed {
@@ -101,14 +105,14 @@ pub enum TrainerError {
     },
     /// No task is held out, so there is nothing to evaluate on.
     #[error(
-        "no task is held out, so there is nothing to evaluate on: set `held_out` of a source of tasks, or `eval.tasks` to 0 \
-         to go without"
+        "no task is held out, so there is nothing to evaluate on: set `held_out` of a source of \
+         tasks, or set `eval.tasks` to 0 to disable evaluation"
     )]
     NoHeldOutTasks,
     /// Every task is held out, so there is nothing to train on.
     #[error(
-        "every task is held out, so there is nothing to train on: hold out fewer, or give a source whose \
-         questions no other source holds out"
+        "every task is held out, so there is nothing to train on: hold out fewer tasks, or add a \
+         source whose questions no other source holds out"
     )]
     NothingToTrainOn,
     /// There are fewer demonstrations than requested.
@@ -125,8 +129,9 @@ pub enum TrainerError {
     },
     /// A teacher reached the minimum score in too few attempts.
     #[error(
-        "{teacher} reached a score of {min_score} in {found} of {tried} attempts, but `phase.{phase}.demonstrations` is \
-         {wanted}; ask for fewer, lower `phase.{phase}.source.min_score`, or raise `phase.{phase}.source.tasks`"
+        "{teacher} reached a score of {min_score} in {found} of {tried} attempts, but \
+         `phase.{phase}.demonstrations` is {wanted}; lower it, lower \
+         `phase.{phase}.source.min_score`, or raise `phase.{phase}.source.tasks`"
     )]
     TooFewLessons {
         /// Index of the phase.
@@ -143,7 +148,7 @@ pub enum TrainerError {
         wanted: usize,
     },
     /// The loop of an agent does not send chat messages, so a teacher cannot act in it.
-    #[error("the agent {agent} has a loop of its own that {teacher} cannot act in")]
+    #[error("the agent {agent} has its own loop, which {teacher} cannot drive")]
     UnsupportedLoop {
         /// Name of the agent.
         agent: String,
@@ -168,8 +173,9 @@ pub enum TrainerError {
     },
     /// The prompt of a task exceeds the recipe's limit.
     #[error(
-        "the prompt of task {task} has {tokens} tokens, more than `agent.max_prompt_tokens` = {max_tokens}: raise it, say with \
-         `agent.truncation` what to leave out, or leave the task out"
+        "the prompt of task {task} has {tokens} tokens, more than `agent.max_prompt_tokens` = \
+         {max_tokens}: raise it, set in `agent.truncation` what to leave out, or leave the task \
+         out"
     )]
     PromptOverLimit {
         /// Name of the task.
@@ -215,8 +221,8 @@ pub enum TrainerError {
     },
     /// A task names a scorer that does not exist.
     #[error(
-        "task {task} is for the scorer {name:?}, but the recipe has {known}; describe it in [[reward.scorers]], or leave \
-         the field `scorer` out"
+        "task {task} names the scorer {name:?}, but the recipe has {known}; add the scorer to \
+         [[reward.scorers]], or remove the field `scorer`"
     )]
     UnknownScorer {
         /// Name of the task.
@@ -228,7 +234,7 @@ pub enum TrainerError {
     },
     /// No scorer applies to a task.
     #[error(
-        "task {task} of the source {of} has no scorer: none of {known} is for it; see `when` of \
+        "task {task} of the source {of} has no scorer: none of {known} matches it; see `when` of \
          [[reward.scorers]]; the sources are {sources}"
     )]
     NoScorer {
@@ -243,8 +249,8 @@ pub enum TrainerError {
     },
     /// A length penalty would start below 0 tokens for an agent.
     #[error(
-        "`phase.{phase}.overlong.buffer` is {buffer}, but must be at most the max_tokens of the agent {agent}, \
-         {max_tokens}: it does the task {task}"
+        "`phase.{phase}.overlong.buffer` is {buffer}, but must be at most the max_tokens of the \
+         agent {agent}, {max_tokens}, because this agent performs the task {task}"
     )]
     OverlongBuffer {
         /// Index of the phase.
@@ -272,8 +278,9 @@ pub enum TrainerError {
     },
     /// A scorer was unavailable for longer than the outage timeout.
     #[error(
-        "the scorer {scorer} was away for the {seconds} s of `reward.timeout_seconds`, and nothing can be done without it: {why}. \
-         Attempts that wait for it ({waiting}) are in the record; --resume scores them and samples none of them again"
+        "the scorer {scorer} was unavailable for the {seconds} s of `reward.timeout_seconds`, and \
+         the run cannot continue without it: {why}. Attempts that wait for it ({waiting}) are in \
+         the store; --resume scores them and samples none of them again"
     )]
     Outage {
         /// Name of the scorer.
@@ -289,12 +296,12 @@ pub enum TrainerError {
     #[error("phase {0} has a KL penalty, but no reference model was loaded")]
     NoReference(usize),
     /// The caller did not provide a component that the recipe names.
-    #[error("the recipe needs {0}, which was not brought; this is a defect of the program")]
+    #[error("the recipe requires {0}, which was not provided; this is a defect of the program")]
     MissingPart(String),
     /// A task names an agent that does not exist.
     #[error(
-        "task {task} is for the agent {name:?}, but the recipe has {known}; describe it in [agent.{name}], or leave the \
-         field `agent_name` out"
+        "task {task} names the agent {name:?}, but the recipe has {known}; describe the agent in \
+         [agent.{name}], or remove the field `agent_name`"
     )]
     UnknownAgent {
         /// Name of the task.
@@ -305,15 +312,15 @@ pub enum TrainerError {
         known: String,
     },
     /// A step waits for an attempt, but no attempt is in progress.
-    #[error("a step waits for attempts, but none is under way; this is a defect of the trainer")]
+    #[error("a step waits for attempts, but none is in flight; this is a defect of the trainer")]
     NoAttemptsInFlight,
     /// A phase needs value estimates, but no critic was loaded.
     #[error("phase {0} needs a critic, but none was loaded")]
     NoCritic(usize),
     /// All tokens that a step sampled are masked.
     #[error(
-        "phase {phase}, step {step} has no token to train on: of those that were sampled {masked}; sample for \
-         training at a temperature above 0, without filters, penalties and biases"
+        "phase {phase}, step {step} has no token to train on: of the sampled tokens, {masked}; \
+         for training, sample at a temperature above 0, without filters, penalties and biases"
     )]
     NoTargets {
         /// Index of the phase in the recipe.
@@ -325,12 +332,13 @@ pub enum TrainerError {
     },
     /// A plan names an attempt that the store does not contain.
     #[error(
-        "the plan of the step names attempt {0}, which is not in the record; the record is incomplete"
+        "the plan of the step names attempt {0}, which is not in the store; the store is \
+         incomplete"
     )]
     Unrecorded(AttemptId),
     /// The requested step is not in the store.
     #[error(
-        "step {step} of phase {phase} is not in the record; `levade inspect` lists the steps that are"
+        "step {step} of phase {phase} is not in the store; `levade inspect` lists the stored steps"
     )]
     NoStep {
         /// Index of the phase.
@@ -339,7 +347,7 @@ pub enum TrainerError {
         step: u32,
     },
     /// A planned step used an attempt that the store does not contain.
-    #[error("a planned step took {0}, which is not in the record; the record is incomplete")]
+    #[error("a planned step uses {0}, which is not in the store; the store is incomplete")]
     MissingAttempt(AttemptSlot),
     /// Every attempt failed.
     #[error("all {count} attempts failed; the first one: {first}")]
@@ -384,7 +392,7 @@ pub enum TrainerError {
 fn way_out(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; make room and continue with --resume: earlier checkpoints are whole"
+            "; free space and continue with --resume: earlier checkpoints are intact"
         }
         _ => "",
     }

@@ -396,7 +396,7 @@ pub(crate) mod tests {
         assert_eq!(
             metrics.iter().find_map(|(name, _)| nested(name)),
             None,
-            "a name is the folder of another"
+            "a metric name is a prefix of another"
         );
     }
 }

@@ -88,7 +88,7 @@ fn find_uncalled(
     let in_reasoning = chat.opened_reasoning(&agent.keys.initial_messages(task), &tools)?.is_some();
     let mut why = chat.why_no_call(&completion, in_reasoning, &tools);
     if tokens.last().is_none_or(|last| !chat.stop_ids().contains(last)) {
-        why.push_str("; it was cut at a limit");
+        why.push_str("; the completion was truncated at a limit");
     }
     Ok(Some(UncalledTools { attempt: attempt.slot.name(), completion, reason: why }))
 }

@@ -191,7 +191,7 @@ fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Trainer
     let parsed = |error: serde_json::Error| damaged(error.to_string());
     let SchemaVersion { schema } = serde_json::from_str(&text).map_err(parsed)?;
     if schema != SCHEMA {
-        let why = format!("it has schema version {schema}, but this build reads version {SCHEMA}");
+        let why = format!("the schema version is {schema}, but this build reads version {SCHEMA}");
         return Err(damaged(why));
     }
     serde_json::from_str(&text).map(Some).map_err(parsed)
@@ -304,7 +304,7 @@ impl Origin {
         let mut notes = Vec::new();
         if self.version != current.version {
             notes.push(format!(
-                "this run began with Levade {} and goes on with {}",
+                "this run started with Levade {} and continues with {}",
                 self.version, current.version
             ));
         }
@@ -353,8 +353,9 @@ impl Origin {
             self.lengths.push(Length { phase: phase as u32, until, steps });
             if has_decay(&recipe.phase[phase]) {
                 notes.push(format!(
-                    "the learning rate of phase {phase} falls over its steps: from step {until} on it is that of a phase of {} steps, \
-                     where the steps before had that of one of {steps}",
+                    "the learning rate of phase {phase} decays over its steps: from step {until} \
+                     on, it follows the schedule of a phase of {} steps; earlier steps followed \
+                     that of a phase of {steps}",
                     recipe.phase[phase].steps()
                 ));
             }
@@ -446,7 +447,7 @@ mod tests {
         ] {
             let error = goes_on(now).unwrap_err();
             let start = format!(
-                "the tool {name} of `agent solver` is not what the run in runs/x began with"
+                "the tool {name} of `agent solver` differs from what the run in runs/x started with"
             );
             assert!(error.starts_with(&start), "{error}");
         }

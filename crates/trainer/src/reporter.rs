@@ -63,7 +63,7 @@ impl Reporter {
         self.sinks.retain_mut(|sink| match sink.log(step, metrics) {
             Ok(()) => true,
             Err(why) => {
-                let note = format!("{} takes no more metrics: {why}", sink.name());
+                let note = format!("{} accepts no more metrics: {why}", sink.name());
                 observer.event(&Event::Note(note));
                 false
             }

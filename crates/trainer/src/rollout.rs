@@ -345,7 +345,7 @@ impl ScorerOutage {
     pub fn add(&mut self, ScoringFailure { scorer, why, .. }: &ScoringFailure) {
         if self.known.insert(scorer.clone()) {
             self.unreported
-                .push(format!("attempts wait for the scorer {scorer}, and are kept: {why}"));
+                .push(format!("attempts wait for the scorer {scorer} and are kept: {why}"));
         }
     }
 

@@ -116,7 +116,7 @@ impl NamedScorer {
             let Component { name, value, .. } = &component;
             if !value.is_finite() {
                 return Err(unusable(format!(
-                    "its component {name} is {value}, which is no number"
+                    "the component {name} is {value}, but must be finite"
                 )));
             }
             let is_score = name == Component::SCORE;
@@ -130,7 +130,10 @@ impl NamedScorer {
         }
         // Without a score component, the attempt would count as worthless.
         if scores == 0 && self.weight != 0.0 {
-            return Err(unusable(format!("it gave no component called `{}`", Component::SCORE)));
+            return Err(unusable(format!(
+                "no component called `{}` was returned",
+                Component::SCORE
+            )));
         }
         Ok(named)
     }
@@ -153,7 +156,7 @@ impl NamedScorer {
                 Some(result) => result.unwrap_or_else(|panic| Err(ScoreError::Unusable(panic))),
                 None => {
                     let late =
-                        format!("the scorer {} did not answer within {timeout:?}", self.name);
+                        format!("the scorer {} did not respond within {timeout:?}", self.name);
                     Err(ScoreError::Unavailable(late))
                 }
             };
@@ -183,9 +186,8 @@ impl NamedScorer {
                 self.scorer.score(&scorer_input).await
             }
         };
-        let late = || {
-            Err(ScoreError::Unavailable(format!("it did not answer within {DRY_RUN_TIMEOUT:?}")))
-        };
+        let late =
+            || Err(ScoreError::Unavailable(format!("no response within {DRY_RUN_TIMEOUT:?}")));
         let components =
             process_time::with_timeout(DRY_RUN_TIMEOUT, scoring).await.unwrap_or_else(late)?;
         self.add_names(components)
@@ -462,7 +464,7 @@ impl Scorers {
                         .collect::<Result<Vec<_>, _>>();
                 }
                 let what = format!(
-                    "the scorer {} scored {} of {}",
+                    "the scorer {} returned {} scores for {} attempts",
                     named.name,
                     scores.len(),
                     components_by_attempt.len()

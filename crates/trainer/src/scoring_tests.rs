@@ -101,7 +101,7 @@ fn scorers_apply_to_matching_and_named_tasks() {
     assert!(
         error
             .to_string()
-            .contains("task t of the source more has no scorer: none of file is for it"),
+            .contains("task t of the source more has no scorer: none of file matches it"),
         "{error}"
     );
     assert!(error.to_string().ends_with("the sources are rows, more"), "{error}");
@@ -116,7 +116,7 @@ fn scorers_apply_to_matching_and_named_tasks() {
     assert!(
         error
             .to_string()
-            .contains("for the scorer \"wrods\", but the recipe has maths, words, form"),
+            .contains("names the scorer \"wrods\", but the recipe has maths, words, form"),
         "{error}"
     );
     let error = all.check_task("t", &json!({"answer": "many"}), &[]).unwrap_err();
@@ -168,11 +168,15 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
     let (panics, hangs): (Arc<dyn Scorer>, Arc<dyn Scorer>) =
         (Arc::new(PanickingScorer), Arc::new(HangingScorer));
     for (scorer_of, again, want) in [
-        (gives(vec![]), false, "it gave no component called `score`"),
-        (gives(vec![Component::new("scroe", 1.0)]), false, "it gave no component called `score`"),
-        (gives(vec![Component::score(f64::NAN)]), false, "its component score is NaN"),
+        (gives(vec![]), false, "no component called `score` was returned"),
+        (
+            gives(vec![Component::new("scroe", 1.0)]),
+            false,
+            "no component called `score` was returned",
+        ),
+        (gives(vec![Component::score(f64::NAN)]), false, "the component score is NaN"),
         (panics, false, "panicked"),
-        (hangs, true, "did not answer within 200ms"),
+        (hangs, true, "did not respond within 200ms"),
     ] {
         // Either a substitute value is used, or the attempt fails, or it is deferred if a later
         // call may succeed.

@@ -176,7 +176,7 @@ impl Tasks {
                     notes.append(&mut tasks.notes);
                     if tasks.repeated > 0 {
                         notes.push(format!(
-                            "{}: {} rows are left out, since they repeat an earlier row",
+                            "{}: {} rows are left out, because they repeat an earlier row",
                             options.path.first().display(),
                             tasks.repeated
                         ));
@@ -201,7 +201,7 @@ impl Tasks {
                     if listed.repeated > 0 {
                         let repeated = listed.repeated;
                         notes.push(format!(
-                            "{name}: {repeated} tasks are left out, since another asks the same"
+                            "{name}: {repeated} tasks are left out, because they repeat another"
                         ));
                     }
                     let eval_tasks = listed.held_out.iter().take(count).cloned().collect();
@@ -402,8 +402,8 @@ fn without_leaks(
     if let Some((task, question)) = copies.next() {
         let count = 1 + copies.count();
         notes.push(format!(
-            "{source}: {count} tasks that are trained on are near copies of held-out questions, or contain one: {} \
-             ({:?}) is close to {:?}",
+            "{source}: {count} training tasks are near copies of held-out questions, or contain \
+             one: {} ({:?}) is close to {:?}",
             task.id,
             truncate_question(&task.question),
             truncate_question(question)
@@ -437,8 +437,8 @@ fn note_excluded(
     first: &Task,
 ) {
     notes.push(format!(
-        "{source}: {count} tasks are not trained on, since they ask or show a question that is held out; one is {} \
-         ({:?})",
+        "{source}: {count} tasks are excluded from training, because they ask or show a held-out \
+         question; one is {} ({:?})",
         first.id,
         truncate_question(&first.question)
     ));
@@ -465,7 +465,7 @@ pub async fn trained_questions(store: &dyn Store) -> Result<HashSet<QuestionKey>
             let task: Task =
                 serde_json::from_value(task).map_err(|error| TrainerError::Damaged {
                     path: store.location().into(),
-                    why: format!("a task of it cannot be read: {error}"),
+                    why: format!("a stored task cannot be read: {error}"),
                 })?;
             questions.extend(task.shown_keys());
         }

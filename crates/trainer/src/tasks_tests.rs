@@ -86,7 +86,7 @@ fn held_out_questions_are_excluded_from_all_sources() {
         // The first source holds out everything that the second holds out of it, because it takes
         // the smallest hashes of a larger number.
         let left_out: Vec<_> =
-            run.notes.iter().filter(|note| note.contains("a question that is held out")).collect();
+            run.notes.iter().filter(|note| note.contains("a held-out question")).collect();
         let [b, c] = &left_out[..] else { panic!("{:?}", run.notes) };
         assert!(b.contains("b.jsonl: ") && c.contains("c.jsonl: "), "{left_out:?}");
     }
@@ -110,8 +110,8 @@ fn fully_held_out_file_is_not_trained_on() {
     let tasks = load(&dir, sources, 1).unwrap();
     assert_eq!((tasks.train_len(), tasks.eval.len(), tasks.eval[0].tasks.len()), (40, 1, 20));
     assert!(trained(&tasks).is_disjoint(&question_texts(&tasks)));
-    let note = "train.jsonl: 10 tasks are not trained on, since they ask or show a question that is held out; one is \
-                train-41 (\"40?\")";
+    let note = "train.jsonl: 10 tasks are excluded from training, because they ask or \
+                show a held-out question; one is train-41 (\"40?\")";
     assert!(tasks.notes.iter().any(|found| found.ends_with(note)), "{:?}", tasks.notes);
 
     let known = |range: std::ops::Range<u32>| {
@@ -235,12 +235,11 @@ fn variants_of_held_out_questions_are_not_trained() {
         let found = tasks.notes.iter().any(|note| parts.iter().all(|part| note.contains(part)));
         assert!(found, "no {parts:?} in {:?}", tasks.notes);
     };
+    has(&["few.jsonl: 10 tasks are excluded from training, because they ask or \
+         show a held-out question; one is few-1"]);
+    has(&["spelled.jsonl: 2 tasks are excluded from training", "spelled-1 (\"what is 3 + 1\")"]);
     has(&[
-        "few.jsonl: 10 tasks are not trained on, since they ask or show a question that is held out; one is few-1",
-    ]);
-    has(&["spelled.jsonl: 2 tasks are not trained on", "spelled-1 (\"what is 3 + 1\")"]);
-    has(&[
-        "spelled.jsonl: 1 tasks that are trained on are near copies",
+        "spelled.jsonl: 1 training tasks are near copies",
         "spelled-4",
         "is close to \"What is 6+1?\"",
     ]);
@@ -293,7 +292,10 @@ fn overlong_buffer_must_not_exceed_agent_limit() {
     assert_eq!(check(16, 512), Ok(()));
     let error = check(512, 16).unwrap_err();
     let want = "`phase.0.overlong.buffer` is 128, but must be at most the max_tokens of the agent writer, 16";
-    assert!(error.starts_with(want) && error.ends_with("it does the task rows-1"), "{error}");
+    assert!(
+        error.starts_with(want) && error.ends_with("this agent performs the task rows-1"),
+        "{error}"
+    );
 }
 
 /// Returns the number of tokens that an error reports. The error must be about the prompt of the
@@ -355,7 +357,7 @@ fn repeated_rows_are_noted() {
             .unwrap()
             .notes
     };
-    let note = "rows.jsonl: 2 rows are left out, since they repeat an earlier row";
+    let note = "rows.jsonl: 2 rows are left out, because they repeat an earlier row";
     assert!(notes(7).iter().any(|found| found.ends_with(note)), "{:?}", notes(7));
     assert_eq!(notes(9), Vec::<String>::new());
 }

@@ -247,7 +247,7 @@ impl Trainer {
     ) -> Result<RunEnd, TrainerError> {
         let start = Instant::now();
         let all = self.all_steps();
-        info!(folder = %self.run.run_dir.root().display(), done = self.progress.position.global_step, steps = all, "run begins");
+        info!(folder = %self.run.run_dir.root().display(), done = self.progress.position.global_step, steps = all, "run started");
         let ended = self.train(observer, stop).await;
         // No caller waits any longer for attempts in progress: oversampled attempts, and attempts
         // that a stop request interrupted.
@@ -259,7 +259,7 @@ impl Trainer {
         info!(
             done = self.progress.position.global_step,
             seconds = start.elapsed().as_secs_f64(),
-            "run ends"
+            "run ended"
         );
         self.reporter.close(ended.is_ok(), observer);
         match ended {
@@ -367,7 +367,8 @@ impl Trainer {
     ) -> Result<(), TrainerError> {
         let Position { phase, step, global_step, .. } = self.progress.position;
         observer.event(&Event::Note(format!(
-            "phase {phase} ({}) ends after step {step} of {steps}: the success on held-out tasks has reached `phase.{phase}.until` = {}",
+            "phase {phase} ({}) ends after step {step} of {steps}: the success rate on held-out \
+             tasks has reached `phase.{phase}.until` = {}",
             keys.name(),
             keys.early_stop_success().unwrap_or_default()
         )));
@@ -403,7 +404,7 @@ impl Trainer {
         metrics.add("training/global_step", f64::from(global_step));
         self.reporter.report(&metrics.to_json(head), global_step, &metrics, observer)?;
         crash_point("metrics_written");
-        info!(phase, kind = keys.name(), step, steps, version = global_step, "step done");
+        info!(phase, kind = keys.name(), step, steps, version = global_step, "completed a step");
         observer.event(&Event::Step {
             phase: phase as usize,
             kind: keys.name().to_owned(),

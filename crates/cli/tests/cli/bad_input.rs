@@ -459,7 +459,10 @@ fn damaged_checkpoint_is_skipped_on_resume() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert_contains(
         &stdout(&output),
-        &["note: checkpoint step-000004 is not whole", "resuming from run/checkpoints/step-000003"],
+        &[
+            "note: checkpoint step-000004 is incomplete",
+            "resuming from run/checkpoints/step-000003",
+        ],
     );
     assert!(workspace.weights("run") == weights, "the weights differ");
 }

@@ -59,7 +59,7 @@ fn held_out_tasks_are_not_trained_on() {
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(
             stdout(&output).contains(
-                "tasks are not trained on, since they ask or show a question that is held out"
+                "tasks are excluded from training, because they ask or show a held-out question"
             ),
             "{}",
             stdout(&output)

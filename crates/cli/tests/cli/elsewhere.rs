@@ -207,6 +207,6 @@ fn memory_run_trains_but_cannot_be_resumed_or_inspected() {
     for command in [&["train", "run", "--resume"][..], &["inspect", "run"]] {
         let output = workspace.levade().args(command).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{command:?}");
-        assert!(stderr(&output).contains("keeps its record in memory"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("kept its store in memory"), "{}", stderr(&output));
     }
 }

@@ -88,10 +88,11 @@ pub(crate) fn plain_uri(address: &str) -> Result<Uri, String> {
     if !schemes.iter().any(|scheme| address.len() > scheme.len() && address.starts_with(scheme)) {
         return Err("must begin with https:// or http:// and name a host".into());
     }
-    let uri: Uri = address.parse().map_err(|error| format!("is no address ({error})"))?;
+    let uri: Uri = address.parse().map_err(|error| format!("is not an address ({error})"))?;
     match uri.authority() {
         Some(authority) if authority.as_str().contains('@') => Err(
-            "holds a user or a password; put the key into an environment variable, and name it in key_env"
+            "contains a user name or a password; put the key into an environment variable, and \
+             name it in key_env"
                 .into(),
         ),
         _ => Ok(uri),
@@ -134,7 +135,7 @@ impl Server {
         if endpoint.model.is_empty() {
             let name = server.name;
             return Err(ExternalError::Invalid(format!(
-                "{name} is given no model; name one of its models"
+                "{name} has no model; name one of its models"
             )));
         }
         Ok(Server { model: endpoint.model.clone(), ..server })
@@ -154,11 +155,11 @@ impl Server {
         let key = |name: &String| -> Result<Key, String> {
             let key = variable(name).map_err(|error| match error {
                 std::env::VarError::NotPresent => "not set".to_owned(),
-                std::env::VarError::NotUnicode(_) => "no text".to_owned(),
+                std::env::VarError::NotUnicode(_) => "not UTF-8".to_owned(),
             })?;
             let key = key.trim().to_owned();
             let header = HeaderValue::from_str(&format!("Bearer {key}"));
-            let mut header = header.map_err(|_| "no text that a header can carry".to_owned())?;
+            let mut header = header.map_err(|_| "not a valid header value".to_owned())?;
             header.set_sensitive(true);
             if key.is_empty() { Err("empty".into()) } else { Ok(Key(header, key)) }
         };
@@ -189,7 +190,7 @@ impl Server {
     pub fn key_hint(&self) -> String {
         match &self.key_env {
             Some(variable) => format!("check the environment variable {variable}"),
-            None => "name the environment variable that holds it in key_env".into(),
+            None => "name the environment variable that contains the key in key_env".into(),
         }
     }
 
@@ -292,9 +293,9 @@ mod tests {
             ("api.x.com/v1", "must begin with https://"),
             ("ftp://x.com", "must begin with https://"),
             ("https://", "must begin with https://"),
-            ("https:///v1", "is no address"),
-            ("https://a b/v1", "is no address"),
-            ("https://me:secret@x.com/v1", "holds a user or a password"),
+            ("https:///v1", "is not an address"),
+            ("https://a b/v1", "is not an address"),
+            ("https://me:secret@x.com/v1", "contains a user name or a password"),
         ] {
             let error = chat_uri(base).unwrap_err();
             assert!(error.contains(why) && !error.contains("secret"), "{base}: {error}");
@@ -321,10 +322,11 @@ mod tests {
         for (value, why) in [
             (
                 Err(VarError::NotPresent),
-                "X_KEY is to hold the key of https://x.com/v1/chat/completions, but it is not set",
+                "X_KEY must contain the key of https://x.com/v1/chat/completions, but it is not \
+                 set",
             ),
             (Ok(" "), "is empty"),
-            (Ok("a\nsecret"), "no text that a header can carry"),
+            (Ok("a\nsecret"), "not a valid header value"),
         ] {
             let error = server(value).unwrap_err().to_string();
             assert!(error.contains(why) && !error.contains("secret"), "{error}");

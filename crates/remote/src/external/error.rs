@@ -14,7 +14,7 @@ pub enum ExternalError {
     Invalid(String),
     /// The environment variable of a key is missing or invalid.
     #[error(
-        "the environment variable {variable} is to hold the key of {endpoint}, but it is {found}"
+        "the environment variable {variable} must contain the key of {endpoint}, but it is {found}"
     )]
     NoKey {
         /// Name of the variable.
@@ -38,7 +38,7 @@ pub enum ExternalError {
         way_out: String,
     },
     /// The server rejected the request, and will reject it again.
-    #[error("{endpoint} refused the request with status {status}: {message}")]
+    #[error("{endpoint} rejected the request with status {status}: {message}")]
     #[serde(rename = "refused")]
     Rejected {
         /// Address of the server.
@@ -79,7 +79,7 @@ pub enum ExternalError {
         why: String,
     },
     /// The response ended too early.
-    #[error("the answer of {endpoint} broke off after {bytes} bytes: {why}")]
+    #[error("the response of {endpoint} broke off after {bytes} bytes: {why}")]
     Broken {
         /// Address of the server.
         endpoint: String,
@@ -89,7 +89,7 @@ pub enum ExternalError {
         why: String,
     },
     /// The response does not have the expected format.
-    #[error("the answer of {endpoint} cannot be used: {why}")]
+    #[error("the response of {endpoint} cannot be used: {why}")]
     Protocol {
         /// Address of the server.
         endpoint: String,
@@ -97,9 +97,7 @@ pub enum ExternalError {
         why: String,
     },
     /// The response exceeds its maximum size.
-    #[error(
-        "{what} of {endpoint} has more than {most} bytes; raise `{option}` if it is to be read"
-    )]
+    #[error("{what} of {endpoint} has more than {most} bytes; raise `{option}` to read it")]
     TooLarge {
         /// Address of the server.
         endpoint: String,
@@ -111,7 +109,7 @@ pub enum ExternalError {
         option: String,
     },
     /// All endpoints failed on the call.
-    #[error("no endpoint replied: {}", .failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("no endpoint responded: {}", .failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     All {
         /// Last failure of each endpoint.
         failures: Vec<ExternalError>,
@@ -243,7 +241,7 @@ mod tests {
             (
                 ExternalError::TooLarge {
                     endpoint: endpoint(),
-                    what: "the answer".into(),
+                    what: "the response".into(),
                     most: 9,
                     option: "most_bytes".into(),
                 },
@@ -283,7 +281,7 @@ mod tests {
                 ExternalError::Deadline {
                     endpoint: endpoint(),
                     waited: Duration::from_millis(1500),
-                    what: "an answer".into(),
+                    what: "a response".into(),
                 },
                 true,
             ),

@@ -298,19 +298,19 @@ async fn malformed_responses_are_reported_with_reason() {
         (
             events(b"data: {\"choices\": oops}\n\n"),
             "protocol",
-            "begins \"{\\\"choices\\\": oops}\"",
+            "starts with \"{\\\"choices\\\": oops}\"",
         ),
         (
             events(b"data: {\"choices\": [{\"delta\": {\"content\": \"\xff\"}}]}\n\n"),
             "protocol",
-            "no UTF-8",
+            "not UTF-8",
         ),
         (events(b"data: [DONE]\n\n"), "protocol", "no choice"),
         (events(b"data: [1]\n\n"), "protocol", "invalid"),
         (
             events(&delta_event(&json!({"content": "so fa"}), None)),
             "broken",
-            "ended before the reply",
+            "ended before the completion",
         ),
         (
             events(b"data: {\"error\": {\"message\": \"out of memory\"}}\n\n"),
@@ -348,7 +348,7 @@ async fn response_sizes_are_bounded() {
     let small = ExternalOptions { max_bytes: 1 << 20, ..options(&[&huge]) };
     let error = external(small).chat(&question()).await.unwrap_err();
     assert!(
-        error.to_string().contains("the answer of") && error.to_string().contains("`most_bytes`"),
+        error.to_string().contains("the response of") && error.to_string().contains("`most_bytes`"),
         "{error}"
     );
     let endless = server(vec![events_head(), Step::Send(vec![b'x'; 3000]), Step::Hang]).await;
@@ -371,7 +371,7 @@ async fn timeouts_name_their_operation() {
     let short = ExternalOptions { deadline: ms(300), ..options(&[&hangs]) };
     let error = external(short.clone()).chat(&question()).await.unwrap_err().to_string();
     assert!(
-        error.starts_with("waited 300ms for the server to answer (http://localhost:"),
+        error.starts_with("waited 300ms for the server to respond (http://localhost:"),
         "{error}"
     );
     let stops = TestServer::new(vec![vec![
@@ -384,7 +384,7 @@ async fn timeouts_name_their_operation() {
     let mut stream = external(silent).stream(&question()).await.unwrap();
     assert_eq!(stream.next().await.unwrap().unwrap(), ChatEvent::Content("a".into()));
     let error = stream.next().await.unwrap().unwrap_err().to_string();
-    assert!(error.starts_with("waited 200ms for more of an answer after "), "{error}");
+    assert!(error.starts_with("waited 200ms for more of a response after "), "{error}");
     assert!(stream.next().await.is_none());
     // A server that keeps sending comments without end.
     let talk = [Step::Send(b": still here\n\n".to_vec()), Step::Wait(ms(50))];
@@ -395,7 +395,7 @@ async fn timeouts_name_their_operation() {
     let error = external(ExternalOptions { deadline: ms(1000), ..options(&[&talks]) })
         .chat(&question())
         .await;
-    assert!(error.unwrap_err().to_string().starts_with("waited 1s for more of an answer"));
+    assert!(error.unwrap_err().to_string().starts_with("waited 1s for more of a response"));
     let policy = external(ExternalOptions { max_running: 1, ..short });
     let question = question();
     let (first, second) = tokio::join!(policy.chat(&question), async {

@@ -253,7 +253,7 @@ async fn failure_avoids_endpoint_only_if_at_fault() {
     let waited = |endpoint: String| ExternalError::Deadline {
         endpoint,
         waited: Duration::from_secs(1),
-        what: "an answer".into(),
+        what: "a response".into(),
     };
     for (error, is_paused, is_avoided) in [
         // The endpoint has set its pause already.
@@ -304,7 +304,7 @@ async fn error_names_uncalled_endpoint_and_its_pause() {
     assert_eq!(error.failures().len(), 2);
     let text = error.to_string();
     assert!(
-        text.contains("waited 7s for an endpoint that may be asked again, in 90s (http://b"),
+        text.contains("waited 7s for an endpoint that can be called again, in 90s (http://b"),
         "{text}"
     );
 }
@@ -324,7 +324,7 @@ async fn error_lists_failure_of_each_endpoint() {
     for part in [
         "broken GPU",
         "no key",
-        "waited 1s for the server to answer",
+        "waited 1s for the server to respond",
         &oh.url,
         &who.url,
         &hangs.url,

@@ -70,9 +70,9 @@ impl Http {
         let request =
             server.authorization().into_iter().fold(request, |r, key| r.header(AUTHORIZATION, key));
         let request = request.body(Full::new(body)).map_err(|error| {
-            ExternalError::Invalid(format!("cannot ask {}: {error}", server.name))
+            ExternalError::Invalid(format!("cannot call {}: {error}", server.name))
         })?;
-        let response = waits.wait("the server to answer", self.0.request(request)).await?;
+        let response = waits.wait("the server to respond", self.0.request(request)).await?;
         let endpoint = server.name.clone();
         let response = response.map_err(|error| match error {
             HttpError::Connect { why, .. } => {
@@ -83,7 +83,7 @@ impl Http {
                 bytes: 0,
                 why: server.without_key(&why),
             },
-            other => ExternalError::Invalid(format!("cannot ask {endpoint}: {other}")),
+            other => ExternalError::Invalid(format!("cannot call {endpoint}: {other}")),
         })?;
         if response.status() != StatusCode::OK {
             return Err(response_error(server, response, waits).await);
@@ -113,7 +113,8 @@ impl Http {
         Err(ExternalError::Protocol {
             endpoint: response_body.endpoint,
             why: format!(
-                "it has {kind}, not text/event-stream or application/json, and begins {shown:?}"
+                "expected text/event-stream or application/json, but found {kind} with a body \
+                 that starts with {shown:?}"
             ),
         })
     }
@@ -131,7 +132,7 @@ impl ResponseBody {
         waits: &mut Waits,
     ) -> Result<Option<Bytes>, ExternalError> {
         loop {
-            let what = format!("more of an answer after {} bytes", self.bytes);
+            let what = format!("more of a response after {} bytes", self.bytes);
             let frame = match waits.wait_for(silence, what, self.body.frame()).await? {
                 None => return Ok(None),
                 Some(Ok(frame)) => frame,
@@ -147,7 +148,7 @@ impl ResponseBody {
             if self.bytes > self.max {
                 return Err(ExternalError::TooLarge {
                     endpoint: self.endpoint.clone(),
-                    what: "the answer".into(),
+                    what: "the response".into(),
                     most: self.max,
                     option: "most_bytes".into(),
                 });
@@ -233,7 +234,7 @@ async fn response_error(
         serde_json::from_slice::<Value>(&text).ok().and_then(|value| message_of(&value));
     let mut message = shown(server, parsed_message.as_deref().map_or(&text[..], str::as_bytes));
     if message.is_empty() {
-        message = status.canonical_reason().unwrap_or("no reason is given").into();
+        message = status.canonical_reason().unwrap_or("no reason given").into();
     }
     let code = status.as_u16();
     match code {
@@ -250,7 +251,7 @@ async fn response_error(
             let to =
                 headers.get(LOCATION).map(|to| shown(server, to.as_bytes())).unwrap_or_default();
             message = format!(
-                "it redirects to {to:?}, which is not followed; give that address if you trust it"
+                "it redirects to {to:?}, which is not followed; use that address if you trust it"
             );
             ExternalError::Rejected { endpoint, status: code, message }
         }

@@ -114,7 +114,7 @@ impl ChatResponse {
                     Ok(ToolCall { id, name: call.name.clone(), arguments: arguments.into() })
                 }
                 Err(error) => Err(format!(
-                    "the arguments of tool call {:?} are no JSON object: {error}",
+                    "the arguments of tool call {:?} are not a JSON object: {error}",
                     call.name
                 )),
             }
@@ -413,7 +413,7 @@ mod tests {
             called("{\"a\": ")
                 .message()
                 .unwrap_err()
-                .contains("tool call \"add\" are no JSON object")
+                .contains("tool call \"add\" are not a JSON object")
         );
         assert!(called("[1]").message().is_err());
         let finishes = [Finish::Stop, Finish::ToolCalls, Finish::Other("x".into())];

@@ -80,7 +80,7 @@ impl Service {
     pub async fn send(&self, question: &Value) -> Result<Value, ExternalError> {
         let Inner { options, server, permits, .. } = &*self.0;
         let mut waits = Waits::new(options.deadline, server.name.clone());
-        let what = format!("a place among {} questions", options.max_running);
+        let what = format!("a permit for one of {} concurrent requests", options.max_running);
         let permit = waits.wait(what, permits.acquire()).await?;
         let _permit = permit.map_err(|_| ExternalError::Invalid("the service is closed".into()))?;
         let body = Bytes::from(question.to_string());
@@ -89,7 +89,7 @@ impl Service {
             remaining -= 1;
             // After a failure, all requests wait for the server's pause.
             waits
-                .wait(format!("{} to be asked again", server.name), sleep(server.rests_for()))
+                .wait(format!("the pause of {} to end", server.name), sleep(server.rests_for()))
                 .await?;
             match self.call_once(body.clone(), &mut waits).await {
                 Ok(response) => {
@@ -100,7 +100,10 @@ impl Service {
                     if !matches!(error, ExternalError::Busy { .. }) {
                         server.note_rejection(None);
                     }
-                    tracing::warn!(endpoint = server.name, %error, "a service is asked again");
+                    tracing::warn!(
+                        endpoint = server.name, %error,
+                        "retrying a request to a service"
+                    );
                     if server.rests_for() > waits.remaining() {
                         return Err(error);
                     }
@@ -116,7 +119,7 @@ impl Service {
         let bytes = response.collect(waits).await?;
         serde_json::from_slice(&bytes).map_err(|error| ExternalError::Protocol {
             endpoint: server.name.clone(),
-            why: format!("it is no JSON ({error})"),
+            why: format!("it is not JSON ({error})"),
         })
     }
 }
@@ -174,7 +177,7 @@ mod tests {
         assert!(error.to_string().contains("no field text") && !error.may_pass(), "{error}");
         let url = serving(vec![("200 OK", "{score")]).await;
         let error = service(url).send(&json!({})).await.unwrap_err();
-        assert!(error.to_string().contains("it is no JSON") && !error.may_pass(), "{error}");
+        assert!(error.to_string().contains("it is not JSON") && !error.may_pass(), "{error}");
         // No server listens on this port.
         let options =
             ServiceOptions { tries: 2, ..ServiceOptions::new("http://127.0.0.1:9/score") };

@@ -119,7 +119,7 @@ impl ChatStream {
                 return Ok(response);
             }
         }
-        Err(self.protocol("it has no end"))
+        Err(self.protocol("it is incomplete"))
     }
 
     /// Waits for the complete reply, which must have text, or tool calls if the request has tools,
@@ -135,9 +135,9 @@ impl ChatStream {
         let has_calls = has_tools && !response.tool_calls.is_empty();
         let is_empty = response.content.as_str().trim().is_empty() && !has_calls;
         let why = match &response.finish {
-            Some(Finish::ContentFilter) => "its reply was withheld (content_filter)",
+            Some(Finish::ContentFilter) => "the completion was withheld (content_filter)",
             Some(Finish::Length) => return Ok(response),
-            _ if is_empty => "its reply is empty",
+            _ if is_empty => "the completion is empty",
             _ => return Ok(response),
         };
         Err(ExternalError::Protocol { endpoint, why: why.into() })
@@ -196,7 +196,7 @@ impl ChatStream {
             true => Err(ExternalError::Broken {
                 endpoint: self.waits.endpoint.clone(),
                 bytes: self.response.bytes(),
-                why: "the stream ended before the reply".into(),
+                why: "the stream ended before the completion".into(),
             }),
             false => Ok(()),
         }
@@ -214,13 +214,13 @@ impl ChatStream {
     /// whatever text it has.
     fn take(&mut self, json: &[u8]) -> Result<(), ExternalError> {
         let text = std::str::from_utf8(json)
-            .map_err(|error| self.protocol(&format!("it is no UTF-8: {error}")))?;
+            .map_err(|error| self.protocol(&format!("it is not UTF-8: {error}")))?;
         if text.trim().is_empty() {
             return Ok(());
         }
         let wire: Wire = serde_json::from_str(text).map_err(|error| {
             let excerpt: String = text.chars().take(80).collect();
-            self.protocol(&format!("{error} in what begins {excerpt:?}"))
+            self.protocol(&format!("{error} in the data that starts with {excerpt:?}"))
         })?;
         if let Some(error) = wire.error.as_ref().filter(|error| !error.is_null()) {
             let message = self.without_key(&message_of(error).unwrap_or_default());
@@ -231,7 +231,7 @@ impl ChatStream {
         self.assembly.take(wire, &mut self.ready);
         match &self.assembly.response.finish {
             Some(Finish::Other(reason)) if reason == "error" => {
-                Err(self.protocol("its reply ended with an error"))
+                Err(self.protocol("the completion ended with an error"))
             }
             _ => Ok(()),
         }
@@ -240,12 +240,12 @@ impl ChatStream {
     /// Ends the reply: settles the rate limit, and queues the last event.
     fn end(&mut self) -> Result<(), ExternalError> {
         if !self.assembly.has_choice {
-            return Err(self.protocol("it has no choice"));
+            return Err(self.protocol("it has no choices"));
         }
         let is_short =
             matches!(self.assembly.response.finish, Some(Finish::Length | Finish::ContentFilter));
         if !self.assembly.has_content && !is_short {
-            return Err(self.protocol("its reply has neither content nor calls of tools"));
+            return Err(self.protocol("the completion has neither content nor tool calls"));
         }
         let response = std::mem::take(&mut self.assembly.response);
         if let (Some(bucket), Some(usage)) = (&self.policy.0.tokens, response.usage) {

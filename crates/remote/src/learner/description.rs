@@ -154,7 +154,7 @@ impl Description {
     /// Returns an error that names the first difference, both values and what to change.
     pub fn check(&self, expected: &LearnerRequirements, url: &str) -> Result<(), PolicyError> {
         let reject = |what: String| {
-            Err(PolicyError::Invalid(format!("the learner at {url} cannot train this: {what}")))
+            Err(PolicyError::Invalid(format!("the learner at {url} cannot train this run: {what}")))
         };
         let LearnerRequirements {
             model_type,
@@ -168,8 +168,8 @@ impl Description {
         } = expected;
         if self.protocol != PROTOCOL {
             return reject(format!(
-                "it speaks version {} of the protocol, this build version {PROTOCOL}; make its environment anew \
-                 with `levade cluster setup` of this build",
+                "it speaks version {} of the protocol, but this build speaks version {PROTOCOL}; \
+                 recreate its environment with `levade cluster setup` of this build",
                 self.protocol
             ));
         }
@@ -177,36 +177,38 @@ impl Description {
         let family = self.model_type.strip_suffix("_text").unwrap_or(&self.model_type);
         if family != model_type {
             return reject(format!(
-                "its model is of the family {family}, that of the recipe of {model_type}; start it with the model of \
-                 `model.source`"
+                "the family of its model is {family}, but that of the recipe's model is \
+                 {model_type}; start it with the model of `model.source`"
             ));
         }
         if self.vocab_size != *vocabulary {
             return reject(format!(
-                "its vocabulary has {} tokens, that of the recipe's model {vocabulary}; start it with the model of \
-                 `model.source`",
+                "its vocabulary has {} tokens, but that of the recipe's model has {vocabulary}; \
+                 start it with the model of `model.source`",
                 self.vocab_size
             ));
         }
         if self.context < *context {
             return reject(format!(
-                "its context is {} tokens, `model.context` is {context}; lower it, or start the learner with more",
+                "its context is {} tokens, but `model.context` is {context}; lower \
+                 `model.context`, or start the learner with a longer context",
                 self.context
             ));
         }
         if self.layout.world_size == 0 {
-            return reject("it has no ranks that take micro-batches".into());
+            return reject("it has no ranks that process micro-batches".into());
         }
         let names = || self.learners.keys().cloned().collect::<Vec<_>>().join(", ");
         let Some(policy) = self.learners.get(POLICY).filter(|policy| policy.trains) else {
-            return reject(format!("it has no learner {POLICY} that trains, but {}", names()));
+            return reject(format!("it has no learner {POLICY} that trains, only {}", names()));
         };
         if policy.lora != *lora {
             let shown = |lora: &Option<Adapter>| {
                 lora.as_ref().map_or_else(|| "all weights".into(), Adapter::to_string)
             };
             return reject(format!(
-                "it trains {}, the recipe (`model.lora`) {}; start it as that says, or set the key",
+                "it trains {}, but the recipe (`model.lora`) requires {}; start it accordingly, \
+                 or set the key",
                 shown(&policy.lora),
                 shown(lora)
             ));
@@ -219,14 +221,15 @@ impl Description {
             // A value that the group does not report is not checked.
             if now != wants && !now.is_empty() {
                 return reject(format!(
-                    "it {does} {now}, `{key}` is {wants}; set the key, or start the learner with {option} {wants}"
+                    "it {does} {now}, but `{key}` is {wants}; set the key, or start the learner \
+                     with {option} {wants}"
                 ));
             }
         }
         if *reference && !self.learners.contains_key(REFERENCE) {
             return reject(format!(
-                "a phase has a penalty for leaving a reference, and it has no learner {REFERENCE}, but {}; start it \
-                 with one",
+                "a phase has a KL penalty to a reference, but it has no learner {REFERENCE}, only \
+                 {}; start it with one",
                 names()
             ));
         }
@@ -234,8 +237,8 @@ impl Description {
             && !self.learners.get(CRITIC).is_some_and(|critic| critic.value_head && critic.trains)
         {
             return reject(format!(
-                "a phase trains a critic, and it has no learner {CRITIC} with a value head, but {}; start it with \
-                 one",
+                "a phase trains a critic, but it has no learner {CRITIC} with a value head, only \
+                 {}; start it with one",
                 names()
             ));
         }
@@ -250,8 +253,8 @@ impl GroupLayout {
         let ranks = |layout: &Self| layout.world_size;
         (ranks(self) != ranks(before)).then(|| {
             format!(
-                "the learner has {} data-parallel ranks, and the run began with {}: steps that are planned are cut \
-                 for these",
+                "the learner has {} data-parallel ranks, but the run started with {}: planned \
+                 steps require the same number",
                 ranks(self),
                 ranks(before)
             )
@@ -339,35 +342,36 @@ mod tests {
         assert_eq!(check("", described(), &expected()), Ok(()));
         assert_eq!(check("/model_type", json!("llama_text"), &expected()), Ok(()));
         for (key, value, want) in [
-            ("/protocol", json!(2), "version 2 of the protocol, this build version 1"),
-            ("/model_type", json!("qwen2"), "of the family qwen2, that of the recipe of llama"),
-            ("/vocab_size", json!(65), "has 65 tokens, that of the recipe's model 64"),
-            ("/context", json!(100), "its context is 100 tokens, `model.context` is 128"),
+            ("/protocol", json!(2), "version 2 of the protocol, but this build speaks version 1"),
+            ("/model_type", json!("qwen2"), "is qwen2, but that of the recipe's model is llama"),
+            ("/vocab_size", json!(65), "has 65 tokens, but that of the recipe's model has 64"),
+            ("/context", json!(100), "its context is 100 tokens, but `model.context` is 128"),
             ("/world_size", json!(0), "no ranks"),
             (
                 "/learners/policy/trains",
                 json!(false),
-                "no learner policy that trains, but policy, reference",
+                "no learner policy that trains, only policy, reference",
             ),
             (
                 "/learners/policy/lora",
                 json!({ "rank": 8, "alpha": 16.0, "targets": ["q_proj", "v_proj"] }),
-                "trains an adapter of rank 8 and alpha 16 on q_proj, v_proj, the recipe (`model.lora`) all weights",
+                "trains an adapter of rank 8 and alpha 16 on q_proj, v_proj, but \
+                 the recipe (`model.lora`) requires all weights",
             ),
             (
                 "/dtype",
                 json!("bf16"),
-                "computes in bf16, `cluster.learner.dtype` is f32; set the key, or start",
+                "computes in bf16, but `cluster.learner.dtype` is f32; set the key, or start",
             ),
             (
                 "/export_dtype",
                 json!("bf16"),
-                "publishes weights in bf16, `engine.precision` is f32",
+                "publishes weights in bf16, but `engine.precision` is f32",
             ),
             (
                 "/learners",
                 json!({ "policy": { "trains": true } }),
-                "no learner reference, but policy",
+                "no learner reference, only policy",
             ),
         ] {
             let error = check(key, value, &expected()).unwrap_err();
@@ -381,9 +385,8 @@ mod tests {
         let lora_json = json!({ "rank": 4, "alpha": 16.0, "targets": ["q_proj"] });
         let error = check("/learners/policy/lora", lora_json.clone(), &other).unwrap_err();
         assert!(
-            error.contains(
-                "of rank 4 and alpha 16 on q_proj, the recipe (`model.lora`) an adapter of rank 8"
-            ),
+            error
+                .contains("on q_proj, but the recipe (`model.lora`) requires an adapter of rank 8"),
             "{error}"
         );
         assert_eq!(
@@ -403,7 +406,7 @@ mod tests {
         assert!(
             more.incompatibility(&layout)
                 .unwrap()
-                .contains("has 4 data-parallel ranks, and the run began with 2")
+                .contains("has 4 data-parallel ranks, but the run started with 2")
         );
         let newer = GroupLayout { torch: "2.16".into(), dtype: "bf16".into(), ..layout.clone() };
         assert_eq!(newer.incompatibility(&layout), None);

@@ -134,7 +134,7 @@ impl Group {
     ) -> Result<(Body, usize), PolicyError> {
         let Call { learner, verb, body, what } = call;
         let invalid = |why: String| {
-            PolicyError::Invalid(format!("a call of {verb} cannot be written: {why}"))
+            PolicyError::Invalid(format!("the call of {verb} cannot be encoded: {why}"))
         };
         let bytes = body.to_bytes().map_err(invalid)?;
         drop(body);
@@ -148,20 +148,20 @@ impl Group {
         };
         let limits = Limits { call: self.link.options.call, silence: self.link.options.silence };
         let mut wait = Wait::new(limits, format!("the learner at {}", self.link.options.url), what);
-        tracing::debug!(learner, verb, call = id, bytes = request.body.len(), "a learner is asked");
+        tracing::debug!(learner, verb, call = id, bytes = request.body.len(), "calling a learner");
         loop {
             match self.call_once(&request, &id, &mut wait, done).await {
                 Ok(response) => {
                     let unread = |why| {
                         self.link
-                            .stopped_error(&format!("its answer to {verb} cannot be read: {why}"))
+                            .stopped_error(&format!("its response to {verb} cannot be read: {why}"))
                     };
                     let read = Body::read(&response).map_err(unread)?;
                     return Ok((read, wait.done));
                 }
                 Err(CallFailure::Permanent(error)) => return Err(error),
                 Err(CallFailure::Retry(why)) => {
-                    tracing::warn!(learner, verb, call = id, why, "a learner is asked again");
+                    tracing::warn!(learner, verb, call = id, why, "retrying a call of a learner");
                     self.reconnect(&why, &mut wait).await?;
                 }
             }
@@ -218,7 +218,7 @@ impl Group {
                     Ok(now) if self.is_the_same(&now) => return Ok(()),
                     Ok(_) => {
                         return Err(self.link.stopped_error(&format!(
-                            "{why}; it was started again meanwhile and has lost its weights"
+                            "{why}; it was restarted in the meantime and has lost its weights"
                         )));
                     }
                     Err(error) => last = error.to_string(),

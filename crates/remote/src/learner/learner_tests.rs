@@ -208,7 +208,7 @@ async fn restarted_group_gets_no_further_calls() {
     let error = remote.logprobs(batch.clone()).await.unwrap_err();
     assert!(matches!(error, PolicyError::Stopped(_)), "{error}");
     assert!(
-        error.to_string().contains("was started again meanwhile and has lost its weights"),
+        error.to_string().contains("was restarted in the meantime and has lost its weights"),
         "{error}"
     );
     let num_executed = group.done("logprobs");
@@ -256,8 +256,8 @@ async fn deadline_names_operation_in_progress() {
     let micro_batch_plan = remote.plan(&update_sequences()).await.unwrap();
     let batches = micro_batch_plan.micro_batches.len();
     for (done, want) in [
-        (1, format!("micro-batch 2 of {batches} to be learnt from")),
-        (batches, "a step of the optimiser".into()),
+        (1, format!("training on micro-batch 2 of {batches}")),
+        (batches, "an optimizer step".into()),
     ] {
         let remote = RemoteLearner::connect(hasty.clone(), None, &expected()).await.unwrap();
         group.inject_fault("train", Fault::HangAfter(done));
@@ -282,7 +282,7 @@ async fn deadline_names_operation_in_progress() {
     let remote = RemoteLearner::connect(patient, None, &expected()).await.unwrap();
     group.inject_fault("publish", Fault::Silent);
     let error = remote.publish(1).await.unwrap_err();
-    let want = "to say how far it is with the weights to be published as version 1";
+    let want = "to report the progress of publishing the weights as version 1";
     assert!(matches!(&error, PolicyError::Deadline(_, what) if what.ends_with(want)), "{error}");
 }
 
@@ -334,7 +334,7 @@ async fn connect_errors_name_their_cause() {
     };
     let stranger = LearnerOptions { token: "another".into(), ..options(&group.url) };
     let error = connect(stranger.clone()).await;
-    assert!(error.contains("does not take the token"), "{error}");
+    assert!(error.contains("does not accept the token"), "{error}");
     assert!(!format!("{stranger:?}").contains("another"));
     let unreachable =
         LearnerOptions { start: Duration::from_secs(1), ..options("http://127.0.0.1:1") };

@@ -98,7 +98,7 @@ impl Link {
             |why: String| PolicyError::Invalid(format!("the learner at {}: {why}", options.url));
         let token = HeaderValue::from_str(&format!("Bearer {}", options.token));
         let mut token =
-            token.map_err(|_| invalid("its token is no text that a header can carry".into()))?;
+            token.map_err(|_| invalid("the token is not a valid header value".into()))?;
         token.set_sensitive(true);
         let headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);
         let client =
@@ -125,7 +125,7 @@ impl Link {
             }
         });
         described.await.unwrap_or_else(|| {
-            let what = format!("the learner at {} to say what it is: {last}", self.options.url);
+            let what = format!("the learner at {} to describe itself: {last}", self.options.url);
             Err(PolicyError::Deadline(timeout, what))
         })
     }
@@ -158,7 +158,7 @@ impl Link {
             CallFailure::Permanent(error) => error,
         })?;
         serde_json::from_slice(&body).map_err(|error| {
-            PolicyError::Invalid(format!("the answer of {url} cannot be read: {error}"))
+            PolicyError::Invalid(format!("the response of {url} cannot be read: {error}"))
         })
     }
 
@@ -180,13 +180,13 @@ impl Link {
             (StatusCode::CONFLICT, _) => PolicyError::PlanMismatch(message),
             (StatusCode::UNPROCESSABLE_ENTITY, "no_predictions") => PolicyError::NoPredictions,
             (StatusCode::UNPROCESSABLE_ENTITY, "no_value_head") => PolicyError::NoValueHead,
-            (StatusCode::UNAUTHORIZED, _) => PolicyError::Invalid(format!(
-                "the learner at {url} does not take the token that it is shown"
-            )),
-            (StatusCode::INSUFFICIENT_STORAGE, _) | (_, "storage") => PolicyError::Storage(message),
-            (status, _) if status.is_client_error() => {
-                PolicyError::Invalid(format!("the learner at {url} refuses: {message} ({status})"))
+            (StatusCode::UNAUTHORIZED, _) => {
+                PolicyError::Invalid(format!("the learner at {url} does not accept the token"))
             }
+            (StatusCode::INSUFFICIENT_STORAGE, _) | (_, "storage") => PolicyError::Storage(message),
+            (status, _) if status.is_client_error() => PolicyError::Invalid(format!(
+                "the learner at {url} rejects the call: {message} ({status})"
+            )),
             (status, _) => self.stopped_error(&format!("{message} ({status})")),
         }))
     }
@@ -207,7 +207,7 @@ impl Link {
         let mut ended = ended.clone();
         let ended =
             ended.wait_for(Option::is_some).await.map(|why| why.clone().unwrap_or_default());
-        ended.unwrap_or_else(|_| "its processes are watched no more".into())
+        ended.unwrap_or_else(|_| "its processes are no longer supervised".into())
     }
 
     pub fn stopped_error(&self, why: &str) -> PolicyError {

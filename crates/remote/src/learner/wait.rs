@@ -85,7 +85,7 @@ impl<'a> Wait<'a> {
             let what = (self.what)(self.done);
             return Err(PolicyError::Deadline(
                 silence,
-                format!("{} to say how far it is with {what}", self.who),
+                format!("{} to report the progress of {what}", self.who),
             ));
         }
         Ok(())
@@ -130,7 +130,7 @@ mod tests {
         let error = wait.check_deadlines().unwrap_err().to_string();
         assert_eq!(
             error,
-            "waited 10s for the learner to say how far it is with micro-batch 1 of 3"
+            "waited 10s for the learner to report the progress of micro-batch 1 of 3"
         );
     }
 }

@@ -113,17 +113,17 @@ impl Body {
     /// these types.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
         let none =
-            |error: safetensors::SafeTensorError| format!("it is no safetensors file: {error}");
+            |error: safetensors::SafeTensorError| format!("it is not a safetensors file: {error}");
         let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(none)?;
         let file = SafeTensors::deserialize(bytes).map_err(none)?;
         let json = metadata.metadata().as_ref().and_then(|metadata| metadata.get(JSON));
         let json = json.map_or(Ok(Value::Null), |text| serde_json::from_str(text));
-        let json = json.map_err(|error| format!("its control part is no JSON: {error}"))?;
+        let json = json.map_err(|error| format!("the control part is not JSON: {error}"))?;
         let mut arrays = BTreeMap::new();
         for (name, view) in file.tensors() {
             if view.shape().len() != 1 {
                 return Err(format!(
-                    "{name} has the shape {:?}, but must be one array",
+                    "{name} has the shape {:?}, but must be one-dimensional",
                     view.shape()
                 ));
             }
@@ -151,7 +151,7 @@ impl Body {
                 Err(format!("{name} has {} numbers instead of {len}", values.len()))
             }
             Some(_) => Err(format!("{name} is not of type F32")),
-            None => Err(format!("it has no {name}")),
+            None => Err(format!("{name} is missing")),
         }
     }
 
@@ -161,8 +161,8 @@ impl Body {
     /// Returns a message if the value is missing or has another type.
     pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, String> {
         let value =
-            self.json.get_mut(name).map(Value::take).ok_or_else(|| format!("it has no {name}"))?;
-        serde_json::from_value(value).map_err(|error| format!("its {name} cannot be read: {error}"))
+            self.json.get_mut(name).map(Value::take).ok_or_else(|| format!("{name} is missing"))?;
+        serde_json::from_value(value).map_err(|error| format!("{name} cannot be read: {error}"))
     }
 
     /// Removes and returns an array of integers.
@@ -220,11 +220,11 @@ mod tests {
             read.take_numbers("logprobs", 2).unwrap_err(),
             "logprobs has 3 numbers instead of 2"
         );
-        assert_eq!(read.take_numbers("logprobs", 3).unwrap_err(), "it has no logprobs");
+        assert_eq!(read.take_numbers("logprobs", 3).unwrap_err(), "logprobs is missing");
         assert_eq!(read.take_integers::<u32>("tokens").unwrap(), [1, u32::MAX]);
         assert_eq!(read.take::<u32>("n"), Ok(3));
-        assert_eq!(read.take::<u32>("m"), Err("it has no m".into()));
-        assert!(read.take::<u32>("step").unwrap_err().starts_with("its step cannot be read"));
+        assert_eq!(read.take::<u32>("m"), Err("m is missing".into()));
+        assert!(read.take::<u32>("step").unwrap_err().starts_with("step cannot be read"));
         // NaN, which marks an absent number, is preserved.
         let mut body = Body::default();
         body.numbers("value", [f32::NAN]);
@@ -234,8 +234,8 @@ mod tests {
 
     #[test]
     fn read_reports_invalid_files() {
-        assert!(Body::read(b"").unwrap_err().contains("no safetensors file"));
-        assert!(Body::read(b"{\"error\": 1}").unwrap_err().contains("no safetensors file"));
+        assert!(Body::read(b"").unwrap_err().contains("not a safetensors file"));
+        assert!(Body::read(b"{\"error\": 1}").unwrap_err().contains("not a safetensors file"));
         let complete = Body::new(json!({})).to_bytes().unwrap();
         assert!(Body::read(&complete[..complete.len() - 1]).is_err());
         let double = Raw { dtype: Dtype::F64, shape: [1], bytes: Cow::Owned(vec![0; 8]) };

@@ -99,10 +99,10 @@ impl Gate {
         let waiting = state.waiting.len();
         let must_wait = state.is_paused || running >= self.max_running;
         if state.is_closed || must_wait && waiting >= self.max_waiting {
-            let why = if state.is_closed { "the router is being drained: " } else { "" };
+            let why = if state.is_closed { "the router is draining: " } else { "" };
             let ahead = (waiting + 1) as f64 / self.max_running.min(running.max(1)) as f64;
             return Err(PolicyError::Busy {
-                what: format!("{why}{running} requests run and {waiting} wait"),
+                what: format!("{why}{running} requests are running and {waiting} are waiting"),
                 retry_after: (ahead * state.mean).ceil().clamp(1.0, MAX_RETRY_AFTER_SECONDS) as u64,
             });
         }
@@ -168,7 +168,7 @@ impl Gate {
             let (running, waiting) = self.counts();
             PolicyError::Deadline(
                 timeout,
-                format!("{running} calls that run and {waiting} that wait to end"),
+                format!("{running} running and {waiting} waiting calls to end"),
             )
         })
     }
@@ -189,7 +189,7 @@ mod tests {
         let busy = gate.enter().unwrap_err();
         assert_eq!(
             busy.to_string(),
-            "1 requests run and 2 wait; try again in 1 s",
+            "1 requests are running and 2 are waiting; try again in 1 s",
             "no call has ended yet"
         );
         drop(first);
@@ -199,7 +199,10 @@ mod tests {
         let busy = gate.enter().unwrap_err();
         assert_eq!(
             busy,
-            PolicyError::Busy { what: "1 requests run and 2 wait".into(), retry_after: 12 }
+            PolicyError::Busy {
+                what: "1 requests are running and 2 are waiting".into(),
+                retry_after: 12
+            }
         );
         drop(second);
         third.now().unwrap();
@@ -226,12 +229,9 @@ mod tests {
         let mut second = gate.enter().unwrap();
         assert!(second.now().is_none());
         let error = gate.drain(Duration::from_secs(5)).await.unwrap_err().to_string();
-        assert_eq!(error, "waited 5s for 2 calls that run and 0 that wait to end");
+        assert_eq!(error, "waited 5s for 2 running and 0 waiting calls to end");
         assert!(
-            gate.enter()
-                .unwrap_err()
-                .to_string()
-                .starts_with("the router is being drained: 2 requests")
+            gate.enter().unwrap_err().to_string().starts_with("the router is draining: 2 requests")
         );
         let draining = tokio::spawn({
             let gate = gate.clone();

@@ -153,7 +153,7 @@ impl Pool {
         };
         replica.leaves();
         lock(&self.choice).forget_replica(replica.index);
-        info!(member = replica.name, "a sampler leaves");
+        info!(member = replica.name, "removed a sampler");
         true
     }
 
@@ -227,10 +227,10 @@ impl Pool {
     pub fn no_replica_error(&self) -> PolicyError {
         let reason = |replica: &Arc<Replica>| {
             let status = replica.status();
-            format!("{}: {}", status.name, status.reason.unwrap_or_else(|| "it serves".into()))
+            format!("{}: {}", status.name, status.reason.unwrap_or_else(|| "serving".into()))
         };
         let reasons: Vec<String> = self.replicas().iter().map(reason).collect();
-        PolicyError::Stopped(format!("every member of the router ({})", reasons.join("; ")).into())
+        PolicyError::Stopped(format!("every replica of the router ({})", reasons.join("; ")).into())
     }
 
     /// Records a completed call and the tokens that the replica has now cached.
@@ -296,7 +296,7 @@ impl Pool {
             let weights = weights.clone();
             let timeout = self.options.update_timeout;
             calls.spawn(async move {
-                let what = format!("adopt version {}", weights.version);
+                let what = format!("load version {} of the weights", weights.version);
                 let update_guard = replica.start_weight_update();
                 let loaded = replica
                     .call_with_timeout(timeout, &what, replica.sampler.update_weights(&weights))
@@ -401,7 +401,7 @@ impl Pool {
                 continue;
             }
             if replica.passes(&self.options) {
-                info!(member = replica.name, "a sampler serves again");
+                info!(member = replica.name, "a sampler is serving again");
                 self.returned.notify_waiters();
             }
             return Ok(());
@@ -416,7 +416,7 @@ impl Pool {
         let version = || {
             replica.call_with_timeout(
                 response_timeout,
-                "say which weights it has",
+                "report the version of its weights",
                 replica.sampler.version(),
             )
         };
@@ -447,7 +447,7 @@ impl Pool {
         };
         let min_version = weights.version;
         if has < min_version {
-            let what = format!("adopt version {min_version}");
+            let what = format!("load version {min_version} of the weights");
             replica
                 .call_with_timeout(update_timeout, &what, replica.sampler.update_weights(weights))
                 .await?;

@@ -145,7 +145,7 @@ async fn request_errors_are_not_retried_on_other_replicas() {
             .await
             .unwrap_err()
             .to_string()
-            .contains("policy \"q\", but the router has \"p\"")
+            .contains("policy \"q\", but the router serves \"p\"")
     );
     complete(&router, SampleRequest { policy: "p".into(), ..request(1, 4) }).await.unwrap();
 }
@@ -223,7 +223,8 @@ async fn error_names_all_replicas_if_none_serves() {
     replicas.iter().for_each(|replica| replica.fails(FailureMode::Rejects(stopped_error())));
     let start = Instant::now();
     let error = complete(&router, request(1, 8)).await.unwrap_err();
-    let why = "every member of the router (a: it stopped; see its log for the reason; b: it stopped; see its";
+    let why = "every replica of the router (a: it stopped; see its log for the reason; \
+               b: it stopped; see its";
     assert!(error.is_transient() && error.to_string().starts_with(why), "{error}");
     assert_eq!(start.elapsed(), 60 * SECOND);
     assert!(router.version().await.is_err());
@@ -512,7 +513,10 @@ async fn dropped_stream_frees_its_permit() {
     let busy = router.sample(request(3, 4)).await.unwrap_err();
     assert_eq!(
         busy,
-        PolicyError::Busy { what: "1 requests run and 1 wait".into(), retry_after: 1 }
+        PolicyError::Busy {
+            what: "1 requests are running and 1 are waiting".into(),
+            retry_after: 1
+        }
     );
     drop(first);
     second.collect(SECOND).await.unwrap();
@@ -545,7 +549,7 @@ async fn router_pauses_resumes_and_drains() {
     router.drain(SECOND).await.unwrap();
     assert_eq!(waiting.collect(SECOND).await.unwrap().tokens.len(), 3);
     let rejected = router.sample(request(3, 4)).await.unwrap_err();
-    assert!(rejected.to_string().contains("the router is being drained"), "{rejected}");
+    assert!(rejected.to_string().contains("the router is draining"), "{rejected}");
     router.resume();
     complete(&router, request(3, 4)).await.unwrap();
 }
@@ -597,9 +601,9 @@ async fn new_rejects_routers_that_never_serve() {
             .map(|error| error.to_string())
             .unwrap_or_default()
     };
-    assert!(error(&[], round_robin_options()).contains("has no members"));
+    assert!(error(&[], round_robin_options()).contains("has no replicas"));
     assert!(
-        error(&["a", "b", "a"], round_robin_options()).contains("two members of the name \"a\"")
+        error(&["a", "b", "a"], round_robin_options()).contains("two replicas with the name \"a\"")
     );
     assert!(
         error(&["a"], RouterOptions { tries: 0, ..round_robin_options() }).contains("tries = 0")
@@ -623,7 +627,11 @@ async fn replicas_join_with_newest_weights_and_leave_gracefully() {
     let joining = ScriptedSampler::new(Duration::from_millis(10));
     router.join("new", joining.clone()).unwrap();
     assert!(
-        router.join("new", joining.clone()).unwrap_err().to_string().contains("\"new\" already")
+        router
+            .join("new", joining.clone())
+            .unwrap_err()
+            .to_string()
+            .contains("already has a replica with the name \"new\"")
     );
     assert_eq!(health(&router), [Health::Serving, Health::Quarantined]);
     sleep(SECOND).await;

@@ -98,7 +98,7 @@ impl Totals {
 
     /// Returns the oldest version of the serving replicas, or of the suspected ones if none serves.
     pub async fn version(&self, pool: &Pool) -> Result<u64, PolicyError> {
-        let versions = call_all(pool, "say which weights it has", |replica| async move {
+        let versions = call_all(pool, "report the version of its weights", |replica| async move {
             replica.sampler.version().await
         });
         let versions: Vec<(usize, u64)> = versions.await;
@@ -113,9 +113,12 @@ impl Totals {
     /// Returns the requests of all replicas, including those that wait in the router, and the mean
     /// fraction of cache in use.
     pub async fn load(&self, pool: &Pool, waiting: usize) -> Load {
-        let loads = call_all(pool, "say what it has to do", |replica| async move {
-            replica.sampler.workload().await
-        });
+        let loads =
+            call_all(
+                pool,
+                "report its load",
+                |replica| async move { replica.sampler.workload().await },
+            );
         let mut total = Load { waiting, ..Load::default() };
         let loads: Vec<(usize, Load)> = loads.await;
         for (_, load) in &loads {
@@ -129,7 +132,7 @@ impl Totals {
     /// Returns the sums of all device counters. The filled fraction of the caches is the mean.
     pub async fn stats(&self, pool: &Pool) -> Option<DeviceStats> {
         let mut replicas = self.replicas.lock().await;
-        let found = call_all(pool, "say what its device did", |replica| async move {
+        let found = call_all(pool, "report its device statistics", |replica| async move {
             replica.sampler.device_stats().await
         });
         let found: Vec<(usize, Option<DeviceStats>)> = found.await;
@@ -157,7 +160,7 @@ impl Totals {
     pub async fn paused(&self, pool: &Pool) -> Duration {
         let mut known = self.paused.lock().await;
         let (replicas, total) = &mut *known;
-        let found = call_all(pool, "say how long it stood still", |replica| async move {
+        let found = call_all(pool, "report how long it was paused", |replica| async move {
             replica.sampler.paused().await
         });
         let found: Vec<(usize, Duration)> = found.await;

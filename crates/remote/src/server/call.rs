@@ -95,7 +95,10 @@ impl Call {
             let (changes, weights) = self.open().await?;
             tries = if tries.1 == changes { (tries.0 + 1, changes) } else { (1, changes) };
             if tries.0 > MAX_TRIES {
-                return Err(self.server.http.stopped_error("somebody aborts its replies"));
+                return Err(self
+                    .server
+                    .http
+                    .stopped_error("another client keeps aborting its completions"));
             }
             if let Some(top) = self.request.params.prompt_logprobs {
                 let prompt = self.request.prompt.clone();
@@ -150,9 +153,9 @@ impl Call {
             };
             let gate = match with_timeout(limit, gate_change).await {
                 Some(Ok(gate)) => gate,
-                Some(Err(_)) => return Err(server.http.stopped_error("it was let go")),
+                Some(Err(_)) => return Err(server.http.stopped_error("it was closed")),
                 None => {
-                    let what = format!("{} to adopt weights", server.http.name);
+                    let what = format!("{} to load weights", server.http.name);
                     return Err(PolicyError::Deadline(limit, what));
                 }
             };
@@ -162,11 +165,13 @@ impl Call {
             let wakes = super::lock(&server.wakes).as_ref().and_then(Weak::upgrade);
             match wakes {
                 Some(wakes) => wakes.wake().await?,
-                None => return Err(server.http.stopped_error("it sleeps, and nobody wakes it")),
+                None => return Err(server.http.stopped_error("it is asleep; wake or restart it")),
             }
             let now = self.gate.borrow();
             if now.is_asleep && now.changes == gate.changes {
-                return Err(server.http.stopped_error("it sleeps on while others have woken"));
+                return Err(server
+                    .http
+                    .stopped_error("it is still asleep although other servers are awake"));
             }
         };
         let behind = |version| PolicyError::Behind {
@@ -178,7 +183,7 @@ impl Call {
             Some(weights) if weights.version < min_version => Err(behind(weights.version)),
             Some(weights) => Ok((gate.changes, weights)),
             None if gate.changes > 0 => {
-                Err(server.http.stopped_error("it has not adopted weights as a whole"))
+                Err(server.http.stopped_error("it has not loaded the weights completely"))
             }
             None if min_version > 0 => Err(behind(0)),
             // No run has loaded weights: the server samples from those that it was started with.
@@ -251,7 +256,9 @@ impl Call {
                 event = self.next(&mut events, progress.emitted) => event?,
             };
             let Some(event) = event else {
-                return Err(server.http.stopped_error("the reply ended without saying why"));
+                return Err(server
+                    .http
+                    .stopped_error("the completion ended without a finish reason"));
             };
             let seen = progress.emitted + progress.pending.len();
             let chunk = server
@@ -265,7 +272,7 @@ impl Call {
                 let all = seen + tokens.len();
                 if num_labelled < all {
                     return Err(server.http.stopped_error(&format!(
-                        "it tells weights of {num_labelled} of {all} tokens"
+                        "it reports weights for {num_labelled} of {all} tokens"
                     )));
                 }
             }
@@ -310,9 +317,9 @@ impl Call {
                 return Ok(Outcome::Complete(FinishReason::StopString));
             }
             if end.is_some() && !progress.pending.is_empty() {
-                return Err(server
-                    .http
-                    .stopped_error("it does not tell which weights sampled the end of a reply"));
+                return Err(server.http.stopped_error(
+                    "it does not report which weights sampled the end of a completion",
+                ));
             }
             if let Some(end) = &end {
                 self.check_end(end, progress.emitted, max_count)?;
@@ -356,16 +363,19 @@ impl Call {
                         .dialect
                         .is_paused(&server.http, server.options.response_timeout)
                         .await;
-                    let why = if paused { ", which says that somebody has paused it" } else { "" };
-                    let what =
-                        format!("token {} of a reply from {}{why}", seen + 1, server.http.name);
+                    let why = if paused { ", which reports that it is paused" } else { "" };
+                    let what = format!(
+                        "token {} of a completion from {}{why}",
+                        seen + 1,
+                        server.http.name
+                    );
                     return Err(PolicyError::Deadline(silence, what));
                 }
             }
         };
         let Some(data) = data.filter(|data| data != b"[DONE]") else { return Ok(None) };
         let read = serde_json::from_slice(&data).map(Some);
-        read.map_err(|error| server.http.stopped_error(&format!("an event is no JSON: {error}")))
+        read.map_err(|error| server.http.stopped_error(&format!("an event is not JSON: {error}")))
     }
 
     /// Checks that tokens are in the model's vocabulary, and that with the `seen` tokens before
@@ -379,13 +389,14 @@ impl Call {
         let http = &self.server.http;
         let vocabulary = self.server.options.vocabulary;
         if let Some(id) = tokens.iter().find(|id| **id as usize >= vocabulary) {
-            let why =
-                format!("token {id} is none of the {vocabulary} tokens of the model's vocabulary");
+            let why = format!(
+                "token {id} is not one of the {vocabulary} tokens of the model's vocabulary"
+            );
             return Err(http.stopped_error(&why));
         }
         if seen + tokens.len() > max_count {
             Err(http.stopped_error(&format!(
-                "it sampled more than the {max_count} tokens that it was asked for"
+                "it sampled more than the {max_count} tokens that were requested"
             )))
         } else {
             Ok(())
@@ -404,13 +415,17 @@ impl Call {
         };
         match end {
             End::Length if count < max_count && !is_full => Err(server.http.stopped_error(&format!(
-                "it ended a reply for its length after {count} of {max_count} tokens; does it have limits of its own?"
+                "it ended a completion for its length after {count} of {max_count} tokens; check \
+                 whether it has its own limits"
             ))),
             End::Stop if !stopped() => Err(server.http.stopped_error(
-                "it says that a stop token ended a reply, and the last token is none",
+                "it reports that a stop token ended a completion, but the last token is not a \
+                 stop token",
             )),
             End::Token(id) if count == 0 || sequence.last() != Some(id) => {
-                Err(server.http.stopped_error(&format!("it says that token {id} ended a reply, and the last is another")))
+                Err(server.http.stopped_error(&format!(
+                    "it reports that token {id} ended a completion, but the last token is another"
+                )))
             }
             _ => Ok(()),
         }
@@ -429,7 +444,8 @@ impl Call {
             let was_handed = from < progress.unlabelled && span.end > from;
             if !is_mark && (was_handed || version_of(&span.label).is_none()) {
                 return Err(self.server.http.stopped_error(&format!(
-                    "it sampled tokens with weights {:?} where it was given {:?}; does somebody else give it weights?",
+                    "it sampled tokens with weights {:?}, but {:?} were loaded; check whether \
+                     another client loads weights into it",
                     span.label, weights.mark
                 )));
             }

@@ -43,7 +43,7 @@ impl End {
             "stop" => End::Stop,
             "length" => End::Length,
             "abort" => End::Abort,
-            other => End::Failed(format!("it ended a reply for the reason {other:?}")),
+            other => End::Failed(format!("it ended a completion for the reason {other:?}")),
         }
     }
 }
@@ -286,17 +286,18 @@ pub(super) struct LoadSpec<'a> {
 pub(super) fn unservable(params: &SamplingParams, program: &str) -> Option<String> {
     let counts = params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
     if params.grammar.is_some() {
-        return Some("a grammar is not passed on to servers; ask without one".into());
+        return Some("servers do not support a grammar; remove it from the request".into());
     }
     if counts && params.sampled_before > 0 {
         return Some(format!(
-            "presence_penalty and frequency_penalty count the reply, and {program} cannot be told of the part that was \
-             drawn before (drawn_before); ask without them, or set in_flight = \"keep\""
+            "presence_penalty and frequency_penalty count the completion, but {program} cannot \
+             count the part that was sampled before (drawn_before); remove them from the request, \
+             or set in_flight = \"keep\""
         ));
     }
     (params.prompt_logprobs.is_some() && params.behavior_temperature() != 1.0).then(|| {
         format!(
-            "prompt_logprobs at temperature {}: {program} tells them at 1 only",
+            "prompt_logprobs at temperature {}: {program} returns them at 1 only",
             params.temperature
         )
     })
@@ -321,8 +322,8 @@ pub(super) fn compare_context(
     match length.filter(|length| *length < context as u64) {
         None => Ok(()),
         Some(length) => Err(format!(
-            "its context holds {length} tokens, fewer than the {context} of the recipe; start it with {flag} {context}, \
-             or lower model.context"
+            "its context holds {length} tokens, fewer than the {context} of the recipe; start it \
+             with {flag} {context}, or lower model.context"
         )),
     }
 }
@@ -365,7 +366,7 @@ pub(super) fn id_of(value: &Value) -> Option<u32> {
 pub(super) fn logprob_of(value: &Value) -> Result<f32, String> {
     match value.as_f64() {
         Some(logprob) if logprob > -9000.0 && logprob <= 1e-3 => Ok(logprob as f32),
-        _ => Err(format!("{value} is no log-probability")),
+        _ => Err(format!("{value} is not a log-probability")),
     }
 }
 
@@ -386,7 +387,7 @@ pub(super) fn spans_of(value: &Value) -> Result<Option<Vec<Span>>, String> {
                 spans.push(Span { label: label.to_owned(), end });
             }
             _ => {
-                return Err(format!("weight_versions {value} are no spans that follow each other"));
+                return Err(format!("weight_versions {value} are not contiguous spans"));
             }
         }
     }
@@ -412,8 +413,8 @@ pub(super) fn compare_tokens(options: &ServerOptions, response: &Value) -> Resul
         .position(|(a, b)| a != b)
         .unwrap_or(expected.len().min(tokens.len()));
     Err(format!(
-        "it has another tokenizer: token {at} of {:?} is {:?} there and {:?} here; start it with the model of the \
-         recipe, or with --tokenizer and the folder of that",
+        "it has a different tokenizer: token {at} of {:?} is {:?} there, but {:?} here; start it \
+         with the model of the recipe, or with --tokenizer and the directory of that model",
         options.tokenizer.text,
         tokens.get(at),
         expected.get(at)

@@ -71,7 +71,7 @@ impl Http {
     fn lost(&self, error: HttpError) -> PolicyError {
         match error {
             HttpError::Late { after, .. } => {
-                PolicyError::Deadline(after, format!("an answer of {}", self.name))
+                PolicyError::Deadline(after, format!("a response of {}", self.name))
             }
             other => self.stopped_error(&self.endpoint.without_key(&other.to_string())),
         }
@@ -110,7 +110,7 @@ impl Http {
         let bounds = Bounds { deadline: deadline * 4, bytes: MAX_BYTES, redirects: 0 };
         let response = with_timeout(deadline, self.client.send(request, bounds)).await;
         let late =
-            || PolicyError::Deadline(deadline, format!("an answer of {} to {path}", self.name));
+            || PolicyError::Deadline(deadline, format!("a response of {} to {path}", self.name));
         let reply = response.ok_or_else(late)?.map_err(|error| self.lost(error))?;
         let text = self.endpoint.without_key(&reply.text());
         Ok(JsonResponse {
@@ -151,7 +151,7 @@ impl Http {
 
     /// Converts a status other than 200 to an error.
     pub fn status_error(&self, path: &str, status: StatusCode, message: &str) -> PolicyError {
-        let why = format!("{path} answers {}: {message}", status.as_u16());
+        let why = format!("{path} returned {}: {message}", status.as_u16());
         match status.as_u16() {
             401 => self.rejection(format!("{why}; {}", self.endpoint.key_hint())),
             429 | 503 => {
@@ -179,7 +179,7 @@ impl Http {
             .map_err(|error| self.rejection(format!("{path}: {error}")))?;
         *request.headers_mut() = self.headers();
         let late = || {
-            PolicyError::Deadline(deadline, format!("{} to begin an answer to {path}", self.name))
+            PolicyError::Deadline(deadline, format!("{} to start a response to {path}", self.name))
         };
         let response =
             with_timeout(deadline, self.client.request(request)).await.ok_or_else(late)?;
@@ -203,7 +203,7 @@ impl JsonResponse {
         let message = Some(&self.value).filter(|value| !value.is_null()).and_then(message_of);
         let message = message.unwrap_or_else(|| self.text.trim().to_owned());
         if message.is_empty() {
-            self.status.canonical_reason().unwrap_or("no reason is given").into()
+            self.status.canonical_reason().unwrap_or("no reason given").into()
         } else {
             truncate(message)
         }
@@ -237,12 +237,12 @@ impl Events {
                 return Ok(rest);
             };
             let frame =
-                frame.map_err(|error| format!("the answer broke off: {}", causes(&error)))?;
+                frame.map_err(|error| format!("the response broke off: {}", causes(&error)))?;
             // Trailers are ignored.
             let Ok(data) = frame.into_data() else { continue };
             self.decoder.feed(&data, &mut self.read);
             if self.decoder.pending() > MAX_BYTES {
-                return Err(format!("an event of more than {MAX_BYTES} bytes"));
+                return Err(format!("an event has more than {MAX_BYTES} bytes"));
             }
         }
     }

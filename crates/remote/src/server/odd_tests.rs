@@ -12,13 +12,13 @@ use super::*;
 async fn impossible_responses_are_server_errors() {
     for api in ALL {
         for (lie, want) in [
-            (Lie::Stranger, "is none of the 40 tokens of the model's vocabulary"),
+            (Lie::Stranger, "is not one of the 40 tokens of the model's vocabulary"),
             (Lie::Endless, "sampled more than the 6 tokens"),
-            (Lie::Short, "ended a reply for its length after 3 of 6 tokens"),
-            (Lie::Stops, "says that a stop token ended a reply"),
-            (Lie::NoNumber, "no log-probability"),
-            (Lie::Half, "is no JSON"),
-            (Lie::Ends, "ended without saying why"),
+            (Lie::Short, "ended a completion for its length after 3 of 6 tokens"),
+            (Lie::Stops, "reports that a stop token ended a completion"),
+            (Lie::NoNumber, "not a log-probability"),
+            (Lie::Half, "is not JSON"),
+            (Lie::Ends, "ended without a finish reason"),
         ] {
             let fake = Fake::with(api, Behavior { lie: Some(lie), ..Behavior::default() }).await;
             let mut issued = request(1, 6);
@@ -68,9 +68,10 @@ async fn incomplete_or_overlapping_labels_are_rejected() {
         let root = TempDir::new().unwrap();
         let server = fake.server(InFlight::Recompute);
         server.update_weights(&publish(root.path(), 1)).await.unwrap();
-        for (lie, want) in
-            [(Lie::FewLabels, "tells weights of 4 of 6 tokens"), (Lie::Overlap, "are no spans")]
-        {
+        for (lie, want) in [
+            (Lie::FewLabels, "reports weights for 4 of 6 tokens"),
+            (Lie::Overlap, "are not contiguous spans"),
+        ] {
             fake.set(Behavior { lie: Some(lie), ..Behavior::default() });
             let error = complete(&server, request(1, 6)).await.unwrap_err();
             assert!(error.to_string().contains(want), "{api:?} {lie:?}: {error}");

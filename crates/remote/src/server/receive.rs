@@ -100,7 +100,7 @@ pub(super) async fn receive_weights(
     if let Ok(response) = tokio::time::timeout(REJECTION_WAIT, &mut update).await {
         let response = response?;
         return Err(
-            http.stopped_error(&format!("it answered {response} before any weights were sent"))
+            http.stopped_error(&format!("it returned {response} before any weights were sent"))
         );
     }
     tokio::select! {

@@ -174,11 +174,14 @@ async fn abort_ends_completion_and_hang_times_out() {
     fake.set(Behavior { hangs_after: Some(3), ..Behavior::default() });
     let start = Instant::now();
     let error = complete(&server, request(11, 50)).await.unwrap_err();
-    assert!(error.to_string().contains("waited 2s for token 4 of a reply from vLLM at"), "{error}");
+    assert!(
+        error.to_string().contains("waited 2s for token 4 of a completion from vLLM at"),
+        "{error}"
+    );
     assert!(error.is_transient() && start.elapsed() < Duration::from_secs(10));
     fake.life_paused();
     let error = complete(&server, request(12, 50)).await.unwrap_err();
-    assert!(error.to_string().contains("which says that somebody has paused it"), "{error}");
+    assert!(error.to_string().contains("which reports that it is paused"), "{error}");
     fake.set(Behavior { exits_after: Some(3), ..Behavior::default() });
     fake.restart().await;
     let error = complete(&server, request(13, 50)).await.unwrap_err();
@@ -205,7 +208,7 @@ async fn unsupported_parameters_are_rejected_by_name() {
             server.sample(issued).await.err().map(|error| error.to_string()).unwrap_or_default()
         };
         assert!(why(&penalised).await.contains("presence_penalty"));
-        assert!(why(&formed).await.contains("a grammar is not passed on"));
+        assert!(why(&formed).await.contains("servers do not support a grammar"));
         assert!(why(&scored).await.contains("prompt_logprobs at temperature 0.5"));
         assert_eq!(
             why(&repeated).await.contains("repetition_penalty = 1.2"),
@@ -248,7 +251,7 @@ async fn look_names_missing_server_flags() {
         (
             Behavior { other_tokenizer: true, ..plain() },
             false,
-            "it has another tokenizer: token 2 of \"abcdef\"",
+            "it has a different tokenizer: token 2 of \"abcdef\"",
         ),
         (Behavior { context: Some(32), ..plain() }, false, "--max-model-len 64"),
     ] {
@@ -259,9 +262,10 @@ async fn look_names_missing_server_flags() {
         let found = why(vllm, without(flag), InFlight::Recompute, true).await;
         assert!(found.contains(want), "{found}");
     }
-    for (flag, want) in
-        [("weight transfer", "takes weights from nobody"), ("gloo", "from groups of \"nccl\"")]
-    {
+    for (flag, want) in [
+        ("weight transfer", "receives weights over no backend"),
+        ("gloo", "over the backend \"nccl\""),
+    ] {
         let fake = Fake::with(vllm, without(flag)).await;
         let (server, ..) = sent(&fake, InFlight::Recompute).await;
         let error = server.inspect().await.unwrap_err();
@@ -283,7 +287,7 @@ async fn look_names_missing_server_flags() {
     let fake = Fake::new(ServerApi::Sglang).await;
     let other = ServerOptions { kind: ServerKind::Vllm, ..fake.options(InFlight::Recompute) };
     let error = Server::new(other).unwrap().inspect().await.unwrap_err().to_string();
-    assert!(error.contains("this is no vLLM server"), "{error}");
+    assert!(error.contains("this is not a vLLM server"), "{error}");
     fake.kill();
     assert!(fake.server(InFlight::Keep).inspect().await.unwrap_err().is_transient());
 }
@@ -355,10 +359,10 @@ async fn probe_detects_server_that_kept_old_weights() {
     let server = fake.server(InFlight::Recompute);
     fake.set(Behavior { keeps_weights: true, ..Behavior::default() });
     let error = server.update_weights(&publish(root.path(), 5)).await.unwrap_err().to_string();
-    assert!(error.contains("finds other log-probabilities than the learner"), "{error}");
+    assert!(error.contains("computes different log-probabilities than the learner"), "{error}");
     assert_eq!(server.version().await.unwrap(), 0);
     let error = complete(&server, request(1, 3)).await.unwrap_err();
-    assert!(error.to_string().contains("has not adopted weights as a whole"), "{error}");
+    assert!(error.to_string().contains("has not loaded the weights completely"), "{error}");
     fake.set(Behavior::default());
     server.update_weights(&publish(root.path(), 5)).await.unwrap();
     check(&complete(&server, request(1, 3)).await.unwrap(), &[3, 1, 4]);

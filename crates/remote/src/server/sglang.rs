@@ -50,7 +50,7 @@ impl Sglang {
 
 /// Parses an entry `[log-probability, token ID, text]`.
 fn pair(entry: &Value) -> Result<(u32, f32), String> {
-    let id = id_of(&entry[1]).ok_or_else(|| format!("{entry} names no token"))?;
+    let id = id_of(&entry[1]).ok_or_else(|| format!("{entry} contains no token id"))?;
     Ok((id, logprob_of(&entry[0])?))
 }
 
@@ -66,7 +66,8 @@ impl Dialect for Sglang {
         let info = http.send(Method::GET, "/model_info", None, within).await?;
         let Some(model) = info.value["model_path"].as_str().map(str::to_owned) else {
             return Err(http.rejection(format!(
-                "/model_info answers {}: this is no SGLang server of 0.5 or later; correct the address or the kind",
+                "/model_info returned {}: this is not an SGLang server of version 0.5 or later; \
+                 correct the address or the kind",
                 info.status.as_u16()
             )));
         };
@@ -75,7 +76,8 @@ impl Dialect for Sglang {
         compare_context(length, "--context-length", options).map_err(|why| http.rejection(why))?;
         if options.adapters && server["enable_lora"] == false {
             return Err(http.rejection(
-                "it takes no adapters; start it with --enable-lora, --lora-target-modules all and --max-lora-rank",
+                "it does not accept adapters; start it with --enable-lora, --lora-target-modules \
+                 all and --max-lora-rank",
             ));
         }
         if !options.tokenizer.tokens.is_empty() {
@@ -97,7 +99,8 @@ impl Dialect for Sglang {
         unservable(params, "SGLang").or_else(|| {
             (params.repetition_penalty != 1.0).then(|| {
                 format!(
-                    "repetition_penalty = {}: SGLang counts the reply alone, and not the prompt; ask without it",
+                    "repetition_penalty = {}: SGLang counts only the completion, and not the \
+                     prompt; remove it from the request",
                     params.repetition_penalty
                 )
             })
@@ -185,7 +188,7 @@ impl Dialect for Sglang {
     ) -> Result<PromptScores, String> {
         let meta = &answer["meta_info"];
         let all =
-            meta["input_token_logprobs"].as_array().ok_or("it tells no input_token_logprobs")?;
+            meta["input_token_logprobs"].as_array().ok_or("it returned no input_token_logprobs")?;
         if all.len() != prompt.len() {
             return Err(format!("{} input_token_logprobs for {} tokens", all.len(), prompt.len()));
         }
@@ -248,7 +251,8 @@ impl Dialect for Sglang {
         let call = json!({ "lora_name": load.label, "lora_path": dir });
         let answer = http.post("/load_lora_adapter", &call, load.within).await?;
         if answer["success"] == false {
-            Err(http.rejection(answer["error_message"].as_str().unwrap_or("it takes no adapter")))
+            Err(http
+                .rejection(answer["error_message"].as_str().unwrap_or("it rejected the adapter")))
         } else {
             Ok(())
         }
@@ -276,7 +280,8 @@ impl Dialect for Sglang {
         let info = http.get("/server_info", within).await?;
         if info["enable_memory_saver"] == false {
             Err(http.rejection(
-                "it keeps the memory of its devices when it is told to sleep; start it with --enable-memory-saver",
+                "it keeps its device memory while it is asleep; start it with \
+                 --enable-memory-saver",
             ))
         } else {
             Ok(())
@@ -318,7 +323,7 @@ impl Dialect for Sglang {
 /// Returns the server's message if `success` is false.
 fn done(http: &Http, answer: Value) -> Result<Value, PolicyError> {
     if answer["success"] == false {
-        Err(http.rejection(answer["message"].as_str().unwrap_or("it does not say why")))
+        Err(http.rejection(answer["message"].as_str().unwrap_or("no reason given")))
     } else {
         Ok(answer)
     }
@@ -338,8 +343,8 @@ impl ReceiveWeights for Sglang {
         for (key, flag) in [("dp_size", "--dp-size"), ("pp_size", "--pp-size")] {
             if number(key) > 1 {
                 return Err(http.rejection(format!(
-                    "it has {flag} {}, and weights are sent to servers with {flag} 1; start it so, or set \
-                     cluster.samplers.weights = \"folder\"",
+                    "it has {flag} {}, but weights can be sent only to servers with {flag} 1; \
+                     start it with that value, or set cluster.samplers.weights = \"folder\"",
                     number(key)
                 )));
             }
@@ -355,7 +360,7 @@ impl ReceiveWeights for Sglang {
     ) -> Result<(), PolicyError> {
         let JoinedGroup { opening, opened } = joint;
         let Meeting::Store { address, port } = &opened.meeting else {
-            return Err(http.rejection("it joins groups over a store alone"));
+            return Err(http.rejection("it joins groups only over a store"));
         };
         let call = json!({
             "master_address": address,

@@ -57,7 +57,8 @@ impl Server {
         if let Err(error) = self.0.preload(weights).await {
             let server = &self.0.http.name;
             let version = weights.version;
-            warn!(server, version, %error, "weights were not taken, and are when they are adopted");
+            warn!(server, version, %error, "preloading weights failed; they are loaded with the \
+                                            next update");
         }
     }
 
@@ -81,7 +82,7 @@ impl Inner {
         let response_timeout = self.options.response_timeout;
         let timeout = self.options.update_timeout * 2;
         let Some(_lock) = with_timeout(timeout, self.update_lock.lock()).await else {
-            let what = format!("{} to have adopted weights, so that it can sleep", self.http.name);
+            let what = format!("{} to finish loading weights before it sleeps", self.http.name);
             return Err(PolicyError::Deadline(timeout, what));
         };
         self.close_gate();
@@ -106,7 +107,11 @@ impl Inner {
         self.dialect.pause(&self.http, InFlight::Recompute, response_timeout).await?;
         self.dialect.sleep(&self.http, timeout).await?;
         self.set_sleep(Sleep::Asleep);
-        info!(server = self.http.name, seconds = start.elapsed().as_secs_f64(), "a sampler sleeps");
+        info!(
+            server = self.http.name,
+            seconds = start.elapsed().as_secs_f64(),
+            "a sampler is asleep"
+        );
         Ok(())
     }
 
@@ -157,7 +162,7 @@ impl Inner {
             asleep => asleep?,
         };
         if asleep {
-            warn!(server = self.http.name, "it was left asleep, and is woken");
+            warn!(server = self.http.name, "waking a server that was left asleep");
             self.dialect.wake(&self.http, Part::Weights, update_timeout).await?;
             self.dialect.read_first(&self.http, update_timeout).await?;
             self.dialect.wake(&self.http, Part::Cache, update_timeout).await?;

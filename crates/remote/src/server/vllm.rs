@@ -84,7 +84,7 @@ fn alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
         return Ok(Vec::new());
     };
     let one = |entry: &Value| {
-        let id = token_of(entry).ok_or_else(|| format!("{entry} names no token"))?;
+        let id = token_of(entry).ok_or_else(|| format!("{entry} contains no token id"))?;
         Ok((id, entry["logprob"].as_f64().unwrap_or(f64::NEG_INFINITY) as f32))
     };
     Ok(most_likely(all.iter().map(one).collect::<Result<_, String>>()?, top))
@@ -97,7 +97,7 @@ impl Dialect for Vllm {
         let version = http.send(Method::GET, "/version", None, within).await?;
         let Some(program) = version.value["version"].as_str().map(str::to_owned) else {
             return Err(http.rejection(format!(
-                "/version answers {}: this is no vLLM server; correct the address or the kind",
+                "/version returned {}: this is not a vLLM server; correct the address or the kind",
                 version.status.as_u16()
             )));
         };
@@ -105,29 +105,33 @@ impl Dialect for Vllm {
         let has = |route: &str| routes["paths"].get(route).is_some();
         if !(has("/pause") && has("/collective_rpc")) {
             return Err(http.rejection(format!(
-                "it has no routes to pause it and to give it weights; start it with {DEV_MODE} in its environment"
+                "it has no routes to pause it and to load weights; start it with {DEV_MODE} in \
+                 its environment"
             )));
         }
         if options.adapters && !has("/v1/load_lora_adapter") {
-            return Err(http.rejection(format!("it takes no adapters; start it with {ADAPTERS}")));
+            return Err(
+                http.rejection(format!("it does not accept adapters; start it with {ADAPTERS}"))
+            );
         }
         let labels = has("/weight_info");
         if !labels && options.in_flight == InFlight::Keep && !options.adapters {
             return Err(http.rejection(format!(
-                "vLLM {program} does not tell which weights sampled a token, so replies cannot go on across a change of \
-                 weights; set in_flight = \"recompute\", or take vLLM 0.32 or later"
+                "vLLM {program} does not report which weights sampled a token, so completions \
+                 cannot continue across an update of the weights; set in_flight = \"recompute\", \
+                 or use vLLM 0.32 or later"
             )));
         }
         if options.push.is_some() && !(labels && has("/init_weight_transfer_engine")) {
             return Err(http.rejection(format!(
-                "vLLM {program} takes no weights over a group; set cluster.samplers.weights = \"folder\", or take vLLM \
-                 0.32 or later"
+                "vLLM {program} cannot receive weights over a process group; set \
+                 cluster.samplers.weights = \"folder\", or use vLLM 0.32 or later"
             )));
         }
         let models = http.get("/v1/models", within).await?;
         let model = &models["data"][0];
         let Some(name) = model["id"].as_str() else {
-            return Err(http.rejection("/v1/models names no model"));
+            return Err(http.rejection("/v1/models lists no model"));
         };
         let length = model["max_model_len"].as_u64();
         compare_context(length, "--max-model-len", options).map_err(|why| http.rejection(why))?;
@@ -156,7 +160,8 @@ impl Dialect for Vllm {
         unservable(params, "vLLM").or_else(|| {
             (params.top_logprobs > MAX_TOP_LOGPROBS).then(|| {
                 format!(
-                    "top_logprobs = {}: vLLM tells {MAX_TOP_LOGPROBS} beside the token that was sampled",
+                    "top_logprobs = {}: vLLM returns at most {MAX_TOP_LOGPROBS} in addition to \
+                     the sampled token",
                     params.top_logprobs
                 )
             })
@@ -210,7 +215,7 @@ impl Dialect for Vllm {
         prompt: &[u32],
         top: usize,
     ) -> Result<PromptScores, String> {
-        let all = answer["prompt_logprobs"].as_array().ok_or("it tells no prompt_logprobs")?;
+        let all = answer["prompt_logprobs"].as_array().ok_or("it returned no prompt_logprobs")?;
         if all.len() != prompt.len() {
             return Err(format!("{} prompt_logprobs for {} tokens", all.len(), prompt.len()));
         }
@@ -272,7 +277,7 @@ impl Dialect for Vllm {
         let metrics = http.send(Method::GET, "/metrics", None, within).await?;
         metric(metrics.text(), "process_start_time_seconds")
             .map(|start| format!("started {start}"))
-            .ok_or_else(|| http.rejection("/metrics does not tell process_start_time_seconds"))
+            .ok_or_else(|| http.rejection("/metrics contains no process_start_time_seconds"))
     }
 
     async fn load_adapter(
@@ -313,7 +318,7 @@ impl Dialect for Vllm {
         let info = http.get(CONFIG, within).await?;
         if info["vllm_config"]["model_config"]["enable_sleep_mode"] == false {
             Err(http.rejection(
-                "it keeps the memory of its devices when it is told to sleep; start it with --enable-sleep-mode",
+                "it keeps its device memory while it is asleep; start it with --enable-sleep-mode",
             ))
         } else {
             Ok(())
@@ -384,7 +389,7 @@ impl ReceiveWeights for Vllm {
         let ranks = response["world_size"].as_u64().filter(|ranks| *ranks > 0);
         ranks
             .map(|ranks| ranks as usize)
-            .ok_or_else(|| http.rejection("/get_world_size tells no number"))
+            .ok_or_else(|| http.rejection("/get_world_size returned no number"))
     }
 
     async fn join(
@@ -413,7 +418,8 @@ impl ReceiveWeights for Vllm {
         response.map(|_| ()).map_err(|error| {
             let backend = opening.backend.name();
             http.stopped_error(&format!(
-                "{error}; was it started with --weight-transfer-config '{{\"backend\": \"{backend}\"}}'?"
+                "{error}; check that it was started with --weight-transfer-config '{{\"backend\": \
+                 \"{backend}\"}}'"
             ))
         })
     }
@@ -484,7 +490,7 @@ impl Vllm {
                 http.send(Method::POST, GENERATE, Some(&question), options.silence).await?;
             if matches!(answer.status, StatusCode::FORBIDDEN | StatusCode::NOT_FOUND) {
                 return Err(http.rejection(format!(
-                    "{GENERATE} answers {}: {}; start it with --enable-scale-out",
+                    "{GENERATE} returned {}: {}; start it with --enable-scale-out",
                     answer.status.as_u16(),
                     answer.error_message()
                 )));
@@ -507,11 +513,12 @@ impl Vllm {
             .filter_map(|(a, b)| Some((gap(&found[0], a, b)?, gap(&found[1], a, b)?)))
             .max_by(|a, b| a.0.total_cmp(&b.0));
         match widest {
-            Some((at_one, at_half)) if at_one > 0.05 && (at_half / at_one - 2.0).abs() > 0.5 => Err(http
-                .rejection(
-                    "its log-probabilities are those before the temperature; start it with --logprobs-mode \
-                     processed_logprobs",
-                )),
+            Some((at_one, at_half)) if at_one > 0.05 && (at_half / at_one - 2.0).abs() > 0.5 => {
+                Err(http.rejection(
+                    "its log-probabilities are computed before the temperature is applied; start \
+                     it with --logprobs-mode processed_logprobs",
+                ))
+            }
             _ => Ok(()),
         }
     }
@@ -530,13 +537,14 @@ fn takes_seeds(config: &Value) -> bool {
 fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
     let lora = config.get("lora_config").filter(|_| options.adapters);
     if lora.is_some_and(Value::is_null) {
-        return Err(format!("it takes no adapters; start it with {ADAPTERS}"));
+        return Err(format!("it does not accept adapters; start it with {ADAPTERS}"));
     }
     if let Some(max_adapters) =
         lora.and_then(|lora| lora["max_loras"].as_u64()).filter(|max_adapters| *max_adapters < 2)
     {
         return Err(format!(
-            "it holds {max_adapters} adapter at once, and a new one is loaded beside the old one; start it with --max-loras 2"
+            "it holds {max_adapters} adapter at a time, but a new one is loaded while the old one \
+             is in use; start it with --max-loras 2"
         ));
     }
     let transfer = config.get("weight_transfer_config");
@@ -546,10 +554,11 @@ fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
     if has == Some(wanted) {
         return Ok(());
     }
-    let has = has.map_or_else(|| "nobody".into(), |has| format!("groups of {has:?}"));
+    let has = has.map_or_else(|| "no backend".into(), |has| format!("the backend {has:?}"));
     Err(format!(
-        "it takes weights from {has}, and the learner sends over {wanted:?}; start it with --weight-transfer-config \
-         '{{\"backend\": \"{wanted}\"}}', or set cluster.samplers.weights = \"folder\""
+        "it receives weights over {has}, but the learner sends over {wanted:?}; start it with \
+         --weight-transfer-config '{{\"backend\": \"{wanted}\"}}', or set \
+         cluster.samplers.weights = \"folder\""
     ))
 }
 

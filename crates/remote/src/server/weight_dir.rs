@@ -48,12 +48,12 @@ impl WeightDir {
         let is_adapter = matches!(manifest.content, Content::Adapter { .. });
         if is_adapter != adapters {
             let (has, wants) = if is_adapter {
-                ("an adapter", "whole weights")
+                ("an adapter", "complete weights")
             } else {
-                ("whole weights", "adapters")
+                ("complete weights", "adapters")
             };
             return Err(reject(format!(
-                "{} holds {has}, but the server was set up for {wants}",
+                "{} contains {has}, but the server expects {wants}",
                 path.display()
             )));
         }
@@ -65,7 +65,7 @@ impl WeightDir {
             .filter(|name| name.ends_with(".safetensors"))
             .collect();
         if weights.is_empty() {
-            return Err(reject(format!("{} has no .safetensors among its files", path.display())));
+            return Err(reject(format!("{} contains no .safetensors file", path.display())));
         }
         for name in weights {
             SafetensorsFile::open(&path.join(name)).map_err(problem)?;
@@ -167,6 +167,6 @@ fn read_probe(file: &Path) -> Result<Option<ProbeFile>, PolicyError> {
     if probe.tokens.len() == probe.logprobs.len() + 1 {
         Ok(Some(probe))
     } else {
-        Err(damaged("as many log-probabilities as tokens but one were expected".into()))
+        Err(damaged("expected one log-probability fewer than tokens".into()))
     }
 }

@@ -161,14 +161,17 @@ impl Inner {
             self.give(&dir, weights.version, &facts, membership).await
         };
         let loaded = loaded.inspect_err(|error| {
-            warn!(server = self.http.name, version = weights.version, %error, "weights were not adopted");
+            warn!(
+                server = self.http.name, version = weights.version, %error,
+                "loading weights failed"
+            );
         })?;
         info!(
             server = self.http.name,
             version = weights.version,
             seconds = start.elapsed().as_secs_f64(),
             difference = ?*lock(&self.difference),
-            "weights were adopted"
+            "loaded weights"
         );
         self.gate.send_modify(|gate| gate.weights = Some(Arc::new(loaded)));
         drop(gate_guard);
@@ -192,13 +195,14 @@ impl Inner {
             WeightsAt::Manifest(manifest) => manifest.clone(),
             WeightsAt::Memory => {
                 return Err(PolicyError::WeightsNotLoaded(format!(
-                    "{} takes weights from folders, and these were published in the learner's memory",
+                    "{} loads weights from directories, but these weights were published in the \
+                     learner's memory",
                     self.http.name
                 )));
             }
             WeightsAt::Collective { group } => {
                 return Err(PolicyError::WeightsNotLoaded(format!(
-                    "{} takes weights from folders, and has not joined the group {group:?}",
+                    "{} loads weights from directories, and it has not joined the group {group:?}",
                     self.http.name
                 )));
             }
@@ -232,7 +236,10 @@ impl Inner {
             Ok(joint) => Some(GroupMembership { permit, joint }),
             Err(error) => {
                 permit.ends(false);
-                warn!(server = self.http.name, version, %error, "weights cannot be sent, and are read from their folder");
+                warn!(
+                    server = self.http.name, version, %error,
+                    "weights cannot be sent and are read from their directory"
+                );
                 None
             }
         }
@@ -257,16 +264,16 @@ impl Inner {
             self.dialect.leave(&self.http, &joint, answer).await.ok();
             match sent {
                 Ok(sent) => {
-                    info!(
-                        server = self.http.name,
-                        label, sent.bytes, sent.seconds, "weights were sent"
-                    );
+                    info!(server = self.http.name, label, sent.bytes, sent.seconds, "sent weights");
                     return Ok(());
                 }
                 // The server may have some of the weights, so it reads all of them before it
                 // resumes.
                 Err(error) => {
-                    warn!(server = self.http.name, label, %error, "weights were not sent, and are read from their folder");
+                    warn!(
+                        server = self.http.name, label, %error,
+                        "sending weights failed; they are read from their directory"
+                    );
                 }
             }
         }
@@ -304,7 +311,8 @@ impl Inner {
         let mark = self.dialect.label(&self.http, facts, answer).await?;
         if facts.labels && mark != label {
             return Err(PolicyError::WeightsNotLoaded(format!(
-                "{} calls its weights {mark:?} after it was given {label:?}; does somebody else give it weights?",
+                "{} reports weights {mark:?} after {label:?} were loaded; check whether another \
+                 client loads weights into it",
                 self.http.name
             )));
         }
@@ -344,9 +352,10 @@ impl Inner {
         let max_difference = self.options.tolerance;
         if max > max_difference || mean > max_difference / 4.0 || !mean.is_finite() {
             return Err(PolicyError::WeightsNotLoaded(format!(
-                "{} finds other log-probabilities than the learner for weights {}: {mean:.3} nats apart in the mean, {max:.3} \
-                 at most, more than the tolerance {max_difference} allows; it has another model, was started with a lower precision \
-                 (--dtype), or computes otherwise",
+                "{} computes different log-probabilities than the learner for weights {}: the \
+                 mean difference is {mean:.3} nats and the maximum {max:.3}, more than the \
+                 tolerance {max_difference} allows; it has a different model, was started with a \
+                 lower precision (--dtype), or computes differently",
                 self.http.name, loaded.label
             )));
         }

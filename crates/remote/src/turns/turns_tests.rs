@@ -204,7 +204,7 @@ async fn unresponsive_server_delays_learner_until_timeout() {
     // The server is still starting, so its process may have allocated device memory.
     fleet.fakes[0].kill();
     let error = fleet.learner.optim_step(ADAM).await.unwrap_err();
-    let want = "to give its devices to the learner: ";
+    let want = "to release its devices for the learner: ";
     assert!(matches!(&error, PolicyError::Deadline(_, what) if what.contains(want)), "{error}");
     // The server answers after a while.
     let (step, ()) = tokio::join!(fleet.learner.optim_step(ADAM), async {

@@ -94,8 +94,10 @@ pub async fn start(
     let (guard, dropped) = oneshot::channel::<()>();
     let exit_task = tokio::spawn(async move {
         let how = tokio::select! {
-            how = kept.describe_end() => Some(format!("its processes ended: {how}; {}", failure_reason(&log))),
-            how = await_node_exit(&dir, &order) => Some(format!("its processes ended {how}")),
+            how = kept.describe_end() => {
+                Some(format!("the processes ended: {how}; {}", failure_reason(&log)))
+            },
+            how = await_node_exit(&dir, &order) => Some(format!("the processes ended {how}")),
             _ = dropped => None,
         };
         kept.stop().await;
@@ -205,7 +207,7 @@ async fn await_address(
         if watch.elapsed() > timeout {
             anyhow::bail!(
                 "waited {timeout:?} for the processes of the learner to listen\n{}\nraise \
-                 `cluster.learner.start_seconds` where the machine is only slow",
+                 `cluster.learner.start_seconds` if the machine is only slow",
                 failure_reason(log)
             );
         }
@@ -239,8 +241,9 @@ pub fn failure_reason(log: &Path) -> String {
     let line = lines().rfind(is_reason).or_else(|| lines().next_back());
     match line {
         Some(line) if line.ends_with("No module named levade_torch") => format!(
-            "{line}; `levade cluster setup` makes an environment that has it, and `pip install python/levade_torch` \
-             adds it to one (log: {})",
+            "{line}; run `levade cluster setup` to create an environment that contains the \
+             package, or `pip install python/levade_torch` to install it in an existing \
+             environment (log: {})",
             log.display()
         ),
         Some(line) => format!("{line} (log: {})", log.display()),

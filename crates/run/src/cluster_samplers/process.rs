@@ -247,7 +247,7 @@ async fn keep(
         };
         let why = match started {
             Ok(mut process) => {
-                info!(server = spec.name, url = spec.url, "a sampler is started");
+                info!(server = spec.name, url = spec.url, "started a sampler");
                 let ended = tokio::select! {
                     ended = process.describe_end() => Some(ended),
                     _ = &mut dropped => None,
@@ -269,7 +269,7 @@ async fn keep(
             );
             start_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
         }
-        warn!(server = spec.name, why, "a sampler died, and is started again");
+        warn!(server = spec.name, why, "a sampler has exited and is restarted");
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             _ = &mut dropped => return,

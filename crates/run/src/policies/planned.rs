@@ -83,8 +83,8 @@ impl PlannedModels {
         let _ = write!(text, "\nOnly {} MiB may be used. ", allowed >> 20);
         let smaller = self.smaller(recipe);
         if smaller.is_empty() {
-            text += "No smaller `model.context` or `engine.micro_batch_tokens` suffices: take a smaller model, or \
-                     train an adapter (`model.lora`). ";
+            text += "No smaller `model.context` or `engine.micro_batch_tokens` suffices: use a \
+                     smaller model, or train an adapter (`model.lora`). ";
         } else {
             let _ = write!(text, "The run would fit with {}. ", smaller.join(", or with "));
         }

@@ -212,7 +212,7 @@ pub async fn append_rejects_conflicting_and_invalid_segments(store: TestStore) {
     let bad = [
         (
             Segment { id: SegmentId(3), ..third.clone() },
-            "segment 3 would leave a gap after the 2 that are there",
+            "segment 3 would leave a gap; the next segment must have the id 2",
         ),
         (Segment { parent: Some(SegmentId(2)), ..third.clone() }, "segment 2 names parent 2"),
         (Segment { after: Some(3), ..third.clone() }, "after 3 tokens"),
@@ -243,11 +243,11 @@ pub async fn ended_attempt_rejects_further_writes(store: TestStore) {
     store.start(&start_of(&complete)).await.unwrap();
     let running = End { status: Status::Running, ..complete.end() };
     let text = assert_rejected(store.end(&complete.id, &running), Code::Invalid).await;
-    assert!(text.contains("no attempt ends as running"), "{text}");
+    assert!(text.contains("an attempt cannot end with the status running"), "{text}");
     append_incrementally(&store, &complete).await.unwrap();
     let more = Segment { id: SegmentId(2), ..segment(Kind::Context, &[9]) };
     let text = assert_rejected(store.append(&complete.id, &[more]), Code::Conflict).await;
-    assert!(text.contains("is completed and takes nothing more"), "{text}");
+    assert!(text.contains("is completed and accepts no more writes"), "{text}");
     let other_attempts = [
         ("outcome", End { outcome: Outcome::initial(), ..complete.end() }),
         ("outcome", End { status: Status::Superseded, ..complete.end() }),
@@ -270,7 +270,10 @@ pub async fn writes_reject_mismatched_attempt_ids(store: TestStore) {
         assert_rejected(store.record_attempt(&misnamed), Code::Invalid).await,
         assert_rejected(store.start(&start_of(&misnamed)), Code::Invalid).await,
     ] {
-        assert!(write.contains(&format!("is not the name of its try 3 in run {run}")), "{write}");
+        assert!(
+            write.contains(&format!("does not match try 3 of its attempt slot in run {run}")),
+            "{write}"
+        );
     }
     assert_eq!(store.attempt(&made.id).await.unwrap(), None);
 }
@@ -279,10 +282,10 @@ pub async fn non_finite_numbers_are_rejected(store: TestStore) {
     let made = attempt(store.run(), 0, 0);
     let part = |reward| vec![StepReward { credit_target: CreditTarget::Turn(0), reward }];
     let bad = [
-        ("its score is inf", Attempt { score: Some(f64::INFINITY), ..made.clone() }),
-        ("its reward is NaN", Attempt { reward: Some(f64::NAN), ..made.clone() }),
+        ("the score is inf", Attempt { score: Some(f64::INFINITY), ..made.clone() }),
+        ("the reward is NaN", Attempt { reward: Some(f64::NAN), ..made.clone() }),
         (
-            "its part of a reward is -inf",
+            "the step reward is -inf",
             Attempt { step_rewards: part(f64::NEG_INFINITY), ..made.clone() },
         ),
     ];
@@ -607,5 +610,5 @@ pub async fn unknown_keys_return_nothing(store: TestStore) {
     assert_eq!(store.abandon_running().await.unwrap(), 0);
     let text =
         assert_rejected(store.append(&made.id, made.trajectory.segments()), Code::NotFound).await;
-    assert!(text.contains(&made.id.to_string()) && text.contains("begin it first"), "{text}");
+    assert!(text.contains(&made.id.to_string()) && text.contains("start it first"), "{text}");
 }

@@ -25,7 +25,10 @@ pub async fn abandoned_attempts_never_count(store: TestStore) {
         assert_rejected(store.append(&lost.id, lost.trajectory.segments()), Code::Conflict).await,
         assert_rejected(store.end(&lost.id, &lost.end()), Code::Conflict).await,
     ] {
-        assert!(write.contains("is abandoned and takes nothing more; make another try"), "{write}");
+        assert!(
+            write.contains("is abandoned and accepts no more writes; start another try"),
+            "{write}"
+        );
     }
     // The next try is another attempt, and no earlier try counts as failed.
     assert_eq!(store.tries(&lost.slot).await.unwrap(), Tries { next: 1, failed: 0 });

@@ -160,11 +160,11 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
     )?;
     let mut rows = statement.query([name.bytes()])?;
     let Some(row) = rows.next()? else { return Ok(None) };
-    let damaged = |what: &str, why: String| Failure::Corrupt(format!("its {what} {why}"));
+    let damaged = |what: &str, why: String| Failure::Corrupt(format!("the {what} {why}"));
     let [task, outcome, step_rewards, purpose]: [String; 4] =
         [row.get(1)?, row.get(2)?, row.get(6)?, row.get(7)?];
-    let purpose =
-        Purpose::parse(&purpose).ok_or_else(|| damaged("purpose", format!("is `{purpose}`")))?;
+    let purpose = Purpose::parse(&purpose)
+        .ok_or_else(|| damaged("purpose", format!("is unknown: `{purpose}`")))?;
     let phase = row.get(8)?;
     let step = row.get(9)?;
     let group = row.get(10)?;
@@ -181,9 +181,8 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
             .map_err(|e| damaged("outcome", format!("cannot be read: {e}")))?,
         score: row.get(3)?,
         reward: row.get(4)?,
-        step_rewards: serde_json::from_str(&step_rewards).map_err(|e| {
-            Failure::Corrupt(format!("the parts of its reward are not what they should be: {e}"))
-        })?,
+        step_rewards: serde_json::from_str(&step_rewards)
+            .map_err(|e| Failure::Corrupt(format!("the step rewards cannot be read: {e}")))?,
         status: status(row, 5)?,
         ..Attempt::from_start(&start)
     };
@@ -290,5 +289,5 @@ pub(super) fn failures(from: &Connection, purpose: Purpose) -> Result<Vec<Failed
 
 fn status(row: &Row<'_>, column: usize) -> Result<Status, Failure> {
     let name: String = row.get(column)?;
-    Status::parse(&name).ok_or_else(|| Failure::Corrupt(format!("a status is `{name}`")))
+    Status::parse(&name).ok_or_else(|| Failure::Corrupt(format!("unknown status `{name}`")))
 }

@@ -145,7 +145,7 @@ pub(super) fn read(
     while let Some(row) = rows.next()? {
         let numbers = |bytes: Vec<u8>| {
             PerToken::from_bytes(&bytes)
-                .ok_or_else(|| Failure::Corrupt("a list of numbers is cut off".into()))
+                .ok_or_else(|| Failure::Corrupt("a list of numbers is truncated".into()))
         };
         let optional = |bytes: Option<Vec<u8>>| bytes.map(numbers).transpose();
         let [policy, update]: [u32; 2] = [row.get(0)?, row.get(1)?];
@@ -153,7 +153,7 @@ pub(super) fn read(
             .get_mut(policy as usize)
             .and_then(|plan| plan.updates.get_mut(update as usize))
             .ok_or_else(|| {
-                Failure::Corrupt(format!("it has no update {update} of policy {policy}"))
+                Failure::Corrupt(format!("the plan has no update {update} of policy {policy}"))
             })?;
         update_plan.sequences.push(PlannedSequence {
             attempt: AttemptId::from_bytes(row.get(2)?),

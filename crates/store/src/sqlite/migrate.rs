@@ -54,7 +54,7 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
     if !is_old(connection)? {
         return Ok(());
     }
-    info!(file = %file.display(), "bringing the record of an earlier build up to date");
+    info!(file = %file.display(), "migrating the store of an earlier build");
     let mut migrate = || -> Result<(), Failure> {
         // Tables are renamed while other tables refer to them. The references are checked at the
         // end.
@@ -71,7 +71,7 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
             )?;
             if broken > 0 {
                 return Err(Failure::Corrupt(format!(
-                    "{broken} rows refer to others that are not there"
+                    "{broken} rows refer to rows that do not exist"
                 )));
             }
             transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
@@ -83,8 +83,8 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
     migrate().map_err(|failure| {
         failure.into_error(
             &file.display().to_string(),
-            "bring up to date",
-            "the record of an earlier build".into(),
+            "migrate",
+            "the store of an earlier build".into(),
         )
     })
 }
@@ -148,7 +148,7 @@ fn attempts(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
         let purpose: String = row.get(1)?;
         let slot = AttemptSlot {
             purpose: Purpose::parse(&purpose).ok_or_else(|| {
-                Failure::Corrupt(format!("an attempt has the purpose `{purpose}`"))
+                Failure::Corrupt(format!("an attempt has the unknown purpose `{purpose}`"))
             })?,
             phase: row.get(2)?,
             step: row.get(3)?,

@@ -245,7 +245,7 @@ async fn start_worker(
             code: Code::Unavailable,
             source: source.into(),
         })?;
-    let run = wait_for_result(&location, "open", "the record".into(), OPEN_TIMEOUT, outcome)
+    let run = wait_for_result(&location, "open", "the store".into(), OPEN_TIMEOUT, outcome)
         .await?
         .map_err(|(error, _)| error)?;
     Ok((worker, run))
@@ -284,7 +284,7 @@ impl Store for Sqlite {
     }
 
     async fn abandon_running(&self) -> Result<u64, StoreError> {
-        self.write("attempts that run", attempts::abandon_running).await
+        self.write("running attempts", attempts::abandon_running).await
     }
 
     async fn record_attempts(&self, attempts: &[Attempt]) -> Result<WriteOutcome, StoreError> {
@@ -337,7 +337,7 @@ impl Store for Sqlite {
     }
 
     async fn planned_steps(&self) -> Result<Vec<(u32, u32)>, StoreError> {
-        self.read("the ledger", ledger::planned_steps).await
+        self.read("the planned steps", ledger::planned_steps).await
     }
 
     async fn record_eval(

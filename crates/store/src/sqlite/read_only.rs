@@ -56,7 +56,7 @@ pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
             return Ok((connection, Some(dir)));
         }
     }
-    Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process keeps writing to it"))
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process keeps writing to the store"))
 }
 
 fn with_suffix(file: &Path, suffix: &str) -> PathBuf {

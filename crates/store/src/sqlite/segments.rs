@@ -128,10 +128,10 @@ fn parse_segment(row: &Row<'_>) -> Result<Segment, Failure> {
     let kind: String = row.get(2)?;
     let damaged = |what: &str| Failure::Corrupt(format!("segment {id}: {what}"));
     let bytes = |column: usize| -> Result<&[u8], Failure> {
-        row.get_ref(column)?.as_blob().map_err(|_| damaged("a list of numbers is none"))
+        row.get_ref(column)?.as_blob().map_err(|_| damaged("a list of numbers is not a BLOB"))
     };
     if row.get_ref(7)? == rusqlite::types::ValueRef::Null {
-        return Err(damaged("its prompt is missing"));
+        return Err(damaged("the prompt is missing"));
     }
     let tokens = bytes(7)?;
     let logprobs = bytes(8)?;
@@ -139,14 +139,14 @@ fn parse_segment(row: &Row<'_>) -> Result<Segment, Failure> {
     let chunks = [tokens, logprobs].map(<[u8]>::as_chunks::<4>);
     let versions = versions.as_chunks::<12>();
     let [(tokens, []), (logprobs, [])] = chunks else {
-        return Err(damaged("a list of numbers is cut off"));
+        return Err(damaged("a list of numbers is truncated"));
     };
-    let (versions, []) = versions else { return Err(damaged("a list of numbers is cut off")) };
+    let (versions, []) = versions else { return Err(damaged("a list of numbers is truncated")) };
     Ok(Segment {
         id: SegmentId(id),
         parent: row.get::<_, Option<u32>>(1)?.map(SegmentId),
         after: row.get(10)?,
-        kind: parse_kind(&kind).ok_or_else(|| damaged(&format!("its kind is `{kind}`")))?,
+        kind: parse_kind(&kind).ok_or_else(|| damaged(&format!("unknown kind `{kind}`")))?,
         tokens: tokens.iter().map(|word| u32::from_le_bytes(*word)).collect(),
         logprobs: logprobs.iter().map(|word| f32::from_le_bytes(*word)).collect(),
         temperature: row.get::<_, f64>(5)? as f32,

@@ -131,7 +131,7 @@ fn resume_initializes_file_without_tables() {
     for file in [nothing, no_tables] {
         let error = wait(Sqlite::open_existing(&file)).unwrap_err();
         assert_eq!(error.code(), Code::NotFound, "{error}");
-        assert!(error.to_string().contains("holds no record"), "{error}");
+        assert!(error.to_string().contains("contains no store"), "{error}");
         let store = wait(Sqlite::resume(&file, &run())).unwrap();
         assert_eq!(store.run(), &run());
         wait(store.record_attempt(&attempt(0, 0))).unwrap();
@@ -177,7 +177,7 @@ fn shared_prompts_are_stored_once() {
     assert_eq!(count("SELECT count(*) FROM segments WHERE tokens IS NOT NULL"), 4);
     raw.execute_batch("PRAGMA foreign_keys = off; DELETE FROM prompts").unwrap();
     let error = wait(store.last_try(&train_slot(0, 0))).unwrap_err().to_string();
-    assert!(error.contains("segment 0: its prompt is missing"), "{error}");
+    assert!(error.contains("segment 0: the prompt is missing"), "{error}");
 }
 
 #[test]
@@ -196,11 +196,11 @@ fn damaged_rows_are_named_in_errors() {
     };
     damaged(
         "UPDATE segments SET tokens = x'010203' WHERE id = 1",
-        "segment 1: a list of numbers is cut off",
+        "segment 1: a list of numbers is truncated",
     );
     damaged("DELETE FROM segments WHERE id = 0", "segment 1");
-    damaged("UPDATE attempts SET outcome = '{}'", "its outcome cannot be read");
-    damaged("UPDATE attempts SET status = 'failed', task = '{'", "its task is not JSON");
+    damaged("UPDATE attempts SET outcome = '{}'", "the outcome cannot be read");
+    damaged("UPDATE attempts SET status = 'failed', task = '{'", "the task is not JSON");
     raw.execute("UPDATE attempts SET status = 'gone'", []).unwrap();
     let error = wait(store.attempt(&attempt(0, 0).id)).unwrap_err().to_string();
     assert!(error.contains("is damaged"), "{error}");
@@ -418,7 +418,7 @@ fn exited_writer_thread_returns_error() {
     store.writer = Some(Worker::start("test", Duration::from_secs(9), |_| ()).unwrap());
     let error = wait(store.record_eval(FIRST, &json!(1))).unwrap_err();
     assert_eq!(error.code(), Code::Internal);
-    assert!(error.to_string().contains("the thread of the record has died"), "{error}");
+    assert!(error.to_string().contains("the thread of the store has exited"), "{error}");
 }
 
 /// The token counts of a growing attempt follow its segments, and a repeated append does not change

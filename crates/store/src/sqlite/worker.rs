@@ -76,7 +76,7 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     format!(
         "a panic: {}",
-        text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words")
+        text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
     )
 }
 

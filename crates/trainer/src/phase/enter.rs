@@ -33,7 +33,8 @@ pub(crate) async fn enter(
             _ => Err(TrainerError::Damaged {
                 path: run.run_dir.checkpoints(),
                 why: format!(
-                    "the checkpoint at the end of phase {} is gone, from which phase {phase} began",
+                    "the checkpoint at the end of phase {}, from which phase {phase} started, is \
+                     missing",
                     phase - 1
                 ),
             }),

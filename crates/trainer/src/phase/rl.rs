@@ -100,7 +100,8 @@ impl Rl {
         rollouts.record_broken(&made).await?;
         if taken.num_uninformative > 0 {
             let note = format!(
-                "step {step}: the attempts at {} of {} tasks earned the same, and as many tasks again as a step has were sampled in vain",
+                "step {step}: for {} of {} tasks, all attempts earned the same reward, although \
+                 as many additional tasks as a step has were sampled",
                 taken.num_uninformative, self.keys.groups
             );
             observer.event(&Event::Note(note));
@@ -116,8 +117,8 @@ impl Rl {
         let missing = if keys.needs_baseline() { missing } else { 0 };
         if missing > 0 {
             let note = format!(
-                "step {step}: the greedy attempts at {missing} of {} tasks broke, and the others at these \
-                 are left out: there is nothing to compare them with",
+                "step {step}: the greedy attempts at {missing} of {} tasks failed; the other \
+                 attempts at these tasks are left out, because there is no baseline",
                 taken.groups.len()
             );
             observer.event(&Event::Note(note));

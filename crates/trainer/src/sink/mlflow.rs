@@ -86,7 +86,7 @@ fn agent() -> ureq::Agent {
 }
 
 fn wait_for_thread(thread: JoinHandle<Result<(), String>>) -> Result<(), String> {
-    thread.join().unwrap_or_else(|_| Err("its thread panicked".into()))
+    thread.join().unwrap_or_else(|_| Err("the sending thread panicked".into()))
 }
 
 impl Sink for Mlflow {
@@ -107,7 +107,8 @@ impl Sink for Mlflow {
         let ended = process_time::receive(ended, CLOSE_TIMEOUT);
         if ended == Err(RecvTimeoutError::Timeout) {
             return Err(format!(
-                "not all metrics were taken within {CLOSE_TIMEOUT:?}: the server is slow, or away"
+                "not all metrics were accepted within {CLOSE_TIMEOUT:?}: the server is slow or \
+                 unavailable"
             ));
         }
         self.thread.take().map_or(Ok(()), wait_for_thread)
@@ -313,7 +314,7 @@ fn key(name: &str) -> String {
 
 fn text(answer: &Value, pointer: &str) -> Result<String, String> {
     let found = answer.pointer(pointer).and_then(Value::as_str);
-    found.map(str::to_owned).ok_or_else(|| format!("the answer has no {pointer}: {answer}"))
+    found.map(str::to_owned).ok_or_else(|| format!("the response has no {pointer}: {answer}"))
 }
 
 /// Returns the milliseconds since 1970.

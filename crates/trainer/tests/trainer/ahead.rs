@@ -208,5 +208,5 @@ async fn replay_names_changed_checkpoint_file() {
     std::fs::remove_file(file).unwrap();
     let (steps, fewer, notes) = replayed_with_notes(&dir, &["eval.tasks=0"]).await;
     assert_eq!((steps, fewer.len()), (11, compared.len() - 1));
-    assert!(notes[0].contains("step-000011 is not whole"), "{notes:?}");
+    assert!(notes[0].contains("step-000011 is incomplete"), "{notes:?}");
 }

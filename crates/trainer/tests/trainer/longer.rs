@@ -162,7 +162,7 @@ async fn schedule_of_extended_phase_applies_to_new_steps() {
     let before = rates();
     let (_, _, notes) = run(&dir, StartMode::Resume, 99, &["phase.1.steps=9"]).await.unwrap();
     assert!(
-        notes.contains("the learning rate of phase 1 falls over its steps: from step 5 on"),
+        notes.contains("the learning rate of phase 1 decays over its steps: from step 5 on"),
         "{notes}"
     );
     let after = rates();

@@ -399,7 +399,8 @@ async fn untrainable_tokens_are_masked_and_counted() {
     }
     drop(store);
     let error = run(&dir, &policy, StartMode::Resume, &overrides).await.unwrap_err();
-    let want = "phase 0, step 2 has no token to train on: of those that were sampled 32 were decoded greedily (segments: 8);";
+    let want = "phase 0, step 2 has no token to train on: of the sampled tokens, 32 were \
+                decoded greedily (segments: 8);";
     assert!(error.to_string().starts_with(want), "{error}");
     let lines = metrics(&dir);
     let get = |step: usize| {
@@ -613,7 +614,7 @@ async fn damaged_checkpoint_is_skipped_on_resume() {
             .unwrap();
     let mut notes = Notes::default();
     trainer.run(&mut notes, &StopFlag::default()).await.unwrap();
-    assert!(notes.0[0].contains("step-000011 is not whole"), "{:?}", notes.0);
+    assert!(notes.0[0].contains("step-000011 is incomplete"), "{:?}", notes.0);
     assert_eq!(fresh.weights(), policy.weights());
     assert_eq!(metrics(&dir), lines);
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();

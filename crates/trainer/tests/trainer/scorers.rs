@@ -190,7 +190,7 @@ async fn scorers_are_weighted_and_selected_by_task() {
             .await
             .unwrap_err();
     assert!(
-        error.is_user_error() && error.to_string().contains("none of other is for it"),
+        error.is_user_error() && error.to_string().contains("none of other matches it"),
         "{error}"
     );
 }
@@ -343,9 +343,9 @@ async fn attempts_wait_for_unavailable_scorer() {
     )
     .await
     .unwrap();
-    let reported = notes.iter().filter(|note| {
-        note.contains("wait for the scorer numeric, and are kept: the judge sleeps")
-    });
+    let reported = notes
+        .iter()
+        .filter(|note| note.contains("wait for the scorer numeric and are kept: the judge sleeps"));
     assert_eq!(reported.count(), 1, "{notes:?}");
     assert!(policy.weights() == undisturbed.weights() && attempts(&dir) == want);
 
@@ -359,7 +359,8 @@ async fn attempts_wait_for_unavailable_scorer() {
     let text = error.to_string();
     assert!(!error.is_user_error() && matches!(error, TrainerError::Outage { .. }), "{text}");
     assert!(
-        text.contains("the scorer numeric was away for the 0.5 s") && text.contains("--resume"),
+        text.contains("the scorer numeric was unavailable for the 0.5 s")
+            && text.contains("--resume"),
         "{text}"
     );
     let parked = attempts(&dir);
@@ -468,7 +469,7 @@ async fn group_scorer_compares_attempts_of_group() {
     let rank = [("rank", ranks(AtomicU32::new(9999)))];
     let error =
         run(&dir, &short(&park), &policy, &rank, StartMode::Fresh, &mut notes).await.unwrap_err();
-    assert!(error.to_string().contains("the scorer rank was away"), "{error}");
+    assert!(error.to_string().contains("the scorer rank was unavailable"), "{error}");
     assert!(with(&attempts(&dir), Status::Unscored) > 0);
     let rank = [("rank", ranks(AtomicU32::new(1)))];
     run(&dir, &short(&park), &policy, &rank, StartMode::Resume, &mut notes).await.unwrap();

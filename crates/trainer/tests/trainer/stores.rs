@@ -52,7 +52,7 @@ async fn memory_run_cannot_be_resumed() {
         run(&dir, &policy, StartMode::Resume, &memory).await.unwrap_err(),
     ] {
         assert!(
-            error.is_user_error() && error.to_string().contains("keeps its record in memory"),
+            error.is_user_error() && error.to_string().contains("kept its store in memory"),
             "{error}"
         );
     }
