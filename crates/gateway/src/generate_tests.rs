@@ -227,13 +227,13 @@ async fn invalid_fields_are_named_and_not_recorded() {
     }
     let response = served.send("POST", CHAT, served.session.key(), &with("stop", json!([1]))).await;
     assert!(
-        response.text.contains("stop: it is neither a text nor a list of texts"),
+        response.text.contains("stop: must be a string or a list of strings"),
         "{}",
         response.text
     );
     let body_of = json!({ "prompt": { "text": "?" } });
     let response = served.post("/v1/completions", &body_of).await;
-    assert!(response.text.contains("prompt: it is neither a text nor a list"), "{}", response.text);
+    assert!(response.text.contains("prompt: must be a string, or a list"), "{}", response.text);
     let invalid = Request::post(CHAT).body(Body::from(vec![0xFF, 0xFE])).unwrap();
     assert_eq!(served.router().oneshot(invalid).await.unwrap().status(), StatusCode::BAD_REQUEST);
     let long = question(&"x".repeat(5000)).to_string();
@@ -616,7 +616,7 @@ async fn vllm_constraints_reach_sampler() {
         body[field] = json!(["Yes", "No"]);
         let response = served.send("POST", path, OUTSIDE_KEY, &body.to_string()).await;
         assert!(
-            response.text.contains("a script keeps to no grammar"),
+            response.text.contains("a scripted model does not support grammars"),
             "{path}: {}",
             response.text
         );
