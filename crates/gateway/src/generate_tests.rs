@@ -444,13 +444,13 @@ async fn attempt_limits_reject_further_calls() {
         (StatusCode::BAD_REQUEST, &"false".parse().unwrap())
     );
     assert_eq!(rejected.json()["error"]["code"], "attempt_limit_reached");
-    assert!(rejected.text.contains("its 2 calls"), "{}", rejected.text);
+    assert!(rejected.text.contains("limit of 2 calls"), "{}", rejected.text);
     let limits = Limits { calls: 9, tokens: 7, timeout: Duration::from_secs(5) };
     let served = TestGateway::with_limits(&["Four"], limits);
     let body_of = async |text: &str| served.post(CHAT, &question(text)).await;
     assert_eq!(body_of("a").await.json()["choices"][0]["finish_reason"], "stop");
     assert_eq!(body_of("b").await.json()["choices"][0]["finish_reason"], "length");
-    assert!(body_of("c").await.text.contains("its 7 tokens"));
+    assert!(body_of("c").await.text.contains("limit of 7 sampled tokens"));
 }
 
 #[tokio::test]

@@ -67,10 +67,8 @@ impl ContentParser<'_> {
             Value::String(text) => return Ok(Some(text.clone())),
             Value::Array(parts) => parts,
             other => {
-                let message = format!(
-                    "{field_path} is {other}, but must be a string or a list \
-                                       of parts"
-                );
+                let message =
+                    format!("{field_path} is {other}, but must be a string or a list of parts");
                 return Err(ApiError::field(field_path, message));
             }
         };
@@ -321,14 +319,13 @@ pub(crate) fn unsupported_part(kind: &str, field_path: &str, known: &str) -> Api
         "" => format!("{field_path} has no type; the type must be {known}"),
         _ if is_media => {
             format!(
-                "{field_path} is of type {kind:?}, but this model reads only text; remove the \
-                 part"
+                "{field_path} is of type {kind:?}, but this model reads only text; remove the part"
             )
         }
         _ => {
             format!(
-                "{field_path} is of type {kind:?}, which is not supported here; the type \
-                     must be {known}"
+                "{field_path} is of type {kind:?}, which is not supported here; the type must be \
+                 {known}"
             )
         }
     };

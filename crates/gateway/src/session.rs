@@ -147,10 +147,8 @@ impl Session {
             && !recorder.has_turn(turn)
         {
             let made = recorder.ended_calls();
-            let message = format!(
-                "the call {turn} has not ended in this attempt; {made} calls \
-                                   have ended"
-            );
+            let message =
+                format!("the call {turn} has not ended in this attempt; {made} calls have ended");
             return Err(ApiError::field("turn", message));
         }
         self.state().rewards.push(reward);

@@ -64,10 +64,7 @@ fn count(params: &mut Map<String, Value>, name: &str) -> Result<Option<usize>, A
         let field = format!("sampling_params.{name}");
         ApiError::field(
             &field,
-            format!(
-                "{field} is {value}, but must be a whole number of at \
-                                         least 0, or null"
-            ),
+            format!("{field} is {value}, but must be a whole number of at least 0, or null"),
         )
     };
     value.as_u64().and_then(|count| usize::try_from(count).ok()).ok_or_else(wrong).map(Some)

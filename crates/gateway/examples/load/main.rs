@@ -74,8 +74,8 @@ async fn main() -> Result<()> {
         ["turns", turns, rounds] => session(turns.parse()?, rounds.parse()?).await?,
         _ => {
             return Err(format!(
-                "{arguments:?} is not a command; the comment at the top of main.rs lists \
-                         the commands"
+                "{arguments:?} is not a command; the comment at the top of main.rs lists the \
+                 commands"
             )
             .into());
         }

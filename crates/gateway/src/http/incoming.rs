@@ -165,9 +165,7 @@ impl IncomingRequest {
         {
             return Err(ApiError::new(
                 ErrorKind::Forbidden,
-                "this key permits only rewards; send \
-                                                            calls with the attempt's key for \
-                                                            calls",
+                "this key permits only rewards; send calls with the attempt's key for calls",
             ));
         }
         Ok((caller, self.body?))

@@ -307,8 +307,7 @@ pub(crate) fn allowed(
     let listed = choice["tools"].as_array().filter(|listed| !listed.is_empty());
     let listed = listed.ok_or_else(|| {
         wrong(format!(
-            "the tools of tool_choice are {}, but must be a list of tools with at \
-                       least one entry",
+            "the tools of tool_choice are {}, but must be a list of tools with at least one entry",
             choice["tools"]
         ))
     })?;

@@ -127,8 +127,7 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
     if inputs.is_empty() {
         return Err(ApiError::field(
             "prompt",
-            "prompt is an empty list, but must have at least \
-                                              one entry",
+            "prompt is an empty list, but must have at least one entry",
         ));
     }
     let streams = request.stream.unwrap_or(false);

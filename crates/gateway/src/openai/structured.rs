@@ -24,8 +24,7 @@ fn from_response_format(value: Option<&Value>) -> Result<Option<Constraint>, Api
         _ => Err(ApiError::field(
             "response_format",
             format!(
-                "response_format is {value}, but its type must be text, json_object or \
-                     json_schema"
+                "response_format is {value}, but its type must be text, json_object or json_schema"
             ),
         )),
     }
@@ -148,15 +147,8 @@ pub(crate) fn at_most_one(
 
 /// Returns the constraint of a kind that vLLM defines. Null and `json_object: false` yield `None`.
 fn constraint(field: &str, kind: &str, value: &Value) -> Result<Option<Constraint>, ApiError> {
-    let wrong = |must: &str| {
-        ApiError::field(
-            field,
-            format!(
-                "{field} is {value}, but must be \
-                                                             {must}"
-            ),
-        )
-    };
+    let wrong =
+        |must: &str| ApiError::field(field, format!("{field} is {value}, but must be {must}"));
     let text = || value.as_str().map(str::to_owned).ok_or_else(|| wrong("a string"));
     if value.is_null() {
         return Ok(None);
@@ -170,13 +162,9 @@ fn constraint(field: &str, kind: &str, value: &Value) -> Result<Option<Constrain
                 .as_array()
                 .map(|list| list.iter().map(Value::as_str).collect())
                 .unwrap_or_default();
-            let texts = texts.filter(|texts| !texts.is_empty()).ok_or_else(|| {
-                wrong(
-                    "a list of strings \
-                                                                             with at least one \
-                                                                             entry",
-                )
-            })?;
+            let texts = texts
+                .filter(|texts| !texts.is_empty())
+                .ok_or_else(|| wrong("a list of strings with at least one entry"))?;
             let escaped: Vec<String> = texts.into_iter().map(regex::escape).collect();
             Constraint::Regex(format!("(?:{})", escaped.join("|")))
         }

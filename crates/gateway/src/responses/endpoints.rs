@@ -106,10 +106,7 @@ fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
         other => {
             return Err(ApiError::field(
                 "order",
-                format!(
-                    "order is {other:?}, but must be asc or \
-                                                         desc"
-                ),
+                format!("order is {other:?}, but must be asc or desc"),
             ));
         }
     }

@@ -87,8 +87,7 @@ pub(super) fn read(
     if requested.num_completions()? != 1 {
         return Err(ApiError::field(
             "n",
-            "n is not supported, because a response has one \
-                                         completion; leave it out",
+            "n is not supported, because a response has one completion; leave it out",
         ));
     }
     openai::check_fields(gateway, API, &request.rest)?;
@@ -216,10 +215,7 @@ fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError>
         count.ok_or_else(|| {
             ApiError::field(
                 "top_logprobs",
-                format!(
-                    "top_logprobs = {top}, but must be in \
-                                                     0..={MAX}"
-                ),
+                format!("top_logprobs = {top}, but must be in 0..={MAX}"),
             )
         })
     });

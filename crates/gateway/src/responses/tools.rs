@@ -235,8 +235,8 @@ impl Tools {
             return Err(ApiError::field(
                 field_path,
                 format!(
-                    "{field_path} has the name {shown:?}, which another tool already has; \
-                         names must be unique"
+                    "{field_path} has the name {shown:?}, which another tool already has; names \
+                     must be unique"
                 ),
             ));
         }
@@ -262,8 +262,7 @@ impl Tools {
                 "none" => Ok(ToolChoice::None),
                 "required" => Ok(ToolChoice::Required),
                 _ => Err(wrong(
-                    "but must be auto, none, required, or an object that names a \
-                               function",
+                    "but must be auto, none, required, or an object that names a function",
                 )),
             },
             Some(value) if value["type"] == openai::ALLOWED_TOOLS => {
