@@ -19,7 +19,7 @@ pub(crate) enum LoopError {
     Tool(#[from] ToolError),
     #[error("{0}")]
     Outage(String),
-    #[error("the agent {agent} broke: {why}")]
+    #[error("the agent {agent} failed: {why}")]
     Helper { agent: String, why: String },
     #[error("{0}")]
     Tree(#[from] TreeError),
