@@ -425,7 +425,10 @@ impl OpenTools {
         let (seconds, waited_seconds) = (time.as_secs_f64(), waited.as_secs_f64());
         debug!(tool = %call.name, ?kind, seconds, waited_seconds, "executed a tool call");
         trace!(
-            tool = %call.name, arguments = ?call.arguments, answer = %text, "tool call and its result"
+            tool = %call.name,
+            arguments = ?call.arguments,
+            answer = %text,
+            "tool call and its result"
         );
         let (mut toolbox, mut breaks) = (None, false);
         if let Some((open, _)) = self.find(call) {
