@@ -100,7 +100,7 @@ impl ToolLoop<'_> {
             };
             let (finish, sampled) = (end.finish, end.tokens);
             let AssistantTurn { turn, parsed, reasoning, message } = AssistantTurn::new(end, index);
-            debug!(turn, sampled, ?finish, "reply");
+            debug!(turn, sampled, ?finish, "completion sampled");
             history.push(message);
             match finish {
                 FinishReason::StopId | FinishReason::StopString => {}

@@ -101,7 +101,7 @@ impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
         let code = self.code();
         let ErrorResponse { status, message } = self;
-        debug!(%status, message, "refused");
+        debug!(%status, message, "rejected a request");
         let body = json!({ "error": { "code": code, "message": message }, "detail": message });
         let mut response = (status, Json(body)).into_response();
         if status == StatusCode::SERVICE_UNAVAILABLE {
