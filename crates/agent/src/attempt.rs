@@ -146,7 +146,7 @@ async fn open_and_loop(
     cast: &Cast,
     outcome: &mut Outcome,
 ) -> Result<Finish, LoopError> {
-    debug!(messages = context.messages.len(), "attempt begun");
+    debug!(messages = context.messages.len(), "attempt started");
     let timeout = context.limits.attempt_timeout;
     let mut messages = context.messages.clone();
     let mut tools = agent.tools.open(&context.tool_context(agent, timeout)).await?;

@@ -161,8 +161,9 @@ impl AttemptContext {
     pub fn own_agent(&self) -> Result<&Agent, String> {
         let known =
             || self.roster.agents().iter().map(|agent| agent.name.as_str()).collect::<Vec<_>>();
-        let missing =
-            || format!("there is no agent {:?}; there are: {}", self.agent, known().join(", "));
+        let missing = || {
+            format!("there is no agent {:?}; available agents: {}", self.agent, known().join(", "))
+        };
         self.roster.find(&self.agent).ok_or_else(missing)
     }
 
@@ -184,7 +185,7 @@ impl AttemptContext {
             player => player,
         };
         player.ok_or_else(|| {
-            format!("there is no policy {picked} in the mixture of the agent {:?}", agent.name)
+            format!("the mixture of the agent {:?} has no policy at index {picked}", agent.name)
         })
     }
 

@@ -59,10 +59,10 @@ fn missing_agent_and_player_are_named_in_errors() {
     let context = AttemptContext { agent: "solver".into(), ..testing::context(vec![agent]) };
     assert_eq!(
         context.own_agent().map(|_| ()).unwrap_err(),
-        "there is no agent \"solver\"; there are: own"
+        "there is no agent \"solver\"; available agents: own"
     );
     let why = context.player(&context.roster.agents()[0]).map(|_| ()).unwrap_err();
-    assert_eq!(why, "there is no policy 3 in the mixture of the agent \"own\"");
+    assert_eq!(why, "the mixture of the agent \"own\" has no policy at index 3");
 }
 
 #[test]

@@ -8,11 +8,11 @@ use levade_tree::{Segment, Trajectory, TreeError};
 pub enum DemonstrationError {
     /// The conversation has no assistant turn after its opening messages, of which it needs at
     /// least one.
-    #[error("a demonstration needs an assistant's turn, with another turn before it")]
+    #[error("a demonstration must have an assistant turn, with another turn before it")]
     MissingCompletion,
     /// The conversation ends with a turn of another role than the assistant.
     #[error(
-        "a demonstration must end with an assistant's turn, but this one ends with a turn of the {0}"
+        "a demonstration must end with an assistant turn, but ends with a turn of the role {0}"
     )]
     Trailing(&'static str),
     /// The conversation cannot be rendered in the model's format.

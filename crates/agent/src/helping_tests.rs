@@ -168,7 +168,7 @@ async fn truncated_helper_fails_call_and_broken_helper_attempt() {
     .run()
     .await;
     let error = broken.outcome.error.clone().unwrap();
-    assert!(error.starts_with("the agent clerk broke: "), "{error}");
+    assert!(error.starts_with("the agent clerk failed: "), "{error}");
     assert_eq!(
         segments_of(&broken, "clerk")
             .iter()

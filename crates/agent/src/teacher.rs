@@ -82,11 +82,11 @@ impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rul
 pub fn row_completions(task: &Task, field: &str) -> Result<Vec<Message>, String> {
     let found = task.row.get(field).ok_or_else(|| format!("its row has no field `{field}`"))?;
     let wrong = |why: String| format!("its field `{field}` {why}");
-    let items = found.as_array().ok_or_else(|| wrong("is no list of replies".to_owned()))?;
+    let items = found.as_array().ok_or_else(|| wrong("is not a list of completions".to_owned()))?;
     let mut completions = Vec::with_capacity(items.len());
     for (at, item) in items.iter().enumerate() {
         let message =
-            message(item).map_err(|why| wrong(format!("has a wrong message {at}: {why}")))?;
+            message(item).map_err(|why| wrong(format!("has an invalid message {at}: {why}")))?;
         completions.extend((message.role == Role::Assistant).then_some(message));
     }
     for (turn, completion) in completions.iter_mut().enumerate() {
@@ -96,7 +96,11 @@ pub fn row_completions(task: &Task, field: &str) -> Result<Vec<Message>, String>
             call.id = format!("call_{turn}_{index}");
         }
     }
-    if completions.is_empty() { Err(wrong("has no reply".to_owned())) } else { Ok(completions) }
+    if completions.is_empty() {
+        Err(wrong("has no completion".to_owned()))
+    } else {
+        Ok(completions)
+    }
 }
 
 fn message(item: &Value) -> Result<Message, String> {
@@ -122,7 +126,10 @@ fn row_responder(task: &Task, field: &str) -> Result<Arc<dyn ChatApi>, String> {
     let rule = move |_: &[Message]| {
         let at = next.fetch_add(1, Ordering::Relaxed);
         let used_up = || {
-            format!("the agent asked for more than the {} replies in `{field}`", completions.len())
+            format!(
+                "the agent requested more than the {} completions in `{field}`",
+                completions.len()
+            )
         };
         completions.get(at).cloned().ok_or_else(used_up)
     };
@@ -158,9 +165,9 @@ mod tests {
     #[test]
     fn written_names_field_without_completions() {
         for (completions, why) in [
-            (json!("one"), "is no list of replies"),
-            (json!([]), "has no reply"),
-            (json!([{ "role": "tool", "content": "1" }]), "has no reply"),
+            (json!("one"), "is not a list of completions"),
+            (json!([]), "has no completion"),
+            (json!([{ "role": "tool", "content": "1" }]), "has no completion"),
             (json!([3]), "has a wrong message 0"),
             (
                 json!([{ "tool_calls": [{ "function": { "name": "f", "arguments": "{\"a\": " } }] }]),

@@ -82,7 +82,7 @@ pub(crate) async fn create_attempt(
 ) -> Attempt {
     let rendered = match tokio::task::spawn_blocking(rendered).await {
         Ok(rendered) => rendered.map_err(|error| error.to_string()),
-        Err(error) => Err(format!("rendering came to no end: {error}")),
+        Err(error) => Err(format!("rendering failed: {error}")),
     };
     match rendered {
         Ok((trajectory, tokens)) => {

@@ -19,7 +19,7 @@ pub(crate) enum LoopError {
     Tool(#[from] ToolError),
     #[error("{0}")]
     Outage(String),
-    #[error("the agent {agent} broke: {why}")]
+    #[error("the agent {agent} failed: {why}")]
     Helper { agent: String, why: String },
     #[error("{0}")]
     Tree(#[from] TreeError),
@@ -101,7 +101,7 @@ impl ToolLoop<'_> {
             let finish = end.finish;
             let sampled = end.tokens;
             let AssistantTurn { turn, parsed, reasoning, message } = AssistantTurn::new(end, index);
-            debug!(turn, sampled, ?finish, "reply");
+            debug!(turn, sampled, ?finish, "completion sampled");
             history.push(message);
             match finish {
                 FinishReason::StopId | FinishReason::StopString => {}

@@ -9,8 +9,7 @@ use crate::api_error::{ApiError, ErrorKind};
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {
-    let panicked = |error| {
-        ApiError::new(ErrorKind::Internal, format!("writing the prompt came to no end: {error}"))
-    };
+    let panicked =
+        |error| ApiError::new(ErrorKind::Internal, format!("rendering the prompt failed: {error}"));
     tokio::task::spawn_blocking(work).await.map_err(panicked)
 }

@@ -144,7 +144,10 @@ async fn cast_calls_agents_by_name() {
     }
     let error = cast.call("judge", question("?")).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotFound);
-    assert_eq!(error.message, "this attempt has no agent \"judge\"; it has: solver, critic");
+    assert_eq!(
+        error.message,
+        "this attempt has no agent \"judge\"; available agents: solver, critic"
+    );
     let calls = cast.recorder().close(Duration::from_secs(5)).await.calls;
     let agents: Vec<&str> = calls.iter().map(|call| call.agent.as_str()).collect();
     assert_eq!(agents, ["critic", "solver"]);

@@ -50,8 +50,10 @@ impl Cast {
         let found = self.parties.iter().find(|party| party.agent == agent);
         found.ok_or_else(|| {
             let names: Vec<&str> = self.parties.iter().map(|party| party.agent.as_str()).collect();
-            let message =
-                format!("this attempt has no agent {agent:?}; it has: {}", names.join(", "));
+            let message = format!(
+                "this attempt has no agent {agent:?}; available agents: {}",
+                names.join(", ")
+            );
             ApiError::new(ErrorKind::NotFound, message)
         })
     }

@@ -36,7 +36,8 @@ pub(crate) async fn grammar(
     match &call.constraint {
         Some(_) if must_call => Err(ApiError::field(
             "response_format",
-            "a reply cannot both be a call and have another form; leave out response_format or tool_choice",
+            "a completion cannot be both a tool call and another output format; leave out \
+             response_format or tool_choice",
         )),
         Some(Constraint::JsonObject) => Ok(Some(Grammar::JsonObject)),
         Some(Constraint::JsonSchema(schema)) => json_schema(schema.clone()).await.map(Some),
@@ -56,7 +57,7 @@ async fn json_schema(schema: serde_json::Value) -> Result<Grammar, ApiError> {
         None => Ok(Grammar::JsonSchema(schema.to_string())),
         Some(found) => {
             let message = format!(
-                "the schema has {}, which no grammar can hold a reply to; leave it out",
+                "the schema has {}, which no grammar can enforce; leave it out",
                 location_text(found)
             );
             Err(ApiError::field("response_format", message))
@@ -81,7 +82,9 @@ async fn calls(
             ToolChoice::Named(name) => {
                 format!("tool_choice names {name:?}, which is not among the tools")
             }
-            _ => "tool_choice asks for a call, but there are no tools".into(),
+            _ => "tool_choice requires a tool call, but there are no tools; add tools or leave \
+                  out tool_choice"
+                .into(),
         };
         return Err(ApiError::field("tool_choice", message));
     }
@@ -89,21 +92,27 @@ async fn calls(
     let format = Arc::clone(format);
     let found = blocking(move || format.chat().must_call(&tools, several)).await?;
     let unknown = || {
-        let message = "this model writes calls in a format that no grammar is known of; use tool_choice = \"auto\"";
+        let message = "this model writes tool calls in a format for which no grammar is known; \
+                       use tool_choice = \"auto\"";
         ApiError::field("tool_choice", message)
     };
     let found = found.ok_or_else(unknown)?;
     if let Some(strict) = found.omitted.iter().find(|found| call.strict.contains(&found.tool)) {
         let message = format!(
-            "the parameters of the strict tool {:?} have {}, which no grammar can hold a call to; leave it out, or \
-             leave out `strict`",
+            "the parameters of the strict tool {:?} have {}, which no grammar can enforce; leave \
+             it out, or leave out `strict`",
             strict.tool,
             location_text(strict)
         );
         return Err(ApiError::field("tools", message));
     }
     for OmittedKeyword { tool, path, keyword } in &found.omitted {
-        tracing::debug!(tool, path, keyword, "left a keyword out of the grammar of calls");
+        tracing::debug!(
+            tool,
+            path,
+            keyword,
+            "grammar of tool calls does not enforce a schema keyword"
+        );
         metrics.count_ignored_field("tools", &format!("parameters.{keyword}"));
     }
     add(&metrics.ignored_keywords, found.omitted.len() as u64);
@@ -112,10 +121,10 @@ async fn calls(
 
 /// Describes a keyword and its position in the schema, for an error message.
 fn location_text(found: &OmittedKeyword) -> String {
-    let path = if found.path.is_empty() { "the top" } else { &found.path };
+    let path = if found.path.is_empty() { "the top level" } else { &found.path };
     match found.keyword.as_str() {
         "schema" => {
-            format!("something that is no schema, or none that a grammar can be made of, at {path}")
+            format!("a value that is not a schema, or has no grammar, at {path}")
         }
         keyword => format!("the keyword {keyword:?} at {path}"),
     }

@@ -73,8 +73,10 @@ pub(crate) async fn fit(
                 let found = prepared.prompt.len();
                 let max = budget.max_tokens;
                 let message = format!(
-                    "the prompt has {found} tokens, more than the {max} that agent.max_context_tokens and the \
-                     model's context leave, and agent.context lets none of it go; make it shorter, or allow more"
+                    "the prompt has {found} tokens, more than the {max} that \
+                     agent.max_context_tokens and the model's context allow, and agent.context \
+                     permits no truncation of it; shorten the prompt, or raise \
+                     agent.max_context_tokens"
                 );
                 return Err(ApiError::new(ErrorKind::TooLong, message));
             }
@@ -96,7 +98,8 @@ fn truncate_opening(
     let found = prepared.prompt.len();
     let too_long = |found: usize, max: usize, key: &str| {
         let message = format!(
-            "the prompt has {found} tokens, more than the {max} of agent.{key}; allow more, or set agent.truncation"
+            "the prompt has {found} tokens, more than the {max} of agent.{key}; raise \
+             agent.{key}, or set agent.truncation"
         );
         ApiError::new(ErrorKind::TooLong, message)
     };

@@ -116,8 +116,8 @@ pub(crate) async fn start(
     let rules = (opening, summarize);
     let (mut prompt, is_truncated) = prompt(recorder, party, backend, input, &tools, rules).await?;
     if prompt.opens_reasoning() && params.grammar.is_some() {
-        let message =
-            "this model's replies begin with a thought, which no form can be held to; leave it out";
+        let message = "completions of this model start with reasoning, so an output format \
+                       cannot be enforced; leave it out";
         return Err(ApiError::field(constrained_by.unwrap_or("response_format"), message));
     }
     let ids: Arc<[u32]> = prompt.ids().into();
@@ -164,7 +164,8 @@ pub(crate) async fn start(
             with_sampler_timeout(&**backend.sampler, timeout, backend.sampler.sample(request))
                 .await;
         let late = || {
-            let message = format!("waited {timeout:?} for the sampler to accept a request");
+            let message =
+                format!("timed out after {timeout:?} waiting for the sampler to accept a request");
             ApiError::new(ErrorKind::Deadline, message)
         };
         let call_prefix = format!("{:08x}", stream as u32);
@@ -363,7 +364,7 @@ impl Generation {
             // Calls of the batch that have not started may wait for this permit.
             self.permit.lock().unwrap_or_else(PoisonError::into_inner).take();
             if !batch.is_recorded().await {
-                let message = "another prompt of the same body was refused";
+                let message = "another prompt of the same request was rejected";
                 return Err(ApiError::new(ErrorKind::Invalid, message));
             }
         }
@@ -409,7 +410,10 @@ impl Generation {
     }
 
     fn timeout_error(&self, timeout: Duration) -> ApiError {
-        ApiError::new(ErrorKind::Deadline, format!("the reply was not done within {timeout:?}"))
+        ApiError::new(
+            ErrorKind::Deadline,
+            format!("the completion was not finished within {timeout:?}"),
+        )
     }
 
     /// Writes tokens to the transcript as they arrive, until the completion ends or is aborted.
@@ -465,7 +469,7 @@ impl Generation {
                 Some(Ok(SampleEvent::Finished(reason))) => return Ok(reason),
                 Some(Err(error)) => return Err(error.into()),
                 None => {
-                    let message = "the sampler stopped in the middle";
+                    let message = "the sampler stopped before the completion ended";
                     return Err(ApiError::new(ErrorKind::Unavailable, message));
                 }
             }

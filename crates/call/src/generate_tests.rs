@@ -406,9 +406,9 @@ async fn contradictory_requests_are_rejected_by_field() {
                 ..question()
             },
             "response_format",
-            "cannot both be a call and have another form",
+            "cannot be both a tool call and another output format",
         ),
-        (Request::new(Input::Messages(Vec::new())), "messages", "there are no messages"),
+        (Request::new(Input::Messages(Vec::new())), "messages", "messages is empty"),
         (Request::new(Input::Tokens(Vec::new())), "prompt", "the prompt is empty"),
         (Request::new(Input::Text(String::new())), "prompt", "the prompt is empty"),
     ] {

@@ -121,8 +121,9 @@ impl Party {
             }
             _ => {
                 let message = format!(
-                    "the model {:?} is behind an API that takes messages alone; ask it at /v1/chat/completions, \
-                     /v1/responses or /v1/messages, without log-probabilities and token ids",
+                    "the model {:?} is served by an external API that accepts only messages; \
+                     call it at /v1/chat/completions, /v1/responses or /v1/messages, without \
+                     log-probabilities and token ids",
                     self.model
                 );
                 Err(ApiError::field("model", message))

@@ -71,7 +71,7 @@ pub(crate) async fn prompt(
         }
     };
     if ids.is_empty() {
-        Err(ApiError::field("prompt", "the prompt is empty; give at least one token"))
+        Err(ApiError::field("prompt", "the prompt is empty, but must have at least one token"))
     } else {
         Ok((Prompt::Ids(ids), false))
     }
@@ -80,14 +80,18 @@ pub(crate) async fn prompt(
 /// Checks that there are messages, and that the model supports all their parts.
 fn check_messages(messages: &[Message]) -> Result<(), ApiError> {
     if messages.is_empty() {
-        return Err(ApiError::field("messages", "there are no messages; give at least one"));
+        return Err(ApiError::field(
+            "messages",
+            "messages is empty, but must have at least one message",
+        ));
     }
     for (index, message) in messages.iter().enumerate() {
         if let Some(part) = message.content.non_text_parts().next() {
             let param = format!("messages[{index}].content");
             let kind = part.kind();
             let message = format!(
-                "a part of type {kind:?} cannot be shown to this model, which reads text alone"
+                "a part of type {kind:?} is not supported, because this model reads only text; \
+                 remove the part"
             );
             return Err(ApiError::field(&param, message));
         }

@@ -195,13 +195,15 @@ impl Recorder {
         if is_counted {
             if state.remaining_calls == 0 {
                 let max = self.options.max_calls;
-                let message = format!("this attempt has made its {max} calls (agent.max_turns)");
+                let message =
+                    format!("this attempt has reached its limit of {max} calls (agent.max_turns)");
                 return Err(ApiError::new(ErrorKind::Limit, message));
             }
             if state.remaining_tokens == 0 {
                 let max = self.options.max_tokens;
-                let message =
-                    format!("this attempt has sampled its {max} tokens (agent.max_tokens)");
+                let message = format!(
+                    "this attempt has reached its limit of {max} sampled tokens (agent.max_tokens)"
+                );
                 return Err(ApiError::new(ErrorKind::Limit, message));
             }
             state.remaining_calls -= 1;
@@ -219,7 +221,7 @@ impl Recorder {
             return Ok(());
         }
         let message =
-            format!("the attempt {} is over; its key is no longer good", self.options.name);
+            format!("the attempt {} has ended; its key is no longer valid", self.options.name);
         Err(ApiError::new(ErrorKind::AttemptEnded, message))
     }
 
@@ -311,7 +313,12 @@ impl Recorder {
         let left = if ended { 0 } else { *self.running.borrow() };
         if left > 0 {
             let attempt = &self.options.name;
-            tracing::warn!(attempt, left, ?timeout, "calls that did not end are not recorded");
+            tracing::warn!(
+                attempt,
+                left,
+                ?timeout,
+                "discarded calls that did not end within the timeout"
+            );
         }
         // Comparing the conversation with its template takes time, so it runs outside of the async
         // workers.
@@ -325,7 +332,7 @@ impl Recorder {
         drop(state);
         recorded.drift = drift.unwrap_or_else(|error| {
             recorded.comparison_error =
-                Some(format!("comparing the conversation came to no end: {error}"));
+                Some(format!("comparing the conversation with the chat template failed: {error}"));
             conversation.drift()
         });
         recorded.counts = conversation.counts().clone();

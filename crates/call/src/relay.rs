@@ -55,13 +55,19 @@ pub(crate) async fn start(
         return Err(party
             .tokens()
             .err()
-            .unwrap_or_else(|| ApiError::field("prompt", "give messages")));
+            .unwrap_or_else(|| ApiError::field("prompt", "send messages instead of a prompt")));
     };
     if messages.is_empty() {
-        return Err(ApiError::field("messages", "there are no messages; give at least one"));
+        return Err(ApiError::field(
+            "messages",
+            "messages is empty, but must have at least one message",
+        ));
     }
     if n != 1 {
-        let message = format!("n = {n}, but the model {:?} gives one reply a call", party.model);
+        let message = format!(
+            "n = {n}, but must be 1, because the model {:?} returns one completion per call",
+            party.model
+        );
         return Err(ApiError::field("n", message));
     }
     let guard = recorder.admit(is_counted)?;
@@ -115,14 +121,14 @@ fn timeout_error(party: &Party) -> ApiError {
     let Party { model, limits, .. } = party;
     ApiError::new(
         ErrorKind::Deadline,
-        format!("the reply of {model:?} was not done within {:?}", limits.timeout),
+        format!("the completion of {model:?} was not finished within {:?}", limits.timeout),
     )
 }
 
 fn interrupted_error(party: &Party) -> ApiError {
     ApiError::new(
         ErrorKind::Unavailable,
-        format!("the reply of {:?} stopped in the middle", party.model),
+        format!("the stream of {:?} stopped before the completion ended", party.model),
     )
 }
 

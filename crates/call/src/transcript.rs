@@ -197,7 +197,7 @@ impl Drop for EndGuard {
             events.last().is_some_and(|event| event.is_last())
         };
         if !has_ended {
-            let message = "the call came to no end: the task that sampled its reply has died";
+            let message = "the call failed: the task that sampled its completion has exited";
             self.0.push(Event::Failed(ApiError::new(ErrorKind::Internal, message)));
         }
     }
@@ -319,7 +319,7 @@ impl Reader {
         }
         self.mark_received();
         completed.ok_or_else(|| {
-            ApiError::new(ErrorKind::Internal, "the call has ended without a completion")
+            ApiError::new(ErrorKind::Internal, "the call ended without a completion")
         })
     }
 

@@ -125,9 +125,11 @@ fn talk(case: &RequestLine) -> Result<Value, Box<dyn Error>> {
             conversation.record(prepared, completion, &SamplingParams::default())?;
         let message = reply_completion.message();
         if message.tool_calls.len() != step_message.tool_calls.len() {
-            return Err(
-                format!("the calls of a reply are not read: {:?}", reply_completion.text).into()
-            );
+            return Err(format!(
+                "the tool calls of a completion cannot be parsed: {:?}",
+                reply_completion.text
+            )
+            .into());
         }
         let reasoning =
             Some(reply_completion.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());

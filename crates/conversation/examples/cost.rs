@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let format = Arc::new(Format::new(chat, options));
     let abridges = format.can_abridge();
     println!(
-        "probe of the template  {:>9.1?}, an abridged past is enough: {abridges}",
+        "probe of the template  {:>9.1?}, an abridged history is sufficient: {abridges}",
         started.elapsed()
     );
 
@@ -95,12 +95,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let text: usize =
         messages.iter().map(|message| serde_json::to_string(message).map_or(0, |m| m.len())).sum();
     println!(
-        "{turns} turns, {fork} forks  longest path {max_depth} tokens, {text} bytes of messages"
+        "{turns} turns, {fork} forks  longest sequence {max_depth} tokens, {text} bytes of messages"
     );
-    println!("prompts in all         {sent} tokens");
-    println!("stored in all          {stored} tokens, {} segments", trajectory.segments().len());
+    println!("prompts in total       {sent} tokens");
+    println!("stored in total        {stored} tokens, {} segments", trajectory.segments().len());
     println!(
-        "memory                 {} KiB, {:.0} bytes a stored token",
+        "memory                 {} KiB, {:.0} bytes per stored token",
         after - before,
         (after - before) as f64 * 1024.0 / stored as f64
     );

@@ -35,8 +35,9 @@ pub enum ConversationError {
     Text(#[from] TextError),
     /// The template renders recorded history differently, which is an error in strict mode.
     #[error(
-        "before turn {turn} the chat template prints {printed:?} where {recorded:?} was recorded; take a template that \
-         keeps the past, set history = \"template\" to follow it, or let drift be counted"
+        "before turn {turn}, the chat template renders {printed:?} instead of the recorded \
+         {recorded:?}; use a template that preserves the history, set history = \"template\" to \
+         follow the template, or allow drift, which is then counted"
     )]
     Drift {
         /// Number of the turn that would have been recorded next.

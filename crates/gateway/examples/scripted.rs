@@ -24,7 +24,8 @@ use levade_text::testing::{IM_END, tiny_chat};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
-    let address = arguments.next().ok_or("give an address, and the texts to say")?;
+    let address =
+        arguments.next().ok_or("expected an address and the texts that the model returns")?;
     let texts: Vec<String> = arguments.collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let party = Party::new(

@@ -45,7 +45,7 @@ async fn sampler_rejection_rejects_all_prompts() {
 async fn attempt_limit_rejects_all_prompts() {
     let served = TestGateway::with_limits(&["A reply."], Limits { calls: 2, ..LIMITS });
     let response = served.post("/v1/completions", &json!({ "prompt": ["a", "b", "c"] })).await;
-    assert!(response.text.contains("has made its 2 calls"), "{}", response.text);
+    assert!(response.text.contains("has reached its limit of 2 calls"), "{}", response.text);
     assert_eq!(served.session.close(Duration::from_secs(5)).await.0.calls, []);
 }
 

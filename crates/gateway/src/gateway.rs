@@ -132,7 +132,7 @@ impl Gateway {
             return Ok(only.clone());
         }
         let names: Vec<&str> = models.iter().map(|model| model.party.model.as_str()).collect();
-        let message = format!("there is no model {name:?}; there is: {}", names.join(", "));
+        let message = format!("there is no model {name:?}; available models: {}", names.join(", "));
         Err(ApiError { kind: ErrorKind::NotFound, message, param: Some("model".into()) })
     }
 
@@ -160,14 +160,15 @@ impl Gateway {
         let sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(session) = sessions.get(attempt) else {
             let message = format!(
-                "the attempt {attempt} is over, or was another process'; its key is no longer good"
+                "the attempt {attempt} has ended or belongs to another process; its key is no \
+                 longer valid"
             );
             return Err(ApiError::new(ErrorKind::AttemptEnded, message));
         };
         if !session.key.matches(text) && !session.reward_key.matches(text) {
             return Err(ApiError::new(
                 ErrorKind::Unauthorized,
-                "this is not the key of its attempt",
+                "the key is not valid for the attempt that it names",
             ));
         }
         Ok(Some(Arc::clone(session)))
@@ -276,8 +277,10 @@ impl Gateway {
         found.ok_or_else(|| {
             let names: Vec<&str> = routes.iter().map(|route| route.party.agent.as_str()).collect();
             let agent = caller.agent.as_deref().unwrap_or_default();
-            let message =
-                format!("this attempt has no agent {agent:?}; it has: {}", names.join(", "));
+            let message = format!(
+                "this attempt has no agent {agent:?}; available agents: {}",
+                names.join(", ")
+            );
             ApiError::new(ErrorKind::NotFound, message)
         })
     }
@@ -310,16 +313,19 @@ impl Gateway {
         let waiting = &self.0.waiting;
         if waiting.fetch_add(1, Ordering::Relaxed) >= options.waiting as u64 {
             waiting.fetch_sub(1, Ordering::Relaxed);
-            let message = format!("{} calls are waiting already; come back later", options.waiting);
+            let message =
+                format!("the queue is full with {} waiting calls; retry later", options.waiting);
             return Err(ApiError::new(ErrorKind::Busy(Duration::from_secs(1)), message));
         }
         let _waiter = Waiter(self);
         match tokio::time::timeout(options.permit_timeout, slots.acquire_owned()).await {
             Ok(Ok(permit)) => Ok(permit),
-            Ok(Err(_)) => Err(ApiError::new(ErrorKind::Unavailable, "the gateway is closing")),
+            Ok(Err(_)) => {
+                Err(ApiError::new(ErrorKind::Unavailable, "the gateway is shutting down"))
+            }
             Err(_) => {
                 let message = format!(
-                    "waited {:?} for one of {} calls to end",
+                    "timed out after {:?} waiting for one of {} running calls to end",
                     options.permit_timeout, options.running
                 );
                 Err(ApiError::new(ErrorKind::Deadline, message))

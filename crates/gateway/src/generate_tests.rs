@@ -229,13 +229,13 @@ async fn invalid_fields_are_named_and_not_recorded() {
     }
     let response = served.send("POST", CHAT, served.session.key(), &with("stop", json!([1]))).await;
     assert!(
-        response.text.contains("stop: it is neither a text nor a list of texts"),
+        response.text.contains("stop: must be a string or a list of strings"),
         "{}",
         response.text
     );
     let body_of = json!({ "prompt": { "text": "?" } });
     let response = served.post("/v1/completions", &body_of).await;
-    assert!(response.text.contains("prompt: it is neither a text nor a list"), "{}", response.text);
+    assert!(response.text.contains("prompt: must be a string, or a list"), "{}", response.text);
     let invalid = Request::post(CHAT).body(Body::from(vec![0xFF, 0xFE])).unwrap();
     assert_eq!(served.router().oneshot(invalid).await.unwrap().status(), StatusCode::BAD_REQUEST);
     let long = question(&"x".repeat(5000)).to_string();
@@ -451,13 +451,13 @@ async fn attempt_limits_reject_further_calls() {
         (StatusCode::BAD_REQUEST, &"false".parse().unwrap())
     );
     assert_eq!(rejected.json()["error"]["code"], "attempt_limit_reached");
-    assert!(rejected.text.contains("its 2 calls"), "{}", rejected.text);
+    assert!(rejected.text.contains("limit of 2 calls"), "{}", rejected.text);
     let limits = Limits { calls: 9, tokens: 7, timeout: Duration::from_secs(5) };
     let served = TestGateway::with_limits(&["Four"], limits);
     let body_of = async |text: &str| served.post(CHAT, &question(text)).await;
     assert_eq!(body_of("a").await.json()["choices"][0]["finish_reason"], "stop");
     assert_eq!(body_of("b").await.json()["choices"][0]["finish_reason"], "length");
-    assert!(body_of("c").await.text.contains("its 7 tokens"));
+    assert!(body_of("c").await.text.contains("limit of 7 sampled tokens"));
 }
 
 #[tokio::test]
@@ -624,7 +624,7 @@ async fn vllm_constraints_reach_sampler() {
         body[field] = json!(["Yes", "No"]);
         let response = served.send("POST", path, OUTSIDE_KEY, &body.to_string()).await;
         assert!(
-            response.text.contains("a script keeps to no grammar"),
+            response.text.contains("a scripted model does not support grammars"),
             "{path}: {}",
             response.text
         );

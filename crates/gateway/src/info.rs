@@ -165,8 +165,10 @@ async fn weights(model: &Model) -> Result<String, ApiError> {
     let sampler = &**model.party.tokens()?.sampler;
     let found = with_sampler_timeout(sampler, PROBE, sampler.version()).await;
     let late = || {
-        let message =
-            format!("waited {PROBE:?} for the version of the weights of {:?}", model.party.model);
+        let message = format!(
+            "timed out after {PROBE:?} waiting for the weight version of {:?}",
+            model.party.model
+        );
         ApiError::new(ErrorKind::Deadline, message)
     };
     Ok(found.ok_or_else(late)??.to_string())

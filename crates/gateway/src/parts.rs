@@ -67,7 +67,8 @@ impl ContentParser<'_> {
             Value::String(text) => return Ok(Some(text.clone())),
             Value::Array(parts) => parts,
             other => {
-                let message = format!("{field_path} is {other}; it is a text or a list of parts");
+                let message =
+                    format!("{field_path} is {other}, but must be a string or a list of parts");
                 return Err(ApiError::field(field_path, message));
             }
         };
@@ -124,11 +125,17 @@ impl ContentParser<'_> {
         let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
             match kind {
                 "tool_result" => read.push(self.tool_result(part, field_path)?),
-                _ if self.add(kind, part, field_path, user_text.get_or_insert_default(), false)? => {}
+                _ if self.add(
+                    kind,
+                    part,
+                    field_path,
+                    user_text.get_or_insert_default(),
+                    false,
+                )? => {}
                 "document" => {
                     let message = format!(
-                        "the source of {field_path} is of type {}, but this model, which reads text alone, is shown \
-                         documents whose source is of type text or content",
+                        "the source of {field_path} is of type {}, but this model reads only \
+                         text; send documents whose source is of type text or content",
                         part["source"]["type"]
                     );
                     return Err(ApiError::field(field_path, message));
@@ -283,7 +290,7 @@ pub(crate) fn field<'a>(
 ) -> Result<&'a str, ApiError> {
     part[name].as_str().ok_or_else(|| {
         let param = format!("{field_path}.{name}");
-        let message = format!("{param} is {}, not a text", part[name]);
+        let message = format!("{param} is {}, but must be a string", part[name]);
         ApiError::field(&param, message)
     })
 }
@@ -309,14 +316,17 @@ pub(crate) fn unsupported_part(kind: &str, field_path: &str, known: &str) -> Api
     let is_media =
         ["image", "audio", "video", "file", "screenshot"].iter().any(|media| kind.contains(media));
     let message = match kind {
-        "" => format!("{field_path} has no type; it is {known}"),
+        "" => format!("{field_path} has no type; the type must be {known}"),
         _ if is_media => {
             format!(
-                "{field_path} is of type {kind:?}, which cannot be shown to this model, which reads text alone"
+                "{field_path} is of type {kind:?}, but this model reads only text; remove the part"
             )
         }
         _ => {
-            format!("{field_path} is of type {kind:?}, which is not supported here; it is {known}")
+            format!(
+                "{field_path} is of type {kind:?}, which is not supported here; the type must be \
+                 {known}"
+            )
         }
     };
     ApiError::field(field_path, message)

@@ -241,7 +241,10 @@ async fn chat_api_errors_keep_status_and_are_recorded() {
     assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE, "{}", response.text);
     let external = session.close(Duration::from_secs(5)).await.0.external;
     assert_eq!(external[0].message.content.as_str(), "So ");
-    assert!(external[0].error.as_ref().unwrap().contains("stopped in the middle"), "{external:?}");
+    assert!(
+        external[0].error.as_ref().unwrap().contains("stopped before the completion ended"),
+        "{external:?}"
+    );
 }
 
 #[tokio::test]

@@ -48,10 +48,11 @@ impl ScriptedSampler {
 impl Sampler for ScriptedSampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
         if request.params.grammar.is_some() {
-            return Err(PolicyError::Invalid("a script keeps to no grammar".into()));
+            return Err(PolicyError::Invalid("a scripted model does not support grammars".into()));
         }
-        let text =
-            self.next().ok_or_else(|| PolicyError::Stopped("a script without texts".into()))?;
+        let text = self
+            .next()
+            .ok_or_else(|| PolicyError::Stopped("the scripted model has no texts".into()))?;
         let (sender, stream) = SampleStream::channel();
         let end = self.end;
         let pace = self.pace;

@@ -208,7 +208,7 @@ async fn arguments_are_equal_in_every_api_and_stream() {
         let completion = call(&format!("{{\"b\": 1, \"a\": {written}}}"));
         check(&completion, &json!({}), true, &[&format!("call {{\"b\":1,\"a\":{sent}}}")]).await;
     }
-    // A string cannot contain half of a surrogate pair, so the client receives the call as text.
+    // A string cannot contain an unpaired surrogate, so the client receives the call as text.
     let lone = call(r#"{"a": "\ud83d"}"#);
     check(&lone, &json!({}), true, &[&format!("text {lone}")]).await;
 }
@@ -454,11 +454,7 @@ async fn lone_surrogates_in_requests_are_rejected_by_name() {
             let response =
                 served.send("POST", path, OUTSIDE_KEY, &body.replace("TEXT", escaped)).await;
             assert_eq!(response.status, 400, "{path}: {}", response.text);
-            assert!(
-                response.text.contains("half of a surrogate pair"),
-                "{path}: {}",
-                response.text
-            );
+            assert!(response.text.contains("an unpaired surrogate"), "{path}: {}", response.text);
         }
     }
     // In the arguments of a call, which are JSON text, lone surrogates are kept unchanged.

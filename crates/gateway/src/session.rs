@@ -132,7 +132,7 @@ impl Session {
         if !reward.value.is_finite() {
             return Err(ApiError::field(
                 "value",
-                format!("value is {}; rewards are finite", reward.value),
+                format!("value is {}, but must be finite", reward.value),
             ));
         }
         if let Some(agent) = &reward.agent
@@ -147,7 +147,8 @@ impl Session {
             && !recorder.has_turn(turn)
         {
             let made = recorder.ended_calls();
-            let message = format!("no call {turn} has ended in this attempt; {made} calls have");
+            let message =
+                format!("the call {turn} has not ended in this attempt; {made} calls have ended");
             return Err(ApiError::field("turn", message));
         }
         self.state().rewards.push(reward);

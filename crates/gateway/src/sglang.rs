@@ -34,7 +34,7 @@ const MAX_NEW_TOKENS: usize = 128;
 
 /// One value for all prompts of a batch, or one value for each prompt.
 #[derive(Clone, Deserialize)]
-#[serde(untagged, expecting = "it is neither such a value nor a list of such, one for each prompt")]
+#[serde(untagged, expecting = "must be one value, or a list with one value for each prompt")]
 enum PerPrompt<T> {
     One(T),
     Many(Vec<T>),
@@ -77,7 +77,7 @@ struct Request {
 
 /// Prompts of token ids.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "it is neither a list of token ids nor a list of such lists")]
+#[serde(untagged, expecting = "must be a list of token ids or a list of such lists")]
 enum Ids {
     One(Vec<u32>),
     Many(Vec<Vec<u32>>),
@@ -133,17 +133,14 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
         }
         (None, Some(Ids::One(ids))) => (vec![Input::Tokens(ids)], false),
         (None, Some(Ids::Many(lists))) => (lists.into_iter().map(Input::Tokens).collect(), true),
-        _ => return Err(ApiError::field("input_ids", "give either input_ids or text")),
+        _ => return Err(ApiError::field("input_ids", "set either input_ids or text")),
     };
     if inputs.is_empty() {
-        return Err(ApiError::field("input_ids", "the batch is empty; give at least one prompt"));
+        return Err(ApiError::field("input_ids", "the batch is empty; send at least one prompt"));
     }
     let streams = request.stream.unwrap_or(false);
     if streams && is_batch {
-        return Err(ApiError::field(
-            "stream",
-            "a batch is answered as a whole only; leave stream out",
-        ));
+        return Err(ApiError::field("stream", "a batch cannot be streamed; leave stream out"));
     }
     let count = inputs.len();
     let mut calls = Vec::with_capacity(count);
@@ -247,7 +244,7 @@ fn parse_format(params: &mut Map<String, Value>) -> Result<Option<Constraint>, A
         None => None,
         Some(Value::String(pattern)) => Some(Constraint::Regex(pattern)),
         Some(other) => {
-            let message = format!("sampling_params.regex is {other}; it is a text");
+            let message = format!("sampling_params.regex is {other}, but must be a string");
             return Err(ApiError::field("sampling_params.regex", message));
         }
     };
@@ -417,7 +414,7 @@ fn finish(end: &End, tokens: &[Token]) -> Value {
         FinishReason::Length | FinishReason::Context => {
             json!({ "type": "length", "length": tokens.len() })
         }
-        FinishReason::Aborted => json!({ "type": "abort", "message": "the call was given up" }),
+        FinishReason::Aborted => json!({ "type": "abort", "message": "the call was aborted" }),
     }
 }
 

@@ -37,10 +37,7 @@ pub(crate) async fn tokenize(
 ) -> Response {
     let work = tokio::task::spawn_blocking(move || tokens_of(&gateway, incoming)).await;
     let failed = |error| {
-        ApiError::new(
-            levade_call::ErrorKind::Internal,
-            format!("tokenizing came to no end: {error}"),
-        )
+        ApiError::new(levade_call::ErrorKind::Internal, format!("tokenizing failed: {error}"))
     };
     respond(work.map_err(failed).and_then(|found| found))
 }
@@ -61,7 +58,7 @@ fn tokens_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiE
                 openai::tools(gateway, "tokenize", request.tools.as_deref().unwrap_or_default())?;
             chat.prompt(&openai::messages(gateway, messages)?, &tools)?
         }
-        _ => return Err(ApiError::field("prompt", "give either a prompt or messages")),
+        _ => return Err(ApiError::field("prompt", "set either prompt or messages")),
     };
     let mut response = json!({ "count": ids.len(), "max_model_len": model.context, "tokens": ids });
     if request.return_token_strs == Some(true) {
@@ -88,7 +85,7 @@ fn text_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiErr
     if let Some(id) = request.tokens.iter().find(|id| **id as usize >= size) {
         return Err(ApiError::field(
             "tokens",
-            format!("{id} is outside of the vocabulary of {size} tokens"),
+            format!("token id {id} is outside of the vocabulary of {size} tokens"),
         ));
     }
     Ok(json!({ "prompt": tokenizer.decode_with_special(&request.tokens) }))

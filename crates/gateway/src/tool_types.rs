@@ -49,8 +49,8 @@ pub(crate) fn is_hosted_tool(tool: &Value) -> bool {
 pub(crate) fn unknown(tool: &Value, field_path: &str) -> ApiError {
     let name = tool["name"].as_str().map_or_else(String::new, |name| format!(" ({name:?})"));
     let message = format!(
-        "{field_path}{name} is of type {}, whose parameters are not known here, so that the model could not call it; \
-         give it as a function with its parameters",
+        "{field_path}{name} is of type {}, whose parameters are unknown here, so the model \
+         cannot call it; define it as a function with its parameters",
         tool["type"]
     );
     ApiError::field(field_path, message)

@@ -62,7 +62,10 @@ fn count(params: &mut Map<String, Value>, name: &str) -> Result<Option<usize>, A
     let Some(value) = params.remove(name).filter(|value| !value.is_null()) else { return Ok(None) };
     let wrong = || {
         let field = format!("sampling_params.{name}");
-        ApiError::field(&field, format!("{field} is {value}; it is a number from 0, or null"))
+        ApiError::field(
+            &field,
+            format!("{field} is {value}, but must be a whole number of at least 0, or null"),
+        )
     };
     value.as_u64().and_then(|count| usize::try_from(count).ok()).ok_or_else(wrong).map(Some)
 }
@@ -74,7 +77,7 @@ fn prepare(
     let (caller, body) = incoming.into_call()?;
     let request: Request = read(&body)?;
     if let Some(mode) = request.output_mode.filter(|mode| mode != "tokens") {
-        let message = format!("output_mode is {mode:?}, but only \"tokens\" are written here");
+        let message = format!("output_mode is {mode:?}, but must be \"tokens\"");
         return Err(ApiError::field("output_mode", message));
     }
     openai::check_fields(gateway, API, &request.rest)?;

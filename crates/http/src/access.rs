@@ -172,8 +172,9 @@ impl Access {
         let mut named = named.chain(uri.authority().map(|authority| authority.as_str()));
         if let Some(host) = named.find(|host| !self.is_own_host(host)) {
             let message = format!(
-                "the Host header is {host:?}, which is no name of this server; without keys it answers only as \
-                 localhost, 127.0.0.1, [::1], the address that it listens at, and names given with --allow-host"
+                "the Host header is {host:?}, which is not a name of this server; without keys, \
+                 the server accepts only localhost, 127.0.0.1, [::1], its listen address, and \
+                 names set with --allow-host"
             );
             return rejected(StatusCode::FORBIDDEN, message);
         }
@@ -187,8 +188,9 @@ impl Access {
         {
             // Browsers send no Origin with a GET request for an image, a script or a page.
             let message = format!(
-                "the request comes from a page of another site (Sec-Fetch-Site: {}); without keys this server \
-                 answers only pages of its own origin and of those given with --allow-origin",
+                "the request comes from a page of another site (Sec-Fetch-Site: {}); without \
+                 keys, this server accepts only requests from pages of its own origin and of \
+                 origins set with --allow-origin",
                 String::from_utf8_lossy(site.as_bytes())
             );
             return rejected(StatusCode::FORBIDDEN, message);
@@ -287,14 +289,10 @@ fn parse_origin(text: &str) -> Result<String, HttpError> {
                 && !authority.contains(['/', '?', '#', '@', '*'])
                 && split_authority(authority).is_some()
         });
-    if is_origin {
-        Ok(text)
-    } else {
-        Err(HttpError::Invalid(format!(
-            "{text:?} is no origin; write its scheme, host and port without a path, such as \
+    if is_origin { Ok(text) } else { Err(HttpError::Invalid(format!(
+            "{text:?} is not an origin; write its scheme, host and port without a path, such as \
              \"http://localhost:3000\", or \"*\" for every origin"
-        )))
-    }
+        ))) }
 }
 
 /// Splits an authority into its host, in lower case and without brackets and final dot, and its

@@ -274,7 +274,7 @@ fn new_rejects_malformed_hosts_and_origins() {
     ] {
         let error = Access::new(&[], &strings(&[origin])).unwrap_err().to_string();
         assert!(
-            error.contains("is no origin") && error.contains("http://localhost:3000"),
+            error.contains("is not an origin") && error.contains("http://localhost:3000"),
             "{error}"
         );
     }

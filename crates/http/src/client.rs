@@ -55,12 +55,12 @@ impl Client {
         let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
         if let Some(file) = more_roots {
             let failed = |error: &dyn std::fmt::Display| {
-                invalid(format!("roots {}: {error}", file.display()))
+                invalid(format!("root certificates in {}: {error}", file.display()))
             };
             let found = CertificateDer::pem_file_iter(file).map_err(|error| failed(&error))?;
             let found = found.collect::<Result<Vec<_>, _>>().map_err(|error| failed(&error))?;
             if roots.add_parsable_certificates(found).0 == 0 {
-                return Err(failed(&"it holds no certificate"));
+                return Err(failed(&"the file contains no certificate"));
             }
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());

@@ -34,13 +34,13 @@ impl Pattern {
     pub(crate) fn parse(text: &str) -> Result<Self, HttpError> {
         let wrong = |why: &str| {
             HttpError::Invalid(format!(
-                "{text:?} is no host: {why}; write a name or an address, such as \"api.example.org\", \"*.example.org\", \
-             \"localhost:8000\" or \"[::1]:8000\""
+                "{text:?} is not a host: {why}; write a name or an address, such as \
+                 \"api.example.org\", \"*.example.org\", \"localhost:8000\" or \"[::1]:8000\""
             ))
         };
         let lowered = text.trim().to_ascii_lowercase();
         if lowered.contains('/') {
-            return Err(wrong("it is an address of a page"));
+            return Err(wrong("it contains a slash"));
         }
         let (subdomains_only, rest) = match lowered.strip_prefix("*.") {
             Some(rest) => (true, rest),
@@ -53,7 +53,7 @@ impl Pattern {
                 let number = port.strip_prefix(':');
                 // "[::1]8000" must not match every port.
                 if number.is_none() && !port.is_empty() {
-                    return Err(wrong("its port has no colon"));
+                    return Err(wrong("its port must follow a colon"));
                 }
                 (host.to_owned(), number)
             }
@@ -64,12 +64,12 @@ impl Pattern {
             },
         };
         let port = port
-            .map(|port| port.parse().map_err(|_| wrong("its port is no number")))
+            .map(|port| port.parse().map_err(|_| wrong("its port is not a number")))
             .transpose()?;
         if host.is_empty()
             || host.contains(['*', ' ', '@', ':']) && host.parse::<Ipv6Addr>().is_err()
         {
-            return Err(wrong("it has no name"));
+            return Err(wrong("its name is empty or invalid"));
         }
         Ok(Pattern { host: host.trim_end_matches('.').to_owned(), subdomains_only, port })
     }
@@ -377,7 +377,7 @@ mod tests {
             "[::1]8000",
         ] {
             let error = Hosts::allow_public([text]).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("{text:?} is no host")), "{error}");
+            assert!(error.starts_with(&format!("{text:?} is not a host")), "{error}");
         }
     }
 }

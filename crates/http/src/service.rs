@@ -53,14 +53,14 @@ pub fn with_rejections<S: Clone + Send + Sync + 'static>(
     let reject = Arc::new(reject);
     let [reject_path, reject_method] = [Arc::clone(&reject), Arc::clone(&reject)];
     let nowhere = move |request: Request| {
-        let message = format!("nothing is at {} {}", request.method(), request.uri().path());
+        let message = format!("there is no route {} {}", request.method(), request.uri().path());
         ready(reject_path(&request, Rejection { status: StatusCode::NOT_FOUND, message }))
     };
     // The router adds the header `Allow`.
     let wrong_method = move |request: Request| {
         let method = request.method();
-        let path = request.uri().path();
-        let message = format!("{path} has no method {method}; see the header Allow");
+let path = request.uri().path();
+        let message = format!("{path} does not support the method {method}; see the header Allow");
         ready(reject_method(
             &request,
             Rejection { status: StatusCode::METHOD_NOT_ALLOWED, message },
@@ -121,10 +121,9 @@ pub async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> Result<By
         if error.contains("length limit") {
             rejected(
                 StatusCode::PAYLOAD_TOO_LARGE,
-                format!("the body has more than {max} bytes, the most that is read"),
-            )
-        } else {
-            rejected(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))
+                format!("the body exceeds the limit of {max} bytes"),
+            ),
+            false => rejected(StatusCode::BAD_REQUEST, format!("the body ended early: {error}")),
         }
     })?;
     let packed = |encoding: &str| {
@@ -143,11 +142,11 @@ pub async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> Result<By
         UnpackError::Unknown => packed(&format!("{encoding:?}")),
         UnpackError::Broken => rejected(
             StatusCode::BAD_REQUEST,
-            format!("the body is not the {encoding} that its Content-Encoding names"),
+            format!("the body is not valid {encoding}, which its Content-Encoding names"),
         ),
         UnpackError::TooLarge => rejected(
             StatusCode::PAYLOAD_TOO_LARGE,
-            format!("the unpacked body has more than {max} bytes, the most that is read"),
+            format!("the unpacked body exceeds the limit of {max} bytes"),
         ),
     })
 }
@@ -171,14 +170,14 @@ pub fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, JsonError> {
         let field = Some(error.path().to_string()).filter(|path| path != "." && path != "?");
         let why = error.inner().to_string();
         let why = if why.contains("surrogate") || why.contains("unexpected end of hex escape") { format!(
-                "half of a surrogate pair, such as \\ud83d alone, is no character, and no text can hold it; send \
-                 U+FFFD in its place ({why})"
+                "an unpaired surrogate, such as \\ud83d alone, is not a character; send U+FFFD \
+                 instead ({why})"
             ) } else { why };
         JsonError { message: format!("{}: {why}", field.as_deref().unwrap_or("the body")), field }
     })?;
     let rest = |error| JsonError {
         field: None,
-        message: format!("the body goes on after its JSON: {error}"),
+        message: format!("the body continues after its JSON: {error}"),
     };
     deserializer.end().map_err(rest)?;
     Ok(value)
@@ -197,7 +196,7 @@ pub async fn serve(
     // ms for the client to acknowledge the packet before.
     let listener = listener.tap_io(|connection| {
         if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "a connection keeps its small packets back");
+            tracing::debug!(%error, "cannot set TCP_NODELAY on a connection");
         }
     });
     axum::serve(listener, routes).with_graceful_shutdown(stop).await

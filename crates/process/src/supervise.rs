@@ -41,13 +41,14 @@ pub fn supervise() -> ExitCode {
     let mut order = String::new();
     let read = std::io::stdin().lock().read_line(&mut order);
     let order: Order = match read.map_err(|error| error.to_string()).and_then(|_| {
-        serde_json::from_str(&order).map_err(|error| format!("the order is damaged: {error}"))
+        serde_json::from_str(&order)
+            .map_err(|error| format!("the launch order cannot be parsed: {error}"))
     }) {
         Ok(order) => order,
         Err(why) => return fail(&why),
     };
     let Some((program, arguments)) = order.command.split_first() else {
-        return fail("no program is named");
+        return fail("the command is empty, but must start with a program");
     };
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
@@ -73,7 +74,7 @@ pub fn supervise() -> ExitCode {
         std::thread::spawn(move || stdin.as_mut().map(|stdin| stdin.write_all(input.as_bytes())));
     }
     let Some(leader) = Pid::from_raw(child.id() as i32) else {
-        return fail("the program has no process");
+        return fail("the program has no valid process id");
     };
     std::thread::spawn(move || {
         if signals_end {

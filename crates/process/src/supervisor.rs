@@ -115,7 +115,9 @@ impl Supervisor {
     ) -> Result<Child, String> {
         let is_direct = self.0.is_empty();
         let argv = if is_direct { &launch.command } else { &self.0 };
-        let [program, arguments @ ..] = &argv[..] else { return Err("no program is named".into()) };
+        let [program, arguments @ ..] = &argv[..] else {
+            return Err("the command is empty, but must start with a program".into());
+        };
         let mut command = Command::new(program);
         command.args(arguments).env_clear().envs(launch.environment()).stdin(Stdio::piped());
         match log {

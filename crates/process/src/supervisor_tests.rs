@@ -63,7 +63,11 @@ async fn start_rejects_missing_program_or_directory() {
         Launch::default(),
     ] {
         let error = Supervisor::default().start(&launch, Input::Piped).unwrap_err();
-        assert!(error.starts_with("cannot start") || error == "no program is named", "{error}");
+        assert!(
+            error.starts_with("cannot start")
+                || error == "the command is empty, but must start with a program",
+            "{error}"
+        );
     }
     let missing = Supervisor(vec!["/no/such".into()]).start(&shell(""), Input::Piped).unwrap_err();
     assert!(missing.starts_with("cannot start /no/such, which supervises programs: "), "{missing}");

@@ -230,12 +230,12 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["tool=[{kind='search'}]"],
-            "`tool.0.index` is not given, nor is `url`, but must be the folder of an index, or else `url` the \
-             address",
+            "`tool.0.index` is not set, and neither is `url`, but must be the directory of an \
+             index, unless `url` is the address",
         ),
         (
             &["tool=[{kind='search', index='i', url='u'}]"],
-            "`tool.0.index` is given beside `url`, but must be",
+            "`tool.0.index` is set in addition to `url`, but must be",
         ),
         (
             &["tool=[{kind='search', index='i', key_env='K'}]"],
@@ -284,7 +284,7 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["tool=[{kind='command', name='x', command=['a', '{b}'], description='x'}]"],
-            "`tool.0`: its command has {b}, which is none of its parameters; there are none",
+            "`tool.0`: its command has {b}, which is not one of its parameters; the tool has none",
         ),
         (&["tool=[{name='x'}]"], "`tool.0.kind` (which may be \"agent\" or \"calculator\" or "),
         (&["reward.scorer.tolerance.relative=-1"], "`reward.scorer`"),

@@ -53,7 +53,7 @@ impl Groups {
             fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let (mount, own) = find_cgroup(&mounts, &own).ok_or("cgroup version 2 is not mounted")?;
-        let mut why = format!("{}: no cgroup there limits memory", mount.display());
+        let mut why = format!("{}: no cgroup in it can limit memory", mount.display());
         // Tries the closest ancestors first, so that the limits of this process apply to runs as
         // well.
         let mut above = Some(own.as_path());
@@ -87,7 +87,8 @@ impl Groups {
         let _ = child.wait();
         moved?;
         drop(group);
-        Arc::into_inner(trial).ok_or_else(|| std::io::Error::other("the trial is still in use"))
+        Arc::into_inner(trial)
+            .ok_or_else(|| std::io::Error::other("the test cgroup is still in use"))
     }
 
     /// Removes directories of ended runs if the kernel permits it now. Returns whether all are
@@ -188,7 +189,7 @@ fn delegate(parent: &Path) -> std::io::Result<()> {
             continue;
         }
         if !has(&offered, name) {
-            return Err(std::io::Error::other(format!("the controller {name} is not there")));
+            return Err(std::io::Error::other(format!("the controller {name} is not available")));
         }
         fs::write(parent.join("cgroup.subtree_control"), format!("+{name}"))?;
     }

@@ -29,20 +29,20 @@ impl std::str::FromStr for Demand {
 
 /// All walls of full protection, by name, with their purpose.
 pub const WALLS: [(&str, &str); 14] = [
-    ("user-namespace", "rights that end at the jail"),
-    ("mount-namespace", "mounts of its own"),
+    ("user-namespace", "privileges that are confined to the jail"),
+    ("mount-namespace", "private mounts"),
     ("pid-namespace", "sees and signals its own processes only; all end with the run"),
     ("network-namespace", "no network device, not even loopback"),
-    ("ipc-namespace", "no shared memory with others"),
+    ("ipc-namespace", "no shared memory with other processes"),
     ("uts-namespace", "no host name"),
     ("minimal-root", "read-only: interpreter, libraries, five devices"),
-    ("sized-folders", "work folder and /tmp in memory, limited in size and number of files"),
-    ("landlock", "a second wall around files, sockets and signals"),
-    ("seccomp", "system calls by a list; no sockets but local ones"),
-    ("no-new-privileges", "no gain by setuid files"),
-    ("no-capabilities", "none in any namespace"),
-    ("resource-limits", "of memory, processes, time, files"),
-    ("memory-watch", "memory of all processes together"),
+    ("sized-folders", "work directory and /tmp in memory, limited in size and number of files"),
+    ("landlock", "a second barrier around files, sockets and signals"),
+    ("seccomp", "only listed system calls; only local sockets"),
+    ("no-new-privileges", "no privileges from setuid files"),
+    ("no-capabilities", "no capabilities in any namespace"),
+    ("resource-limits", "limits on memory, processes, time and files"),
+    ("memory-watch", "limit on the total memory of all processes"),
 ];
 
 /// Walls that only namespaces provide.

@@ -90,13 +90,13 @@ impl Python {
             .kill_on_drop(true);
         let outcome = tokio::time::timeout(TIMEOUT, command.output()).await;
         let output = outcome
-            .map_err(|_| wrong(format!("it said nothing for {TIMEOUT:?}")))?
+            .map_err(|_| wrong(format!("it printed nothing within {TIMEOUT:?}")))?
             .map_err(|error| wrong(format!("{}: {error}", program.display())))?;
         let result: ProbeResult = serde_json::from_slice(&output.stdout).map_err(|_| {
             let stderr_text = String::from_utf8_lossy(&output.stderr);
             wrong(format!(
-                "it is no Python: {}",
-                stderr_text.lines().last().unwrap_or("it printed something else")
+                "it is not a Python interpreter: {}",
+                stderr_text.lines().last().unwrap_or("it printed unexpected output")
             ))
         })?;
         if let Some(why) = result.why {
@@ -106,7 +106,7 @@ impl Python {
         let home = std::env::var("HOME").unwrap_or_default();
         for dir in result.dirs.into_iter().filter(|dir| !dir.is_empty() && dir != "/usr") {
             if BROAD_DIRS.contains(&dir.as_str()) || dir == home {
-                return Err(wrong(format!("it needs all of {dir}, which code must not see")));
+                return Err(wrong(format!("it needs all of {dir}, which code must not read")));
             }
             add(&mut read, &dir);
         }
@@ -120,7 +120,8 @@ impl Python {
             })?;
             if PRIVATE_DIRS.iter().any(|own| path == Path::new(own)) {
                 return Err(SandboxError::Request(format!(
-                    "read = {path:?} cannot be shown to code, which has a folder of its own there; name what is in it"
+                    "read = {path:?} cannot be shown to code, because code has a private \
+                     directory there; list the paths inside it"
                 )));
             }
             let Some(text) =
@@ -178,7 +179,8 @@ mod tests {
 
     #[tokio::test]
     async fn find_names_unusable_interpreter_or_path() {
-        for (named, part) in [("/nowhere/python", "No such file"), ("/bin/cat", "it is no Python")]
+        for (named, part) in
+            [("/nowhere/python", "No such file"), ("/bin/cat", "it is not a Python interpreter")]
         {
             let error = Python::find(Path::new(named), &[]).await.unwrap_err().to_string();
             assert!(error.contains(named) && error.contains(part), "{error}");
@@ -186,7 +188,10 @@ mod tests {
         let error = Python::find(Path::new("python3"), &["/nowhere".into()]).await.unwrap_err();
         assert!(error.to_string().contains("/nowhere"), "{error}");
         let error = Python::find(Path::new("python3"), &["/tmp".into()]).await.unwrap_err();
-        assert!(error.to_string().contains("which has a folder of its own there"), "{error}");
+        assert!(
+            error.to_string().contains("because code has a private directory there"),
+            "{error}"
+        );
     }
 
     #[tokio::test]

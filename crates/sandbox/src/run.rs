@@ -135,7 +135,7 @@ pub(crate) fn check_path(path: &str) -> Result<(), SandboxError> {
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
     let wrong = || {
         SandboxError::Request(format!(
-            "the path {path:?} must be relative, without \"..\", inside of the work folder"
+            "the path {path:?} must be relative, without \"..\", inside of the work directory"
         ))
     };
     is_inside.then_some(()).ok_or_else(wrong)

@@ -89,7 +89,7 @@ impl Sandbox {
         let full = options.protection == Demand::Full;
         let groups = options.cgroup.then(Groups::create).transpose();
         let groups = groups.unwrap_or_else(|why| {
-            tracing::debug!(%why, "runs get no cgroup; memory is watched");
+            tracing::debug!(%why, "runs have no cgroup; watching their memory instead");
             None
         });
         let mut setup =
@@ -102,8 +102,9 @@ impl Sandbox {
         }
         // A run reveals which further walls are missing.
         setup.full = false;
-        let dir_error =
-            |error: std::io::Error| SandboxError::Broken(format!("no folder for work: {error}"));
+        let dir_error = |error: std::io::Error| {
+            SandboxError::Broken(format!("cannot create the work directory: {error}"))
+        };
         let scratch = if setup.namespaces { None } else { Some(scratch().map_err(dir_error)?) };
         let mut inner = Inner {
             running: Semaphore::new(options.concurrency.max(1)),
@@ -206,7 +207,7 @@ impl Inner {
         if let Some(zygote) = zygote.as_ref().filter(|zygote| zygote.is_alive()) {
             return Ok(Arc::clone(zygote));
         }
-        tracing::warn!("the fork server has ended; another one is started");
+        tracing::warn!("the fork server has exited; starting another one");
         let started = Arc::new(Zygote::start(&self.setup).await?);
         if self.setup.namespaces && !started.missing.is_empty() {
             return Err(SandboxError::Protection {
@@ -232,9 +233,9 @@ impl Inner {
         }
         if outcome.return_code() != Some(0) {
             let last_line = outcome.stderr.text();
-            let last_line = last_line.lines().last().unwrap_or("it said nothing").to_owned();
+            let last_line = last_line.lines().last().unwrap_or("it printed nothing").to_owned();
             return Err(SandboxError::Broken(format!(
-                "a first run ended with {:?}: {last_line}",
+                "the test run ended with {:?}: {last_line}",
                 outcome.ended
             )));
         }

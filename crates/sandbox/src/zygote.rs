@@ -318,7 +318,7 @@ fn read_stderr_tail(from: Option<tokio::process::ChildStderr>) -> tokio::task::J
         let Some(from) = from else { return last };
         let mut lines = BufReader::new(from).lines();
         while let Ok(Some(line)) = lines.next_line().await {
-            tracing::warn!(%line, "the fork server says");
+            tracing::warn!(%line, "the fork server wrote to standard error");
             last = line;
         }
         last

@@ -52,11 +52,11 @@ fn failed_build_leaves_no_files() {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "{error}");
         error.to_string()
     };
-    assert!(build("").contains("holds no passage"));
-    assert!(build("\n \n").contains("holds no passage"));
+    assert!(build("").contains("contains no passage"));
+    assert!(build("\n \n").contains("contains no passage"));
     assert!(
         build("{\"id\": \"a\", \"text\": \"x\"}\n{}")
-            .ends_with("c.jsonl, line 2: `id` is missing; give every row one of its own")
+            .ends_with("c.jsonl, line 2: `id` is missing; give every row a unique id")
     );
 }
 
@@ -68,7 +68,7 @@ fn open_rejects_unsupported_schema_with_advice() {
     fs::write(&path, text.replace("\"schema\": 2", "\"schema\": 3, \"unknown\": []")).unwrap();
     let error = Index::open(&made.index, false).err().unwrap().to_string();
     assert!(
-        error.contains("an index of schema 3, and this version of Levade reads schema 2"),
+        error.contains("an index of schema 3, but this version of Levade reads schema 2"),
         "{error}"
     );
     assert!(error.ends_with("levade search index CORPUS --out FOLDER"), "{error}");
@@ -100,10 +100,10 @@ fn open_names_path_that_is_no_index() {
     let dir = tempfile::tempdir().unwrap();
     let error = |path: &Path| Index::open(path, false).err().unwrap().to_string();
     assert!(error(&dir.path().join("absent")).contains("does not exist"));
-    assert!(error(dir.path()).contains("is no index: it has no search.json"));
+    assert!(error(dir.path()).contains("is not an index, because it has no search.json"));
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
-    assert!(error(&file).contains("is no index, but a file"));
+    assert!(error(&file).contains("is a file, not the directory of an index"));
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn open_names_damaged_file() {
             }
             let error = Index::open(&made.index, true).err().map(|error| error.to_string());
             let error = error.unwrap_or_else(|| panic!("{name} was opened"));
-            assert!(error.contains("damaged") || error.contains("no index"), "{name}: {error}");
+            assert!(error.contains("damaged") || error.contains("not an index"), "{name}: {error}");
         }
         fs::write(&path, content).unwrap();
     }
@@ -185,7 +185,7 @@ fn manifest_rejects_file_names_outside_index() {
         manifest.files[0].name = name.into();
         fs::write(made.index.join(MANIFEST), serde_json::to_vec(&manifest).unwrap()).unwrap();
         let error = Index::open(&made.index, false).err().unwrap().to_string();
-        assert!(error.contains("not within the folder"), "{error}");
+        assert!(error.contains("not within the directory"), "{error}");
     }
 }
 
@@ -277,6 +277,6 @@ async fn dense_modes_require_vectors_and_their_model() {
         .unwrap();
     let index = Index::open(&made.index, true).unwrap();
     assert!(
-        open_error(index, Mode::Dense, Some(letters())).contains("is not the one that embedded")
+        open_error(index, Mode::Dense, Some(letters())).contains("is not the model that embedded")
     );
 }

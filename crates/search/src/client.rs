@@ -63,7 +63,8 @@ impl Client {
         let unfit = |why: String| {
             SearchError::Query(format!("the address {url:?} of a retrieval server {why}"))
         };
-        let parsed: Uri = url.parse().map_err(|error| unfit(format!("cannot be read: {error}")))?;
+        let parsed: Uri =
+            url.parse().map_err(|error| unfit(format!("cannot be parsed: {error}")))?;
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
             return Err(unfit("must begin with http:// or https:// and name a host".into()));
         }

@@ -92,7 +92,7 @@ impl Corpus {
             self.read += read as u64;
             if read as u64 == MAX_LINE_BYTES && !self.buffer.ends_with(b"\n") {
                 return Err(self.row_error(format!(
-                    "it is longer than {MAX_LINE_BYTES} bytes; cut it into passages"
+                    "it is longer than {MAX_LINE_BYTES} bytes; split it into passages"
                 )));
             }
             let mut bytes = self.buffer.as_slice();
@@ -105,7 +105,7 @@ impl Corpus {
             let passage = parse(bytes).map_err(|why| self.row_error(why))?;
             if !self.ids.insert(xxh3_128(passage.id.as_bytes())) {
                 let why = format!(
-                    "the id {:?} is that of an earlier row; ids must be unique",
+                    "the id {:?} already occurs in an earlier row, but ids must be unique",
                     passage.id
                 );
                 return Err(self.row_error(why));
@@ -142,7 +142,7 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
         }
     })?;
     if !line.trim_start().starts_with('{') {
-        return Err(format!("it is not a JSON object, but begins {:?}", line_start(line)));
+        return Err(format!("it is not a JSON object, but starts with {:?}", line_start(line)));
     }
     let row: Row = serde_json::from_str(line).map_err(|error| {
         format!(
@@ -153,10 +153,10 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
     let id = match Some(row.id).filter(|id| !id.is_null()).unwrap_or(row.other_id) {
         Value::String(id) if !id.is_empty() => id,
         Value::Number(id) if id.is_i64() || id.is_u64() => id.to_string(),
-        Value::Null => return Err("`id` is missing; give every row one of its own".into()),
+        Value::Null => return Err("`id` is missing; give every row a unique id".into()),
         other => {
             return Err(format!(
-                "`id` is {}, but must be a text or a whole number",
+                "`id` is {}, but must be a string or a whole number",
                 excerpt(&other)
             ));
         }
@@ -164,7 +164,7 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
     let text = |key: &str, value| match value {
         Value::String(text) => Ok(Some(text)),
         Value::Null => Ok(None),
-        other => Err(format!("`{key}` is {}, but must be a text", excerpt(&other))),
+        other => Err(format!("`{key}` is {}, but must be a string", excerpt(&other))),
     };
     let title = text("title", row.title)?.unwrap_or_default();
     let contents = text("contents", row.contents)?;
@@ -264,10 +264,10 @@ mod tests {
             (&b"{\"id\": \"b\"}"[..], "it has neither `text` nor `contents`"),
             (b"{\"id\": \"b\", \"text\": \" \"}", "its text is empty"),
             (b"{\"id\": \"b\", \"contents\": \"\\\"T\\\"\\n \"}", "its text is empty"),
-            (b"{\"id\": \"b\", \"text\": 5}", "`text` is 5, but must be a text"),
+            (b"{\"id\": \"b\", \"text\": 5}", "`text` is 5, but must be a string"),
             (b"{\"text\": \"x\"}", "`id` is missing"),
             (b"{\"id\": [1], \"text\": \"x\"}", "`id` is [1], but must be"),
-            (b"{\"id\": \"a\", \"text\": \"z\"}", "the id \"a\" is that of an earlier row"),
+            (b"{\"id\": \"a\", \"text\": \"z\"}", "the id \"a\" already occurs in an earlier row"),
             (b"plain", "it is not a JSON object"),
             (b"[1, 2]", "it is not a JSON object"),
             (b"{\"id\": \"b\", \"text\": \"x\"", "it is not a JSON object"),

@@ -31,17 +31,18 @@ pub enum SearchError {
     },
     /// The corpus has no passages.
     #[error(
-        "{} holds no passage; give a file with a JSON object a line: id, title, text (or id, contents)",
+        "{} contains no passage; it must have one JSON object per line, with id, title, text (or \
+         id, contents)",
         .0.display()
     )]
     Empty(PathBuf),
     /// The directory of a new index already exists and is not empty.
-    #[error("{} exists already; remove it, or give the index another folder", .0.display())]
+    #[error("{} already exists; remove it, or select another directory", .0.display())]
     Exists(PathBuf),
     /// The directory of a new index exists and is empty, but cannot be replaced.
     #[error(
-        "the empty folder {} cannot give way to an index ({cause}); it may be a mount: give a folder within it \
-         that does not exist yet",
+        "the empty directory {} cannot be replaced by an index ({cause}); it may be a mount: \
+         select a directory within it that does not exist yet",
         path.display()
     )]
     Stays {
@@ -51,7 +52,10 @@ pub enum SearchError {
         cause: io::Error,
     },
     /// Another process is building an index in the same directory.
-    #[error("another process is building {}; wait for its end, or give another folder", .0.display())]
+    #[error(
+        "another process is building {}; wait until it has finished, or select another directory",
+        .0.display()
+    )]
     Locked(PathBuf),
     /// A directory is not an index.
     #[error("{} {why}; build an index with `levade search index CORPUS --out FOLDER`", path.display())]
@@ -63,8 +67,8 @@ pub enum SearchError {
     },
     /// An index has a schema that this version of Levade does not read.
     #[error(
-        "{} is an index of schema {found}, and this version of Levade reads schema {wanted}\n\
-         build it again from its corpus: levade search index CORPUS --out FOLDER",
+        "{} is an index of schema {found}, but this version of Levade reads schema \
+         {wanted}\nbuild it again from its corpus: levade search index CORPUS --out FOLDER",
         path.display()
     )]
     Schema {

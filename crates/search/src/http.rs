@@ -101,7 +101,7 @@ impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
         let code = self.code();
         let ErrorResponse { status, message } = self;
-        debug!(%status, message, "refused");
+        debug!(%status, message, "rejected a request");
         let body = json!({ "error": { "code": code, "message": message }, "detail": message });
         let mut response = (status, Json(body)).into_response();
         if status == StatusCode::SERVICE_UNAVAILABLE {
@@ -198,7 +198,7 @@ impl Service {
             (None, None) => return Err(ErrorResponse::invalid("`query` or `queries` is missing")),
             (Some(_), Some(_)) => {
                 return Err(ErrorResponse::invalid(
-                    "`query` and `queries` are both there; give one of them",
+                    "`query` and `queries` are both set; set only one of them",
                 ));
             }
         };
@@ -287,7 +287,7 @@ pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
         .route("/health", get(health));
     let reject = |_: &Request, Rejection { status, mut message }| {
         if status == StatusCode::NOT_FOUND {
-            message += "; there are POST /retrieve, GET and POST /search, GET /health";
+            message += "; available routes: POST /retrieve, GET and POST /search, GET /health";
         }
         ErrorResponse::new(status, message).into_response()
     };

@@ -131,13 +131,13 @@ async fn invalid_requests_return_json_errors() {
         ("/retrieve", r#"{"queries": ["x", 5]}"#, 400, "queries[1]: invalid type"),
         ("/retrieve", r#"{"queries": ["x"], "topk": -1}"#, 400, "topk: invalid value"),
         ("/retrieve", r#"{"queries": ["x"], "topk": 1001}"#, 400, "1001 passages are asked for"),
-        ("/retrieve", r#"{"queries": ["x"]} more"#, 400, "the body goes on after its JSON"),
+        ("/retrieve", r#"{"queries": ["x"]} more"#, 400, "the body continues after its JSON"),
         ("/retrieve", &too_many, 400, "6401 queries in one request"),
         ("/retrieve", &too_long, 400, "query 0 has 65537 bytes"),
         ("/search", "{}", 400, "`query` or `queries` is missing"),
-        ("/search", r#"{"query": "a", "queries": ["b"]}"#, 400, "are both there"),
-        ("/elsewhere", "{}", 404, "nothing is at POST /elsewhere"),
-        ("/health", "{}", 405, "/health has no method POST"),
+        ("/search", r#"{"query": "a", "queries": ["b"]}"#, 400, "are both set"),
+        ("/elsewhere", "{}", 404, "there is no route POST /elsewhere"),
+        ("/health", "{}", 405, "/health does not support the method POST"),
     ] {
         let (found, response) = bench.post(path, body.to_owned()).await;
         assert_eq!(found, status, "{path}: {response}");

@@ -98,7 +98,8 @@ impl Index {
     ) -> Result<Vec<Vec<(u32, f32)>>, SearchError> {
         let none = || {
             SearchError::NoVectors(format!(
-                "{} has no vectors, so it is searched by bm25 alone; build it again with --dense MODEL",
+                "{} has no vectors, so it supports only bm25 search; build it again with --dense \
+                 MODEL",
                 self.dir.display()
             ))
         };

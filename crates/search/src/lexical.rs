@@ -207,7 +207,7 @@ impl LexicalIndex {
         };
         if schema != wanted || rows != passages || segments != 1 {
             let why = format!(
-                "it has {rows} passages in {segments} segments, and the index {passages} in 1"
+                "it has {rows} passages in {segments} segments, but the index has {passages} in 1"
             );
             return Err(SearchError::damaged_error(dir, why));
         }

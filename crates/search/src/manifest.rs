@@ -74,10 +74,10 @@ impl Manifest {
             Ok(text) => text,
             Err(_) if !dir.exists() => return Err(none("does not exist")),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(none("is no index: it has no search.json"));
+                return Err(none("is not an index, because it has no search.json"));
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
-                return Err(none("is no index, but a file"));
+                return Err(none("is a file, not the directory of an index"));
             }
             Err(error) => return Err(SearchError::io("read", &path)(error)),
         };
@@ -115,13 +115,13 @@ impl Manifest {
             };
             if bytes != entry.bytes {
                 let why =
-                    format!("it has {bytes} bytes, and had {} when it was written", entry.bytes);
+                    format!("it has {bytes} bytes, but had {} when it was written", entry.bytes);
                 return Err(SearchError::damaged_error(&path, why));
             }
             if with_checksums && checksum(&path)? != entry.crc32c {
                 return Err(SearchError::damaged_error(
                     &path,
-                    "its checksum is not the one it was written with",
+                    "its checksum differs from the checksum in the manifest",
                 ));
             }
         }
@@ -143,7 +143,7 @@ impl Manifest {
 fn resolve_file(dir: &Path, name: &str) -> Result<PathBuf, SearchError> {
     let plain = |part: std::path::Component| matches!(part, std::path::Component::Normal(_));
     if name.is_empty() || !Path::new(name).components().all(plain) {
-        let why = format!("it names the file {name:?}, which is not within the folder");
+        let why = format!("it names the file {name:?}, which is not within the directory");
         return Err(SearchError::damaged_error(&dir.join(MANIFEST), why));
     }
     Ok(dir.join(name))

@@ -63,7 +63,7 @@ impl FromStr for Mode {
     fn from_str(text: &str) -> Result<Self, String> {
         let all = [Mode::Bm25, Mode::Dense, Mode::Hybrid];
         let found = all.into_iter().find(|mode| mode.name() == text);
-        found.ok_or_else(|| format!("{text:?} is none of bm25, dense and hybrid"))
+        found.ok_or_else(|| format!("{text:?} must be one of bm25, dense and hybrid"))
     }
 }
 
@@ -98,7 +98,8 @@ impl Searcher {
             let dir = index.dir().display();
             let Some(dense) = &index.manifest().dense else {
                 return Err(SearchError::NoVectors(format!(
-                    "{dir} has no vectors, so it is searched by bm25 alone; build it again with --dense MODEL"
+                    "{dir} has no vectors, so it supports only bm25 search; build it again with \
+                     --dense MODEL"
                 )));
             };
             let Some(embedder) = &embedder else {
@@ -109,8 +110,8 @@ impl Searcher {
             };
             if embedder.fingerprint() != dense.fingerprint {
                 return Err(SearchError::NoVectors(format!(
-                    "the model at hand is not the one that embedded the passages of {dir}, {:?}; give that, or \
-                     build the index again",
+                    "the selected model is not the model that embedded the passages of {dir}, \
+                     {:?}; select that model, or build the index again",
                     dense.model
                 )));
             }

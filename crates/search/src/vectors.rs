@@ -75,7 +75,8 @@ impl VectorWriter {
     pub fn add(&mut self, vector: &[f32]) -> Result<(), SearchError> {
         if vector.len() != self.dimensions || !vector.iter().all(|x| x.is_finite()) {
             return Err(SearchError::Internal(format!(
-                "a vector of {} numbers, some of which may not be finite, where {} were due",
+                "a vector has {} numbers, some of which may not be finite, but must have {} \
+                 finite numbers",
                 vector.len(),
                 self.dimensions
             )));

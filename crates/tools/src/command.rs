@@ -126,22 +126,22 @@ impl CommandTool {
     ) -> Result<Self, String> {
         let parameters = keys.schema()?;
         if keys.command.first().is_none_or(String::is_empty) {
-            return Err("its command names no program".into());
+            return Err("its command is empty, but must start with a program".into());
         }
         let arguments = Arguments::new(&parameters)
-            .map_err(|why| format!("its parameters are no schema: {why}"))?;
+            .map_err(|why| format!("its parameters are not a JSON schema: {why}"))?;
         let elements: Vec<Element> = keys.command.iter().map(|element| parts(element)).collect();
         for part in elements.iter().flatten() {
             if let TemplatePart::Argument(argument) = part
                 && !arguments.names().contains(argument)
             {
                 let placeholders = match arguments.names() {
-                    [] => "there are none".to_owned(),
-                    names => format!("there is {}", names.join(", ")),
+                    [] => "the tool has none".to_owned(),
+                    names => format!("the tool has {}", names.join(", ")),
                 };
                 return Err(format!(
-                    "its command has {{{argument}}}, which is none of its parameters; {placeholders} ({{{{{argument}}}}} stands \
-                     for the text itself)"
+                    "its command has {{{argument}}}, which is not one of its parameters; \
+                     {placeholders} ({{{{{argument}}}}} stands for the literal text)"
                 ));
             }
         }
@@ -150,7 +150,8 @@ impl CommandTool {
             .is_some_and(|first| first.iter().any(|part| matches!(part, TemplatePart::Argument(_))))
         {
             return Err(
-                "a model must not choose the program: its first element can have no placeholder"
+                "the first element of its command must have no placeholder, because a model must \
+                 not choose the program"
                     .into(),
             );
         }
@@ -387,10 +388,10 @@ mod tests {
         for (command, why) in [
             (
                 &["grep", "{patern}"][..],
-                "{patern}, which is none of its parameters; there is pattern, max, mode",
+                "{patern}, which is not one of its parameters; the tool has pattern, max, mode",
             ),
-            (&["{pattern}"], "a model must not choose the program"),
-            (&[], "names no program"),
+            (&["{pattern}"], "because a model must not choose the program"),
+            (&[], "its command is empty"),
         ] {
             let found = tool(command, schema()).unwrap_err();
             assert!(found.contains(why), "{found}");
@@ -398,7 +399,7 @@ mod tests {
         assert!(
             tool(&["a"], json!({ "properties": { "a": { "type": 3 } } }))
                 .unwrap_err()
-                .starts_with("its parameters are no schema")
+                .starts_with("its parameters are not a JSON schema")
         );
     }
 }

@@ -265,7 +265,9 @@ const MAX_SECONDS: f64 = 1e9;
 fn key_of(variable: Option<&str>) -> Result<Option<String>, String> {
     let key = |variable: &str| {
         let key = std::env::var(variable).ok().filter(|key| !key.is_empty());
-        key.ok_or_else(|| format!("the environment variable {variable} has no key"))
+        key.ok_or_else(|| {
+            format!("the environment variable {variable}, which must hold a key, is unset or empty")
+        })
     };
     variable.map(key).transpose()
 }
@@ -413,9 +415,7 @@ pub trait Session: Send + Sync {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ToolError {
     /// Two toolboxes of a set, or two tools of a toolbox, have the same name.
-    #[error(
-        "two {of} are named {name:?}: calls could not tell them apart, so give one another name"
-    )]
+    #[error("two {of} are named {name:?}, but names must be unique; rename one")]
     SameName {
         /// Kind of the items that share the name, such as `tools`.
         of: String,
@@ -443,7 +443,7 @@ pub enum ToolError {
         why: String,
     },
     /// A session did not return its input for scorers.
-    #[error("tool {tool:?} gave no evidence: {why}")]
+    #[error("tool {tool:?} returned no scorer input: {why}")]
     ScorerInput {
         /// Name of the toolbox.
         tool: String,

@@ -113,7 +113,7 @@ impl Observation {
         let ToolOutput { reward, metrics, ends, branches, .. } = output;
         // Non-finite numbers cannot be summed or recorded.
         let unfit = |quantity: &str, value: f64| {
-            format!("its {quantity} is {value}, which is left out: it must be finite")
+            format!("its {quantity} is {value}, but must be finite; it is left out")
         };
         let (mut fit, other): (BTreeMap<_, _>, BTreeMap<_, _>) =
             metrics.into_iter().partition(|(_, value)| value.is_finite());
@@ -122,8 +122,11 @@ impl Observation {
         }
         for name in COMMON_METRICS {
             if fit.remove(name).is_some() {
-                let why =
-                    || format!("its metric {name:?} is left out: this is counted of every toolbox");
+                let why = || {
+                    format!(
+                        "its metric {name:?} is left out, because it is counted for every toolbox"
+                    )
+                };
                 observation.failure.get_or_insert_with(why);
             }
         }

@@ -137,7 +137,7 @@ impl ToolMiddleware for SummaryMiddleware {
             Ok(branch) => branch,
             // This happens only if there are no agents at all, as in a check of tools.
             Err(why) => {
-                tracing::debug!(why, "an answer was not condensed");
+                tracing::debug!(why, "did not summarize a tool result");
                 return output;
             }
         };

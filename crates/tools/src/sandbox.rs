@@ -117,9 +117,10 @@ impl ToolOptions for SandboxKeys {
         }
         let Some(url) = &self.url else { return Ok(()) };
         let is_http = url.starts_with("http://") || url.starts_with("https://");
-        let range = "an address that begins with http:// or https://";
+        let range = "a URL that starts with http:// or https://";
         OptionError::ensure(is_http, "url", format!("\"{url}\""), range)?;
-        let range = "false where there is a `url`: each call there is for itself";
+        let range = "false if `url` is set, because calls of a service are independent of each \
+                     other";
         OptionError::ensure(!self.persistent, "persistent", true, range)
     }
 

@@ -162,6 +162,6 @@ fn new_names_unset_key_variable() {
     let key_env = Some("LEVADE_TEST_NO_SUCH_KEY".to_owned());
     let error = CodeTool::new("code".into(), SandboxKeys { url, key_env, ..keys(false) }, None)
         .unwrap_err();
-    assert!(error.contains("LEVADE_TEST_NO_SUCH_KEY has no key"), "{error}");
+    assert!(error.contains("LEVADE_TEST_NO_SUCH_KEY, which must hold a key, is unset"), "{error}");
     assert_eq!(tool(keys(true)).key, None);
 }

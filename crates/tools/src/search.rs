@@ -66,11 +66,14 @@ impl ToolOptions for SearchKeys {
     }
 
     fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
-        let location =
-            if self.index.is_some() { "given beside `url`" } else { "not given, nor is `url`" };
-        let range = "the folder of an index, or else `url` the address of a retrieval server";
+        let location = if self.index.is_some() {
+            "set in addition to `url`"
+        } else {
+            "not set, and neither is `url`"
+        };
+        let range = "the directory of an index, unless `url` is the address of a retrieval server";
         OptionError::ensure(self.index.is_some() != self.url.is_some(), "index", location, range)?;
-        let range = "left out beside `index`: it is the key of the server at `url`";
+        let range = "left out with `index`, because it holds the key of the server at `url`";
         let variable = self.key_env.as_deref().unwrap_or_default();
         OptionError::ensure(
             self.key_env.is_none() || self.url.is_some(),
@@ -150,7 +153,7 @@ impl SearchTool {
                 Location::Remote(Box::new(client.map_err(|error| error.to_string())?))
             }
             (None, None) => {
-                return Err("neither `index` nor `url` says where its passages are".into());
+                return Err("neither `index` nor `url` is set; set one of them".into());
             }
         };
         Ok(SearchTool { name: name.into(), location, keys })

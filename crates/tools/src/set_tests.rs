@@ -212,7 +212,7 @@ async fn hanging_methods_time_out_and_sessions_close() {
         assert_eq!(observations, if hangs == "call" { late } else { ["done 0"; 2] });
         let (scorer_input, missing) = open.scorer_input().await;
         let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
-        let late = "tool \"y\" gave no evidence: not done within 50ms".to_owned();
+        let late = "tool \"y\" returned no scorer input: not done within 50ms".to_owned();
         assert_eq!(
             (scorer_input.len(), missing),
             (0, if hangs == "evidence" { vec![late] } else { vec![] })
@@ -246,10 +246,10 @@ async fn evidence_rejects_oversized_and_deep_values() {
     assert_eq!(Value::Object(scorer_input), json!({"files": {"files": ["a.txt"]}}));
     let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let wanted = [
-        "tool \"flood\" gave no evidence: it is longer than 1048576 bytes",
+        "tool \"flood\" returned no scorer input: it is longer than 1048576 bytes",
         // A value that is deeper than the limit of JSON parsers could be recorded but not read
         // again.
-        "tool \"pit\" gave no evidence: it is nested 121 deep, and 100 can be kept",
+        "tool \"pit\" returned no scorer input: it is nested 121 deep, and 100 can be kept",
     ];
     assert_eq!(missing, wanted);
     open.close().await.unwrap();

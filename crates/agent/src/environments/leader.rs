@@ -26,7 +26,7 @@ impl AgentLoop for LedLoop {
         else {
             let id = &context.task.id;
             let why =
-                format!("no environment leads attempts at the task {id}, which is of {source:?}");
+                format!("no environment runs attempts at the task {id} of the source {source:?}");
             return Attempt::failed("environment", why);
         };
         let program = Program {

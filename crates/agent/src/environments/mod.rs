@@ -139,7 +139,7 @@ impl Environment {
             self.workers.request(Request::new(verb, order), limit).await.map_err(|error| {
                 match error {
                     WorkerError::Timeout(_) => self.error(format!(
-                        "did not answer to {verb:?} within {limit:?} (worker.seconds)"
+                        "did not respond to {verb:?} within {limit:?} (worker.seconds)"
                     )),
                     error => self.error(error.to_string()),
                 }

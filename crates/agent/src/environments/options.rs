@@ -329,7 +329,7 @@ impl EnvironmentOptions {
                 !worker.python.is_empty(),
                 "worker.python",
                 "empty".into(),
-                "the name or path of a Python",
+                "the name or path of a Python interpreter",
             ),
             wrong(
                 (1..=256).contains(&worker.processes),
@@ -360,7 +360,7 @@ impl EnvironmentOptions {
                     !o.datasets.is_empty() && weights && !twice,
                     "datasets",
                     json!(o.datasets).to_string(),
-                    "a list of data sets of different names, whose shares are more than 0",
+                    "a list of datasets with different names and weights of more than 0",
                 )
                 .or_else(|| {
                     wrong(
@@ -382,7 +382,7 @@ impl EnvironmentOptions {
                 o.url.starts_with("http://") || o.url.starts_with("https://"),
                 "url",
                 format!("{:?}", o.url),
-                "an address that begins with http:// or https://",
+                "a URL that starts with http:// or https://",
             ),
         };
         all.into_iter().flatten().next().or(of_kind)

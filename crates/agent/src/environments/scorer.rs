@@ -25,8 +25,8 @@ impl EnvironmentScorer {
         let source = task["source"].as_str().unwrap_or_default();
         self.environments.find(source).ok_or_else(|| {
             ScoreError::Unusable(format!(
-                "the task {} is of the source {source:?}, which is no environment: give its tasks another scorer \
-                 (`when`)",
+                "the task {} is of the source {source:?}, which is not an environment; select \
+                 another scorer for its tasks with `when`",
                 task["id"]
             ))
         })
@@ -60,7 +60,10 @@ impl Scorer for EnvironmentScorer {
             .await
             .map_err(|error| ScoreError::Command { command: error.name, what: error.why })?;
         let score = response["score"].as_f64().ok_or_else(|| {
-            ScoreError::Unusable(format!("the environment {} gave no score", environment.name()))
+            ScoreError::Unusable(format!(
+                "the environment {} returned no score",
+                environment.name()
+            ))
         })?;
         Ok(vec![Component::score(score)])
     }

@@ -87,7 +87,8 @@ impl Environment {
             listed.repeated = before - tasks.len();
             if tasks.len() <= held_out {
                 return Err(self.error(format!(
-                    "has {} tasks, so {held_out} of them cannot be held out and leave one to train on",
+                    "has {} tasks, too few to hold out {held_out} of them and train on at least \
+                     one; lower held_out",
                     tasks.len()
                 )));
             }
@@ -148,7 +149,7 @@ impl Environment {
             }
             let page: Vec<TaskMessage> =
                 serde_json::from_value(response["tasks"].take()).map_err(|error| {
-                    self.error(format!("listed tasks that cannot be read: {error}"))
+                    self.error(format!("returned tasks that cannot be parsed: {error}"))
                 })?;
             let got = page.len();
             tasks.extend(page.into_iter().map(|message| self.task(message)));

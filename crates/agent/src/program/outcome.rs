@@ -101,7 +101,7 @@ pub(super) fn attempt(
     {
         match levade_tools::depth_error(&external) {
             Some(why) => outcome
-                .add_warning(name, format!("what models of others said is not recorded: {why}")),
+                .add_warning(name, format!("messages of external models are not recorded: {why}")),
             None => scorer_input["external"] = external,
         }
     }
@@ -113,10 +113,11 @@ pub(super) fn attempt(
 /// output: many programs report a wrong configuration and exit with 0.
 fn silence_reason(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
     let why = if rejected.is_empty() {
-        "never called the model; it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key"
+        "never called the model; the program must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, \
+             and the key"
             .into()
     } else {
-        format!("had no call answered; refused: {rejected:?}")
+        format!("had all its calls rejected, by reason: {rejected:?}")
     };
     let streams = [("standard error", stderr), ("standard output", stdout)];
     let written: Vec<String> = streams
@@ -126,7 +127,7 @@ fn silence_reason(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail
         .map(|(name, lines)| format!("its {name} ends with\n{}", lines.join("\n")))
         .collect();
     if written.is_empty() {
-        format!("{why}; it wrote nothing")
+        format!("{why}; the program wrote no output")
     } else {
         format!("{why}; {}", written.join("\n"))
     }
@@ -284,7 +285,10 @@ mod tests {
         let printed = "; its standard error ends with\n  set ONE key, not two\nits standard output ends with\n  a\n  b\n  c\n  d";
         assert!(why.ends_with(printed), "{why}");
         let why = silence_reason(&rejected, &tail(""), &tail(" \n"));
-        assert!(why.contains("not_found") && why.ends_with("; it wrote nothing"), "{why}");
+        assert!(
+            why.contains("not_found") && why.ends_with("; the program wrote no output"),
+            "{why}"
+        );
     }
 
     #[test]

@@ -75,7 +75,7 @@ impl Client {
         let total = started.elapsed();
         let response = TimedResponse { first: first.unwrap_or(total), total, body: read };
         if stream && !is_done(&response.body) {
-            Err("a stream broke off before its end".into())
+            Err("a stream ended before its last event".into())
         } else {
             Ok(response)
         }
@@ -89,7 +89,7 @@ fn is_done(body: &[u8]) -> bool {
 
 async fn with_timeout<T>(what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     let done = tokio::time::timeout(TIMEOUT, work).await;
-    done.map_err(|_| format!("waited {TIMEOUT:?} for {what}"))?
+    done.map_err(|_| format!("timed out after {TIMEOUT:?} waiting for {what}"))?
 }
 
 /// Requests chat completions for the duration `time`, after one uncounted request per connection.
@@ -107,7 +107,7 @@ pub async fn calls(
         let next = Rc::clone(&next);
         async move {
             let mut client = Client::new(&address).await?;
-            with_timeout("a first reply", client.read_response(at, stream)).await?;
+            with_timeout("a first completion", client.read_response(at, stream)).await?;
             ready.wait().await;
             let started = Instant::now();
             let mut times = Vec::new();
@@ -170,7 +170,7 @@ pub async fn streams(address: &str, number: usize, pid: u32) -> Result<Value> {
         async move {
             let mut client = Client::new(&address).await?;
             let mut body = client.request(at, true).await?.into_body();
-            let first = body.frame().await.ok_or("a stream ended before its beginning")??;
+            let first = body.frame().await.ok_or("a stream ended before its first event")??;
             let mut read = first.into_data().unwrap_or_default().to_vec();
             opened.set(opened.get() + 1);
             all.wait().await;
@@ -212,7 +212,7 @@ async fn running(address: &str) -> Result<usize> {
     let body = client.sender.send_request(request).await?.into_body().collect().await?.to_bytes();
     let text = String::from_utf8_lossy(&body);
     let line = text.lines().find_map(|line| line.strip_prefix("levade_calls_running "));
-    Ok(line.ok_or("no levade_calls_running among the metrics")?.parse()?)
+    Ok(line.ok_or("the metrics have no levade_calls_running")?.parse()?)
 }
 
 /// Returns the resident memory of a process, in MiB.
@@ -221,7 +221,7 @@ fn memory(pid: u32) -> Result<f64> {
     let line = status
         .lines()
         .find_map(|line| line.strip_prefix("VmRSS:"))
-        .ok_or("a process without VmRSS")?;
+        .ok_or("the status of the process has no VmRSS")?;
     let kib: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
     Ok(kib / 1024.0)
 }

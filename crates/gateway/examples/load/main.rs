@@ -73,9 +73,11 @@ async fn main() -> Result<()> {
         ["sampler", number] => measure_sequential(number.parse()?).await?,
         ["turns", turns, rounds] => session(turns.parse()?, rounds.parse()?).await?,
         _ => {
-            return Err(
-                format!("{arguments:?} is no command; the head of main.rs has them all").into()
-            );
+            return Err(format!(
+                "{arguments:?} is not a command; the comment at the top of main.rs lists the \
+                 commands"
+            )
+            .into());
         }
     };
     println!("{found}");
@@ -194,7 +196,7 @@ async fn session(turns: usize, rounds: usize) -> Result<Value> {
         let continued = recorded.counts.continued as usize;
         if continued + 1 != turns {
             return Err(
-                format!("only {continued} of {turns} turns continued the one before").into()
+                format!("only {continued} of {turns} turns continued the previous turn").into()
             );
         }
         paths += recorded.trajectory.leaves().len();

@@ -288,7 +288,7 @@ async fn errors_have_anthropic_format() {
             with("tool_choice", json!("any")),
             400,
             "invalid_request_error",
-            "it is an object of type auto",
+            "must be an object of type auto",
         ),
         (with("max_tokens", json!(0)), 400, "invalid_request_error", "max_tokens = 0"),
         (with("top_k", json!(-5)), 400, "invalid_request_error", "top_k = -5"),

@@ -26,7 +26,7 @@ pub(crate) async fn messages(
         let missing = || {
             ApiError::field(
                 "max_tokens",
-                "max_tokens is missing; it is the maximum of the reply's tokens",
+                "max_tokens is missing; set it to the maximum number of tokens of the completion",
             )
         };
         requested.call.request.sampling.max_tokens.ok_or_else(missing).map(|_| (caller, requested))
@@ -52,7 +52,7 @@ pub(crate) async fn count_tokens(
         count(&gateway, &caller, &call)
     });
     let broken =
-        |error| ApiError::new(ErrorKind::Internal, format!("counting came to no end: {error}"));
+        |error| ApiError::new(ErrorKind::Internal, format!("counting tokens failed: {error}"));
     let response = match counting.await.map_err(broken).and_then(|counted| counted) {
         Ok(tokens) => document(StatusCode::OK, &json!({ "input_tokens": tokens })),
         Err(found) => error_response(&found, &error_body(&found, &id)),

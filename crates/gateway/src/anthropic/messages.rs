@@ -40,15 +40,17 @@ pub(super) fn read(
             Some("system") => read.extend(instructions(parts, content, &location)?),
             _ => {
                 let param = format!("messages.{at}.role");
-                let message =
-                    format!("{param} is {}; it is user, assistant or system", message["role"]);
+                let message = format!(
+                    "{param} is {}, but must be user, assistant or system",
+                    message["role"]
+                );
                 return Err(ApiError::field(&param, message));
             }
         }
     }
     if read.last().is_some_and(|last| last.role == Role::Assistant) {
-        let message = "the last message is the assistant's: to go on with a text that it began (prefill) is \
-                       not supported; end with a user's message";
+        let message = "the last message has the role assistant, but continuing a partial \
+                       assistant message (prefill) is not supported; end with a user message";
         return Err(ApiError::field("messages", message));
     }
     Ok(read)
@@ -313,11 +315,11 @@ mod tests {
         let user = |block: &Value| json!([{"role": "user", "content": [block]}]);
         let last = |content: &str| json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]);
         for (messages, param, why) in [
-            (user(&image), "messages.0.content.0", "\"image\", which cannot be shown"),
+            (user(&image), "messages.0.content.0", "\"image\", but this model reads only text"),
             (
                 user(&json!({"type": "document", "source": {}})),
                 "messages.0.content.0",
-                "reads text alone",
+                "reads only text",
             ),
             (
                 user(&json!({"type": "document", "source": {"type": "base64", "data": ""}})),
@@ -325,14 +327,26 @@ mod tests {
                 "is of type \"base64\"",
             ),
             (user(&json!({"text": "x"})), "messages.0.content.0", "has no type"),
-            (user(&json!({"type": "text"})), "messages.0.content.0.text", "is null, not a text"),
+            (
+                user(&json!({"type": "text"})),
+                "messages.0.content.0.text",
+                "is null, but must be a string",
+            ),
             (
                 user(&json!({"type": "server_tool_use"})),
                 "messages.0.content.0",
-                "it is text or tool_result",
+                "must be text or tool_result",
             ),
-            (json!([{"role": "tool", "content": ""}]), "messages.0.role", "\"tool\"; it is user"),
-            (json!([{"role": "user"}]), "messages.0.content", "is null; it is a text or a list"),
+            (
+                json!([{"role": "tool", "content": ""}]),
+                "messages.0.role",
+                "\"tool\", but must be user",
+            ),
+            (
+                json!([{"role": "user"}]),
+                "messages.0.content",
+                "is null, but must be a string or a list",
+            ),
             (last("It is"), "messages", "prefill"),
         ] {
             let error = parse_messages(messages).unwrap_err();

@@ -51,7 +51,7 @@ fn page(models: &[Value], query: &str) -> Result<Value, ApiError> {
     let limit = field("limit").map_or(Ok(PAGE.0), |text| {
         let limit = text.parse().ok().filter(|limit| (1..=PAGE.1).contains(limit));
         limit.ok_or_else(|| {
-            ApiError::field("limit", format!("limit is {text:?}; it is in 1..={}", PAGE.1))
+            ApiError::field("limit", format!("limit is {text:?}, but must be in 1..={}", PAGE.1))
         })
     })?;
     let find = |id: &str| models.iter().position(|model| model["id"] == id);

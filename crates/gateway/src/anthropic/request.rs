@@ -154,7 +154,7 @@ fn parse_format(
         }
         _ => Err(ApiError::field(
             field,
-            format!("{field} is {format}; it is an object of type json_schema with a schema"),
+            format!("{field} is {format}, but must be an object of type json_schema with a schema"),
         )),
     }
 }
@@ -214,7 +214,8 @@ fn tool_choice(value: Option<&Value>) -> Result<(ToolChoice, bool), ApiError> {
         (Some("tool"), Some(name)) => ToolChoice::Named(name.to_owned()),
         _ => {
             let message = format!(
-                "tool_choice is {value}; it is an object of type auto, any, none, or tool with a name"
+                "tool_choice is {value}, but must be an object of type auto, any, none, or tool \
+                 with a name"
             );
             return Err(ApiError::field("tool_choice", message));
         }

@@ -54,7 +54,7 @@ impl FromRequest<Gateway> for IncomingRequest {
             }
             // Without the parameters, the path cannot be compared with the key's attempt.
             Err(error) => {
-                let message = format!("the path cannot be read: {}", error.body_text());
+                let message = format!("the path cannot be parsed: {}", error.body_text());
                 (Vec::new(), Err(ApiError::new(ErrorKind::Invalid, message)))
             }
         };
@@ -93,7 +93,7 @@ fn caller(
         let Some(session) = &session else {
             return Err(ApiError::new(
                 ErrorKind::Unauthorized,
-                "calls of an attempt bear its key, as Authorization: Bearer or x-api-key",
+                "the key of the attempt is missing; send it as Authorization: Bearer or x-api-key",
             ));
         };
         let options = &session.options;
@@ -102,7 +102,7 @@ fn caller(
         {
             return Err(ApiError::new(
                 ErrorKind::Forbidden,
-                format!("this key is of another attempt than {attempt}"),
+                format!("this key belongs to another attempt than {attempt}"),
             ));
         }
     }
@@ -113,7 +113,8 @@ fn caller(
         if !gateway.0.options.open {
             return Err(ApiError::new(
                 ErrorKind::Unauthorized,
-                "only calls that bear the key of an attempt are answered here",
+                "this gateway accepts only calls with the key of an attempt; send it as \
+                 Authorization: Bearer or x-api-key",
             ));
         }
         if !service::is_valid_key(keys, key) {
@@ -162,7 +163,10 @@ impl IncomingRequest {
         if let (Some(session), Some(key)) = (&caller.session, &self.key)
             && !session.key.matches(key)
         {
-            return Err(ApiError::new(ErrorKind::Forbidden, "this key is for rewards alone"));
+            return Err(ApiError::new(
+                ErrorKind::Forbidden,
+                "this key permits only rewards; send calls with the attempt's key for calls",
+            ));
         }
         Ok((caller, self.body?))
     }
@@ -173,19 +177,20 @@ impl IncomingRequest {
         let session = session.ok_or_else(|| {
             ApiError::new(
                 ErrorKind::Unauthorized,
-                "rewards bear the key of their attempt for rewards",
+                "the reward key of the attempt is missing; send it as Authorization: Bearer or \
+                 x-api-key",
             )
         })?;
         if !session.options.rewards {
             return Err(ApiError::new(
                 ErrorKind::Forbidden,
-                "this recipe takes no rewards from programs (agent.rewards)",
+                "this recipe accepts no rewards from programs; set agent.rewards to accept them",
             ));
         }
         if !self.key.is_some_and(|key| session.reward_key.matches(&key)) {
             return Err(ApiError::new(
                 ErrorKind::Forbidden,
-                "this key is for calls alone; rewards have one of their own",
+                "this key permits only calls; send rewards with the reward key of the attempt",
             ));
         }
         Ok((session, self.body?))

@@ -307,7 +307,10 @@ pub(crate) fn allowed(
     let wrong = |why: String| ApiError::field("tool_choice", why);
     let listed = choice["tools"].as_array().filter(|listed| !listed.is_empty());
     let listed = listed.ok_or_else(|| {
-        wrong(format!("tool_choice allows {}; it is a list of tools", choice["tools"]))
+        wrong(format!(
+            "the tools of tool_choice are {}, but must be a list of tools with at least one entry",
+            choice["tools"]
+        ))
     })?;
     let mut names = Vec::with_capacity(listed.len());
     for tool in listed {
@@ -321,7 +324,7 @@ pub(crate) fn allowed(
         Some("auto") => Ok(ToolChoice::Auto),
         Some("required") => Ok(ToolChoice::Required),
         _ => Err(wrong(format!(
-            "the mode of tool_choice is {}; it is auto or required",
+            "the mode of tool_choice is {}, but must be auto or required",
             choice["mode"]
         ))),
     }
@@ -337,7 +340,8 @@ fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, ApiError> {
             other => Err(ApiError::field(
                 "tool_choice",
                 format!(
-                    "tool_choice is {other:?}; it is auto, none, required, or an object that names a function"
+                    "tool_choice is {other:?}, but must be auto, none, required, or an object \
+                     that names a function"
                 ),
             )),
         },
@@ -359,7 +363,7 @@ fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), Ap
         let is_fixed = served.is_some() || chat.template().source().contains(name.as_str());
         if served != Some(value) && is_fixed {
             let served =
-                served.map_or("its template's own".to_owned(), |served| format!("{served}"));
+                served.map_or("the template's default".to_owned(), |served| format!("{served}"));
             let message = format!(
                 "chat_template_kwargs has {name} = {value}, but this model is served with {served}; leave it \
                  out, or set it where the model is served"

@@ -46,7 +46,7 @@ struct Request {
 #[derive(Deserialize)]
 #[serde(
     untagged,
-    expecting = "it is neither a text nor a list of texts, of token ids, or of lists of these"
+    expecting = "must be a string, or a list of strings, of token ids, or of lists of token ids"
 )]
 enum Prompts {
     Text(String),
@@ -114,7 +114,7 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
     if request.best_of.is_some_and(|best| best != n as i64) {
         return Err(ApiError::field(
             "best_of",
-            "best_of is not supported; ask for n replies, and choose",
+            "best_of is not supported; request n completions and select one",
         ));
     }
     let echo = request.echo.unwrap_or(false);
@@ -125,7 +125,10 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
     sampling.max_tokens = sampling.max_tokens.or(Some(16));
     let inputs = request.prompt.inputs();
     if inputs.is_empty() {
-        return Err(ApiError::field("prompt", "prompt is an empty list; give at least one"));
+        return Err(ApiError::field(
+            "prompt",
+            "prompt is an empty list, but must have at least one entry",
+        ));
     }
     let streams = request.stream.unwrap_or(false);
     let call = |input| Call {

@@ -11,7 +11,7 @@ use levade_call::SamplingOptions;
 
 /// One string or several.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(untagged, expecting = "it is neither a text nor a list of texts")]
+#[serde(untagged, expecting = "must be a string or a list of strings")]
 enum Texts {
     One(String),
     Many(Vec<String>),
@@ -66,7 +66,7 @@ impl SamplingFields {
             let id = token.trim().parse::<u32>().map_err(|_| {
                 ApiError::field(
                     "logit_bias",
-                    format!("logit_bias names {token:?}, which is no token id"),
+                    format!("logit_bias has the key {token:?}, but keys must be token ids"),
                 )
             })?;
             Ok((id, *bias))

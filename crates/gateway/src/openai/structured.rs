@@ -18,12 +18,14 @@ fn from_response_format(value: Option<&Value>) -> Result<Option<Constraint>, Api
             }
             other => Err(ApiError::field(
                 "response_format",
-                format!("json_schema.schema is {other}, not a schema"),
+                format!("json_schema.schema is {other}, but must be a JSON schema"),
             )),
         },
         _ => Err(ApiError::field(
             "response_format",
-            format!("response_format is {value}; its type is text, json_object or json_schema"),
+            format!(
+                "response_format is {value}, but its type must be text, json_object or json_schema"
+            ),
         )),
     }
 }
@@ -49,7 +51,7 @@ pub(crate) fn from_vllm(
     let mut found = None;
     if let Some(outputs) = rest.remove("structured_outputs").filter(|outputs| !outputs.is_null()) {
         let Value::Object(outputs) = outputs else {
-            let message = format!("structured_outputs is {outputs}, which is no object");
+            let message = format!("structured_outputs is {outputs}, but must be an object");
             return Err(ApiError::field("structured_outputs", message));
         };
         for (kind, value) in &outputs {
@@ -119,7 +121,8 @@ pub(crate) fn from_request(
         };
         if !requested.is_null() && requested["type"] != "text" {
             let message = format!(
-                "{field} is not read here; ask for the form of the reply in response_format or structured_outputs"
+                "{field} is not supported here; set the output format in response_format or \
+                 structured_outputs"
             );
             return Err(ApiError::field(field, message));
         }
@@ -136,7 +139,7 @@ pub(crate) fn at_most_one(
     other: Option<Constraint>,
 ) -> Result<Option<Constraint>, ApiError> {
     if one.is_some() && other.is_some() {
-        let message = "a reply has one form; ask for it in one field alone";
+        let message = "several fields set an output format; set only one";
         return Err(ApiError::field("structured_outputs", message));
     }
     Ok(one.or(other))
@@ -144,8 +147,9 @@ pub(crate) fn at_most_one(
 
 /// Returns the constraint of a kind that vLLM defines. Null and `json_object: false` yield `None`.
 fn constraint(field: &str, kind: &str, value: &Value) -> Result<Option<Constraint>, ApiError> {
-    let wrong = |must: &str| ApiError::field(field, format!("{field} is {value}; it is {must}"));
-    let text = || value.as_str().map(str::to_owned).ok_or_else(|| wrong("a text"));
+    let wrong =
+        |must: &str| ApiError::field(field, format!("{field} is {value}, but must be {must}"));
+    let text = || value.as_str().map(str::to_owned).ok_or_else(|| wrong("a string"));
     if value.is_null() {
         return Ok(None);
     }
@@ -158,8 +162,9 @@ fn constraint(field: &str, kind: &str, value: &Value) -> Result<Option<Constrain
                 .as_array()
                 .map(|list| list.iter().map(Value::as_str).collect())
                 .unwrap_or_default();
-            let texts =
-                texts.filter(|texts| !texts.is_empty()).ok_or_else(|| wrong("a list of texts"))?;
+            let texts = texts
+                .filter(|texts| !texts.is_empty())
+                .ok_or_else(|| wrong("a list of strings with at least one entry"))?;
             let escaped: Vec<String> = texts.into_iter().map(regex::escape).collect();
             Constraint::Regex(format!("(?:{})", escaped.join("|")))
         }
@@ -178,14 +183,15 @@ fn constraint(field: &str, kind: &str, value: &Value) -> Result<Option<Constrain
 /// Returns an error if `value` is none of these.
 pub(crate) fn json_schema(field: &str, value: &Value) -> Result<Constraint, ApiError> {
     let schema = match value {
-        Value::String(text) => serde_json::from_str(text)
-            .map_err(|error| ApiError::field(field, format!("{field} is no JSON: {error}")))?,
+        Value::String(text) => serde_json::from_str(text).map_err(|error| {
+            ApiError::field(field, format!("{field} is not valid JSON: {error}"))
+        })?,
         other => other.clone(),
     };
     match schema {
         Value::Object(_) | Value::Bool(_) => Ok(Constraint::JsonSchema(schema)),
         other => {
-            Err(ApiError::field(field, format!("{field} is {other}, which is no JSON schema")))
+            Err(ApiError::field(field, format!("{field} is {other}, but must be a JSON schema")))
         }
     }
 }

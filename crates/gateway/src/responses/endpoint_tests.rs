@@ -439,7 +439,9 @@ async fn responses_are_stored_only_for_owner_with_permission() {
     let late =
         with_field(request(&json!("So?")), "previous_response_id", next["id"].clone()).to_string();
     let late = served.send("POST", "/v1/responses", OUTSIDE_KEY, &late).await;
-    assert!(late.json()["error"]["message"].as_str().unwrap().contains("which is no longer there"));
+    assert!(
+        late.json()["error"]["message"].as_str().unwrap().contains("which is no longer stored")
+    );
 
     let unkept = with_field(request(&json!("Hi")), "store", false).to_string();
     let unkept = served.send("POST", "/v1/responses", OUTSIDE_KEY, &unkept).await.json();

@@ -97,7 +97,7 @@ fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
     let limit = field("limit").map_or(Ok(20), |text| {
         let limit = text.parse().ok().filter(|limit| (1..=MAX).contains(limit));
         limit.ok_or_else(|| {
-            ApiError::field("limit", format!("limit is {text:?}; it is in 1..={MAX}"))
+            ApiError::field("limit", format!("limit is {text:?}, but must be in 1..={MAX}"))
         })
     })?;
     let mut items: Vec<&Value> = items.iter().collect();
@@ -105,7 +105,10 @@ fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
         "desc" => items.reverse(),
         "asc" => {}
         other => {
-            return Err(ApiError::field("order", format!("order is {other:?}; it is asc or desc")));
+            return Err(ApiError::field(
+                "order",
+                format!("order is {other:?}, but must be asc or desc"),
+            ));
         }
     }
     if let Some(after) = field("after") {
@@ -149,7 +152,7 @@ pub(crate) async fn input_tokens(
         Ok(gateway.chat_of(&caller, &call)?.prompt(messages, &call.request.tools)?.len())
     });
     let broken =
-        |error| ApiError::new(ErrorKind::Internal, format!("counting did not end: {error}"));
+        |error| ApiError::new(ErrorKind::Internal, format!("counting tokens failed: {error}"));
     let counted = counting.await.map_err(broken).and_then(|counted| counted);
     respond(
         counted.map(|tokens| json!({ "object": "response.input_tokens", "input_tokens": tokens })),

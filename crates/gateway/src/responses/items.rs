@@ -45,7 +45,7 @@ pub(super) fn read(
         other => {
             return Err(ApiError::field(
                 "input",
-                format!("input is {other}; it is a text or a list of items"),
+                format!("input is {other}, but must be a string or a list of items"),
             ));
         }
     };
@@ -68,8 +68,8 @@ pub(super) fn read(
 
 fn missing(id: &str) -> ApiError {
     let message = format!(
-        "Item with id '{id}' not found. Items are kept for a while, and only where `store` is not false; \
-         send the item itself instead."
+        "Item with id '{id}' not found. Items are kept for a limited time, and only if `store` \
+         is not false; send the item itself instead."
     );
     ApiError { kind: ErrorKind::NotFound, message, param: Some("input".into()) }
 }
@@ -189,7 +189,7 @@ impl<'a> ItemReader<'a> {
                     _ => {
                         let param = format!("{field_path}.role");
                         let message = format!(
-                            "{param} is {}; it is user, assistant, system or developer",
+                            "{param} is {}, but must be user, assistant, system or developer",
                             item["role"]
                         );
                         return Err(ApiError::field(&param, message));
@@ -224,8 +224,9 @@ impl<'a> ItemReader<'a> {
                 let kind =
                     if kind.is_empty() { "no type".into() } else { format!("the type {kind:?}") };
                 let message = format!(
-                    "{field_path} has {kind}; it is message, reasoning, item_reference, or a call or its output of type \
-                     function_call, custom_tool_call, local_shell_call, shell_call or apply_patch_call"
+                    "{field_path} has {kind}, but its type must be message, reasoning, \
+                     item_reference, or a call or its output of type function_call, \
+                     custom_tool_call, local_shell_call, shell_call or apply_patch_call"
                 );
                 return Err(ApiError::field(field_path, message));
             }
@@ -462,15 +463,19 @@ mod tests {
     #[test]
     fn read_names_invalid_items() {
         for (input, param, why) in [
-            (json!(1), "input", "a text or a list of items"),
+            (json!(1), "input", "a string or a list of items"),
             (json!([{}]), "input[0]", "has no type"),
             (json!([{"type": "wizard", "id": "w"}]), "input[0]", "has the type \"wizard\""),
-            (json!([{"role": "tool", "content": ""}]), "input[0].role", "\"tool\"; it is user"),
-            (json!([{"role": "user"}]), "input[0].content", "is null; it is a text"),
+            (
+                json!([{"role": "tool", "content": ""}]),
+                "input[0].role",
+                "\"tool\", but must be user",
+            ),
+            (json!([{"role": "user"}]), "input[0].content", "is null, but must be a string"),
             (
                 json!([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]),
                 "input[0].content[0]",
-                "\"input_image\", which cannot be shown",
+                "\"input_image\", but this model reads only text",
             ),
             (
                 json!([{"type": "function_call", "name": "f", "arguments": "{}"}]),

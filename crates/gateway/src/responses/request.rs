@@ -85,7 +85,10 @@ pub(super) fn read(
     let constraint = openai::structured::from_request(gateway, own, &mut request.rest)?;
     let requested = openai::take_sampling_fields(&mut request.rest)?;
     if requested.num_completions()? != 1 {
-        return Err(ApiError::field("n", "n is not supported; a response has one reply"));
+        return Err(ApiError::field(
+            "n",
+            "n is not supported, because a response has one completion; leave it out",
+        ));
     }
     openai::check_fields(gateway, API, &request.rest)?;
     let include = request.include.clone().unwrap_or_default();
@@ -107,7 +110,7 @@ pub(super) fn read(
     }
     messages.extend(input.iter().cloned());
     if messages.is_empty() {
-        return Err(ApiError::field("input", "there is no input; give a text or a list of items"));
+        return Err(ApiError::field("input", "input is missing; send a string or a list of items"));
     }
     let limit = request.max_output_tokens.map(|limit| match usize::try_from(limit) {
         Ok(limit) if limit > 0 => Ok(limit),
@@ -152,11 +155,12 @@ fn not_found(requested: &str, missing: &str) -> ApiError {
     let why = if requested == missing {
         String::new()
     } else {
-        format!(" It continues '{missing}', which is no longer there.")
+        format!(" It continues '{missing}', which is no longer stored.")
     };
     let message = format!(
-        "Previous response with id '{requested}' not found.{why} Responses are kept for a while, and only where \
-         `store` is not false; send the whole history as input instead."
+        "Previous response with id '{requested}' not found.{why} Responses are kept for a \
+         limited time, and only if `store` is not false; send the complete history as input \
+         instead."
     );
     ApiError::field("previous_response_id", message)
 }
@@ -210,7 +214,10 @@ fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError>
     let top = top.map(|top| {
         let count = usize::try_from(top).ok().filter(|count| *count <= MAX);
         count.ok_or_else(|| {
-            ApiError::field("top_logprobs", format!("top_logprobs = {top}; it is in 0..={MAX}"))
+            ApiError::field(
+                "top_logprobs",
+                format!("top_logprobs = {top}, but must be in 0..={MAX}"),
+            )
         })
     });
     let top = top.transpose()?.unwrap_or(0);
@@ -256,7 +263,8 @@ fn parse_format(text: &Value) -> Result<Option<Constraint>, ApiError> {
         _ => Err(ApiError::field(
             "text.format",
             format!(
-                "text.format is {format}; its type is text, json_object, or json_schema with a schema"
+                "text.format is {format}, but its type must be text, json_object, or json_schema \
+                 with a schema"
             ),
         )),
     }

@@ -234,7 +234,10 @@ impl Tools {
         if self.by_name.insert(shown.clone(), shape).is_some() {
             return Err(ApiError::field(
                 field_path,
-                format!("{field_path} has the name {shown:?}, which another tool has"),
+                format!(
+                    "{field_path} has the name {shown:?}, which another tool already has; names \
+                     must be unique"
+                ),
             ));
         }
         self.specs.push(ToolSpec { name: shown, ..spec });
@@ -258,9 +261,9 @@ impl Tools {
                 "auto" => Ok(ToolChoice::Auto),
                 "none" => Ok(ToolChoice::None),
                 "required" => Ok(ToolChoice::Required),
-                _ => {
-                    Err(wrong("but it is auto, none, required, or an object that names a function"))
-                }
+                _ => Err(wrong(
+                    "but must be auto, none, required, or an object that names a function",
+                )),
             },
             Some(value) if value["type"] == openai::ALLOWED_TOOLS => {
                 let mut choice = value.clone();

@@ -352,8 +352,8 @@ pub(crate) fn decode_files(
     provided
         .map(|(name, content)| {
             let bytes = BASE64_STANDARD.decode(content.as_bytes());
-            let bytes =
-                bytes.map_err(|error| format!("the content of {name:?} is no base64: {error}"))?;
+            let bytes = bytes
+                .map_err(|error| format!("the content of {name:?} is not valid base64: {error}"))?;
             Ok((name.clone(), bytes))
         })
         .collect()
@@ -389,6 +389,10 @@ mod tests {
             BTreeMap::from([("a".to_owned(), b"hi".to_vec())])
         );
         let files = BTreeMap::from([("a".to_owned(), Some("a?".to_owned()))]);
-        assert!(decode_files(&files).unwrap_err().starts_with("the content of \"a\" is no base64"));
+        assert!(
+            decode_files(&files)
+                .unwrap_err()
+                .starts_with("the content of \"a\" is not valid base64")
+        );
     }
 }

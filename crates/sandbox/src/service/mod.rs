@@ -167,11 +167,12 @@ async fn run_code(State(service): State<Service>, sent: Bytes) -> Response {
         let Some(language) = Language::from_name(&request.language) else {
             if !LANGUAGES.contains(&request.language.as_str()) {
                 return Err(SandboxError::Request(format!(
-                    "language: {:?} is none",
+                    "language is {:?}, which is unknown",
                     request.language
                 )));
             }
-            let message = format!("{:?} is not run here; python and bash are", request.language);
+            let message =
+                format!("{:?} is not supported here; use python or bash", request.language);
             return Ok(CodeResponse::from_sandbox_error(message));
         };
         let run = Run {
@@ -208,7 +209,7 @@ async fn run_jupyter(State(service): State<Service>, sent: Bytes) -> Response {
 async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterResponse, SandboxError> {
     if request.kernel != "python3" {
         return Err(SandboxError::Request(format!(
-            "kernel: {:?} is none here; python3 is",
+            "kernel is {:?}, but must be python3",
             request.kernel
         )));
     }

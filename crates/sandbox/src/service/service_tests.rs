@@ -80,7 +80,7 @@ async fn run_code_responds_as_sandbox_fusion() {
 
     let other = run(json!({ "code": "", "language": "cpp" })).await;
     assert_eq!(other["status"], "SandboxError");
-    assert!(other["message"].as_str().unwrap().contains("python and bash are"));
+    assert!(other["message"].as_str().unwrap().contains("use python or bash"));
 }
 
 #[tokio::test]

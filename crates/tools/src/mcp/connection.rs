@@ -263,7 +263,7 @@ impl Connection {
             Ok(Err(why)) => {
                 tracing::warn!(
                     why,
-                    "an MCP server has announced other tools and does not list them"
+                    "an MCP server announced changed tools, but listing them failed"
                 );
             }
             Err(_) => self.ledger.note_list_changed(),
@@ -303,7 +303,7 @@ impl Connection {
                         let tool = spec.name;
                         tracing::warn!(
                             tool,
-                            "an MCP server lists two tools of one name; the first is used"
+                            "an MCP server lists two tools of the same name; using the first"
                         );
                     }
                 }

@@ -237,7 +237,7 @@ impl Ledger {
     }
 
     fn note_noise(&self, text: &str) {
-        debug!("an MCP server printed what is no message: {text}");
+        debug!("an MCP server printed text that is not a message: {text}");
         self.state().noise = Some(text.to_owned());
     }
 
@@ -299,7 +299,7 @@ impl Ledger {
         let id = match self.pending_id(&id).or(meant) {
             Some(id) => id,
             None => {
-                debug!(%id, "an MCP server answered a request that awaits no response");
+                debug!(%id, "an MCP server responded to a request that is not pending");
                 let mut state = self.state();
                 state.noise = Some(format!("a response to the id {id}"));
                 state.was_discovered_late |=
@@ -353,7 +353,7 @@ impl Ledger {
         let id = fields.get("id").filter(|id| !id.is_null()).cloned();
         let read = serde_json::from_value(Value::Object(fields));
         let read = read.inspect_err(
-            |error| debug!(%error, "an MCP server sent a message that cannot be read"),
+            |error| debug!(%error, "an MCP server sent a message that cannot be parsed"),
         );
         read.ok().or_else(|| {
             let unknown = json!({ "jsonrpc": "2.0", "id": id?, "method": "unreadable" });
@@ -466,7 +466,10 @@ fn to_list_result(mut result: Value) -> Result<ListToolsResult, String> {
     let mut kept = Vec::with_capacity(tools.len());
     for tool in tools {
         let Some(name) = tool["name"].as_str().filter(|name| !name.is_empty()) else {
-            warn!(tool = %shorten(&tool.to_string()), "left out a tool of an MCP server that has no name");
+            warn!(
+                tool = %shorten(&tool.to_string()),
+                "ignored a tool without a name of an MCP server"
+            );
             continue;
         };
         let description = ["description", "title"].into_iter().find_map(|key| tool[key].as_str());
@@ -475,7 +478,7 @@ fn to_list_result(mut result: Value) -> Result<ListToolsResult, String> {
             _ => {
                 warn!(
                     tool = name,
-                    "a tool of an MCP server has no inputSchema, and takes no arguments"
+                    "a tool of an MCP server has no inputSchema; offering it without arguments"
                 );
                 json!({ "type": "object", "properties": {} })
             }

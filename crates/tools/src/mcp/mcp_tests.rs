@@ -278,7 +278,8 @@ async fn tools_are_renamed_for_agents() {
         .unwrap()
         .to_string();
     assert!(
-        error.contains("two of its tools would be named \"count\"") && error.contains("rename"),
+        error.contains("two of its tools would have the name \"count\"")
+            && error.contains("rename"),
         "{error}"
     );
     let missing = BTreeMap::from([("ecko".to_owned(), "x".to_owned())]);

@@ -98,7 +98,8 @@ impl ToolOptions for McpKeys {
             self.progress_seconds.filter(|seconds| !(*seconds > 0.0 && *seconds <= MAX_SECONDS))
         {
             let why = format!(
-                "progress_seconds = {seconds}, but it must be in 0..={MAX_SECONDS:e}, not 0"
+                "progress_seconds = {seconds}, but it must be more than 0 and at most \
+                 {MAX_SECONDS:e}"
             );
             return Err(why.into());
         }
@@ -107,10 +108,11 @@ impl ToolOptions for McpKeys {
                 return Ok(());
             }
             (false, true) => {
-                "key_env and headers_env are for a url; a command gets keys by environment"
+                "key_env and headers_env apply only to a url; pass keys to a command with \
+                 environment"
             }
             (true, false) => return Ok(Services::for_any_host().check(&self.url)?),
-            _ => "give either command (a program) or url (streamable HTTP)",
+            _ => "set either command (a program) or url (streamable HTTP)",
         };
         Err(why.to_owned().into())
     }
@@ -246,7 +248,7 @@ impl Mcp {
         for spec in self.selected_tools(tools) {
             if offered.iter().any(|earlier| earlier.name == spec.name) {
                 return Err(format!(
-                    "two of its tools would be named {:?}: give one another name with rename",
+                    "two of its tools would have the name {:?}; rename one with `rename`",
                     spec.name
                 ));
             }

@@ -102,11 +102,11 @@ impl PythonKeys {
             return Err("it needs a `file` with functions, or a `config` of verl's tools".into());
         }
         if file.is_none() && !self.functions.is_empty() {
-            return Err("`functions` are those of a `file`, which is not given".into());
+            return Err("`functions` selects functions of a `file`, but `file` is not set".into());
         }
         if self.python.is_empty() || self.worker_calls == 0 {
             return Err(
-                "`python` must name an interpreter, and `worker_calls` be at least 1".into()
+                "`python` must name an interpreter, and `worker_calls` must be at least 1".into()
             );
         }
         let start =

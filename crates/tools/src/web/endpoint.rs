@@ -81,7 +81,7 @@ impl HttpKeys {
     /// the validator of the arguments.
     fn parts(&self) -> Result<(Services, Method, Arguments), String> {
         if self.url.is_empty() {
-            return Err("give url, the address that is asked".into());
+            return Err("set url, the address of the service".into());
         }
         let services = Services::for_hosts(&self.url, &self.hosts, &self.private_hosts)?;
         let arguments = arguments(&self.url, &self.schema())?;
@@ -126,16 +126,16 @@ pub struct Endpoint {
 /// Returns an error if the schema is invalid, or if the URL has a placeholder that the schema does
 /// not define.
 fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
-    let arguments =
-        Arguments::new(parameters).map_err(|why| format!("its parameters are no schema: {why}"))?;
+    let arguments = Arguments::new(parameters)
+        .map_err(|why| format!("its parameters are not a JSON schema: {why}"))?;
     for name in url_parts(url).filter_map(|(_, name)| name) {
         if !arguments.names().iter().any(|known| known == name) {
             let placeholders = match arguments.names() {
-                [] => "there are none".to_owned(),
-                names => format!("there is {}", names.join(", ")),
+                [] => "the tool has none".to_owned(),
+                names => format!("the tool has {}", names.join(", ")),
             };
             return Err(format!(
-                "its url has {{{name}}}, which is none of its parameters; {placeholders}"
+                "its url has {{{name}}}, which is not one of its parameters; {placeholders}"
             ));
         }
     }
@@ -390,10 +390,10 @@ mod tests {
             (
                 "http://h/{ctiy}",
                 parameters,
-                "its url has {ctiy}, which is none of its parameters; there is city",
+                "its url has {ctiy}, which is not one of its parameters; the tool has city",
             ),
-            ("http://h/{city}", json!({}), "there are none"),
-            ("http://h/", json!({ "type": "thing" }), "its parameters are no schema"),
+            ("http://h/{city}", json!({}), "the tool has none"),
+            ("http://h/", json!({ "type": "thing" }), "its parameters are not a JSON schema"),
         ] {
             let error = super::arguments(url, &parameters).unwrap_err();
             assert!(error.contains(want), "{error}");

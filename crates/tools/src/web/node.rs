@@ -52,7 +52,7 @@ impl Default for McpapiKeys {
 impl ToolOptions for McpapiKeys {
     fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
         if self.url.is_empty() {
-            return Err("give url, the address of the node's routes, which ends with /mcpapi"
+            return Err("set url, the address of the node's routes, which ends with /mcpapi"
                 .to_owned()
                 .into());
         }
@@ -116,14 +116,15 @@ impl Node {
         let response = response.map_err(|error| error.to_string())?;
         if !response.status.is_success() {
             return Err(format!(
-                "{}/tools answers with HTTP {}: {}",
+                "{}/tools returned HTTP {}: {}",
                 self.url,
                 response.status,
                 response.text()
             ));
         }
-        let listed: ToolListing = serde_json::from_slice(&response.body)
-            .map_err(|error| format!("{}/tools is no list of tools ({error})", self.url))?;
+        let listed: ToolListing = serde_json::from_slice(&response.body).map_err(|error| {
+            format!("the response of {}/tools is not a list of tools ({error})", self.url)
+        })?;
         let specs = listed.tools.into_iter().map(|tool| ToolSpec {
             name: tool.function.name,
             description: tool.function.description.unwrap_or_default(),

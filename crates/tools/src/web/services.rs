@@ -35,7 +35,8 @@ impl Services {
         let own = own.filter(|host| !host.contains('{'));
         if own.is_none() && hosts.is_empty() && private.is_empty() {
             return Err(format!(
-                "an argument names the host of {url:?}: say which ones it may name, with hosts = [\"*.example.org\"]"
+                "an argument sets the host of {url:?}; list the permitted hosts, such as hosts = \
+                 [\"*.example.org\"]"
             ));
         }
         let private = own.into_iter().chain(private.iter().map(String::as_str));
@@ -88,7 +89,10 @@ impl Services {
             })?;
             let mut value =
                 HeaderValue::from_str(&format!("{before}{}", value.trim())).map_err(|_| {
-                    format!("the value of the environment variable {variable} cannot be a header")
+                    format!(
+                        "the value of the environment variable {variable} is not valid in an \
+                         HTTP header"
+                    )
                 })?;
             value.set_sensitive(true);
             Ok::<_, String>(value)
@@ -99,7 +103,7 @@ impl Services {
         }
         for (name, variable) in extra_headers {
             let header = HeaderName::try_from(name.as_str())
-                .map_err(|_| format!("{name:?} is no header's name"))?;
+                .map_err(|_| format!("{name:?} is not a valid header name"))?;
             headers.insert(header, value(variable, "")?);
         }
         Ok(headers)

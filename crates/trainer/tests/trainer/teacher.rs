@@ -189,7 +189,10 @@ async fn sft_imitates_row_completions_that_score_well() {
     assert!(matches!(error, TrainerError::TooFewDemonstrations { wanted: 25, .. }), "{error}");
     let other = ["phase.0.source={field='question'}", "phase.0.demonstrations=5"];
     let error = start(&other).await.err().unwrap();
-    assert!(error.to_string().contains("its field `question` is no list of replies"), "{error}");
+    assert!(
+        error.to_string().contains("its field `question` is not a list of completions"),
+        "{error}"
+    );
 
     let good = ["phase.0.source={field='replies'}", "phase.0.demonstrations=8"];
     start(&good).await.unwrap().run(&mut (), &StopFlag::default()).await.unwrap();
