@@ -183,11 +183,11 @@ impl Sequence {
     ) -> Option<FinishReason> {
         let (policy, stream, sampled) = (self.policy, self.stream, self.tokens.len() - self.prompt);
         if sampled == 1 {
-            debug!(policy, stream, "first token");
+            debug!(policy, stream, "sampled first token");
         }
         let reason = self.find_finish_reason(token, context, token_bytes);
         if let Some(reason) = reason {
-            debug!(policy, stream, sampled, ?reason, "request finished");
+            debug!(policy, stream, sampled, ?reason, "finished request");
         }
         reason
     }

@@ -209,10 +209,15 @@ impl Service {
                     let (since, name) = (Instant::now(), command.name());
                     self.command_in_progress
                         .send_replace(Some(CommandInProgress { since, status: self.status() }));
-                    debug!(policy, command = name, "learner begins");
+                    debug!(policy, command = name, "started learner command");
                     self.learn(policy, command);
                     let took = since.elapsed();
-                    debug!(policy, command = name, seconds = took.as_secs_f64(), "learner is done");
+                    debug!(
+                        policy,
+                        command = name,
+                        seconds = took.as_secs_f64(),
+                        "finished learner command"
+                    );
                     self.learning_time += took;
                     self.command_in_progress.send_replace(None);
                 }
@@ -238,16 +243,16 @@ impl Service {
                 let submitted =
                     self.scheduler.submit(&self.model, policy, request, constraint, events);
                 match &submitted {
-                    Ok(()) => debug!(id, name, policy, stream, prompt, "request accepted"),
+                    Ok(()) => debug!(id, name, policy, stream, prompt, "accepted request"),
                     Err(error) => {
-                        debug!(id, name, policy, stream, prompt, %error, "request refused")
+                        debug!(id, name, policy, stream, prompt, %error, "rejected request")
                     }
                 }
                 let _ = response.send(submitted);
             }
             Command::Abort(policy, stream, response) => {
                 let ended = self.scheduler.abort(policy, stream);
-                debug!(policy, stream, ended, "requests aborted");
+                debug!(policy, stream, ended, "aborted requests");
                 let _ = response.send(Ok(ended));
             }
             Command::Status(response) => drop(response.send(Ok(self.status()))),
@@ -264,7 +269,8 @@ impl Service {
     fn lora(&mut self, options: LoraOptions, seed: u64, base: String) -> Result<u32, PolicyError> {
         if self.base_trained {
             return Err(PolicyError::Invalid(
-                "the base weights have been trained; make adapters before, or over a model that was saved"
+                "the base weights have already been trained; create adapters before training, or \
+                 on a saved model"
                     .into(),
             ));
         }
@@ -278,14 +284,12 @@ impl Service {
     fn learn(&mut self, policy: u32, command: LearnerCommand) {
         let adapter = (policy as usize).checked_sub(1);
         let is_frozen = adapter.is_none() && !self.model.adapters.is_empty();
-        let frozen = || {
-            match is_frozen {
+        let frozen = || match is_frozen {
             true => Err(PolicyError::Invalid(
-                "the base weights are frozen, because there are adapters over them; train one of these"
+                "the base weights are frozen because they have adapters; train an adapter instead"
                     .into(),
             )),
             false => Ok(()),
-        }
         };
         let trains = self.trains;
         let trainable = || match trains {
@@ -370,7 +374,8 @@ impl Service {
         self.weights_changed(policy, false);
         loaded.map_err(|error| {
             let state =
-                "some of the weights have been replaced; load a whole folder before going on";
+                "some of the weights have been replaced; load a complete directory before you \
+                 continue";
             PolicyError::Storage(format!("{error}\n{state}"))
         })
     }

@@ -194,7 +194,7 @@ impl AdapterConfig {
             }
             if !(alpha > 0.0 && alpha.is_finite()) {
                 return unsupported(format!(
-                    "lora_alpha on {name} is {alpha}; it must be greater than 0"
+                    "lora_alpha on {name} is {alpha}; it must be more than 0"
                 ));
             }
             modules.push(AdaptedModule { name: name.to_owned(), rank, alpha });
