@@ -206,7 +206,10 @@ async fn aborted_completion_keeps_its_grammar() {
         // A completion that violates the grammar cannot be continued.
         *rest.prompt.last_mut().unwrap() = 0;
         let rejected = engine.sample(rest).await.err().unwrap();
-        assert!(rejected.to_string().contains("cannot be followed any further"), "{rejected}");
+        assert!(
+            rejected.to_string().contains("cannot constrain the completion any further"),
+            "{rejected}"
+        );
     }
 }
 
@@ -215,7 +218,7 @@ async fn sample_rejects_unusable_grammars() {
     let wrong =
         Grammar::JsonSchema(json!({"type": "number", "minimum": 2, "maximum": 1}).to_string());
     for (engine, grammar, reason) in [
-        (engine(), wrong, "the JSON schema cannot be followed"),
+        (engine(), wrong, "the JSON schema cannot be compiled"),
         (bare(), schema(), "started without support for grammars"),
     ] {
         let rejected = engine.sample(request(1, Some(grammar))).await.err().unwrap();

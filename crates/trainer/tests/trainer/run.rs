@@ -60,7 +60,7 @@ async fn run_trains_evaluates_and_checkpoints() {
     let completion = summary.evals[0].uncalled.as_ref().unwrap();
     assert_eq!(completion.attempt, "eval/0/0/0/0");
     assert!(
-        completion.reason.starts_with("it has no <tool_call> in it")
+        completion.reason.starts_with("it does not contain <tool_call>")
             && !completion.completion.is_empty(),
         "{completion:?}"
     );
