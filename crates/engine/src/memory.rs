@@ -370,7 +370,7 @@ mod tests {
         let options =
             EngineOptions { batch_tokens: 4000, kv_memory_mb: 1, ..EngineOptions::default() };
         let full = plan(&config, &options, u64::MAX);
-        assert_eq!((full.kept, full.to_string().contains("again")), (10, false));
+        assert_eq!((full.kept, full.to_string().contains("recomputed")), (10, false));
         let minimal = plan(&config, &options, 0);
         assert_eq!(minimal.kept, 0);
         assert!(minimal.to_string().contains("activations of 10 of 10 blocks recomputed"));
