@@ -159,7 +159,8 @@ impl AdapterLayout {
                 let known: Vec<&str> =
                     modules.filter_map(|module| module.rsplit('.').next()).collect();
                 return reject(format!(
-                    "lora.{key} has {name:?}, which is not a module of the model; the modules are {}",
+                    "lora.{key} has {name:?}, which is not a module of the model; the modules are \
+                     {}",
                     known.join(", ")
                 ));
             }

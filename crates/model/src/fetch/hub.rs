@@ -414,7 +414,8 @@ impl Hub {
                 Err(DownloadError::Truncated(_) | DownloadError::Rejected(_)) => {}
             }
             failures = if length(&partial) > before { 1 } else { failures + 1 };
-            debug!(file = %what, there = length(&partial), failures, "download interrupted, resuming");
+            let there = length(&partial);
+            debug!(file = %what, there, failures, "download interrupted, resuming");
             self.wait(failures);
         }
         if let Some(expected) = file.lfs.as_ref().and_then(|lfs| lfs.sha256.as_ref()) {
