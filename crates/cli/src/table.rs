@@ -223,7 +223,7 @@ mod tests {
         result.uncalled = Some(UncalledTools {
             attempt: "eval/0/0/0/0".into(),
             completion,
-            reason: "it has no <tool_call> in it".into(),
+            reason: "it does not contain <tool_call>".into(),
         });
         for text in [table(&[&result], Style::default()), line(&result)] {
             let at = text

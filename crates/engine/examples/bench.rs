@@ -52,32 +52,33 @@ async fn main() -> Result<()> {
     let mut engine = None;
     let mut version = 0;
     for line in std::io::stdin().lock().lines() {
-        let response = match serde_json::from_str(&line?).context("a line is not a request")? {
-            Request::Load { model, options } => {
-                let files = ModelFiles::open(&model)?;
-                let started = engine.insert(Engine::start(&files, &options, None)?);
-                let fingerprint = started.fingerprint();
-                let plan = started.memory_plan();
-                let name = format!("levade ({}, {:?})", fingerprint.precision, fingerprint.isa);
-                json!({ "name": name, "planned": plan.total(), "plan": plan.to_string() })
-            }
-            Request::Train { tokens } => {
-                version += 1;
-                train(engine.as_ref().context("no model is loaded")?, tokens, version).await?
-            }
-            Request::Group { prompt, rollouts, turns, new, given: tool_tokens } => {
-                version += 1;
-                let engine = engine.as_ref().context("no model is loaded")?;
-                group(engine, &prompt, rollouts, turns, [new, tool_tokens], version).await?
-            }
-            Request::Forest { sequences, first } => {
-                forest(engine.as_ref().context("no model is loaded")?, sequences, first).await?
-            }
-            Request::Generate { prompts, new_tokens } => {
-                generate(engine.as_ref().context("no model is loaded")?, prompts, new_tokens)
-                    .await?
-            }
-        };
+        let response =
+            match serde_json::from_str(&line?).context("a line of the input is not a request")? {
+                Request::Load { model, options } => {
+                    let files = ModelFiles::open(&model)?;
+                    let started = engine.insert(Engine::start(&files, &options, None)?);
+                    let fingerprint = started.fingerprint();
+                    let plan = started.memory_plan();
+                    let name = format!("levade ({}, {:?})", fingerprint.precision, fingerprint.isa);
+                    json!({ "name": name, "planned": plan.total(), "plan": plan.to_string() })
+                }
+                Request::Train { tokens } => {
+                    version += 1;
+                    train(engine.as_ref().context("no model is loaded")?, tokens, version).await?
+                }
+                Request::Group { prompt, rollouts, turns, new, given: tool_tokens } => {
+                    version += 1;
+                    let engine = engine.as_ref().context("no model is loaded")?;
+                    group(engine, &prompt, rollouts, turns, [new, tool_tokens], version).await?
+                }
+                Request::Forest { sequences, first } => {
+                    forest(engine.as_ref().context("no model is loaded")?, sequences, first).await?
+                }
+                Request::Generate { prompts, new_tokens } => {
+                    generate(engine.as_ref().context("no model is loaded")?, prompts, new_tokens)
+                        .await?
+                }
+            };
         println!("{response}");
         std::io::stdout().flush()?;
     }

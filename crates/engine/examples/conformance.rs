@@ -87,13 +87,12 @@ async fn main() -> Result<()> {
     let Some(path) = std::env::args_os().nth(1).map(PathBuf::from) else {
         bail!("usage: conformance JOB.json")
     };
-    let text =
-        std::fs::read(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+    let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let request: Request = serde_json::from_slice(&text)
-        .with_context(|| format!("{} is not a job", path.display()))?;
+        .with_context(|| format!("{} is not a valid job", path.display()))?;
     ensure!(
         request.format == FORMAT,
-        "the job has format {}, this program reads {FORMAT}",
+        "the job has format {}, but this program reads format {FORMAT}",
         request.format
     );
     let files = ModelFiles::open(&request.model)?;

@@ -15,7 +15,7 @@ use serde_json::Value;
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let dir = arguments.next().context("usage: encode FOLDER NAME < TEXTS")?;
+    let dir = arguments.next().context("usage: encode DIR NAME < TEXTS")?;
     let name = arguments.next().unwrap_or_else(|| dir.clone());
     let files = EncoderFiles::open(Path::new(&dir), &name)?;
     let tokenizer = EncoderTokenizer::new(&files.tokenizer, files.config.max_tokens)?;

@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     };
     ensure!(
         Isa::available().contains(&isa),
-        "{isa:?} is none of what this processor runs: {:?}",
+        "this processor does not support {isa:?}; it supports {:?}",
         Isa::available()
     );
     let compute = Compute::with_isa(THREADS, isa, precision);
@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     let limit = limits::multiply_adds(isa, precision);
     match limit {
         Some(run) => println!("registers: {:.0} GF/s", on_all_threads(|| run(REPEATS)) * 1e-9),
-        None => println!("registers: not known for these instructions"),
+        None => println!("registers: unknown for this instruction set"),
     }
     println!("memory: {:.1} GB/s read", on_all_threads(limits::read) * 1e-9);
     let mut scratch = Scratch::default();

@@ -9,7 +9,7 @@ use levade_engine::testing::parity;
 #[tokio::main]
 async fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let cases: u64 = arguments.next().context("how many cases?")?.parse()?;
+    let cases: u64 = arguments.next().context("the number of cases must be an integer")?.parse()?;
     let seed: u64 = arguments.next().map_or(Ok(1), |seed| seed.parse())?;
     let mut compared = 0;
     let mut different = 0;
@@ -41,8 +41,9 @@ async fn main() -> Result<()> {
         println!("{count:6} cases:{kind}");
     }
     println!(
-        "{cases} cases of seed {seed}: {compared} log-probabilities compared, {different} differ; {resumed} requests \
-         aborted and resumed, {updated} drawn across an update, {hits} prompt tokens from the cache"
+        "{cases} cases of seed {seed}: {compared} log-probabilities compared, {different} differ; \
+         {resumed} requests aborted and resumed, {updated} sampled across an update, {hits} prompt \
+         tokens from the cache"
     );
     ensure!(different == 0, "sampling and training differ");
     Ok(())

@@ -130,7 +130,7 @@ impl AdapterLayout {
         for (key, rank) in [("lora.rank".to_owned(), options.rank)].into_iter().chain(ranks) {
             if rank == 0 || rank > hidden {
                 return reject(format!(
-                    "{key} = {rank}; it must be 1 to {hidden}, the model's width"
+                    "{key} = {rank}; it must be between 1 and {hidden}, the model's hidden size"
                 ));
             }
         }
@@ -158,11 +158,17 @@ impl AdapterLayout {
                 let modules = Site::ALL.iter().flat_map(|site| site.modules());
                 let known: Vec<&str> =
                     modules.filter_map(|module| module.rsplit('.').next()).collect();
-                return reject(format!("lora.{key} has {name:?}; there are {}", known.join(", ")));
+                return reject(format!(
+                    "lora.{key} has {name:?}, which is not a module of the model; the modules are \
+                     {}",
+                    known.join(", ")
+                ));
             }
         }
         if options.targets.is_empty() {
-            return reject("lora.targets is empty; name some, such as q_proj".into());
+            return reject(
+                "lora.targets is empty; list at least one module, such as q_proj".into(),
+            );
         }
         let mut tensors = Tensors::default();
         let mut part = |map: Map, module: &str| {
@@ -435,7 +441,7 @@ impl Adapter {
                     adapted.iter().filter_map(|(name, _)| name.rsplit('.').next()).collect();
                 let stabilized = if options.rank_stabilized { ", use_rslora" } else { "" };
                 format!(
-                    "r = {}, lora_alpha = {}{stabilized}, {} target_modules of the kinds {kinds:?}",
+                    "r = {}, lora_alpha = {}{stabilized}, {} target_modules of the types {kinds:?}",
                     options.rank,
                     options.alpha,
                     adapted.len()
@@ -444,27 +450,31 @@ impl Adapter {
             return Err(ModelError::Unsupported {
                 path: config.path().to_owned(),
                 what: format!(
-                    "it has {}; the policy has {}",
+                    "the adapter has {}; the policy has {}",
                     describe(&found),
                     describe(&self.options)
                 ),
-                way_out: "load it into a policy that was made with its options".into(),
+                way_out: "load it into a policy that has the adapter's options".into(),
             });
         }
         let weights = dir.join(WEIGHTS);
         if !weights.exists() {
             return Err(ModelError::Missing {
                 path: weights,
-                what: format!("is missing, though {} is there", AdapterConfig::FILE),
-                way_out: "fetch the adapter again; one that was saved as adapter_model.bin, which can run code on loading, is to \
-                          be loaded with PEFT and saved again"
-                    .into(),
+                what: format!("is missing, although {} exists", AdapterConfig::FILE),
+                way_out:
+                    "fetch the adapter again; if it was saved as adapter_model.bin, which can \
+                    run code on loading, load it with PEFT and save it again"
+                        .into(),
             });
         }
         self.layout.tensors.open(&weights).map_err(|error| match error {
             ModelError::UnexpectedTensor { path, tensor, .. } => ModelError::Unsupported {
                 path,
-                what: format!("tensor {tensor} is no part of what {} says", AdapterConfig::FILE),
+                what: format!(
+                    "tensor {tensor} does not belong to the adapter that {} describes",
+                    AdapterConfig::FILE
+                ),
                 way_out: MERGE.into(),
             },
             other => other,

@@ -159,7 +159,7 @@ pub fn open(
     let value: serde_json::Value =
         serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
     let steps =
-        value["steps"].as_u64().ok_or_else(|| damaged("it has no number of steps".into()))?;
+        value["steps"].as_u64().ok_or_else(|| damaged("it has no integer `steps`".into()))?;
     let open = |tensors: &Tensors, [first, second]: [&str; 2]| {
         Ok([tensors.open(&dir.join(first))?, tensors.open(&dir.join(second))?])
     };
@@ -184,10 +184,11 @@ fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Resul
         Some(key) => Err(ModelError::Unsupported {
             path: path.to_path_buf(),
             what: format!(
-                "{key} is {}; the engine runs a model with {}",
+                "{key} is {}, but it is {} in the model that the engine runs",
                 found[key], expected[key]
             ),
-            way_out: "load what was saved from that model, or start the engine with this one"
+            way_out: "load weights that were saved from the engine's model, or start the engine \
+                with the model of these weights"
                 .into(),
         }),
     }

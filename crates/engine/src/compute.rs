@@ -26,7 +26,7 @@ impl Compute {
     /// Panics if the processor does not support the instruction set ([`Isa::available`]).
     pub fn with_isa(threads: usize, isa: Isa, precision: Precision) -> Self {
         // The safety of all functions compiled for an instruction set rests on this check.
-        assert!(Isa::available().contains(&isa), "this processor does not run {isa:?}");
+        assert!(Isa::available().contains(&isa), "this processor does not support {isa:?}");
         Compute { pool: Pool::new(threads), isa, precision }
     }
 

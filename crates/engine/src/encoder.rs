@@ -172,14 +172,15 @@ impl Encoder {
         for ids in texts {
             if ids.is_empty() || ids.len() > self.max_tokens {
                 return Err(PolicyError::Invalid(format!(
-                    "a text has {} tokens, but the encoder takes 1 to {}",
+                    "a text has {} tokens, but the encoder accepts 1 to {}",
                     ids.len(),
                     self.max_tokens
                 )));
             }
             if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocabulary) {
                 return Err(PolicyError::Invalid(format!(
-                    "the token {id} is not one of the encoder's {}: its tokenizer is another model's",
+                    "token {id} is outside the encoder's vocabulary of {}: the tokenizer belongs \
+                     to another model",
                     self.vocabulary
                 )));
             }
@@ -204,7 +205,8 @@ impl Encoder {
             return Ok(vectors);
         }
         Err(PolicyError::Invalid(
-            "vectors are not finite: the encoder's weights are damaged".into(),
+            "the vectors are not finite: the encoder's weights are damaged; fetch them again"
+                .into(),
         ))
     }
 

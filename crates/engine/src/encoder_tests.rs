@@ -181,8 +181,8 @@ fn encode_rejects_invalid_texts() {
     let mut encoder = Encoder::new(&write_encoder(dir.path()), 1).unwrap();
     for (ids, why) in [
         (vec![], "a text has 0 tokens"),
-        (vec![1; 33], "has 33 tokens, but the encoder takes 1 to 32"),
-        (vec![50], "the token 50 is not one of the encoder's 50"),
+        (vec![1; 33], "has 33 tokens, but the encoder accepts 1 to 32"),
+        (vec![50], "token 50 is outside the encoder's vocabulary of 50"),
     ] {
         let error = encoder.encode(&[vec![1], ids]).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");

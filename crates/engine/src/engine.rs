@@ -101,7 +101,8 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         if compute.precision != options.precision {
             return Err(EngineError::Options(format!(
-                "the weights are packed in {}, but engine.precision = {}; give both the same",
+                "the weights are packed in {}, but engine.precision = {}; use the same precision \
+                 for both",
                 compute.precision, options.precision
             )));
         }
@@ -138,9 +139,7 @@ impl Engine {
         let service =
             Service::new(model, scheduler, learning, inbox, command_sender, trains, keep_cache);
         std::thread::Builder::new().name("engine-0".into()).spawn(move || service.run()).map_err(
-            |error| {
-                EngineError::Options(format!("the engine's thread could not be started: {error}"))
-            },
+            |error| EngineError::Options(format!("cannot start the engine's thread: {error}")),
         )?;
         Ok(Engine {
             commands,
@@ -168,13 +167,14 @@ impl Engine {
         }
         if options.context > config.context {
             return Err(EngineError::Options(format!(
-                "the context is set to {}, but the model was trained for {}; lower it, or use a model with a longer one",
+                "the context is set to {} tokens, but the model was trained for {}; lower the \
+                 context, or use a model with a longer context",
                 options.context, config.context
             )));
         }
         if config.head_dim > crate::ops::norm::MAX_HEAD {
             return Err(EngineError::Options(format!(
-                "the model's heads are {} wide; this engine takes up to {}",
+                "the model's head dimension is {}, but this engine supports at most {}",
                 config.head_dim,
                 crate::ops::norm::MAX_HEAD
             )));

@@ -133,7 +133,7 @@ pub enum EngineError {
     Options(String),
     /// The planned memory exceeds the free memory.
     #[error(
-        "this would take {plan}, but only {} MiB are free; {}, or free memory",
+        "the engine would take {plan}, but only {} MiB are free; {}, or free memory",
         available >> 20,
         plan.ways_out()
     )]

@@ -39,7 +39,7 @@ pub struct MemoryPlan {
 
 /// Purposes of memory: the fields of a [`MemoryPlan`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "they are explained there")]
+#[allow(missing_docs, reason = "the fields of MemoryPlan document them")]
 pub enum Purpose {
     Weights,
     Optimizer,
@@ -257,9 +257,9 @@ impl std::fmt::Display for MemoryPlan {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         write!(f, "{} MiB (weights {}", mib(self.total()), mib(self.weights))?;
         for (name, bytes) in [
-            ("optimiser", self.optimizer),
+            ("optimizer", self.optimizer),
             ("training", self.training),
-            ("long paths up to", self.sequence),
+            ("long sequences up to", self.sequence),
             ("key-value cache up to", self.cache),
             ("sampling", self.sampling),
         ] {
@@ -271,7 +271,7 @@ impl std::fmt::Display for MemoryPlan {
         if self.training > 0 && self.kept < self.layers {
             write!(
                 f,
-                ", activations of {} of {} blocks computed again",
+                ", activations of {} of {} blocks recomputed",
                 self.layers - self.kept,
                 self.layers
             )?;
@@ -317,7 +317,7 @@ mod tests {
             ModelConfig { layers: 2000, hidden: 8192, intermediate: 65536, ..tiny_config() };
         let error = plan(&giant, &options, 1 << 36).check(1 << 36).expect_err("terabytes");
         let text = error.to_string();
-        assert!(text.contains("optimiser") && text.contains("smaller model"), "{text}");
+        assert!(text.contains("optimizer") && text.contains("smaller model"), "{text}");
         assert!(!text.contains("batch_tokens"), "that would not help: {text}");
     }
 
@@ -374,10 +374,10 @@ mod tests {
         let options =
             EngineOptions { batch_tokens: 4000, kv_memory_mb: 1, ..EngineOptions::default() };
         let full = plan(&config, &options, u64::MAX);
-        assert_eq!((full.kept, full.to_string().contains("again")), (10, false));
+        assert_eq!((full.kept, full.to_string().contains("recomputed")), (10, false));
         let minimal = plan(&config, &options, 0);
         assert_eq!(minimal.kept, 0);
-        assert!(minimal.to_string().contains("activations of 10 of 10 blocks computed again"));
+        assert!(minimal.to_string().contains("activations of 10 of 10 blocks recomputed"));
         let budget = (full.total() + minimal.total()) / 2;
         let some = plan(&config, &options, budget);
         assert!(

@@ -102,7 +102,8 @@ impl EngineOptions {
         let isa = self.isa.unwrap_or_else(Isa::detect);
         if !Isa::available().contains(&isa) {
             return Err(EngineError::Options(format!(
-                "engine.isa = {isa:?}, but this processor runs {:?}; leave it out to take the best",
+                "engine.isa = {isa:?}, but this processor supports {:?}; omit the key to use the \
+                 best",
                 Isa::available()
             )));
         }

@@ -207,13 +207,15 @@ pub fn check(batch: &TreeBatch, context: usize, vocabulary: usize) -> Result<(),
         batch.nodes.iter().map(|n| (n.depth + n.len) as usize).find(|len| *len > context)
     {
         return reject(format!(
-            "a path of {len} tokens does not fit the context of {context}; raise the context or shorten the rollouts"
+            "a sequence of {len} tokens does not fit the context of {context}; raise the context \
+             or shorten the rollouts"
         ));
     }
     match batch.targets.iter().find(|t| !(t.temperature > 0.0 && t.temperature.is_finite())) {
         None => Ok(()),
         Some(target) => reject(format!(
-            "a target has temperature {}, but training needs one above 0; segments sampled greedily cannot be trained on",
+            "a target has temperature {}, but training needs a temperature above 0: do not train \
+             on greedily sampled segments",
             target.temperature
         )),
     }

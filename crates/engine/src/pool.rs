@@ -95,7 +95,7 @@ impl Pool {
         // tasks are gone.
         assert!(
             !state.busy.swap(true, Ordering::Acquire),
-            "the engine's pool is in use: by another thread, or by a task's own caller"
+            "the engine's pool is in use, either by another thread or by the task that calls it"
         );
         let body: &(dyn Fn(usize) + Sync) = &body;
         // SAFETY: a reference to a trait object is two words. Only threads that claimed a task of

@@ -120,13 +120,14 @@ impl Scheduler {
         request.validate(model.weights.config.vocabulary)?;
         if request.prompt.is_empty() {
             return Err(PolicyError::Invalid(
-                "the prompt is empty; it needs at least one token".into(),
+                "the prompt is empty, but must have at least one token".into(),
             ));
         }
         request.check_room(model.context)?;
         if !request.params.stop_strings.is_empty() && self.token_bytes.is_none() {
             return Err(PolicyError::Invalid(
-                "stop_strings need an engine that was started with its tokenizer's bytes; use stop_ids"
+                "stop_strings require an engine that was started with the bytes of its tokenizer's \
+                 tokens; use stop_ids instead"
                     .into(),
             ));
         }
@@ -140,7 +141,8 @@ impl Scheduler {
         );
         if sequence.max_len > self.cache.capacity() {
             return Err(PolicyError::Invalid(format!(
-                "prompt and reply may take {} tokens, but the memory for keys and values holds {}; lower max_tokens, or start the engine with a larger kv_memory_mb",
+                "prompt and completion may take {} tokens, but the key-value cache holds {}; lower \
+                 max_tokens, or start the engine with a larger kv_memory_mb",
                 sequence.max_len,
                 self.cache.capacity()
             )));

@@ -185,11 +185,11 @@ impl Sequence {
         let stream = self.stream;
         let sampled = self.tokens.len() - self.prompt;
         if sampled == 1 {
-            debug!(policy, stream, "first token");
+            debug!(policy, stream, "sampled first token");
         }
         let reason = self.find_finish_reason(token, context, token_bytes);
         if let Some(reason) = reason {
-            debug!(policy, stream, sampled, ?reason, "request finished");
+            debug!(policy, stream, sampled, ?reason, "finished request");
         }
         reason
     }

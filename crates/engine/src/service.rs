@@ -210,10 +210,15 @@ impl Service {
                     let name = command.name();
                     self.command_in_progress
                         .send_replace(Some(CommandInProgress { since, status: self.status() }));
-                    debug!(policy, command = name, "learner begins");
+                    debug!(policy, command = name, "started learner command");
                     self.learn(policy, command);
                     let took = since.elapsed();
-                    debug!(policy, command = name, seconds = took.as_secs_f64(), "learner is done");
+                    debug!(
+                        policy,
+                        command = name,
+                        seconds = took.as_secs_f64(),
+                        "finished learner command"
+                    );
                     self.learning_time += took;
                     self.command_in_progress.send_replace(None);
                 }
@@ -242,16 +247,16 @@ impl Service {
                 let submitted =
                     self.scheduler.submit(&self.model, policy, request, constraint, events);
                 match &submitted {
-                    Ok(()) => debug!(id, name, policy, stream, prompt, "request accepted"),
+                    Ok(()) => debug!(id, name, policy, stream, prompt, "accepted request"),
                     Err(error) => {
-                        debug!(id, name, policy, stream, prompt, %error, "request refused")
+                        debug!(id, name, policy, stream, prompt, %error, "rejected request")
                     }
                 }
                 let _ = response.send(submitted);
             }
             Command::Abort(policy, stream, response) => {
                 let ended = self.scheduler.abort(policy, stream);
-                debug!(policy, stream, ended, "requests aborted");
+                debug!(policy, stream, ended, "aborted requests");
                 let _ = response.send(Ok(ended));
             }
             Command::Status(response) => drop(response.send(Ok(self.status()))),
@@ -268,7 +273,8 @@ impl Service {
     fn lora(&mut self, options: LoraOptions, seed: u64, base: String) -> Result<u32, PolicyError> {
         if self.base_trained {
             return Err(PolicyError::Invalid(
-                "the base weights have been trained; make adapters before, or over a model that was saved"
+                "the base weights have already been trained; create adapters before training, or \
+                 on a saved model"
                     .into(),
             ));
         }
@@ -285,7 +291,7 @@ impl Service {
         let frozen = || {
             if is_frozen {
                 Err(PolicyError::Invalid(
-                "the base weights are frozen, because there are adapters over them; train one of these"
+                "the base weights are frozen because they have adapters; train an adapter instead"
                     .into(),
             ))
             } else {
@@ -378,7 +384,8 @@ impl Service {
         self.weights_changed(policy, false);
         loaded.map_err(|error| {
             let state =
-                "some of the weights have been replaced; load a whole folder before going on";
+                "some of the weights have been replaced; load a complete directory before you \
+                 continue";
             PolicyError::Storage(format!("{error}\n{state}"))
         })
     }

@@ -14,7 +14,8 @@ use crate::keys::Keys;
 use crate::{ModelConfig, ModelError, placeholder};
 
 /// Hint in errors about adapters that are more than plain LoRA.
-pub const MERGE: &str = "only plain LoRA adapters can be used: merge it into its base with PEFT (merge_and_unload), and take the result";
+pub const MERGE: &str = "Levade runs plain LoRA adapters only: merge the adapter into its base \
+    with PEFT (merge_and_unload), and use the result";
 
 /// Keys that do not affect inference: how and with what the adapter was trained, and options of
 /// variants that are disabled.
@@ -117,13 +118,17 @@ impl AdapterConfig {
                 }
             });
         let targets = selection(&keys, "target_modules")?;
-        let layers =
-            keys.read("layers_to_transform", "a layer or a list of them", |value| match value {
+        let layers = keys.read(
+            "layers_to_transform",
+            "a layer index or a list of them",
+            |value| match value {
                 Value::Array(list) => list.iter().map(index).collect(),
                 one => index(one).map(|one| vec![one]),
-            })?;
-        let patterns =
-            keys.read("layers_pattern", "a text or a list of them", texts)?.unwrap_or_default();
+            },
+        )?;
+        let patterns = keys
+            .read("layers_pattern", "a string or a list of strings", texts)?
+            .unwrap_or_default();
         let layer_patterns = patterns.iter().map(|pattern| {
             regex(&keys, "layers_pattern", &format!(r"^(?:.*?\.)?(?:{pattern})\.(?P<index>\d+)\."))
         });
@@ -136,7 +141,7 @@ impl AdapterConfig {
             exclude: selection(&keys, "exclude_modules")?,
             layers: layers.filter(|layers| !layers.is_empty()),
             layer_patterns: layer_patterns.collect::<Result<_, _>>()?,
-            ranks: compile_patterns(&keys, "rank_pattern", "a whole number", index)?,
+            ranks: compile_patterns(&keys, "rank_pattern", "an integer ≥ 0", index)?,
             alphas: compile_patterns(&keys, "alpha_pattern", "a number", |value| {
                 value.as_f64().map(|alpha| alpha as f32)
             })?,
@@ -171,7 +176,7 @@ impl AdapterConfig {
         let outer_modules = ["model.embed_tokens", "lm_head"];
         let is_all = matches!(self.targets, Selection::AllLinear);
         if let Some(other) = outer_modules.iter().find(|name| !is_all && self.is_on(name)) {
-            return unsupported(format!("target_modules takes in {other}"));
+            return unsupported(format!("target_modules includes {other}"));
         }
         let parameters = base.parameters();
         let names = parameters.iter().filter(|parameter| parameter.shape.len() == 2);
@@ -182,7 +187,8 @@ impl AdapterConfig {
             let alpha = own(&self.alphas, name).unwrap_or(self.alpha);
             if rank == 0 || rank > base.hidden {
                 return unsupported(format!(
-                    "the rank on {name} is {rank}; it must be 1 to {}, the model's width",
+                    "the rank on {name} is {rank}; it must be between 1 and {}, the model's hidden \
+                     size",
                     base.hidden
                 ));
             }
@@ -196,8 +202,8 @@ impl AdapterConfig {
         if modules.is_empty() {
             return Err(ModelError::unsupported(
                 &self.path,
-                "target_modules names no module of its base".to_owned(),
-                "the adapter belongs to another base: name that one",
+                "target_modules matches no module of the base model".to_owned(),
+                "the adapter was trained on another base model: specify that model",
             ));
         }
         Ok(modules)
@@ -259,17 +265,17 @@ fn selection(keys: &Keys, key: &str) -> Result<Option<Selection>, ModelError> {
         return regex(keys, key, &format!(r"\A(?:{text})\z"))
             .map(|pattern| Some(Selection::Pattern(pattern)));
     }
-    let names = keys.read(key, "a text or a list of them", texts)?;
+    let names = keys.read(key, "a string or a list of strings", texts)?;
     Ok(names.filter(|names| !names.is_empty()).map(Selection::Names))
 }
 
 /// Compiles a regular expression in Python's syntax; `key` names its origin in the error.
 fn regex(keys: &Keys, key: &str, pattern: &str) -> Result<Regex, ModelError> {
-    let way_out = "write the names of the modules as a list instead";
+    let way_out = "list the module names instead";
     Regex::new(pattern).map_err(|error| {
         ModelError::unsupported(
             keys.path,
-            format!("{key} is not a regular expression that Levade reads: {error}"),
+            format!("{key} is not a regular expression that Levade can parse: {error}"),
             way_out,
         )
     })
@@ -300,7 +306,7 @@ fn compile_patterns<T>(
         let value = convert(value).ok_or_else(|| {
             ModelError::config(
                 keys.path,
-                format!("{key} has {pattern} = {value}; it should be {wanted}"),
+                format!("{key} has {pattern} = {value}; it must be {wanted}"),
             )
         })?;
         patterns.push((regex(keys, key, &format!(r"\A(?:.*\.)?(?:{pattern})\z"))?, value));

@@ -271,56 +271,66 @@ impl ModelConfig {
             ("context length", self.context, 1 << 40),
         ] {
             if value == 0 || value > limit {
-                return Some(format!("the {name} is {value}; it must lie between 1 and {limit}"));
+                return Some(format!("the {name} is {value}; it must be between 1 and {limit}"));
             }
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Some(format!(
-                "{} attention heads cannot share {} key and value heads evenly",
+                "the number of attention heads, {}, is not a multiple of the number of key and \
+                 value heads, {}",
                 self.heads, self.kv_heads
             ));
         }
         if !self.head_dim.is_multiple_of(2) {
             return Some(format!(
-                "the head dimension {} is odd; the rotary embedding needs pairs",
+                "the head dimension {} is odd; it must be even, because the rotary embedding \
+                 rotates pairs of channels",
                 self.head_dim
             ));
         }
         if !(self.norm_epsilon.is_finite() && self.norm_epsilon >= 0.0) {
             return Some(format!(
-                "the norm epsilon {} is not a small number ≥ 0",
+                "the norm epsilon is {}; it must be a finite number ≥ 0",
                 self.norm_epsilon
             ));
         }
         if !(self.rope.theta.is_finite() && self.rope.theta > 0.0) {
-            return Some(format!("the rotary base {} is not a positive number", self.rope.theta));
+            return Some(format!(
+                "the rotary base is {}; it must be a positive number",
+                self.rope.theta
+            ));
         }
         let Traits { title, attention_bias, mlp_bias, qk_norm, .. } = self.family.traits();
         match attention_bias {
             AttentionBias::QueryKeyValue if self.qkv_bias && !self.output_bias => {}
             AttentionBias::QueryKeyValue => {
                 return Some(format!(
-                    "a {title} model has biases on its query, key and value projections and on no other of attention"
+                    "a {title} model must have biases on its query, key and value projections, and \
+                     none on its output projection"
                 ));
             }
             _ if self.qkv_bias != self.output_bias => {
                 return Some(
-                    "biases on only some of the attention projections fit no model of this family"
+                    "only some of the attention projections have biases; in this model family, all \
+                     or none must have them"
                         .into(),
                 );
             }
             AttentionBias::Never if self.qkv_bias => {
-                return Some(format!("a {title} model has no biases"));
+                return Some(format!("a {title} model must not have biases"));
             }
             AttentionBias::Never | AttentionBias::Configured => {}
         }
         if self.mlp_bias && !mlp_bias {
-            return Some("feed-forward biases fit no model of this family".into());
+            return Some(
+                "the feed-forward layers have biases, but no model of this family has them".into(),
+            );
         }
         if self.qk_norm != *qk_norm {
             let normed = Traits::list(|traits| traits.qk_norm.then(|| traits.title.into()));
             return Some(format!(
-                "norms on queries and keys belong to {normed}, and these have them"
+                "norms on queries and keys are used by {normed}, which require them, and by no \
+                 other model"
             ));
         }
         self.rope.scaling.contradiction().or_else(|| self.impossible_pattern())
@@ -334,7 +344,7 @@ impl ModelConfig {
         let title = traits.title;
         if let Some(layer) = windowed.iter().chain(unrotated).find(|layer| **layer >= self.layers) {
             return Some(format!(
-                "layer {layer} is given a kind of attention, but there are {} layers",
+                "an attention type is set for layer {layer}, but there are {} layers",
                 self.layers
             ));
         }
@@ -343,11 +353,11 @@ impl ModelConfig {
         }
         match traits.windows {
             Windows::Never if !windowed.is_empty() => {
-                return Some(format!("a {title} model has no sliding window"));
+                return Some(format!("a {title} model must not have a sliding window"));
             }
             Windows::Every if !windowed.is_empty() && windowed.len() != self.layers => {
                 return Some(format!(
-                    "a {title} model has a sliding window on every layer or on none"
+                    "a {title} model must have a sliding window on every layer or on none"
                 ));
             }
             _ => {}
@@ -357,32 +367,33 @@ impl ModelConfig {
         };
         if traits.unrotated_interval.is_none() && !unrotated.is_empty() {
             let owners = owners(|traits| traits.unrotated_interval.is_some());
-            return Some(format!("layers without rotary embedding belong to {owners}"));
+            return Some(format!("only {owners} can have layers without rotary embedding"));
         }
         if let Some(rope) = local_rope {
             if !(rope.theta.is_finite() && rope.theta > 0.0) {
                 return Some(format!(
-                    "the local rotary base {} is not a positive number",
+                    "the local rotary base is {}; it must be a positive number",
                     rope.theta
                 ));
             }
             if rope.scaling != RopeScaling::None {
-                return Some("the local rotary embedding is scaled, which fits no model".into());
+                return Some("the local rotary embedding is scaled, but no model scales it".into());
             }
         }
         if local_rope.is_some() != traits.local_theta.is_some() {
             let owners = owners(|traits| traits.local_theta.is_some());
             return Some(format!(
-                "a local rotary embedding belongs to {owners}, and these have one"
+                "a local rotary embedding is used by {owners}, which require it, and by no other \
+                 model"
             ));
         }
         if self.query_scalar.is_some() && traits.query_scalar.is_none() {
             let owners = owners(|traits| traits.query_scalar.is_some());
-            return Some(format!("a scalar of queries belongs to {owners}"));
+            return Some(format!("only {owners} can have a query scalar"));
         }
         match self.query_scalar {
             Some(scalar) if !(scalar.is_finite() && scalar > 0.0) => {
-                Some(format!("the scalar of queries is {scalar}; it must be a positive number"))
+                Some(format!("the query scalar is {scalar}; it must be a positive number"))
             }
             _ => None,
         }
@@ -413,8 +424,8 @@ impl RopeScaling {
                     .or_else(|| {
                         (high_freq_factor <= low_freq_factor).then(|| {
                     format!(
-                        "the rotary scaling's high frequency factor {high_freq_factor} does not exceed the \
-                                 low one, {low_freq_factor}"
+                        "the rotary scaling's high frequency factor {high_freq_factor} must exceed \
+                         the low frequency factor {low_freq_factor}"
                     )
                 })
                     })
@@ -423,7 +434,9 @@ impl RopeScaling {
                 positive("factor", factor)
                     .or_else(|| positive("beta_fast", beta_fast))
                     .or_else(|| positive("beta_slow", beta_slow))
-                    .or_else(|| attention_factor.and_then(|value| positive("attention factor", value)))
+                    .or_else(|| {
+                        attention_factor.and_then(|value| positive("attention factor", value))
+                    })
                     .or_else(|| context(original_context))
             }
         }

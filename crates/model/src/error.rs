@@ -19,7 +19,8 @@ pub enum ModelError {
     },
     /// The disk or the user's quota is full.
     #[error(
-        "the disk is full: cannot write {} ({needed} bytes)\nfree some space, or choose a folder on another disk",
+        "the disk is full: cannot write {} ({needed} bytes)\n\
+         free some space, or choose a directory on another disk",
         path.display()
     )]
     DiskFull {
@@ -40,7 +41,8 @@ pub enum ModelError {
         way_out: String,
     },
     /// A file's bytes contradict its format.
-    #[error("{} is damaged, cut short, or not the format its name says: {what}\nfetch or convert it again", path.display())]
+    #[error("{} is damaged, truncated, or not in the format that its name indicates: {what}\n\
+        fetch or convert it again", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -58,7 +60,7 @@ pub enum ModelError {
         way_out: String,
     },
     /// A configuration has an entry that is missing, of the wrong type, or impossible.
-    #[error("{}: {what}\ncompare the file with the one the model was published with", path.display())]
+    #[error("{}: {what}\ncompare the file with the published one", path.display())]
     Config {
         /// The file.
         path: PathBuf,
@@ -67,7 +69,8 @@ pub enum ModelError {
     },
     /// The configuration requires a tensor that no file contains.
     #[error(
-        "{} has no tensor {tensor}; the configuration asks for it with shape {expected:?}\n{way_out}",
+        "{} has no tensor {tensor}; the configuration requires it with shape {expected:?}\n\
+         {way_out}",
         path.display()
     )]
     MissingTensor {
@@ -82,8 +85,8 @@ pub enum ModelError {
     },
     /// The weights contain a tensor that does not belong to the configured model.
     #[error(
-        "{} has a tensor {tensor} of shape {found:?}, which the configuration does not ask for\n\
-         the configuration belongs to another model: fetch both again from the same place",
+        "{} has a tensor {tensor} of shape {found:?}, which the configuration does not describe\n\
+         the configuration belongs to another model: fetch both again from the same source",
         path.display()
     )]
     UnexpectedTensor {
@@ -96,8 +99,9 @@ pub enum ModelError {
     },
     /// A tensor's shape differs from the shape that the configuration requires.
     #[error(
-        "{}: tensor {tensor} has shape {found:?}; the configuration asks for {expected:?}\n\
-         the configuration and the weights belong to different models: fetch both again from the same place",
+        "{}: tensor {tensor} has shape {found:?}; the configuration requires {expected:?}\n\
+         the configuration and the weights belong to different models: fetch both again from the \
+         same source",
         path.display()
     )]
     Shape {
@@ -112,8 +116,9 @@ pub enum ModelError {
     },
     /// A downloaded file does not have its published hash.
     #[error(
-        "{} is not the file that was published: its SHA-256 is {found}, it should be {expected}\n\
-         it was removed; try again, and if this repeats, do not trust the place it comes from",
+        "{} is not the file that was published: its SHA-256 is {found}, but must be {expected}\n\
+         the file was removed; try again, and if this happens again, do not trust the source of \
+         the file",
         path.display()
     )]
     Checksum {

@@ -69,7 +69,7 @@ impl ModelFiles {
             return Err(ModelError::Missing {
                 path: path.to_path_buf(),
                 what: "does not exist".into(),
-                way_out: "give the folder of a Hugging Face model or a .gguf file".into(),
+                way_out: "give the directory of a Hugging Face model or a .gguf file".into(),
             });
         };
         model.check()?;
@@ -81,16 +81,19 @@ impl ModelFiles {
         if PICKLES.iter().any(|known| ending == *known) {
             return Err(ModelError::unsupported(
                 path,
-                "it is a file of PyTorch, which can run code on loading and is not read",
-                "in Python, load it and save the model with transformers, which writes a folder with safetensors",
+                "it is a PyTorch checkpoint, which can run code on loading and is therefore not \
+                 supported",
+                "in Python, load it and save the model with transformers, which writes a directory \
+                 with safetensors",
             ));
         }
         if path.extension().is_some_and(|extension| extension == "safetensors") {
             return Err(ModelError::Missing {
                 path: path.to_path_buf(),
-                what: "has weights alone; a model is a folder with a config.json beside them"
-                    .into(),
-                way_out: "give the folder instead of the file".into(),
+                what:
+                    "contains only weights; a model is a directory that also contains config.json"
+                        .into(),
+                way_out: "give the directory instead of the file".into(),
             });
         }
         let contents = GgufFile::open(path)?;
@@ -111,7 +114,8 @@ impl ModelFiles {
             return Err(ModelError::Missing {
                 path: path.to_path_buf(),
                 what: "has no config.json".into(),
-                way_out: "give the folder of a Hugging Face model, or a .gguf file itself".into(),
+                way_out: "give the directory of a Hugging Face model, or a .gguf file itself"
+                    .into(),
             });
         };
         let hf_config::ParsedConfig { mut config, mut notes, is_part } =
@@ -206,7 +210,8 @@ impl ModelFiles {
         self.check_shape(name, expected)?;
         let wanted = expected.iter().product::<usize>();
         if wanted != out.len() {
-            let what = format!("tensor {name} has {wanted} values, {} were asked for", out.len());
+            let what =
+                format!("tensor {name} has {wanted} values, but {} were requested", out.len());
             return Err(ModelError::config(&self.path, what));
         }
         self.read(name, out)
@@ -231,7 +236,8 @@ impl ModelFiles {
 
     fn missing(&self, name: &str, expected: &[usize]) -> ModelError {
         let way_out = if name == "lm_head.weight" {
-            "if the model shares its embedding with its head, set tie_word_embeddings to true in config.json"
+            "if the model shares its embedding with its output head, set tie_word_embeddings to \
+             true in config.json"
         } else {
             "the download may be incomplete, or the configuration belongs to another model: fetch both again"
         };
@@ -340,7 +346,8 @@ fn resolve_tied_head(
     }
     config.tied = false;
     Ok(Some(format!(
-        "{}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}: the model runs with the head it has",
+        "{}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}: the model runs with \
+         its own output head",
         head.path().display()
     )))
 }
@@ -413,8 +420,8 @@ fn open_weights(dir: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
     let Some(index) = read_json(&index_path)? else {
         let way_out = match find_pickled(dir) {
             Some(name) => format!(
-                "it has {name}, which can run code on loading and is not read: in Python, load it and save the model with \
-                 transformers, which writes safetensors"
+                "it has {name}, which can run code on loading and is therefore not supported: in \
+                 Python, load it and save the model with transformers, which writes safetensors"
             ),
             None => "fetch the weights, or give a .gguf file itself".into(),
         };
@@ -448,7 +455,7 @@ fn open_weights(dir: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
         if !shard.is_file() {
             return Err(ModelError::Missing {
                 path: shard,
-                what: format!("is missing, though {} names it", index_path.display()),
+                what: format!("is missing, although {} lists it", index_path.display()),
                 way_out: "fetch the model again; a part of its weights was not downloaded".into(),
             });
         }

@@ -18,7 +18,8 @@ use crate::keys::{Keys, token_ids};
 use crate::{Activation, ModelConfig, ModelError};
 
 /// Advice in the error for an unknown key.
-const UNKNOWN: &str = "Levade does not know this key, and cannot tell whether the model computes otherwise because of it: if it does not, remove it from config.json";
+const UNKNOWN: &str = "Levade does not know this key, which may change what the model computes: if \
+    it does not, remove it from config.json";
 
 /// The parsed contents of a `config.json`.
 pub(crate) struct ParsedConfig {
@@ -95,7 +96,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
         None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
         None => {
             let what =
-                format!("hidden_size {hidden} cannot be split into num_attention_heads {heads}");
+                format!("hidden_size {hidden} is not a multiple of num_attention_heads {heads}");
             return Err(ModelError::config(path, what));
         }
     };
@@ -104,7 +105,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     // Code below iterates over the layers, so their number must be bounded.
     if layers > known::MAX_LAYERS {
         let what = format!(
-            "the number of layers is {layers}; it must lie between 1 and {}",
+            "the number of layers is {layers}; it must be between 1 and {}",
             known::MAX_LAYERS
         );
         return Err(ModelError::config(path, what));
@@ -155,7 +156,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     {
         return Err(keys.unsupported(
             "qkv_bias",
-            "Levade runs Qwen2 with these biases, and other families by attention_bias",
+            "Levade runs Qwen2 with these biases only; in other families, attention_bias sets them",
         ));
     }
     if let Some(what) = config.contradiction() {
@@ -165,7 +166,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     for key in known::DROPOUTS {
         if let Some(dropout) = keys.float(key)?.filter(|dropout| *dropout != 0.0) {
             notes.push(format!(
-                "{}: {key} is {dropout}; Levade trains without dropout",
+                "{}: {key} is {dropout}; Levade trains without dropout and ignores the value",
                 path.display()
             ));
         }
@@ -192,18 +193,23 @@ fn kv_heads(keys: &Keys, default: Option<usize>, heads: usize) -> Result<usize, 
 fn reject_custom_code(keys: &Keys) -> Result<(), ModelError> {
     keys.reject(
         "quantization_config",
-        "Levade reads F32, F16 and BF16 folders: take the version of the model that is not quantised, or a GGUF file",
+        "Levade reads directories with F32, F16 or BF16 weights: use the version of the model that \
+         is not quantized, or a GGUF file",
     )?;
     keys.reject(
         "auto_map",
-        "Levade does not run a model's own code: where its blocks are those of its model_type, remove the key from config.json",
+        "Levade does not run custom model code: if the model computes what its model_type defines, \
+         remove the key from config.json",
     )
 }
 
 fn reject_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
     reject_custom_code(keys)?;
     for key in traits.rejected_keys {
-        keys.reject(key, &format!("Levade runs {} as published, without this", traits.title))?;
+        keys.reject(
+            key,
+            &format!("Levade runs {} as published, without this feature", traits.title),
+        )?;
     }
     for key in ["hidden_act", "hidden_activation"] {
         // `silu` and `swish` are two names of one function.
@@ -212,12 +218,15 @@ fn reject_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
             Activation::Silu => &["silu", "swish"],
         };
         if keys.text(key)?.is_some_and(|activation| !known.contains(&activation)) {
-            let way_out = format!("Levade runs the activation {} in this family", known[0]);
+            let way_out = format!("Levade runs only the activation {} in this family", known[0]);
             return Err(keys.unsupported(key, &way_out));
         }
     }
     if keys.float("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-        return Err(keys.unsupported("partial_rotary_factor", "Levade rotates heads whole"));
+        return Err(keys.unsupported(
+            "partial_rotary_factor",
+            "Levade applies the rotary embedding to the entire head dimension",
+        ));
     }
     for key in ["qk_norm", "use_qk_norm"] {
         if keys
@@ -226,7 +235,8 @@ fn reject_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
         {
             let normed = Traits::list(|traits| traits.qk_norm.then(|| traits.title.into()));
             let way_out = format!(
-                "Levade runs {normed} with norms on queries and keys, and other families without"
+                "Levade runs only {normed} with norms on queries and keys, and other families \
+                 without them"
             );
             return Err(keys.unsupported(key, &way_out));
         }
@@ -235,7 +245,8 @@ fn reject_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
         keys.reject_unless(
             key,
             &value,
-            "Levade does not run this change of the blocks: choose a model without it",
+            "Levade does not support this variant of the transformer block: choose a model without \
+             it",
         )?;
     }
     Ok(())

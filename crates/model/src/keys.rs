@@ -87,7 +87,7 @@ impl<'a> Keys<'a> {
     ) -> Result<Option<T>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         convert(value).map(Some).ok_or_else(|| {
-            let what = format!("{}{key} is {}; it should be {wanted}", self.outer, shorten(value));
+            let what = format!("{}{key} is {}; it must be {wanted}", self.outer, shorten(value));
             ModelError::config(self.path, what)
         })
     }
@@ -98,7 +98,7 @@ impl<'a> Keys<'a> {
     }
 
     pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
-        self.read(key, "a whole number ≥ 0", |value| {
+        self.read(key, "an integer ≥ 0", |value| {
             value.as_u64().and_then(|value| value.try_into().ok())
         })
     }
@@ -120,7 +120,7 @@ impl<'a> Keys<'a> {
     }
 
     pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
-        self.read(key, "a text", Value::as_str)
+        self.read(key, "a string", Value::as_str)
     }
 
     pub(crate) fn token(&self, key: &str) -> Result<Option<u32>, ModelError> {
@@ -184,7 +184,7 @@ impl<'a> Keys<'a> {
                 return Err(self.unsupported(key, way_out));
             }
             notes.push(format!(
-                "{}: {}{key} is {}, which Levade does not know; it is taken for a remark",
+                "{}: {}{key} is {}, which Levade does not know; the key is ignored",
                 self.path.display(),
                 self.outer,
                 shorten(value)

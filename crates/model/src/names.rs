@@ -14,8 +14,9 @@ const EMBEDDING: &str = "embed_tokens.weight";
 const FOREIGN: [(&[&str], &str, &str); 8] = [
     (
         &["base_model", "base_layer", "lora_A", "lora_B", "lora_embedding_A"],
-        "it holds a model inside PEFT's wrapper",
-        "in Python, save what `merge_and_unload()` returns, or save the adapter alone and give its folder",
+        "it contains a model inside a PEFT wrapper",
+        "in Python, save what `merge_and_unload()` returns, or save only the adapter and give its \
+         directory",
     ),
     (
         &["_orig_mod"],
@@ -29,28 +30,28 @@ const FOREIGN: [(&[&str], &str, &str); 8] = [
     ),
     (
         &["_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_flat_param", "_forward_module"],
-        "it was saved from a model inside FSDP's wrapper or that of its checkpointing",
-        "in Python, save the full state dict of the model inside",
+        "it was saved from a model inside the wrapper of FSDP or of its activation checkpointing",
+        "in Python, save the full state dict of the wrapped model",
     ),
     (
         &["v_head", "value_head", "pretrained_model"],
-        "it has the value head of a critic beside the model",
+        "it contains the value head of a critic in addition to the model",
         "in Python, save the model without it: with TRL, `model.pretrained_model.save_pretrained(…)`",
     ),
     (
         &["score", "classifier"],
         "it is a classifier or a reward model",
-        "take the model that it was made from",
+        "use the model that it was trained from",
     ),
     (
         &["language_model", "text_model", "vision_tower", "visual"],
-        "it is a model of more than text",
-        "save its language model alone, with the config.json of that",
+        "it is a multimodal model",
+        "save only its language model, with the config.json of the language model",
     ),
     (
         &["qweight", "weight_packed", "weight_scale", "weight_scale_inv", "absmax", "quant_state"],
-        "its weights are quantised",
-        "take the version of the model that is not quantised, or a GGUF file",
+        "its weights are quantized",
+        "use the version of the model that is not quantized, or a GGUF file",
     ),
 ];
 
@@ -116,8 +117,8 @@ pub(crate) fn normalize_names(
                 file.path(),
                 name,
                 prefix,
-                "the model was saved inside something else",
-                "in Python, save the model inside",
+                "the model was saved inside another module",
+                "in Python, save the inner model",
             ));
         }
     }

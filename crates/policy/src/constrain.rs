@@ -34,7 +34,8 @@ pub async fn constrain(
     let Some(grammar) = request.params.grammar.clone() else { return Ok(None) };
     let Some(grammars) = grammars.cloned() else {
         return Err(PolicyError::Invalid(format!(
-            "the request has a {}, but this sampler was started without its tokenizer's grammars; ask without one",
+            "the request has a {}, but this sampler was started without support for grammars; send \
+             the request without it",
             grammar.kind()
         )));
     };
@@ -57,7 +58,7 @@ pub async fn constrain(
         Some(constraint) => constraint.map(Some),
         None => Err(PolicyError::Deadline(
             COMPILE_TIMEOUT,
-            "the grammar of a request to be compiled".into(),
+            "the compilation of a request's grammar".into(),
         )),
     }
 }
@@ -85,8 +86,8 @@ impl SamplingParams {
             return Ok(tokens);
         }
         Err(PolicyError::Invalid(
-            "the grammar of the reply allows nothing that the model has a token for; correct the grammar, or name \
-             the tokens that end a reply in stop_ids"
+            "no token of the model can continue the completion under its grammar; correct the \
+             grammar, or list the tokens that end a completion in stop_ids"
                 .into(),
         ))
     }

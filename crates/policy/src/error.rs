@@ -25,25 +25,26 @@ pub enum PolicyError {
     },
     /// The logits are not finite, so that no token can be sampled.
     #[error(
-        "the logits after {position} tokens are not finite: the weights have diverged (lower the learning rate, and go on from an \
-         earlier checkpoint), or were damaged"
+        "the logits after {position} tokens are not finite: the weights have diverged (lower the \
+         learning rate, and resume from an earlier checkpoint), or are damaged"
     )]
     NotFinite {
         /// Number of tokens in the sequence so far.
         position: usize,
     },
     /// The learner cannot divide an update into micro-batches as the recorded plan prescribes.
-    #[error("the recorded cut of the update cannot be followed: {0}")]
+    #[error("the recorded micro-batch plan does not match the update: {0}")]
     #[serde(rename = "cut")]
     PlanMismatch(String),
     /// The sampler cannot load published weights.
-    #[error("cannot adopt the published weights: {0}")]
+    #[error("cannot load the published weights: {0}")]
     #[serde(rename = "not_adopted")]
     WeightsNotLoaded(String),
     /// The sampler's weights are older than the request requires, and the sampler does not wait for
     /// newer ones.
     #[error(
-        "the request asks for version {min_version} of {policy} or later, but the sampler has version {version}"
+        "the request requires version {min_version} of {policy} or later, but the sampler has \
+         version {version}"
     )]
     Behind {
         /// Name of the policy.
@@ -72,17 +73,18 @@ pub enum PolicyError {
     #[error("{0}")]
     Storage(String),
     /// Values are requested or trained, but the policy has no value head.
-    #[error("this policy has no value head; give it one before values are asked for or trained")]
+    #[error("this policy has no value head; add one before you request or train values")]
     NoValueHead,
     /// Entropies are requested from a learner that does not report them.
     #[error(
-        "this learner does not tell how spread out its predictions are (entropies, sums of squared \
-         probabilities); train with one that does, or without what needs them"
+        "this learner does not report entropies and sums of squared probabilities of its \
+         predictions; use a learner that does, or remove the options that need them"
     )]
     NoPredictions,
     /// Losses of single terms are requested from a learner that does not report them.
     #[error(
-        "this learner does not report the losses of single tokens; only the engine of this machine does"
+        "this learner does not report the losses of single tokens; only the engine in this process \
+         does"
     )]
     NoTerms,
 }
@@ -138,11 +140,11 @@ mod tests {
             (PolicyError::Invalid("x".into()), false),
             (PolicyError::PromptTooLong { prompt: 9, context: 8 }, false),
             (PolicyError::NotFinite { position: 3 }, false),
-            (PolicyError::PlanMismatch("path 1 is in no micro-batch".into()), false),
+            (PolicyError::PlanMismatch("sequence 1 is in no micro-batch".into()), false),
             (PolicyError::WeightsNotLoaded("a: no".into()), false),
             (PolicyError::Behind { policy: "p".into(), min_version: 4, version: 3 }, true),
             (PolicyError::Busy { what: "8 requests run".into(), retry_after: 2 }, true),
-            (PolicyError::Deadline(Duration::from_millis(1500), "a reply".into()), true),
+            (PolicyError::Deadline(Duration::from_millis(1500), "a completion".into()), true),
             (PolicyError::Stopped("the engine".into()), true),
             (PolicyError::Storage("full".into()), false),
             (PolicyError::NoValueHead, false),

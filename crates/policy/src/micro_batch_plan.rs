@@ -101,7 +101,7 @@ impl MicroBatchPlan {
         let reject = |why: String| Err(PolicyError::PlanMismatch(why));
         if self.world_size != world_size {
             return reject(format!(
-                "it was made for {} ranks, and there are {world_size}",
+                "the plan is for {} ranks, but there are {world_size}",
                 self.world_size
             ));
         }
@@ -110,18 +110,22 @@ impl MicroBatchPlan {
             self.micro_batches.iter().enumerate()
         {
             if *rank >= world_size {
-                return reject(format!("micro-batch {i} is for rank {rank} of {world_size}"));
+                return reject(format!(
+                    "micro-batch {i} is for rank {rank}, but there are {world_size} ranks"
+                ));
             }
             for &sequence in batch_sequences {
                 match seen.get_mut(sequence as usize) {
                     None => {
                         return reject(format!(
-                            "micro-batch {i} has path {sequence}, but there are {num_sequences}"
+                            "micro-batch {i} has sequence {sequence}, but there are \
+                             {num_sequences} sequences"
                         ));
                     }
                     Some(true) => {
                         return reject(format!(
-                            "micro-batch {i} has path {sequence}, which came before"
+                            "micro-batch {i} has sequence {sequence}, which an earlier position of \
+                             the plan already has"
                         ));
                     }
                     Some(seen) => *seen = true,
@@ -129,7 +133,7 @@ impl MicroBatchPlan {
             }
         }
         match seen.iter().position(|seen| !seen) {
-            Some(sequence) => reject(format!("path {sequence} is in no micro-batch")),
+            Some(sequence) => reject(format!("sequence {sequence} is in no micro-batch")),
             None => Ok(()),
         }
     }
@@ -201,15 +205,15 @@ mod tests {
         let why = |plan: &MicroBatchPlan, sequences, ranks| {
             plan.check(sequences, ranks).unwrap_err().to_string()
         };
-        assert!(why(&complete, 3, 4).contains("made for 1 ranks, and there are 4"));
-        assert!(why(&complete, 4, 1).contains("path 3 is in no micro-batch"));
-        assert!(why(&complete, 2, 1).contains("micro-batch 2 has path 2, but there are 2"));
+        assert!(why(&complete, 3, 4).contains("the plan is for 1 ranks, but there are 4"));
+        assert!(why(&complete, 4, 1).contains("sequence 3 is in no micro-batch"));
+        assert!(why(&complete, 2, 1).contains("micro-batch 2 has sequence 2, but there are 2"));
         assert!(
             why(&plan(&[&[0], &[1, 0]]), 2, 1)
-                .contains("micro-batch 1 has path 0, which came before")
+                .contains("micro-batch 1 has sequence 0, which an earlier position")
         );
         let other = MicroBatch { rank: 2, paths: vec![0] };
         let far = MicroBatchPlan { world_size: 2, micro_batches: vec![other] };
-        assert!(why(&far, 1, 2).contains("micro-batch 0 is for rank 2 of 2"));
+        assert!(why(&far, 1, 2).contains("micro-batch 0 is for rank 2, but there are 2 ranks"));
     }
 }

@@ -31,7 +31,9 @@ pub fn catch_panic<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     QUIET.set(outer);
     result.map_err(|cause| {
         let text = cause.downcast_ref::<String>().map(String::as_str);
-        text.or_else(|| cause.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
+        text.or_else(|| cause.downcast_ref::<&str>().copied())
+            .unwrap_or("a panic without message")
+            .to_owned()
     })
 }
 

@@ -169,11 +169,10 @@ impl SamplingParams {
             !is_empty,
             "max_tokens",
             self.max_tokens as f32,
-            "at least 1, or have prompt_logprobs beside it",
+            "at least 1, unless prompt_logprobs is set",
         )?;
         if self.grammar.is_some() && self.stop_ids.is_empty() {
-            let problem =
-                "a grammar needs stop_ids: one of them ends the reply when its form is complete";
+            let problem = "a grammar requires stop_ids, because a stop token ends the completion";
             return Err(PolicyError::Invalid(problem.into()));
         }
         let max = self.sampled_before.saturating_add(self.max_tokens);
@@ -181,7 +180,7 @@ impl SamplingParams {
             self.min_tokens <= max,
             "min_tokens",
             self.min_tokens as f32,
-            "at most what max_tokens allow",
+            "at most drawn_before + max_tokens",
         )
     }
 }
@@ -233,7 +232,8 @@ impl SampleRequest {
         let prompt = self.prompt.len();
         if sampled > prompt {
             return Err(PolicyError::Invalid(format!(
-                "drawn_before = {sampled}, but the prompt has only {prompt} tokens; it ends with what was sampled before"
+                "drawn_before = {sampled}, but the prompt has only {prompt} tokens; the prompt \
+                 must end with the tokens sampled before"
             )));
         }
         Ok(())
@@ -359,7 +359,7 @@ impl SampleStream {
         let mut completion = Completion::default();
         match process_time::with_timeout(deadline, self.gather(&mut completion)).await {
             Some(result) => result.map(|()| completion),
-            None => Err(PolicyError::Deadline(deadline, "a reply from the sampler".into())),
+            None => Err(PolicyError::Deadline(deadline, "a completion from the sampler".into())),
         }
     }
 }
@@ -572,7 +572,7 @@ mod tests {
             ),
             (
                 SamplingParams { max_tokens: 0, ..plain.clone() },
-                "max_tokens = 0, but it must be at least 1, or",
+                "max_tokens = 0, but it must be at least 1, unless",
             ),
             (
                 SamplingParams { min_tokens: 5, max_tokens: 4, ..plain.clone() },
@@ -592,7 +592,7 @@ mod tests {
                 .validate(9)
                 .unwrap_err()
                 .to_string()
-                .contains("a grammar needs stop_ids")
+                .contains("a grammar requires stop_ids")
         );
         let good =
             SamplingParams { min_tokens: 6, max_tokens: 4, sampled_before: 2, ..plain.clone() };

@@ -185,7 +185,7 @@ impl Simulator {
         let number = self.batches.fetch_add(1, Ordering::Relaxed);
         if uniform(self.config.seed, LEARNER_STREAM, number) < self.config.learner_failures {
             return Err(PolicyError::Invalid(
-                "the simulator was told to fail on this batch".into(),
+                "the simulator is configured to fail on this batch".into(),
             ));
         }
         Ok(())
@@ -299,7 +299,8 @@ impl Sampler for Simulator {
         request.validate(vocabulary)?;
         if request.params.has_truncation() || !request.params.stop_strings.is_empty() {
             return Err(PolicyError::Invalid(
-                "the simulator has no truncation (top_p, top_k, min_p) and no stop strings".into(),
+                "the simulator does not support truncation (top_p, top_k, min_p) and stop strings"
+                    .into(),
             ));
         }
         request.check_room(context)?;

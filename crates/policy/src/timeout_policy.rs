@@ -52,7 +52,7 @@ fn describe_batch(what: &str, batch: &TreeBatch) -> String {
 #[async_trait]
 impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
     async fn plan(&self, update: &UpdateSequences) -> Result<MicroBatchPlan, PolicyError> {
-        self.wait(self.policy.plan(update), || "an update to be cut".into()).await
+        self.wait(self.policy.plan(update), || "the micro-batch plan of an update".into()).await
     }
 
     async fn train(
@@ -77,9 +77,9 @@ impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
                 more = with_timeout(self.timeout, progress.notified()) => if more.is_none() {
                     let what = match num_done.load(Ordering::Relaxed) {
                         known if known < batches => {
-                            format!("micro-batch {} of {batches} to be learnt from", known + 1)
+                            format!("the gradient of micro-batch {} of {batches}", known + 1)
                         }
-                        _ => "a step of the optimiser".into(),
+                        _ => "an optimizer step".into(),
                     };
                     return Err(PolicyError::Deadline(self.timeout, what));
                 },
@@ -128,7 +128,7 @@ impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
-        self.wait(self.policy.optim_step(params), || "a step of the optimiser".into()).await
+        self.wait(self.policy.optim_step(params), || "an optimizer step".into()).await
     }
 
     async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
@@ -142,7 +142,7 @@ impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
     }
 
     async fn reset(&self) -> Result<(), PolicyError> {
-        self.wait(self.policy.reset(), || "the weights that it began with".into()).await
+        self.wait(self.policy.reset(), || "the learner to restore its initial weights".into()).await
     }
 
     fn handoff_time(&self) -> Option<Duration> {
@@ -162,30 +162,29 @@ impl<P: Sampler + ?Sized> Sampler for TimeoutPolicy<P> {
     }
 
     async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
-        self.wait(self.policy.abort(stream), || "the sampler to end requests".into()).await
+        self.wait(self.policy.abort(stream), || "the sampler to abort requests".into()).await
     }
 
     async fn workload(&self) -> Result<Load, PolicyError> {
-        self.wait(self.policy.workload(), || "the sampler to say what it has to do".into()).await
+        self.wait(self.policy.workload(), || "the load of the sampler".into()).await
     }
 
     async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
-        self.wait(self.policy.device_stats(), || "the sampler to say what its device did".into())
+        self.wait(self.policy.device_stats(), || "the device statistics of the sampler".into())
             .await
     }
 
     async fn paused(&self) -> Result<Duration, PolicyError> {
-        self.wait(self.policy.paused(), || "the sampler to say how long it stood still".into())
-            .await
+        self.wait(self.policy.paused(), || "the pause time of the sampler".into()).await
     }
 
     async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
-        let what = || format!("the sampler to adopt version {}", weights.version);
+        let what = || format!("the sampler to load version {} of the weights", weights.version);
         self.wait(self.policy.update_weights(weights), what).await
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {
-        self.wait(self.policy.version(), || "the sampler to say which weights it has".into()).await
+        self.wait(self.policy.version(), || "the version of the sampler's weights".into()).await
     }
 }
 
@@ -214,6 +213,6 @@ mod tests {
         let hasty: TimeoutPolicy<dyn Learner> =
             TimeoutPolicy::new(simulator, Duration::from_secs(59));
         let error = hasty.optim_step(params).await.unwrap_err();
-        assert_eq!(error.to_string(), "waited 59s for a step of the optimiser");
+        assert_eq!(error.to_string(), "waited 59s for an optimizer step");
     }
 }

@@ -45,7 +45,7 @@ pub async fn update_sampler_weights(
         let missing = missing.lock().unwrap_or_else(PoisonError::into_inner).join(", ");
         Err(PolicyError::Deadline(
             timeout,
-            format!("{missing} to adopt version {}", weights.version),
+            format!("{missing} to load version {} of the weights", weights.version),
         ))
     })
 }
@@ -97,16 +97,16 @@ mod tests {
         assert_eq!(start.elapsed(), Duration::from_secs(50), "both at once");
         let hangs =
             update(vec![sampler("a", 1), sampler("b", 1 << 40)], &weights).await.unwrap_err();
-        assert_eq!(hangs, "waited 60s for b to adopt version 3");
+        assert_eq!(hangs, "waited 60s for b to load version 3 of the weights");
         let other = WeightsRef { version: 4, ..weights.clone() };
         let rejection =
             update(vec![sampler("a", 1), sampler("b", 1 << 40)], &other).await.unwrap_err();
         assert!(
-            rejection.contains("a: ") && rejection.contains("samples with version 3"),
+            rejection.contains("a: ") && rejection.contains("the sampler has version 3"),
             "{rejection}"
         );
         let sent = WeightsRef { at: WeightsAt::Collective { group: "g".into() }, ..weights };
         let rejection = update(vec![sampler("a", 1)], &sent).await.unwrap_err();
-        assert!(rejection.contains("takes no weights from elsewhere"), "{rejection}");
+        assert!(rejection.contains("cannot load weights from another source"), "{rejection}");
     }
 }

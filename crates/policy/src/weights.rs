@@ -102,8 +102,8 @@ impl Manifest {
             WeightsLocation::Local(dir) => dir,
             WeightsLocation::Remote { machine, dir } => {
                 return reject(format!(
-                    "they are in {dir} on {machine}; let the learner write to a folder that this machine \
-                     reads, too"
+                    "the weights are in {dir} on {machine}; let the learner write to a directory \
+                     that this machine can also read"
                 ));
             }
         };
@@ -112,7 +112,7 @@ impl Manifest {
         }
         for SavedFile { name, bytes, crc32c } in &self.files {
             if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
-                return reject(format!("{name:?} is no file within {}", dir.display()));
+                return reject(format!("{name:?} is not a file in {}", dir.display()));
             }
             let path = dir.join(name);
             match SavedFile::read(dir, name) {
@@ -193,12 +193,17 @@ impl WeightsRef {
         match &self.at {
             WeightsAt::Memory if version == self.version => Ok(()),
             WeightsAt::Memory => Err(PolicyError::WeightsNotLoaded(format!(
-                "version {} was published, and the sampler samples with version {version}; is it one of this learner's?",
+                "version {} was published, but the sampler has version {version}; does the sampler \
+                 belong to this learner?",
                 self.version
             ))),
-            WeightsAt::Manifest(_) | WeightsAt::Collective { .. } => Err(PolicyError::WeightsNotLoaded(
-                "the sampler has the memory of its own learner, and takes no weights from elsewhere".into(),
-            )),
+            WeightsAt::Manifest(_) | WeightsAt::Collective { .. } => {
+                Err(PolicyError::WeightsNotLoaded(
+                    "the sampler shares the memory of its learner, so it cannot load weights from \
+                 another source"
+                        .into(),
+                ))
+            }
         }
     }
 }
@@ -251,7 +256,7 @@ mod tests {
         let outside = SavedFile { name: "../a".into(), bytes: 0, crc32c: 0 };
         assert!(
             why(&Manifest { files: vec![outside], ..manifest.clone() })
-                .contains("is no file within")
+                .contains("is not a file in")
         );
         assert!(
             why(&Manifest { files: Vec::new(), ..manifest.clone() }).contains("lists no files")

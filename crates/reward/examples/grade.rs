@@ -37,9 +37,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             ScorerKind::Maths(scorer) => scorer.grade(&line.text, &line.expected)?,
             ScorerKind::Numeric(scorer) => scorer.grade(&line.text, &line.expected)?,
             other => {
-                return Err(
-                    format!("`{}` is not graded here: use maths or numeric", other.name()).into()
-                );
+                return Err(format!(
+                    "the scorer `{}` is not supported: use maths or numeric",
+                    other.name()
+                )
+                .into());
             }
         };
         let micros = started.elapsed().as_secs_f64() * 1e6;

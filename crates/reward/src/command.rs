@@ -76,11 +76,11 @@ impl Scorer for CommandScorer {
 impl CommandKeys {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         if self.command.first().is_none_or(String::is_empty) {
-            return Err(self.broken("is not named: give a program and its arguments"));
+            return Err(self.broken("is empty: give a program and its arguments"));
         }
         if !(self.seconds > 0.0 && self.seconds <= 1e9) {
             return Err(self.broken(format!(
-                "has seconds = {}, but it must be in 0..=1e9, not 0",
+                "has seconds = {}, but it must be more than 0 and at most 1e9",
                 self.seconds
             )));
         }
@@ -108,7 +108,7 @@ impl CommandScorer {
         let limit = Duration::from_secs_f64(self.keys.seconds);
         match with_timeout(limit, self.run_program(text, expected)).await {
             Some(score) => score,
-            None => Err(self.broken(format!("did not answer within {limit:?}"))),
+            None => Err(self.broken(format!("did not respond within {limit:?}"))),
         }
     }
 
@@ -134,7 +134,7 @@ impl CommandScorer {
         if output.code != Some(0) {
             let last =
                 output.stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
-            return Err(self.broken(format!("ended with {}: {last}", exit_status(output.code))));
+            return Err(self.broken(format!("exited with {}: {last}", exit_status(output.code))));
         }
         let stdout_text = output.stdout.text();
         let Some(score) = parse_score(stdout_text.trim()) else {
@@ -144,7 +144,9 @@ impl CommandScorer {
             );
         };
         if !(0.0..=1.0).contains(&score.value) {
-            return Err(self.broken(format!("printed {}, but a score is in 0..=1", score.value)));
+            return Err(
+                self.broken(format!("printed {}, but a score must be in 0..=1", score.value))
+            );
         }
         Ok(score)
     }
@@ -229,11 +231,11 @@ mod tests {
         for (scorer, want) in [
             (shell("echo oh no >&2; exit 3"), "ended with exit status: 3: oh no"),
             (shell("echo many"), "printed \"many\", which is neither a number nor a score"),
-            (shell("echo 2"), "printed 2, but a score is in 0..=1"),
+            (shell("echo 2"), "printed 2, but a score must be in 0..=1"),
             (with("sleep 9", |keys| keys.seconds = 0.05), "did not answer within 50ms"),
             (with("", |keys| keys.command = vec!["/no/such".into()]), "cannot be started"),
             (with("", |keys| keys.folder = "/no/such".into()), "cannot be started"),
-            (with("", |keys| keys.command = vec![]), "is not named"),
+            (with("", |keys| keys.command = vec![]), "is empty"),
         ] {
             let error = scorer.grade("", &Value::Null).await.unwrap_err().to_string();
             assert!(error.contains(want), "{error}\n  want: {want}");

@@ -63,12 +63,12 @@ impl FormatScorer {
             && self.max_chars == 0
         {
             return invalid(
-                "no condition is set: give tags, a pattern, min_chars or max_chars".into(),
+                "no condition is set: set tags, pattern, min_chars or max_chars".into(),
             );
         }
         if self.only && self.tags.is_empty() {
             return invalid(
-                "only = true says that there is nothing outside of tags: give tags".into(),
+                "only = true forbids text outside of tags, but tags is empty: set tags".into(),
             );
         }
         match self.tags.iter().find(|tag| tag.is_empty() || tag.contains(['<', '>', '/'])) {
@@ -82,8 +82,9 @@ impl FormatScorer {
     fn expression(&self) -> Result<Option<Regex>, ScoreError> {
         let Some(pattern) = &self.pattern else { return Ok(None) };
         let expression = Regex::new(&format!("(?s){pattern}"));
-        let invalid =
-            |error| ScoreError::Unusable(format!("pattern is no regular expression: {error}"));
+        let invalid = |error| {
+            ScoreError::Unusable(format!("pattern is not a valid regular expression: {error}"))
+        };
         expression.map(Some).map_err(invalid)
     }
 
@@ -199,7 +200,7 @@ mod tests {
             (FormatScorer::default(), "no form is asked for"),
             (
                 FormatScorer { pattern: Some("(".into()), ..FormatScorer::default() },
-                "no regular expression",
+                "not a valid regular expression",
             ),
             (
                 FormatScorer { only: true, pattern: Some("a".into()), ..FormatScorer::default() },

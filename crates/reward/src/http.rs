@@ -63,13 +63,13 @@ impl HttpKeys {
         let invalid = |what: String| Err(ScoreError::Unusable(what));
         if !["http://", "https://"].iter().any(|scheme| self.url.starts_with(scheme)) {
             return invalid(format!(
-                "url = {:?}, but it must begin with http:// or https://",
+                "url = {:?}, but it must start with http:// or https://",
                 self.url
             ));
         }
         if !(self.seconds > 0.0 && self.seconds <= 1e9) {
             return invalid(format!(
-                "seconds = {}, but it must be in 0..=1e9, not 0",
+                "seconds = {}, but it must be more than 0 and at most 1e9",
                 self.seconds
             ));
         }
@@ -96,7 +96,7 @@ impl HttpScorer {
     }
 
     fn unusable(&self, what: &str) -> ScoreError {
-        ScoreError::Unusable(format!("the scorer at {} answered {what}", self.keys.url))
+        ScoreError::Unusable(format!("the scorer at {} responded with {what}", self.keys.url))
     }
 }
 
@@ -131,7 +131,7 @@ impl Scorer for HttpScorer {
         let each = response.as_array().filter(|each| each.len() == group.len());
         let each = each.ok_or_else(|| {
             let shown = crate::scorer::excerpt(&response.to_string());
-            self.unusable(&format!("{shown:?}, which is no list of {} scores", group.len()))
+            self.unusable(&format!("{shown:?}, which is not a list of {} scores", group.len()))
         })?;
         each.iter()
             .map(|response| components(response).map_err(|what| self.unusable(&what)))

@@ -164,15 +164,16 @@ pub enum ScoreError {
     Unusable(String),
     /// The expected answer is not a number.
     #[error(
-        "the expected answer {expected} is not one number of at most 1,200 digits: give a JSON number, a text \
-         that holds exactly one, in plain text or in LaTeX, or a list of these"
+        "the expected answer {expected} is not one number of at most 1,200 digits: give a JSON \
+         number, a string that contains exactly one number, in plain text or in LaTeX, or a list \
+         of these"
     )]
     Expected {
         /// The expected answer, as JSON.
         expected: String,
     },
     /// The expected answer is neither a string nor a list of strings.
-    #[error("the expected answer {expected} is neither a text nor a list of them")]
+    #[error("the expected answer {expected} is neither a string nor a list of strings")]
     ExpectedText {
         /// The expected answer, as JSON.
         expected: String,

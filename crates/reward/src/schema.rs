@@ -39,7 +39,8 @@ impl SchemaScorer {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         match (&self.schema, &self.field) {
             (None, None) => Err(ScoreError::Unusable(
-                "no schema is given: give `schema`, or `field`, the field of a task that has it"
+                "no schema is set: set `schema`, or `field` to the field of a task that contains \
+                 the schema"
                     .into(),
             )),
             (Some(schema), _) => compiled(&Value::Object(schema.clone())).map(drop),
@@ -58,7 +59,7 @@ impl SchemaScorer {
             (Some(Value::String(text)), ..) => {
                 let schema = json::parse(text);
                 compiled(&schema.map_err(|error| {
-                    ScoreError::Unusable(format!("the schema is no JSON: {error}"))
+                    ScoreError::Unusable(format!("the schema is not JSON: {error}"))
                 })?)
             }
             (Some(own), ..) => compiled(own),
@@ -66,7 +67,7 @@ impl SchemaScorer {
             (None, None, field) => {
                 let field = field.as_deref().unwrap_or("schema");
                 Err(ScoreError::Unusable(format!(
-                    "the task has no field {field:?}, which is to have its schema"
+                    "the task has no field {field:?}, which must contain its schema"
                 )))
             }
         }
@@ -104,7 +105,7 @@ fn compiled(schema: &Value) -> Result<Validator, ScoreError> {
         })
     });
     let made = options.build(schema);
-    made.map_err(|error| ScoreError::Unusable(format!("the schema cannot be used: {error}")))
+    made.map_err(|error| ScoreError::Unusable(format!("the schema is invalid: {error}")))
 }
 
 /// Schema keyword that restricts a number.
@@ -358,20 +359,20 @@ mod tests {
         assert_eq!(own.grade("[5]", &text).unwrap().value, 1.0);
         for (task, want) in [
             (json!({}), "no field \"format\""),
-            (json!({ "format": { "type": "nothing" } }), "the schema cannot be used"),
-            (json!({ "format": "{" }), "the schema is no JSON"),
+            (json!({ "format": { "type": "nothing" } }), "the schema is invalid"),
+            (json!({ "format": "{" }), "the schema is not JSON"),
             // External references are not fetched.
             (
                 json!({ "format": { "$ref": "https://example.com/schema.json" } }),
-                "the schema cannot be used",
+                "the schema is invalid",
             ),
-            (json!({ "format": { "$ref": "file:///etc/passwd" } }), "the schema cannot be used"),
+            (json!({ "format": { "$ref": "file:///etc/passwd" } }), "the schema is invalid"),
         ] {
             let error = own.check_task(&task).unwrap_err().to_string();
             assert!(error.contains(want), "{error}");
         }
         assert!(
-            SchemaScorer::default().check().unwrap_err().to_string().contains("no schema is given")
+            SchemaScorer::default().check().unwrap_err().to_string().contains("no schema is set")
         );
     }
 }

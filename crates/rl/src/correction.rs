@@ -110,7 +110,7 @@ impl Correction {
             low <= high,
             "lower bound of the correction",
             low,
-            "at most the upper one",
+            "at most the upper bound",
         )
     }
 
@@ -219,7 +219,7 @@ impl Rejection {
             low <= self.high,
             "lower bound of the rejection",
             low,
-            "at most the upper one",
+            "at most the upper bound",
         )
     }
 

@@ -39,8 +39,9 @@ pub enum RlError {
     /// The loss needs a ratio, but the token has no log-probability under the policy that sampled
     /// it.
     #[error(
-        "term {term} (path {sequence}) has no behaviour log-probability, which a loss of ratios needs: train \
-         demonstrations with cross-entropy, or record the log-probabilities of sampled tokens"
+        "term {term} (sequence {sequence}) has no behavior log-probability, which a loss with \
+         importance ratios needs: train demonstrations with cross-entropy, or record the \
+         log-probabilities of sampled tokens"
     )]
     NoBehavior {
         /// Index of the term in the batch.
@@ -50,8 +51,8 @@ pub enum RlError {
     },
     /// The loss needs a divergence, but the reference was not evaluated.
     #[error(
-        "term {term} (path {sequence}) has no reference log-probability, which the KL penalty needs: evaluate the frozen \
-         reference on the batch first, or remove the penalty"
+        "term {term} (sequence {sequence}) has no reference log-probability, which the KL penalty \
+         needs: evaluate the frozen reference on the batch first, or remove the penalty"
     )]
     NoReference {
         /// Index of the term in the batch.
@@ -61,8 +62,8 @@ pub enum RlError {
     },
     /// The loss bounds the change of a value, but the earlier value was not recorded.
     #[error(
-        "term {term} (path {sequence}) has no value from before, which a clipped value loss needs: evaluate the critic on the \
-         batch first, or remove the clip"
+        "term {term} (sequence {sequence}) has no old value, which a clipped value loss needs: \
+         evaluate the critic on the batch first, or remove the clip"
     )]
     NoValue {
         /// Index of the term in the batch.
@@ -72,7 +73,8 @@ pub enum RlError {
     },
     /// The loss needs ratios of complete sequences, but they were not computed.
     #[error(
-        "term {term} (path {sequence}) has no log-ratio of its path, which a loss over whole paths needs"
+        "term {term} (sequence {sequence}) has no log-ratio of its sequence, which a \
+         sequence-level loss needs"
     )]
     NoSequenceRatio {
         /// Index of the term in the batch.
@@ -93,7 +95,9 @@ pub enum RlError {
         found: usize,
     },
     /// A rollout's score has another number of components than there are weights.
-    #[error("there are weights for {needed} parts of a score, but a rollout's score has {found}")]
+    #[error(
+        "there are weights for {needed} components of a score, but a rollout's score has {found}"
+    )]
     Components {
         /// Number of weights.
         needed: usize,
@@ -102,16 +106,15 @@ pub enum RlError {
     },
     /// The estimator needs the score of another policy, but the rollout has none.
     #[error(
-        "group {group} has no rival's score, which this advantage needs: roll each task out greedily as well"
+        "group {group} has no score of a greedy rollout, which this advantage needs: sample a \
+         greedy rollout of each task as well"
     )]
     NoRival {
         /// Number of the group.
         group: u64,
     },
     /// A number of a term is infinite or NaN.
-    #[error(
-        "term {term} (path {sequence}) has {what} {value}: only finite numbers can be trained on"
-    )]
+    #[error("term {term} (sequence {sequence}) has {what} {value}, but must be finite")]
     NotFinite {
         /// Index of the term in the batch.
         term: usize,
@@ -131,7 +134,7 @@ pub enum RlError {
         value: f64,
     },
     /// There are more successes than trials.
-    #[error("{successes} successes in {trials} trials")]
+    #[error("there are {successes} successes, but only {trials} trials")]
     Proportion {
         /// Number of successes.
         successes: u64,
@@ -139,8 +142,6 @@ pub enum RlError {
         trials: u64,
     },
     /// There are no observations or no resamples.
-    #[error(
-        "nothing was observed, so there is nothing to estimate: pass at least one observation and one resample"
-    )]
+    #[error("an estimate needs at least one observation and one resample")]
     NoObservations,
 }

@@ -70,7 +70,7 @@ impl PolicyLoss {
             }
             PolicyLoss::Direct { beta } => format!("−(A ln p − ½ · {beta} · x²)"),
             PolicyLoss::Divergence { cap, .. } => {
-                format!("−A sg(min(ρ, {cap})) ln p, 0 where p has left the old policy too far")
+                format!("−A sg(min(ρ, {cap})) ln p, 0 if p is too far from the old policy")
             }
             PolicyLoss::KlCov { coefficient, .. } => format!("−A ρ, + {coefficient} |x| if marked"),
             PolicyLoss::ClipCov { low, high, .. } => {

@@ -354,10 +354,10 @@ impl Loss {
                 ("value", term.value),
                 ("weight", Some(term.weight)),
                 ("advantage", Some(term.advantage)),
-                ("behaviour log-probability", term.behavior),
+                ("behavior log-probability", term.behavior),
                 ("proximal log-probability", term.proximal),
                 ("reference log-probability", term.reference),
-                ("log-ratio of its path", term.sequence_log_ratio),
+                ("log-ratio of its sequence", term.sequence_log_ratio),
             ];
             for (what, value) in values {
                 if let Some(value) = value.filter(|v| !v.is_finite()) {
@@ -392,7 +392,7 @@ impl Loss {
                         keep.is_none(),
                         "dual clip",
                         dual,
-                        "left out where a part of the gradient is kept",
+                        "omitted if a fraction of the clipped gradient is kept",
                     )?;
                 }
                 if let Some(trust) = &trust {
@@ -428,17 +428,17 @@ impl Loss {
             }
             PolicyLoss::KlCov { coefficient, fraction: marked } => {
                 check_non_negative("coefficient", coefficient)?;
-                check_fraction("share of tokens", marked)?;
+                check_fraction("fraction of tokens", marked)?;
             }
             PolicyLoss::ClipCov { low, high, fraction: marked, lower, upper } => {
                 check_fraction("clip low", low)?;
                 check_non_negative("clip high", high)?;
-                check_fraction("share of tokens", marked)?;
+                check_fraction("fraction of tokens", marked)?;
                 check_range(
                     lower < upper,
                     "lower bound of the covariance",
                     lower,
-                    "less than the upper one",
+                    "less than the upper bound",
                 )?;
             }
             PolicyLoss::Value { clip } => {
@@ -450,13 +450,13 @@ impl Loss {
                     self.kl.is_none(),
                     "KL coefficient",
                     beta,
-                    "left out: a value has no divergence",
+                    "omitted: a value loss has no divergence",
                 )?;
                 check_range(
                     self.entropy == 0.0,
                     "entropy coefficient",
                     self.entropy,
-                    "0: a value has no entropy",
+                    "0: a value loss has no entropy",
                 )?;
             }
         }

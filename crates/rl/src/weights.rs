@@ -60,10 +60,10 @@ impl Normalizer {
     /// weights are infinite or 0.
     pub fn check(&self) -> Result<(), RlError> {
         let Normalizer::RolloutSumOver { length } = *self else { return Ok(()) };
-        let name = "length of the normaliser";
+        let name = "length of the normalizer";
         RlError::check_positive(name, length)?;
         let weight = length.recip() as f32;
-        let range = "so large and so small that 1 / length is a number above 0 in single precision";
+        let range = "in a range where 1 / length is finite and greater than 0 in single precision";
         RlError::check_range(weight > 0.0 && weight.is_finite(), name, length, range)
     }
 

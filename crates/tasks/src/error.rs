@@ -113,9 +113,8 @@ pub enum TaskError {
     },
     /// The number of held-out questions leaves none for training.
     #[error(
-        "{} has {rows} different questions, so {held_out} of them cannot be held out and leave one to train \
-         on: hold out \
-         fewer, or all, for a source that is only evaluated on (`held_out = \"all\"`)",
+        "{} has {rows} different questions, so holding out {held_out} leaves none to train on: \
+         hold out fewer, or set `held_out = \"all\"` if the source is only for evaluation",
         path.display()
     )]
     HeldOut {
@@ -128,8 +127,8 @@ pub enum TaskError {
     },
     /// `repeat` would make more tasks than the maximum.
     #[error(
-        "{} has {rows} rows to train on, and `repeat` = {repeat} would make them more than {max_tasks} tasks: lower it, \
-         or `limit`",
+        "{} has {rows} rows to train on, and `repeat` = {repeat} would result in more than \
+         {max_tasks} tasks: lower `repeat` or `limit`",
         path.display()
     )]
     Repeat {

@@ -115,7 +115,7 @@ impl Chat {
     ) -> Result<Self, TextError> {
         let source = model.tokenizer.as_ref().ok_or_else(|| {
             TextError::Tokenizer(format!(
-                "{} has no tokenizer.json; put the one that the model was trained with there",
+                "{} has no tokenizer.json; copy the model's tokenizer.json into it",
                 model.path().display()
             ))
         })?;
@@ -420,21 +420,23 @@ impl Chat {
         match parsed.calls.first() {
             Some(Err(malformed)) => return malformed.to_string(),
             Some(Ok(call)) if tools.iter().all(|tool| tool.name != call.name) => {
-                return format!("it calls {:?}, which is no tool", call.name);
+                return format!("it calls {:?}, which is not a tool", call.name);
             }
-            Some(Ok(call)) => return format!("it calls {:?}, which gave no answer", call.name),
+            Some(Ok(call)) => return format!("it calls {:?}, which returned no result", call.name),
             None if unclosed => {
-                return "its thought is never closed, and calls are looked for outside of thoughts"
+                return "its reasoning is never closed, and calls inside reasoning are ignored"
                     .into();
             }
             None => {}
         }
         if hidden && collect_reasoning(&found).contains(sign) {
-            "its call stands inside a thought, and calls are looked for outside of thoughts".into()
+            "its call is inside the reasoning, and calls inside reasoning are ignored".into()
         } else if bare::find(&parsed.content, tools).is_some() {
-            format!("it holds a call without {sign}; agent.bare_calls = true reads such calls")
+            format!(
+                "it contains a call without {sign}; set agent.bare_calls = true to parse such calls"
+            )
         } else {
-            format!("it has no {sign} in it")
+            format!("it does not contain {sign}")
         }
     }
 
@@ -501,7 +503,7 @@ impl Chat {
     ) -> Result<[char; N], TextError> {
         let serialized =
             serde_json::to_string(&(messages, tools, &self.variables)).map_err(|error| {
-                TextError::Template(format!("the messages cannot be given to it: {error}"))
+                TextError::Template(format!("the messages cannot be serialized: {error}"))
             })?;
         let used: BTreeSet<char> = serialized
             .chars()
@@ -512,7 +514,7 @@ impl Chat {
         let free: Vec<char> = candidates.filter(|c| !used.contains(c)).take(N).collect();
         free.try_into().map_err(|_| {
             TextError::Template(
-                "the messages use every private-use character, but some must be free".into(),
+                "the messages use every private-use character, but some must be unused".into(),
             )
         })
     }

@@ -90,7 +90,7 @@ impl Moment {
                 digits => {
                     digits.parse().ok().filter(|&width| width <= MAX_WIDTH).ok_or_else(|| {
                         format!(
-                            "strftime_now: {directive} asks for more than {MAX_WIDTH} characters"
+                            "strftime_now: {directive} requests more than {MAX_WIDTH} characters"
                         )
                     })?
                 }

@@ -162,7 +162,7 @@ impl<'de> Deserialize<'de> for Content {
                 parts.into_iter().map(|part| ContentPart::try_from(part).map_err(error)).collect()
             }
             other => {
-                Err(error(format!("the content is {other}, neither a text nor a list of parts")))
+                Err(error(format!("the content is {other}, neither a string nor a list of parts")))
             }
         }
     }
@@ -210,7 +210,7 @@ mod tests {
         assert_ne!(mixed, "a");
         for (sent, why) in [
             ("7", "is 7, neither"),
-            (r#"{"type": "text", "text": "a"}"#, "neither a text nor a list"),
+            (r#"{"type": "text", "text": "a"}"#, "neither a string nor a list"),
             ("[7]", "is 7, not an object"),
             (r#"[{"text": "a"}]"#, "has no \"type\""),
             (r#"[{"type": "text", "text": null}]"#, "has no \"text\""),

@@ -35,7 +35,8 @@ impl EncoderTokenizer {
         let num_special = tokenizer.ids("").map_err(|error| to_error(error.to_string()))?.len();
         if num_special >= max_tokens {
             return Err(to_error(format!(
-                "{num_special} special tokens leave no room for a text in {max_tokens}"
+                "{num_special} special tokens leave no room for text in the limit of {max_tokens} \
+                 tokens"
             )));
         }
         Ok(tokenizer)

@@ -8,8 +8,8 @@ pub enum TextError {
     Tokenizer(String),
     /// The model has no chat template, and the configuration names none.
     #[error(
-        "the model has no chat template; name one: the text of a Jinja template, or \"chatml\" for a model that was \
-         trained on <|im_start|> and <|im_end|>"
+        "the model has no chat template; set one: the text of a Jinja template, or \"chatml\" for \
+         a model that was trained with <|im_start|> and <|im_end|>"
     )]
     NoTemplate,
     /// The chat template does not parse, or fails on these messages.
@@ -27,7 +27,8 @@ pub enum TextError {
     },
     /// A message contains a part that is not text.
     #[error(
-        "a {role} message has a part of type {kind:?}, which this model cannot take; it takes parts of type \"text\""
+        "a {role} message has a part of type {kind:?}, which this model does not support; use \
+         parts of type \"text\""
     )]
     Part {
         /// Role of the message.
@@ -37,15 +38,16 @@ pub enum TextError {
     },
     /// The template describes tools, but requests calls in an unsupported format.
     #[error(
-        "the chat template asks for calls in a format of its own that is none of those that Levade reads; set the \
-         tool protocol to \"hermes\" to describe tools in the system prompt instead, or, where one of the others \
-         fits, to \"qwen_xml\", \"llama\", \"mistral\", \"deepseek\", \"glm\", \"kimi\", \"minimax\" or \"harmony\""
+        "the chat template requests tool calls in a format that Levade does not support; set the \
+         tool protocol to \"hermes\" to describe tools in the system prompt instead, or, if \
+         another format fits, to \"qwen_xml\", \"llama\", \"mistral\", \"deepseek\", \"glm\", \
+         \"kimi\", \"minimax\" or \"harmony\""
     )]
     ForeignTools,
     /// The template does not print the content of an assistant message.
     #[error(
-        "the chat template does not print what an assistant says (it prints {found:?}); does it belong to a \
-         model that chats?"
+        "the chat template does not print the text of assistant messages (it prints {found:?}); \
+         does it belong to a chat model?"
     )]
     NoTurn {
         /// Text that the template prints instead.
@@ -53,8 +55,8 @@ pub enum TextError {
     },
     /// A special token of the tokenizer prevents tool calls from being written or parsed.
     #[error(
-        "tools cannot be called with this tokenizer: its special token {token:?} {why}; mark it as not \
-         special in tokenizer.json, or take the tools out"
+        "tools cannot be called with this tokenizer: its special token {token:?} {why}; mark it as \
+         not special in tokenizer.json, or remove the tools"
     )]
     CallToken {
         /// Text of the special token.
@@ -64,8 +66,9 @@ pub enum TextError {
     },
     /// A text is too long for the context, as its length in bytes proves.
     #[error(
-        "the prompt has {bytes} bytes, which are at least {min_tokens} tokens (no token of this model stands for more \
-         than {max_token_size} {what}), but {max_tokens} are left of its context; make it shorter"
+        "the prompt has {bytes} bytes, which are at least {min_tokens} tokens (no token of this \
+         model has more than {max_token_size} {what}), but {max_tokens} tokens are left in the \
+         context; shorten the prompt"
     )]
     TooLong {
         /// Length of the text, in bytes.

@@ -27,8 +27,9 @@ struct PreTokenizer {
 pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError> {
     if source.model != "gpt2" {
         return Err(TextError::Tokenizer(format!(
-            "the GGUF file's tokenizer model is {:?}, but only \"gpt2\" (byte-level BPE) and \"llama\" (SentencePiece's BPE) are \
-             known; use the model's folder with a tokenizer.json",
+            "the GGUF file's tokenizer model is {:?}, but only \"gpt2\" (byte-level BPE) and \
+             \"llama\" (SentencePiece BPE) are supported; use the model's directory with a \
+             tokenizer.json",
             source.model
         )));
     }
@@ -90,7 +91,8 @@ fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
         let names = SPLIT_METHODS.iter().flat_map(|(_, names)| *names).copied();
         let known: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
         return Err(TextError::Tokenizer(format!(
-            "the GGUF file's pre-tokenizer is {:?}; known are {}; use the model's folder with a tokenizer.json",
+            "the GGUF file's pre-tokenizer is {:?}, but only {} are supported; use the model's \
+             directory with a tokenizer.json",
             source.pre,
             known.join(", ")
         )));
@@ -276,12 +278,15 @@ fn merges(
         .enumerate()
         .map(|(rank, rule)| {
             let parts = rule.split_once(' ').filter(|(left, right)| {
-                vocab.contains_key(*left) && vocab.contains_key(*right) && vocab.contains_key(&format!("{left}{right}"))
+                vocab.contains_key(*left)
+                    && vocab.contains_key(*right)
+                    && vocab.contains_key(&format!("{left}{right}"))
             });
             match parts {
                 Some((left, right)) => Ok(json!([left, right])),
                 None => Err(TextError::Tokenizer(format!(
-                    "merge rule {rank} of the GGUF file, {rule:?}, does not join two tokens to a third; is it damaged?"
+                    "merge rule {rank} of the GGUF file, {rule:?}, does not merge two tokens into \
+                     a third; is the file damaged?"
                 ))),
             }
         })

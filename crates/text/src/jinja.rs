@@ -179,12 +179,16 @@ fn items_of(call: &str, arguments: &[Value]) -> Result<Vec<(Value, Value)>, Erro
             for pair in from.try_iter()? {
                 let pair: Vec<Value> = pair.try_iter()?.collect();
                 let [key, item] = pair.as_slice() else {
-                    return Err(limits::failure(format!("{call}: an item is no pair")));
+                    return Err(limits::failure(format!("{call}: an item is not a pair")));
                 };
                 items.push((key.clone(), item.clone()));
             }
         }
-        _ => return Err(limits::failure(format!("{call} takes one argument and names"))),
+        _ => {
+            return Err(limits::failure(format!(
+                "{call} takes at most one positional argument, and keyword arguments"
+            )));
+        }
     }
     for name in named.args() {
         items.push((Value::from(name), named.peek(name)?));

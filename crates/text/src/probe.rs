@@ -147,7 +147,7 @@ impl Chat {
         let name = |id: &u32| self.tokenizer.token_text(*id);
         let last = ids.len().saturating_sub(1);
         if let Some(id) = ids[..last].iter().find(|&id| self.stop_ids.contains(id)) {
-            let why = "ends a reply, so a call would be cut there".into();
+            let why = "ends a completion, so it would truncate a call".into();
             return Err(TextError::CallToken { token: name(id), why });
         }
         if self.parse(&self.decode_completion(&ids), false, &[probe_tool()]).calls == [Ok(call)] {
@@ -157,7 +157,7 @@ impl Chat {
             ids.iter().find(|&id| self.tokenizer.is_special(*id) && !self.tag_ids.contains(id));
         let sign = self.tags().syntax.syntax_tags().sign;
         let token = foreign.or(ids.first()).map_or_else(|| sign.into(), name);
-        let why = format!("is part of how a call ({sign}…) is written, and leaves no text behind");
+        let why = format!("is part of the syntax of a call ({sign}…), and has no text");
         Err(TextError::CallToken { token, why })
     }
 

@@ -36,7 +36,8 @@ fn byte(token: &str) -> Option<u8> {
 pub(crate) fn check(file: &Value) -> Result<(), TextError> {
     let reject = |what: String| {
         Err(TextError::Tokenizer(format!(
-            "tokenizer.json {what}; supported are byte-level BPE and SentencePiece's BPE as Gemma has it"
+            "tokenizer.json {what}; only byte-level BPE and SentencePiece BPE as in Gemma are \
+             supported"
         )))
     };
     let steps = |key: &str, list: &str| -> Vec<Value> {
@@ -59,7 +60,7 @@ pub(crate) fn check(file: &Value) -> Result<(), TextError> {
     if !matches!(&normalizers[..], [one] if replaces(one, " ", &space)) {
         let kinds: Vec<String> = normalizers.iter().map(kind).collect();
         return reject(format!(
-            "does not write spaces as {SPACE} and nothing else (its normalizers are {kinds:?})"
+            "does not only replace spaces with {SPACE} (its normalizers are {kinds:?})"
         ));
     }
     for step in steps("pre_tokenizer", "pretokenizers") {
@@ -76,7 +77,7 @@ pub(crate) fn check(file: &Value) -> Result<(), TextError> {
     let vocabulary = &file["model"]["vocab"];
     match (0..=255u8).find(|byte| vocabulary.get(format!("<0x{byte:02X}>")).is_none()) {
         Some(byte) => {
-            reject(format!("has no token for the byte {byte}, so that some texts have no ids"))
+            reject(format!("has no token for the byte {byte}, so some texts cannot be encoded"))
         }
         None => Ok(()),
     }
@@ -90,8 +91,9 @@ pub(crate) fn check(file: &Value) -> Result<(), TextError> {
 pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError> {
     if source.add_space_prefix {
         return Err(TextError::Tokenizer(
-            "the GGUF file's tokenizer puts a space before every text (tokenizer.ggml.add_space_prefix), as Llama 2 and the \
-             first Mistral do; Levade reads SentencePiece vocabularies without it, such as Gemma's"
+            "the GGUF file's tokenizer prepends a space to every text \
+             (tokenizer.ggml.add_space_prefix), as in Llama 2 and the first Mistral; Levade \
+             supports SentencePiece vocabularies without this space only, such as that of Gemma"
                 .into(),
         ));
     }
@@ -231,7 +233,7 @@ mod tests {
             let error = Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         };
-        rejected(GgufTokenizer { add_space_prefix: true, ..source() }, "a space before every text");
+        rejected(GgufTokenizer { add_space_prefix: true, ..source() }, "a space to every text");
         rejected(GgufTokenizer { scores: vec![0.0], ..source() }, "1 scores");
         let file = tokenizer_json(&source()).unwrap();
         let json = |change: &dyn Fn(&mut Value), expected: &str| {

@@ -109,7 +109,7 @@ impl ChatTemplate {
         let template = self.environment.get_template(NAME).map_err(to_text_error)?;
         // The engine should not panic, but the template is untrusted.
         catch_panic(|| template.render(jinja::from_fields(&variables)))
-            .map_err(|what| TextError::Template(format!("the engine stops at {what:?}")))?
+            .map_err(|what| TextError::Template(format!("the template engine panicked: {what:?}")))?
             .map_err(to_text_error)
     }
 }
@@ -126,7 +126,10 @@ fn content_as_list(message: &serde_json::Value) -> serde_json::Value {
 fn to_text_error(error: Error) -> TextError {
     let what = match error.kind() {
         ErrorKind::OutOfFuel => {
-            format!("it takes more than {} steps to render; does a loop never end?", jinja::STEPS)
+            format!(
+                "it takes more than {} steps to render; is there an infinite loop?",
+                jinja::STEPS
+            )
         }
         kind => error.detail().map_or_else(|| kind.to_string(), str::to_string),
     };

@@ -207,7 +207,7 @@ fn unwritable_calls_are_rejected_naming_token() {
         chat.prompt(&question, &[calculator()]).map_err(|error| error.to_string())
     };
     let error = ends("<tool_call>", "chatml").unwrap_err();
-    assert!(error.contains("\"<tool_call>\"") && error.contains("ends a reply"), "{error}");
+    assert!(error.contains("\"<tool_call>\"") && error.contains("ends a completion"), "{error}");
     // The closing tag of a call may end a completion, but not if it is the only end of a turn.
     assert!(ends("</tool_call>", "chatml").is_ok());
     let template = "{% for m in messages %}{{ m.role + ': ' + m.content + '</tool_call>' }}{% endfor %}\
@@ -223,13 +223,13 @@ fn why_no_call_explains_missing_result() {
         chat.why_no_call(completion, in_reasoning, &[calculator()])
     };
     for (completion, want) in [
-        ("42", "it has no <tool_call>"),
+        ("42", "it does not contain <tool_call>"),
         ("<think> hm", "never closed"),
-        (&format!("<think>{CALL}</think>42"), "inside a thought"),
+        (&format!("<think>{CALL}</think>42"), "inside the reasoning"),
         ("```json\n{\"name\": \"calculator\", \"arguments\": {}}\n```", "agent.bare_calls"),
         ("<tool_call>{oops", "malformed"),
-        ("<tool_call>{\"name\": \"abacus\"}</tool_call>", "\"abacus\", which is no tool"),
-        (CALL, "gave no answer"),
+        ("<tool_call>{\"name\": \"abacus\"}</tool_call>", "\"abacus\", which is not a tool"),
+        (CALL, "returned no result"),
     ] {
         assert!(why(completion, false).contains(want), "{completion}: {}", why(completion, false));
     }

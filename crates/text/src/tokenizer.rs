@@ -82,7 +82,8 @@ impl Tokenizer {
     fn from_json(bytes: &[u8]) -> Result<Self, TextError> {
         let stops = |what: String| {
             TextError::Tokenizer(format!(
-                "tokenizer.json is damaged: the library that reads it stops at {what:?}; fetch the file again"
+                "tokenizer.json is damaged: the tokenizers library panicked: {what:?}; fetch the \
+                 file again"
             ))
         };
         let tokenizer = catch_panic(|| Self::read_json(bytes)).map_err(stops)??;
@@ -109,7 +110,7 @@ impl Tokenizer {
     fn read_json(bytes: &[u8]) -> Result<Self, TextError> {
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| {
             TextError::Tokenizer(format!(
-                "tokenizer.json does not parse: {error}; fetch the file again"
+                "tokenizer.json cannot be parsed: {error}; fetch the file again"
             ))
         })?;
         let to_bytes = check_supported(&inner, bytes)?;
@@ -118,7 +119,7 @@ impl Tokenizer {
         // every text.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| {
-            TextError::Tokenizer(format!("truncation cannot be switched off: {error}"))
+            TextError::Tokenizer(format!("truncation cannot be disabled: {error}"))
         })?;
         inner.set_encode_special_tokens(true);
 
@@ -414,7 +415,9 @@ impl Tokenizer {
     /// Returns an error if the tokenizer cannot be serialized as JSON.
     pub fn to_json(&self) -> Result<String, TextError> {
         self.inner.to_string(true).map_err(|error| {
-            TextError::Tokenizer(format!("cannot be written as tokenizer.json: {error}"))
+            TextError::Tokenizer(format!(
+                "the tokenizer cannot be written as tokenizer.json: {error}"
+            ))
         })
     }
 }
@@ -433,28 +436,26 @@ fn check_supported(
 ) -> Result<fn(&str) -> Vec<u8>, TextError> {
     let ModelWrapper::BPE(model) = inner.get_model() else {
         return Err(TextError::Tokenizer(
-            "tokenizer.json is not BPE; only byte-level BPE and SentencePiece's BPE are supported"
+            "tokenizer.json is not BPE; only byte-level BPE and SentencePiece BPE are supported"
                 .into(),
         ));
     };
-    let to_bytes: fn(&str) -> Vec<u8> = if matches!(
-        inner.get_decoder(),
-        Some(DecoderWrapper::ByteLevel(_))
-    ) {
-        alphabet::token_to_bytes
-    } else if model.byte_fallback {
-        let file = serde_json::from_slice(bytes).map_err(|error| {
-            TextError::Tokenizer(format!("tokenizer.json does not parse: {error}"))
-        })?;
-        sentencepiece::check(&file)?;
-        sentencepiece::token_to_bytes
-    } else {
-        return Err(TextError::Tokenizer(
-            "tokenizer.json is neither byte-level BPE (its decoder is not ByteLevel) nor SentencePiece's BPE with bytes for \
-             what is no token (its model has no byte_fallback)"
-                .into(),
-        ));
-    };
+    let to_bytes: fn(&str) -> Vec<u8> =
+        if matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
+            alphabet::token_to_bytes
+        } else if model.byte_fallback {
+            let file = serde_json::from_slice(bytes).map_err(|error| {
+                TextError::Tokenizer(format!("tokenizer.json cannot be parsed: {error}"))
+            })?;
+            sentencepiece::check(&file)?;
+            sentencepiece::token_to_bytes
+        } else {
+            return Err(TextError::Tokenizer(
+                "tokenizer.json is neither byte-level BPE (its decoder is not ByteLevel) nor \
+             SentencePiece BPE with byte fallback (its model has no byte_fallback)"
+                    .into(),
+            ));
+        };
     if model.dropout.is_some_and(|p| p > 0.0) {
         return Err(TextError::Tokenizer(
             "tokenizer.json has BPE dropout, so texts have no fixed ids; set \"dropout\" to null"
@@ -474,14 +475,16 @@ fn check_supported(
 /// Checks the ids of added tokens. The library derives them from their order, and silently
 /// renumbers them if the file disagrees.
 fn check_ids(inner: &tokenizers::Tokenizer, bytes: &[u8]) -> Result<(), TextError> {
-    let added = added_tokens(bytes)
-        .map_err(|error| TextError::Tokenizer(format!("tokenizer.json does not parse: {error}")))?;
+    let added = added_tokens(bytes).map_err(|error| {
+        TextError::Tokenizer(format!("tokenizer.json cannot be parsed: {error}"))
+    })?;
     for AddedToken { id, content, .. } in added {
         let found = inner.token_to_id(&content);
         if found.is_some_and(|found| found != id) {
             return Err(TextError::Tokenizer(format!(
-                "tokenizer.json gives the added token {content:?} the id {id}, but its place in the vocabulary gives \
-                 it {found:?}; the ids of added tokens must follow the vocabulary without gaps"
+                "tokenizer.json gives the added token {content:?} the id {id}, but its position in \
+                 the vocabulary gives it {found:?}; the ids of added tokens must follow the \
+                 vocabulary without gaps"
             )));
         }
     }

@@ -185,7 +185,7 @@ fn invalid_tokenizer_file_error_names_cause() {
     let json = |bytes: &[u8]| {
         Tokenizer::new(&TokenizerSource::Json(bytes.to_vec())).unwrap_err().to_string()
     };
-    assert!(json(b"{\"version\": \"1.0\", ").contains("does not parse"));
+    assert!(json(b"{\"version\": \"1.0\", ").contains("cannot be parsed"));
     let good = super::tests::tiny().to_json().unwrap();
     let mut file: serde_json::Value = serde_json::from_str(&good).unwrap();
     file["added_tokens"][0]["id"] = 300.into();

@@ -63,7 +63,7 @@ impl Vocabulary {
     fn factory(&self) -> Result<&ParserFactory, PolicyError> {
         let factory = self.factory.get_or_init(|| {
             catch_panic(|| self.make_factory())
-                .unwrap_or_else(|panic| Err(format!("llguidance stops at {panic:?}")))
+                .unwrap_or_else(|panic| Err(format!("llguidance panicked: {panic:?}")))
         });
         factory.as_ref().map_err(|reason| {
             PolicyError::Invalid(format!(
@@ -107,7 +107,7 @@ impl Grammars for Vocabulary {
     fn start(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>, PolicyError> {
         let kind = grammar.kind();
         let wrong = |reason: &str| {
-            PolicyError::Invalid(format!("the {kind} cannot be followed: {}", one_line(reason)))
+            PolicyError::Invalid(format!("the {kind} cannot be compiled: {}", one_line(reason)))
         };
         let parsed = convert_grammar(grammar).map_err(|reason| wrong(&reason))?;
         let factory = self.factory()?;
@@ -130,7 +130,7 @@ pub(crate) fn with_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Resu
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK);
         let thread = thread.spawn_scoped(scope, work).map_err(|error| error.to_string())?;
-        thread.join().map_err(|_| "llguidance stops at it".into())
+        thread.join().map_err(|_| "llguidance panicked".into())
     })
 }
 
@@ -150,7 +150,7 @@ pub(crate) fn compile_error(schema: &Value) -> Option<String> {
     let grammar = TopLevelGrammar::from_json_schema(schema.clone());
     match catch_panic(|| factory.create_parser(grammar)) {
         Ok(compiled) => compiled.err().map(|error| one_line(&format!("{error:#}"))),
-        Err(panic) => Some(format!("llguidance stops at {panic:?}")),
+        Err(panic) => Some(format!("llguidance panicked: {panic:?}")),
     }
 }
 
@@ -159,7 +159,7 @@ fn convert_grammar(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     if let Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) = grammar
         && text.len() > MAX_GRAMMAR_BYTES
     {
-        return Err(format!("it has {} bytes; the most is {MAX_GRAMMAR_BYTES}", text.len()));
+        return Err(format!("it has {} bytes; the maximum is {MAX_GRAMMAR_BYTES}", text.len()));
     }
     Ok(match grammar {
         Grammar::JsonObject => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
@@ -202,7 +202,7 @@ struct GrammarConstraint {
 impl GrammarConstraint {
     fn to_error(&self, error: &impl ToString) -> PolicyError {
         PolicyError::Invalid(format!(
-            "the {} cannot be followed any further: {}",
+            "the {} cannot constrain the completion any further: {}",
             self.kind,
             one_line(&error.to_string())
         ))

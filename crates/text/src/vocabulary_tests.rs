@@ -50,7 +50,7 @@ fn schema(schema: &Value) -> Grammar {
 }
 
 fn error(grammar: &Grammar) -> String {
-    let error = vocabulary().start(grammar).err().expect("it cannot be followed");
+    let error = vocabulary().start(grammar).err().expect("the grammar cannot be compiled");
     assert_eq!(error.code(), "invalid");
     let text = error.to_string();
     assert!(!text.contains('\n') && text.len() < 500, "one line: {text}");
@@ -146,21 +146,21 @@ fn lark_grammar_embeds_json_schema() {
 #[test]
 fn invalid_grammar_error_names_reason() {
     for (grammar, reason) in [
-        (schema(&json!({"type": "text"})), "the JSON schema cannot be followed: "),
+        (schema(&json!({"type": "text"})), "the JSON schema cannot be compiled: "),
         (
             schema(&json!({"type": "integer", "minimum": 3, "maximum": 2})),
-            "the JSON schema cannot be followed: ",
+            "the JSON schema cannot be compiled: ",
         ),
         (schema(&json!({"$ref": "https://example.com/schema"})), "ref"),
         (
             Grammar::JsonSchema("{".into()),
-            "the JSON schema cannot be followed: it is not JSON: EOF",
+            "the JSON schema cannot be compiled: it is not JSON: EOF",
         ),
-        (Grammar::Regex("(".into()), "the regular expression cannot be followed: "),
-        (Grammar::Lark("start: other".into()), "the Lark grammar cannot be followed: "),
+        (Grammar::Regex("(".into()), "the regular expression cannot be compiled: "),
+        (Grammar::Lark("start: other".into()), "the Lark grammar cannot be compiled: "),
         (Grammar::Lark("start: <|no_such_token|>".into()), "no_such_token"),
         (Grammar::Lark(format!("start: {}\"a\"", "~ ".repeat(200))), "negates"),
-        (Grammar::Regex("a".repeat(MAX_GRAMMAR_BYTES + 1)), "bytes; the most is 262144"),
+        (Grammar::Regex("a".repeat(MAX_GRAMMAR_BYTES + 1)), "bytes; the maximum is 262144"),
     ] {
         let text = error(&grammar);
         assert!(text.contains(reason), "{text}");
@@ -215,7 +215,9 @@ fn disallowed_token_is_rejected() {
     let mut constraint = vocabulary.start(&Grammar::Regex("ab".into())).expect("a good grammar");
     let error = constraint.push(u32::from(b'x')).expect_err("not allowed");
     assert!(
-        error.to_string().starts_with("the regular expression cannot be followed any further: "),
+        error
+            .to_string()
+            .starts_with("the regular expression cannot constrain the completion any further: "),
         "{error}"
     );
     assert!(constraint.allowed().is_err());

@@ -65,7 +65,7 @@ fn damaged_tokenizer_file_returns_error() {
     );
     for (bytes, expected) in [
         (broken.into_bytes(), "tokenizer.json"),
-        (b"".to_vec(), "tokenizer.json does not parse"),
+        (b"".to_vec(), "tokenizer.json cannot be parsed"),
         (b"\xff\xfe{}".to_vec(), "tokenizer.json"),
         (b"version https://git-lfs.github.com/spec/v1".to_vec(), "tokenizer.json"),
     ] {

@@ -228,7 +228,8 @@ impl TreeBatch {
             if node.len == 0 || u64::from(node.start) != end {
                 let Node { start, len, .. } = node;
                 return malformed(format!(
-                    "node {index} has {len} tokens from {start}, but {end} is next"
+                    "node {index} has {len} tokens from position {start}, but must be non-empty \
+                     and start at {end}"
                 ));
             }
             end = end_of(node);
@@ -240,20 +241,23 @@ impl TreeBatch {
                     .and_then(|ancestors| ancestors.depth.checked_add(ancestors.len))
             }) else {
                 return malformed(format!(
-                    "node {index} does not follow its parent {:?}",
+                    "the parent of node {index}, {:?}, is not an ancestor of the preceding node",
                     node.parent
                 ));
             };
             if node.depth != depth {
                 return malformed(format!(
-                    "node {index} lies at {}, its parent ends at {depth}",
+                    "node {index} starts at depth {}, but its parent ends at depth {depth}",
                     node.depth
                 ));
             }
             ancestors.push(index as u32);
         }
         if end != self.tokens.len() as u64 {
-            return malformed(format!("its nodes have {end} tokens of {}", self.tokens.len()));
+            return malformed(format!(
+                "its nodes have {end} tokens, but the batch has {}",
+                self.tokens.len()
+            ));
         }
         for (index, target) in self.targets.iter().enumerate() {
             let Target { token, predictor, first_term, terms, .. } = *target;
@@ -265,7 +269,8 @@ impl TreeBatch {
             });
             if before != Some(predictor) {
                 return malformed(format!(
-                    "target {index} is token {token}, which {predictor} does not precede"
+                    "target {index} is token {token}, but its predictor {predictor} is not the \
+                     token before it"
                 ));
             }
             if terms == 0 || u64::from(first_term) + u64::from(terms) > self.terms.len() as u64 {

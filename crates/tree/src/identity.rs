@@ -161,7 +161,7 @@ impl fmt::Debug for AttemptId {
 
 /// A text that is not an attempt id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not the name of an attempt, which has 32 hexadecimal digits")]
+#[error("{0:?} is not an attempt id, which has 32 hexadecimal digits")]
 pub struct InvalidAttemptId(String);
 
 impl FromStr for AttemptId {

@@ -67,7 +67,8 @@ pub enum TreeError {
     },
     /// A segment continues its parent at a position that the parent does not have.
     #[error(
-        "segment {segment} continues its parent after {after} tokens, but must do so after one of 1 to {len}"
+        "segment {segment} continues its parent after {after} tokens, but must do so after 1 to \
+         {len} tokens"
     )]
     Fork {
         /// The segment being added.
@@ -90,7 +91,7 @@ pub enum TreeError {
         what: &'static str,
     },
     /// A target has no preceding token, or an index beyond the end of its sequence.
-    #[error("path {sequence} has a target at token {index}, but targets must lie in 1..{len}")]
+    #[error("sequence {sequence} has a target at token {index}, but targets must be in 1..{len}")]
     Target {
         /// Index of the sequence in the input.
         sequence: usize,
@@ -100,10 +101,10 @@ pub enum TreeError {
         len: usize,
     },
     /// The batch is not one that [`TreeBatch::merge`] returns.
-    #[error("the batch is malformed: {0}; make it with TreeBatch::merge, and send it whole")]
+    #[error("the batch is malformed: {0}; create it with TreeBatch::merge, and send it unchanged")]
     Malformed(String),
     /// A sequence has no tokens.
-    #[error("path {sequence} is empty")]
+    #[error("sequence {sequence} is empty")]
     EmptySequence {
         /// Index of the sequence in the input.
         sequence: usize,

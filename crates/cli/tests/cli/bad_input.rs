@@ -113,7 +113,7 @@ fn missing_model_files_are_rejected() {
     assert_train_rejects(
         &workspace,
         &[],
-        &["has no config.json", "give the folder of a Hugging Face model"],
+        &["has no config.json", "give the directory of a Hugging Face model"],
     );
 }
 
@@ -126,7 +126,7 @@ fn damaged_weight_files_are_rejected() {
         assert_train_rejects(
             &workspace,
             &[],
-            &[&["model.safetensors is damaged, cut short", "fetch or convert it again"], parts]
+            &[&["model.safetensors is damaged, truncated", "fetch or convert it again"], parts]
                 .concat(),
         );
     };
@@ -142,7 +142,7 @@ fn damaged_weight_files_are_rejected() {
         [&b"GGUF"[..], &3u32.to_le_bytes(), &2u64.to_le_bytes(), &5u64.to_le_bytes()].concat();
     for bytes in [&header[..], b"GGUF", b"PK\x03\x04, as a wheel begins"] {
         workspace.write("model.gguf", bytes);
-        let parts = ["model.gguf is damaged, cut short", "fetch or convert it again"];
+        let parts = ["model.gguf is damaged, truncated", "fetch or convert it again"];
         assert_train_rejects(&workspace, &["--set", "model.source=./model.gguf"], &parts);
     }
 }
@@ -164,19 +164,23 @@ fn config_that_contradicts_weights_is_rejected() {
     assert_train_rejects(
         &workspace,
         &[],
-        &["mlp.", "has shape [64, 48]", "asks for [80, 48]", "fetch both again"],
+        &["mlp.", "has shape [64, 48]", "requires [80, 48]", "fetch both again"],
     );
     write_weights_of(&workspace, &ModelConfig { layers: 3, ..config() });
     assert_train_rejects(
         &workspace,
         &[],
-        &["a tensor model.layers.2.", "which the configuration does not ask for"],
+        &["a tensor model.layers.2.", "which the configuration does not describe"],
     );
     write_weights_of(&workspace, &ModelConfig { layers: 1, ..config() });
     assert_train_rejects(&workspace, &[], &["has no tensor model.layers.1.", "fetch both again"]);
     let contradiction = ModelConfig { kv_heads: 3, ..config() };
     workspace.write("model/config.json", contradiction.to_hf_json().to_string());
-    assert_train_rejects(&workspace, &[], &["config.json", "4 attention heads cannot share 3"]);
+    assert_train_rejects(
+        &workspace,
+        &[],
+        &["config.json", "attention heads, 4, is not a multiple"],
+    );
 }
 
 #[test]
@@ -450,7 +454,7 @@ fn damaged_checkpoint_is_skipped_on_resume() {
     let last = workspace.checkpoints("run").pop().unwrap().join("model.safetensors");
     fs::write(&last, &weights[..1000]).unwrap();
     let output = workspace.levade().args(["chat", "run"]).write_stdin("").output().unwrap();
-    assert_contains(&error(&output), &["model.safetensors is damaged, cut short"]);
+    assert_contains(&error(&output), &["model.safetensors is damaged, truncated"]);
     let output = workspace
         .train()
         .args(["--resume", "--set", "run.keep=9", "--set", "eval.tasks=0"])

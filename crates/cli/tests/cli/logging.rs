@@ -19,10 +19,10 @@ fn log_options_select_destination_and_levels() {
         ("levade_agent::attempt: attempt started ", 8),
         ("levade_agent::tool_loop: completion sampled turn=0 ", 8),
         ("levade_agent::attempt: attempt ended ", 8),
-        ("levade_engine::service: request accepted ", 8),
-        ("levade_engine::sequence: first token ", 8),
-        ("levade_engine::sequence: request finished ", 8),
-        ("learner is done policy=0 command=\"optim_step\" ", 2),
+        ("levade_engine::service: accepted request ", 8),
+        ("levade_engine::sequence: sampled first token ", 8),
+        ("levade_engine::sequence: finished request ", 8),
+        ("finished learner command policy=0 command=\"optim_step\" ", 2),
         ("levade_store::sqlite: recorded key=plan of phase 1/step 0 ", 1),
     ];
     for (event, min_count) in events {

@@ -208,7 +208,10 @@ async fn aborted_completion_keeps_its_grammar() {
         // A completion that violates the grammar cannot be continued.
         *rest.prompt.last_mut().unwrap() = 0;
         let rejected = engine.sample(rest).await.err().unwrap();
-        assert!(rejected.to_string().contains("cannot be followed any further"), "{rejected}");
+        assert!(
+            rejected.to_string().contains("cannot constrain the completion any further"),
+            "{rejected}"
+        );
     }
 }
 
@@ -217,8 +220,8 @@ async fn sample_rejects_unusable_grammars() {
     let wrong =
         Grammar::JsonSchema(json!({"type": "number", "minimum": 2, "maximum": 1}).to_string());
     for (engine, grammar, reason) in [
-        (engine(), wrong, "the JSON schema cannot be followed"),
-        (bare(), schema(), "started without its tokenizer's grammars"),
+        (engine(), wrong, "the JSON schema cannot be compiled"),
+        (bare(), schema(), "started without support for grammars"),
     ] {
         let rejected = engine.sample(request(1, Some(grammar))).await.err().unwrap();
         assert!(matches!(rejected, PolicyError::Invalid(_)), "{rejected}");
@@ -285,6 +288,9 @@ async fn failing_constraint_ends_only_its_request() {
     assert!(early.tokens.len() == 4 && early.finish == FinishReason::StopId, "{early:?}");
     assert_eq!(lost.unwrap_err(), PolicyError::Invalid("lost".into()));
     assert!(
-        nothing.unwrap_err().to_string().contains("allows nothing that the model has a token for")
+        nothing
+            .unwrap_err()
+            .to_string()
+            .contains("no token of the model can continue the completion")
     );
 }

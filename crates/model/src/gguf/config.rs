@@ -44,7 +44,7 @@ pub(super) fn model(
         return Err(ModelError::unsupported(
             path,
             format!("{} is {experts}", key("expert_count")),
-            "Levade does not run mixtures of experts: choose a dense model",
+            "Levade does not run mixture-of-experts models: choose a dense model",
         ));
     }
     let hidden = need("embedding_length")?;
@@ -56,7 +56,7 @@ pub(super) fn model(
         Some(width) => width,
         None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
         None => {
-            let what = format!("{hidden} channels cannot be split into {heads} heads");
+            let what = format!("{hidden} channels cannot be split evenly into {heads} heads");
             return Err(ModelError::config(
                 path,
                 format!("{}: {what}", key("attention.head_count")),
@@ -68,7 +68,8 @@ pub(super) fn model(
             return Err(ModelError::unsupported(
                 path,
                 format!("{} is {width}, but a head has {head_dim} channels", key(name)),
-                "Levade runs models whose keys and values have one width and are rotated whole",
+                "in models that Levade runs, keys and values have the same head dimension, and the \
+                 rotary embedding covers all of it",
             ));
         }
     }
@@ -92,7 +93,7 @@ pub(super) fn model(
             return Err(ModelError::unsupported(
                 path,
                 what,
-                "Levade runs models without caps on logits",
+                "Levade runs models without logit soft-capping only",
             ));
         }
     }
@@ -131,7 +132,7 @@ pub(super) fn model(
         return Err(ModelError::config(path, what));
     }
     if metadata.bool(&key("attention.causal"))? == Some(false) {
-        let way_out = "Levade runs models whose tokens see those before them alone";
+        let way_out = "Levade runs models with causal attention only";
         return Err(ModelError::unsupported(
             path,
             format!("{} is false", key("attention.causal")),
@@ -192,8 +193,8 @@ fn pattern(
             metadata.path(),
             format!("{} is {window}", key("attention.sliding_window")),
             format!(
-                "Levade runs GGUF files with sliding windows of the architecture {} alone: use the model's Hugging \
-                 Face folder",
+                "Levade runs GGUF files with sliding windows only if their architecture is {}: use \
+                 the model's Hugging Face directory",
                 architectures(|traits| matches!(traits.windows, Windows::ButEvery(_)))
             ),
         )),
@@ -234,13 +235,16 @@ fn reject_partial_models(metadata: &Metadata) -> Result<(), ModelError> {
         |what: String, way_out: &str| Err(ModelError::unsupported(metadata.path(), what, way_out));
     if let Some(count @ 2..) = metadata.size("split.count")? {
         let way_out = "join the parts with llama.cpp's `llama-gguf-split --merge`";
-        return unsupported(format!("it is one of {count} parts (split.count)"), way_out);
+        return unsupported(
+            format!("it is one of {count} parts of a split model (split.count)"),
+            way_out,
+        );
     }
     match metadata.text("general.type")? {
         None | Some("model") => Ok(()),
         Some(other) => unsupported(
             format!("general.type is {other:?}"),
-            "give the GGUF file of a model; an adapter is read in PEFT's layout",
+            "give the GGUF file of a model; Levade reads adapters in PEFT layout only",
         ),
     }
 }
@@ -286,7 +290,7 @@ fn scaling(
         (other, _) => Err(ModelError::unsupported(
             metadata.path(),
             format!("{} is {other:?}", key("type")),
-            "Levade runs the rotary scalings none, linear, yarn and Llama 3's",
+            "Levade runs the rotary scalings none, linear, yarn and that of Llama 3 only",
         )),
     }
 }
@@ -326,7 +330,8 @@ fn llama3(
     Err(ModelError::unsupported(
         metadata.path(),
         format!("the frequency divisors in {ROPE_FACTORS} do not follow Llama 3's formula"),
-        "use the model's Hugging Face folder, whose config.json says how the frequencies are scaled",
+        "use the model's Hugging Face directory, whose config.json specifies how the frequencies \
+         are scaled",
     ))
 }
 

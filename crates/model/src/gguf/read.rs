@@ -51,9 +51,9 @@ impl Value {
             Self::Float(value) => format!("the number {value}"),
             Self::Bool(value) => format!("{value}"),
             Self::Text(value) => {
-                format!("the text {:?}", value.chars().take(40).collect::<String>())
+                format!("the string {:?}", value.chars().take(40).collect::<String>())
             }
-            Self::Texts(texts) => format!("a list of {} texts", texts.len()),
+            Self::Texts(texts) => format!("a list of {} strings", texts.len()),
             Self::Integers(values) => format!("a list of {} integers", values.len()),
             Self::Floats(values) => format!("a list of {} numbers", values.len()),
             Self::OtherList(count) => format!("a list of {count}"),
@@ -86,7 +86,7 @@ impl Directory {
         let mut input = Input { path, bytes, at: 0 };
         let magic = input.take(4, "its magic number")?;
         if magic != b"GGUF" {
-            return Err(input.damaged(format!("it begins with {magic:?} instead of \"GGUF\"")));
+            return Err(input.damaged(format!("it starts with {magic:?} instead of \"GGUF\"")));
         }
         let version = input.u32("the version")?;
         match version {
@@ -161,19 +161,20 @@ fn locate_tensors(
             .map_err(|why| input.damaged(format!("tensor {name} of shape {shape:?}: {why}")))?;
         if !offset.is_multiple_of(alignment as u64) {
             return Err(input.damaged(format!(
-                "tensor {name} begins at offset {offset}, not a multiple of the alignment {alignment}"
+                "tensor {name} starts at offset {offset}, which is not a multiple of the alignment \
+                 {alignment}"
             )));
         }
         let start = usize::try_from(offset).ok().and_then(|offset| data.checked_add(offset));
         let end = start.and_then(|start| start.checked_add(bytes));
         let (Some(start), Some(end)) = (start, end) else {
-            return Err(
-                input.damaged(format!("tensor {name} begins at the impossible offset {offset}"))
-            );
+            return Err(input.damaged(format!(
+                "tensor {name} starts at offset {offset}, which exceeds the address space"
+            )));
         };
         if end > input.bytes.len() {
             return Err(input.damaged(format!(
-                "tensor {name} should take bytes {start} to {end}, the file has {}",
+                "tensor {name} occupies bytes {start} to {end}, but the file has {} bytes",
                 input.bytes.len()
             )));
         }
@@ -210,7 +211,7 @@ impl<'a> Input<'a> {
     fn take(&mut self, length: usize, what: &str) -> Result<&'a [u8], ModelError> {
         if length > self.remaining() {
             return Err(self.damaged(format!(
-                "it ends inside {what}: {length} bytes wanted at byte {}, {} left",
+                "it ends inside {what}: {length} bytes are needed at byte {}, but {} are left",
                 self.at,
                 self.remaining()
             )));
@@ -241,7 +242,8 @@ impl<'a> Input<'a> {
         match usize::try_from(count) {
             Ok(count) if count <= max_items => Ok(count),
             _ => Err(self.damaged(format!(
-                "it claims {count} {what}; the {} bytes left hold {max_items} at most",
+                "it declares {count} {what}, but the remaining {} bytes can hold at most \
+                 {max_items}",
                 self.remaining()
             ))),
         }
@@ -323,14 +325,16 @@ impl<'a> Input<'a> {
         let dimensions = self.u32(&name)?;
         if dimensions == 0 || dimensions > 4 {
             return Err(self.damaged(format!(
-                "tensor {name} has {dimensions} dimensions; 1 to 4 are possible"
+                "tensor {name} has {dimensions} dimensions; it must have 1 to 4"
             )));
         }
         let mut shape = Vec::with_capacity(4);
         for _ in 0..dimensions {
             let size = self.u64(&name)?;
             let size = usize::try_from(size).map_err(|_| {
-                self.damaged(format!("tensor {name} has the impossible dimension {size}"))
+                self.damaged(format!(
+                    "tensor {name} has a dimension of {size}, which exceeds the address space"
+                ))
             })?;
             shape.push(size);
         }
@@ -364,7 +368,7 @@ impl Metadata {
     fn wrong(&self, key: &str, value: &Value, wanted: &str) -> ModelError {
         ModelError::config(
             &self.path,
-            format!("metadata key {key} is {}; it should be {wanted}", value.describe()),
+            format!("metadata key {key} is {}; it must be {wanted}", value.describe()),
         )
     }
 
@@ -398,14 +402,15 @@ impl Metadata {
             Some((key, value)) => Err(ModelError::unsupported(
                 &self.path,
                 format!("{key} is {}, which Levade does not know", value.describe()),
-                "it cannot tell whether the model computes otherwise because of it: use the model's Hugging Face folder",
+                "the key may change what the model computes: use the model's Hugging Face \
+                 directory",
             )),
         }
     }
 
     /// Returns the value of a key as an integer ≥ 0, or `None` if the key is absent.
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
-        self.get(key, "a whole number ≥ 0", |value| match value {
+        self.get(key, "an integer ≥ 0", |value| match value {
             Value::Integer(value) => usize::try_from(*value).ok(),
             _ => None,
         })
@@ -434,21 +439,21 @@ impl Metadata {
     }
 
     pub(super) fn text(&self, key: &str) -> Result<Option<&str>, ModelError> {
-        self.get(key, "a text", |value| match value {
+        self.get(key, "a string", |value| match value {
             Value::Text(value) => Some(value.as_str()),
             _ => None,
         })
     }
 
     pub(super) fn texts(&self, key: &str) -> Result<Option<&[String]>, ModelError> {
-        self.get(key, "a list of texts", |value| match value {
+        self.get(key, "a list of strings", |value| match value {
             Value::Texts(texts) => Some(texts.as_slice()),
             _ => None,
         })
     }
 
     pub(super) fn integers(&self, key: &str) -> Result<Option<&[i64]>, ModelError> {
-        self.get(key, "a list of whole numbers", |value| match value {
+        self.get(key, "a list of integers", |value| match value {
             Value::Integers(values) => Some(values.as_slice()),
             _ => None,
         })

@@ -36,7 +36,8 @@ fn read_unrotated(
     match keys.read("no_rope_layers", "a list of 0 and 1", read)? {
         Some(list) if list.len() < layers || list.iter().any(|flag| *flag > 1) => {
             let what = format!(
-                "no_rope_layers has {} entries for {layers} layers; it needs 0 or 1 for each",
+                "no_rope_layers has {} entries for {layers} layers; it must have one entry, 0 or \
+                 1, per layer",
                 list.len()
             );
             Err(ModelError::config(keys.path, what))
@@ -74,7 +75,7 @@ fn windows(
     let is_on = match traits.windows {
         Windows::Never => {
             let windows = format!(
-                "Levade runs {} without sliding windows, which its class in transformers lacks, too",
+                "Levade runs {} without sliding windows, as its class in transformers does",
                 traits.title
             );
             if switched == Some(true) {
@@ -91,7 +92,8 @@ fn windows(
         if slides {
             return Err(keys.unsupported(
                 "layer_types",
-                "it has sliding windows, and other keys switch them off: remove the one that is wrong",
+                "layer_types has sliding windows, but other keys disable them: remove the \
+                 incorrect key",
             ));
         }
         return Ok((None, BTreeSet::new()));
@@ -115,7 +117,7 @@ fn windows(
 fn layer_types(keys: &Keys, layers: usize) -> Result<Option<BTreeSet<usize>>, ModelError> {
     let Some(types) = keys.read("layer_types", "a list", Value::as_array)? else { return Ok(None) };
     if types.iter().any(|kind| kind != FULL && kind != SLIDING) {
-        let way_out = "Levade runs layers of the types full_attention and sliding_attention";
+        let way_out = "Levade runs only layers of the types full_attention and sliding_attention";
         return Err(keys.unsupported("layer_types", way_out));
     }
     if types.len() != layers {

@@ -67,7 +67,7 @@ fn rope_from_object(
     {
         let what = format!("original_max_position_embeddings is {outer}");
         let way_out =
-            format!("the rotary scaling says {own}: remove the one that is wrong from config.json");
+            format!("the rotary scaling has {own}: remove the incorrect value from config.json");
         return Err(ModelError::unsupported(inner.path, what, &way_out));
     }
     // Some writers store this key for all scalings. It matters only for the scalings that read it
@@ -84,12 +84,22 @@ fn scaling(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
     let older = keys.text("type")?;
     let kind = keys.text("rope_type")?.or(older).unwrap_or("default");
     if keys.float("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-        return Err(keys.unsupported("partial_rotary_factor", "Levade rotates heads whole"));
+        return Err(keys.unsupported(
+            "partial_rotary_factor",
+            "Levade applies the rotary embedding to the entire head dimension",
+        ));
     }
     match kind {
         "default" => {
             // These keys may remain from a scaling that was switched off.
-            for key in ["factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"] {
+            for key in [
+                "factor",
+                "low_freq_factor",
+                "high_freq_factor",
+                "beta_fast",
+                "beta_slow",
+                "attention_factor",
+            ] {
                 keys.get(key);
             }
             Ok(RopeScaling::None)
@@ -104,17 +114,15 @@ fn scaling(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
         "yarn" => yarn(keys, context),
         _ => Err(keys.unsupported(
             if keys.get("rope_type").is_some() { "rope_type" } else { "type" },
-            "Levade runs the rotary scalings default, linear, llama3 and yarn; for short contexts, removing the \
-             entry from config.json gives the unscaled model",
+            "Levade runs the rotary scalings default, linear, llama3 and yarn; for short contexts, \
+             remove the entry from config.json to get the unscaled model",
         )),
     }
 }
 
 fn yarn(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
     if !keys.flag("truncate", true)? {
-        return Err(
-            keys.unsupported("truncate", "Levade runs YaRN with whole-numbered bounds only")
-        );
+        return Err(keys.unsupported("truncate", "Levade runs YaRN with integer bounds only"));
     }
     let original_context = keys.size("original_max_position_embeddings")?.unwrap_or(context);
     let factor = match keys.float("factor")? {

@@ -110,13 +110,13 @@ fn wrapper_prefixes_of_tensor_names_are_identified() {
         assert_eq!(model.tensor(&name).unwrap().data, values, "{name}");
     }
     for (prefix, expected) in [
-        ("base_model.model.", "PEFT's wrapper"),
+        ("base_model.model.", "PEFT wrapper"),
         ("_orig_mod.", "torch.compile"),
         ("module.", "DistributedDataParallel"),
         ("module._orig_mod.", "\"module.\""),
         ("_fsdp_wrapped_module.", "FSDP"),
         ("pretrained_model.", "value head"),
-        ("language_model.", "more than text"),
+        ("language_model.", "multimodal model"),
         ("student.", "\"student.\""),
     ] {
         let message = open_error(renamed(&|name| format!("{prefix}{name}")).path());
@@ -183,7 +183,7 @@ fn lfs_pointers_and_web_pages_are_rejected() {
         "model.safetensors",
     ] {
         for (contents, expected) in [
-            (pointer, "is a Git LFS pointer, not the file: git lfs pull"),
+            (pointer, "is a Git LFS pointer, not the file: run `git lfs pull`"),
             ("<!DOCTYPE html>\n<html>", "is a web page"),
         ] {
             let message = dir_error(|dir| std::fs::write(dir.join(name), contents).unwrap());
@@ -221,7 +221,7 @@ fn tokens_added_only_in_tokenizer_config_are_rejected() {
     let more = message(json!({ "3": { "content": "<end>" }, "4": { "content": "<tool_call>" } }));
     assert_all(&more, &["tokenizer_config.json", "\"<tool_call>\"", "id 4", "save_pretrained"]);
     let other = message(json!({ "5": { "content": "<end>" } }));
-    assert_all(&other, &["tokenizer_config.json", "\"<end>\"", "id 5", "has it as 3"]);
+    assert_all(&other, &["tokenizer_config.json", "\"<end>\"", "id 5", "gives it the id 3"]);
 }
 
 /// The expected flags are those that transformers 5.23 returns for these files.

@@ -99,7 +99,7 @@ fn gguf_metadata_errors_name_the_key() {
         ("general.alignment", Meta::U32(48), "general.alignment is 48"),
         ("general.alignment", Meta::U32(1 << 31), "general.alignment is 2147483648"),
         ("general.architecture", Meta::Text("mamba".into()), "\"mamba\""),
-        ("llama.block_count", Meta::Text("2".into()), "llama.block_count is the text \"2\""),
+        ("llama.block_count", Meta::Text("2".into()), "llama.block_count is the string \"2\""),
         ("llama.block_count", Meta::I32(-2), "llama.block_count is the integer -2"),
         ("llama.block_count", Meta::U64(1 << 60), "number of layers is 1152921504606846976"),
         ("llama.embedding_length", Meta::U64(u64::MAX), "hidden size is 18446744073709551615"),
@@ -125,7 +125,7 @@ fn gguf_metadata_errors_name_the_key() {
             Meta::Text("gelu".into()),
             "llama.hidden_activation is the text",
         ),
-        ("split.count", Meta::U32(3), "one of 3 parts (split.count)"),
+        ("split.count", Meta::U32(3), "one of 3 parts of a split model (split.count)"),
         ("general.type", Meta::Text("adapter".into()), "general.type is \"adapter\""),
         ("llama.rope.freq_base", Meta::F32(f32::NAN), "rotary base NaN"),
         ("llama.attention.layer_norm_rms_epsilon", Meta::F32(f32::INFINITY), "norm epsilon inf"),
@@ -174,14 +174,14 @@ fn gguf_directory_errors_name_the_tensor() {
     };
     assert_all(&set(0, &0u32.to_le_bytes()), &[name, "0 dimensions"]);
     assert_all(&set(0, &u32::MAX.to_le_bytes()), &[name, "4294967295 dimensions"]);
-    assert_all(&set(4, &(1u64 << 62).to_le_bytes()), &[name, "larger than any memory"]);
+    assert_all(&set(4, &(1u64 << 62).to_le_bytes()), &[name, "exceeds the address space"]);
     assert_all(&set(4, &(1u64 << 40).to_le_bytes()), &[name, "the file has"]);
     assert_all(&set(20, &10u32.to_le_bytes()), &[name, "Q2_K", "Q4_1"]);
     assert_all(&set(20, &1000u32.to_le_bytes()), &[name, "type 1000"]);
     assert_all(&set(20, &12u32.to_le_bytes()), &[name, "rows of 32 values", "blocks of 256"]);
     assert_all(&set(24, &33u64.to_le_bytes()), &[name, "offset 33", "alignment 32"]);
     assert_all(&set(24, &(1u64 << 40).to_le_bytes()), &[name, "the file has"]);
-    assert_all(&set(24, &(u64::MAX - 31).to_le_bytes()), &[name, "impossible offset"]);
+    assert_all(&set(24, &(u64::MAX - 31).to_le_bytes()), &[name, "exceeds the address space"]);
     assert_all(&set(24, &0u64.to_le_bytes()), &[name, "overlap"]);
     let twice = |file: &mut Gguf| {
         let again = file.tensors[0].clone();
@@ -204,9 +204,12 @@ fn gguf_tensors_must_match_metadata() {
     let more_layers = gguf_error(|file| file.set("llama.block_count", Meta::U32(3)));
     assert_all(&more_layers, &["model.layers.2.input_layernorm.weight"]);
     let fewer_layers = gguf_error(|file| file.set("llama.block_count", Meta::U32(1)));
-    assert_all(&fewer_layers, &["blk.1.attn_k.weight", "does not ask for"]);
+    assert_all(&fewer_layers, &["blk.1.attn_k.weight", "does not describe"]);
     let stray = GgufTensor { name: "stray".into(), shape: vec![2], kind: 0, bytes: vec![0; 8] };
-    assert_all(&gguf_error(|file| file.tensors.push(stray)), &["stray", "[2]", "does not ask for"]);
+    assert_all(
+        &gguf_error(|file| file.tensors.push(stray)),
+        &["stray", "[2]", "does not describe"],
+    );
 }
 
 fn dir_error(change: impl FnOnce(&Path)) -> String {
@@ -232,7 +235,7 @@ fn safetensors_header_errors_name_the_tensor() {
     };
     assert_all(&with(vec![]), &["model.safetensors", "it is empty"]);
     assert_all(&with(vec![1, 2, 3]), &["model.safetensors", "3 bytes"]);
-    assert_all(&with(vec![0xff; 100]), &["18446744073709551615 bytes", "the file has 100"]);
+    assert_all(&with(vec![0xff; 100]), &["18446744073709551615 bytes", "but the file has 100"]);
     let entry = |name: &str, dtype: &str, shape: serde_json::Value, offsets: [u64; 2]| {
         json!({ name: { "dtype": dtype, "shape": shape, "data_offsets": offsets } }).to_string()
     };
@@ -244,12 +247,12 @@ fn safetensors_header_errors_name_the_tensor() {
         (
             entry("w", "F32", json!([2]), [0, 4]),
             4,
-            "tensor w has 4 bytes, which its shape [2] of F32",
+            "tensor w has 4 bytes, which does not match its shape [2] and type F32",
         ),
         (
             entry("w", "F16", json!([2]), [0, 8]),
             8,
-            "tensor w has 8 bytes, which its shape [2] of F16",
+            "tensor w has 8 bytes, which does not match its shape [2] and type F16",
         ),
         (entry("w", "F32", json!([1u64 << 63, 4]), [0, 4]), 4, "tensor w has 4 bytes"),
         (
@@ -257,13 +260,17 @@ fn safetensors_header_errors_name_the_tensor() {
             2,
             "tensor w ends at byte 4 of the data, which has 2",
         ),
-        (entry("w", "F32", json!([1]), [0, 4]), 6, "its tensors take 4 bytes, the file has 6"),
+        (
+            entry("w", "F32", json!([1]), [0, 4]),
+            6,
+            "its tensors occupy 4 bytes, but the file has 6",
+        ),
         (
             entry("w", "F32", json!([1]), [4, 8]),
             8,
-            "tensor w takes bytes 4 to 8 of the data; it should begin at 0",
+            "tensor w occupies bytes 4 to 8 of the data; it must start at byte 0",
         ),
-        (entry("w", "F32", json!([1]), [4, 0]), 8, "tensor w takes bytes 4 to 0"),
+        (entry("w", "F32", json!([1]), [4, 0]), 8, "tensor w occupies bytes 4 to 0"),
         (
             entry("w", "F32", json!([1]), [0, u64::MAX]),
             8,
@@ -276,7 +283,7 @@ fn safetensors_header_errors_name_the_tensor() {
             })
             .to_string(),
             12,
-            "tensor b takes bytes 4 to 12 of the data; it should begin at 8",
+            "tensor b occupies bytes 4 to 12 of the data; it must start at byte 8",
         ),
     ] {
         assert_all(&header_error(&header, data), &["model.safetensors", expected]);
@@ -296,7 +303,7 @@ fn tensor_errors_name_dtype_and_shape() {
         })
         .collect();
     std::fs::write(dir.path().join("model.safetensors"), safetensors(&tensors)).unwrap();
-    assert_all(&open_error(dir.path()), &["model.norm.weight", "F8_E4M3", "not quantised"]);
+    assert_all(&open_error(dir.path()), &["model.norm.weight", "F8_E4M3", "not quantized"]);
     write_dir(dir.path(), &config, "F32", 1);
     let model = ModelFiles::open(dir.path()).unwrap();
     let message = model.tensor("nothing").unwrap_err().to_string();
@@ -306,7 +313,7 @@ fn tensor_errors_name_dtype_and_shape() {
     assert_all(&message.to_string(), &["model.embed_tokens.weight", "[10, 32]", "[32, 10]"]);
     let message =
         model.tensor_into("model.embed_tokens.weight", &[10, 32], &mut [0.0; 3]).unwrap_err();
-    assert_all(&message.to_string(), &["320 values, 3 were asked for"]);
+    assert_all(&message.to_string(), &["320 values, but 3 were requested"]);
 }
 
 #[test]
@@ -321,7 +328,7 @@ fn directory_errors_name_file_or_tensor() {
     });
     assert_all(&pickled, &["pytorch_model.bin"]);
     let config_only = dir_error(|dir| {
-        assert_all(&open_error(&dir.join("model.safetensors")), &["give the folder"]);
+        assert_all(&open_error(&dir.join("model.safetensors")), &["give the directory"]);
         std::fs::write(dir.join("tokenizer_config.json"), "[]").unwrap();
     });
     assert_all(&config_only, &["tokenizer_config.json", "not a JSON object"]);
@@ -343,7 +350,7 @@ fn directory_errors_name_file_or_tensor() {
     );
     assert_all(
         &config(|config| config.layers = 1),
-        &["model.layers.1.input_layernorm.weight", "not ask for"],
+        &["model.layers.1.input_layernorm.weight", "not describe"],
     );
     assert_all(
         &config(|config| (config.qkv_bias, config.output_bias) = (true, true)),

@@ -335,7 +335,12 @@ fn write_safetensors_rejects_shape_mismatch() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.safetensors");
     let error = write_safetensors(&path, [("w".to_string(), vec![2, 2], [0.0f32; 3].as_slice())]);
-    assert!(error.unwrap_err().to_string().contains("tensor w of shape [2, 2] was given 3 values"));
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .contains("tensor w of shape [2, 2] cannot be written with 3 values")
+    );
     assert!(!path.exists());
 }
 

@@ -128,7 +128,7 @@ impl CompletionTask {
             }
             if fails && sequence.len() > prompt.len() {
                 send(Err(PolicyError::Invalid(
-                    "the simulator was told to fail this request".into(),
+                    "the simulator is configured to fail this request".into(),
                 )));
                 return;
             }

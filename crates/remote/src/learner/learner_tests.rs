@@ -311,7 +311,7 @@ async fn rejections_keep_their_error_kind() {
     let error =
         remote.train(request(), &MicroBatchPlan::from_sizes([3]), &mut || {}).await.unwrap_err();
     assert!(
-        matches!(&error, PolicyError::PlanMismatch(why) if why.contains("path 3 is in no")),
+        matches!(&error, PolicyError::PlanMismatch(why) if why.contains("sequence 3 is in no")),
         "{error}"
     );
     let error = remote.with_name("teacher").values(batch.clone()).await.unwrap_err();

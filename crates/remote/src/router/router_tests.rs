@@ -317,7 +317,7 @@ async fn adopt_quarantines_replicas_that_miss_weights() {
     let error = router.update_weights(&weights(2)).await.unwrap_err().to_string();
     for name in ["a", "b", "c"] {
         assert!(
-            error.contains(&format!("{name}: cannot adopt the published weights: other model")),
+            error.contains(&format!("{name}: cannot load the published weights: other model")),
             "{error}"
         );
     }

@@ -101,7 +101,7 @@ impl ChoiceScorer {
         };
         let want = want.filter(|want| *want < count).ok_or_else(|| {
             ScoreError::Unusable(format!(
-                "the expected answer {expected} is none of {count} options: give its {}",
+                "the expected answer {expected} is not one of the {count} options: give its {}",
                 if options.labels.is_empty() { "letter" } else { "label" }
             ))
         })?;
@@ -523,7 +523,7 @@ mod tests {
         }
         for expected in [json!("D"), json!(3), json!("purple"), json!(null)] {
             let error = ChoiceScorer::default().grade("", &expected, &options).unwrap_err();
-            assert!(error.to_string().contains("none of 3 options"), "{error}");
+            assert!(error.to_string().contains("not one of the 3 options"), "{error}");
         }
         let wrong = ChoiceScorer { options: 1 };
         assert!(wrong.check().unwrap_err().to_string().contains("options = 1"));

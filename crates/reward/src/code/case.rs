@@ -46,17 +46,19 @@ fn parse_tests(value: &Value, task: &Value) -> Result<Vec<Case>, String> {
             _ if text.trim().is_empty() => Ok(Vec::new()),
             _ if packed::is_packed(text) => {
                 let tests = packed::unpack(text).and_then(|json| {
-                    json::parse(&json)
-                        .map_err(|error| format!("packed, but its text is no JSON: {error}"))
+                    json::parse(&json).map_err(|error| {
+                        format!("packed, but the unpacked text is not JSON: {error}")
+                    })
                 });
                 match tests {
                     Ok(inner @ (Value::Array(_) | Value::Object(_))) => parse_tests(&inner, task),
                     Ok(other) => Err(format!(
-                        "are packed, but hold {}, no list and no table",
+                        "are packed, but contain {}, which is neither a list nor an object",
                         excerpt(&other)
                     )),
                     Err(why) => Err(format!(
-                        "are {}, which is {why}; give code, JSON, or tests as LiveCodeBench packs them",
+                        "are {}, which is {why}; give code, JSON, or tests that are packed as in \
+                         LiveCodeBench",
                         excerpt(value)
                     )),
                 }
@@ -65,7 +67,7 @@ fn parse_tests(value: &Value, task: &Value) -> Result<Vec<Case>, String> {
         },
         Value::Array(items) => items.iter().map(|item| parse_test(item, task)).collect(),
         Value::Object(fields) => parse_fields(fields, task),
-        other => Err(format!("are {}: give a list, a table or code", excerpt(other))),
+        other => Err(format!("are {}: give a list, an object or code", excerpt(other))),
     }
 }
 
@@ -75,10 +77,7 @@ fn parse_test(item: &Value, task: &Value) -> Result<Case, String> {
         Value::String(code) => Ok(asserts(with_setup(code, task), task)),
         Value::Object(fields) => {
             let (Some(input), Some(output)) = (fields.get("input"), fields.get("output")) else {
-                return Err(format!(
-                    "have {}, which is no `input` with an `output`",
-                    excerpt(item)
-                ));
+                return Err(format!("have {}, which lacks `input` or `output`", excerpt(item)));
             };
             let is =
                 |name: &str, value: &str| fields.get(name).and_then(Value::as_str) == Some(value);
@@ -101,7 +100,7 @@ fn parse_test(item: &Value, task: &Value) -> Result<Case, String> {
                 ),
             }
         }
-        other => Err(format!("have {}, which is neither code nor a table", excerpt(other))),
+        other => Err(format!("have {}, which is neither code nor an object", excerpt(other))),
     }
 }
 
@@ -120,7 +119,7 @@ fn parse_fields(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, 
     if let Some(Value::Array(list)) = fields.get("assert_case") {
         let assertion = |item: &Value| match item.as_str() {
             Some(code) => Ok(asserts(format!("{before}\n{}", with_setup(code, task)), task)),
-            None => Err(format!("have the assertion {}, which is no code", excerpt(item))),
+            None => Err(format!("have the assertion {}, which is not code", excerpt(item))),
         };
         return list.iter().map(assertion).collect();
     }
@@ -135,7 +134,7 @@ fn parse_fields(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, 
     let (Some(inputs), Some(outputs)) = (list("inputs"), list("outputs")) else {
         let names: Vec<&str> = fields.keys().map(String::as_str).collect();
         return Err(format!(
-            "have {}, but not `inputs` with `outputs`, nor `assert_case`",
+            "have {}, but neither `inputs` with `outputs` nor `assert_case`",
             names.join(", ")
         ));
     };
@@ -157,9 +156,11 @@ fn parse_fields(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, 
 /// Boolean, which can be printed in several ways.
 fn prints(input: &Value, output: &Value) -> Result<Case, String> {
     match output {
-        Value::Null => Err("have an output that is null, though nothing is returned".into()),
+        Value::Null => {
+            Err("have an output that is null, although they expect printed output".into())
+        }
         Value::Object(_) | Value::Bool(_) => Err(format!(
-            "have the output {}, which no program prints: give it as text",
+            "have the output {}, which cannot be compared with printed output: give it as a string",
             excerpt(output)
         )),
         _ => Ok(Case::Prints { input: text(input), output: text(output) }),
@@ -179,7 +180,8 @@ fn prints(input: &Value, output: &Value) -> Result<Case, String> {
 /// Returns a message if an argument is not JSON.
 fn call_case(function: &str, input: &Value, output: &Value, wrapped: bool) -> Result<Case, String> {
     let parsed = |line: &str| {
-        json::parse(line).map_err(|error| format!("have the argument {line:?}, no JSON: {error}"))
+        json::parse(line)
+            .map_err(|error| format!("have the argument {line:?}, which is not JSON: {error}"))
     };
     let arguments = match input {
         Value::Array(arguments) => arguments.clone(),

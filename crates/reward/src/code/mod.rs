@@ -218,10 +218,11 @@ impl CodeKeys {
         let known = [PYTHON, "bash"];
         match &self.url {
             Some(url) if !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) => {
-                invalid(format!("url = {url:?}, but it must begin with http:// or https://"))
+                invalid(format!("url = {url:?}, but it must start with http:// or https://"))
             }
             None if !known.contains(&&*self.language) => invalid(format!(
-                "language = {:?}, but the sandbox of this machine runs {}: give the `url` of a service that knows it",
+                "language = {:?}, but the local sandbox runs {}: set `url` to a service that \
+                 supports the language",
                 self.language,
                 known.join(" and ")
             )),
@@ -244,7 +245,8 @@ impl CodeScorer {
         let prints = |case: &Case| matches!(case, Case::Prints { .. });
         if self.keys.language != PYTHON && !cases.iter().all(prints) {
             return Err(ScoreError::Unusable(format!(
-                "a test of the task is code in Python, but programs are in {}: give inputs and outputs",
+                "a test of the task is Python code, but programs are in {}: give inputs and \
+                 outputs instead",
                 self.keys.language
             )));
         }

@@ -41,7 +41,7 @@ pub(super) fn is_packed(text: &str) -> bool {
 /// Returns a message that names the layer that is invalid or too large.
 pub(super) fn unpack(text: &str) -> Result<String, String> {
     let joined: String = text.split_whitespace().collect();
-    let bytes = STANDARD.decode(joined).map_err(|error| format!("no base64: {error}"))?;
+    let bytes = STANDARD.decode(joined).map_err(|error| format!("not base64: {error}"))?;
     // JSON directly in base64.
     if let Ok(text) = std::str::from_utf8(&bytes)
         && text.trim_start().starts_with(['[', '{'])
@@ -50,7 +50,7 @@ pub(super) fn unpack(text: &str) -> Result<String, String> {
     }
     let mut pickle = Vec::new();
     let read = ZlibDecoder::new(&bytes[..]).take(MAX_BYTES + 1).read_to_end(&mut pickle);
-    read.map_err(|error| format!("base64, but no zlib within: {error}"))?;
+    read.map_err(|error| format!("base64, but its content is not zlib: {error}"))?;
     if pickle.len() as u64 > MAX_BYTES {
         return Err(format!("larger than {} MiB once it is unpacked", MAX_BYTES >> 20));
     }
@@ -60,7 +60,8 @@ pub(super) fn unpack(text: &str) -> Result<String, String> {
             .ok()
             .filter(|text| text.trim_start().starts_with(['[', '{']))
             .ok_or_else(|| {
-                "base64 of zlib, but neither JSON nor a pickle of one text within".to_owned()
+                "base64 of zlib, but its content is neither JSON nor a pickle of one string"
+                    .to_owned()
             }),
     }
 }
@@ -174,8 +175,8 @@ mod tests {
             assert_eq!(pickled_text(&pickle), None, "{pickle:?}");
             assert!(unpack(&packed(&pickle)).unwrap_err().contains("neither JSON nor a pickle"));
         }
-        assert!(unpack("AAAABBBBCCCCDDDDEEEEFFFF").unwrap_err().contains("no zlib"));
-        assert!(unpack("AAAABBBBCCCCDDDDEEEEFFFFG").unwrap_err().contains("no base64"));
+        assert!(unpack("AAAABBBBCCCCDDDDEEEEFFFF").unwrap_err().contains("not zlib"));
+        assert!(unpack("AAAABBBBCCCCDDDDEEEEFFFFG").unwrap_err().contains("not base64"));
     }
 
     #[test]

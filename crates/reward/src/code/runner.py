@@ -134,9 +134,9 @@ def suite(tree):
     for node in nodes:
         codes = [getattr(code, "value", None) for code in getattr(node, "args", [])] if isinstance(node, ast.Call) else []
         if called(node) in ("exit", "_exit", "quit") and not any(codes):
-            raise ValueError(f"the tests leave by `{called(node)}`, which fails whatever the program does")
+            raise ValueError(f"the tests call `{called(node)}`, which fails for every program")
         if "autouse" in [getattr(keyword, "arg", None) for keyword in getattr(node, "keywords", [])]:
-            raise ValueError("the tests have fixtures that run by themselves, which need pytest")
+            raise ValueError("the tests have autouse fixtures, which need pytest")
     named = {node.id for node in nodes if isinstance(node, ast.Name)}
     # Functions that the module calls itself have already run; an exception in them ended the tests.
     ran = {called(node.value) for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)}
@@ -148,10 +148,10 @@ def suite(tree):
             taken = node.args.posonlyargs + node.args.args
             is_free = len(taken) == len(node.args.defaults) and None not in node.args.kw_defaults
             if not is_free and node.name not in named:
-                raise ValueError(f"the tests define `{node.name}`, which nothing calls")
+                raise ValueError(f"the tests define `{node.name}`, which is never called")
             functions += [node.name] if is_free and node.name not in ran else []
     if not functions and not classes and not acts(tree.body):
-        raise ValueError("the tests define what nothing calls")
+        raise ValueError("the tests only define code that is never called")
     for node in nodes:
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
@@ -183,7 +183,7 @@ def run_test(owner, test, item, before, after):
 
             asyncio.run(result)
         elif inspect.isgenerator(result):
-            raise Unusable("the tests yield, and so are no tests")
+            raise Unusable("the tests are generators, which are not supported")
     finally:
         given_hook(owner, after, item)
 
@@ -204,7 +204,7 @@ def run_suite(names, suite, is_control):
             tests = [test for test in dir(item) if test.startswith("test") and callable(getattr(item, test))]
             plain_classes += [(item, tests)] if tests else []
     if not suite["functions"] and not cases and not plain_classes and (skipped or not suite["acts"]):
-        raise Unusable("the tests skip themselves" if skipped else "the tests define what nothing calls")
+        raise Unusable("the tests skip themselves" if skipped else "the tests only define code that is never called")
     module = types.SimpleNamespace(**{name: names[name] for name in names if name.startswith(("setup", "teardown"))})
     given_hook(module, "setup_module", module)
     for name in suite["functions"]:
@@ -222,7 +222,7 @@ def run_suite(names, suite, is_control):
                 inspect.signature(getattr(one, test)).bind()
         except TypeError as error:
             if is_control:
-                raise Unusable(f"the tests define `{item.__name__}`, which nothing calls") from error
+                raise Unusable(f"the tests define `{item.__name__}`, which is never called") from error
             raise
         given_hook(item, "setup_class", item)
         for one, test in zip(made, tests):

@@ -118,11 +118,11 @@ async fn vacuous_tests_leave_program_unscored() {
     for (tests, why) in [
         (
             "def check(candidate):\n    assert candidate(1) == 2\n",
-            "define `check`, which nothing calls",
+            "define `check`, which is never called",
         ),
-        ("def test_f(case):\n    assert f(case) == 2\n", "define `test_f`, which nothing calls"),
-        ("def test_f():\n    yield f(1)\n    assert f(1) == 2\n", "the tests yield"),
-        ("def verify():\n    assert f(1) == 2\n", "define what nothing calls"),
+        ("def test_f(case):\n    assert f(case) == 2\n", "define `test_f`, which is never called"),
+        ("def test_f():\n    yield f(1)\n    assert f(1) == 2\n", "the tests are generators"),
+        ("def verify():\n    assert f(1) == 2\n", "only define code that is never called"),
         ("f(1) == 2", "assert nothing"),
         ("print(f(1))", "assert nothing"),
         ("assert (f(1) == 2, 'message')", "assert nothing"),
@@ -150,7 +150,7 @@ async fn vacuous_tests_leave_program_unscored() {
         // Classes without tests, or with tests that do not run.
         (
             "import unittest\nclass A(unittest.TestCase):\n    def look(self):\n        assert f(1) == 2",
-            "nothing calls",
+            "never called",
         ),
         (
             "import unittest\nclass A(unittest.TestCase):\n    @unittest.skip('')\n    def test_f(self):\n        assert f(1) == 2",
@@ -158,9 +158,9 @@ async fn vacuous_tests_leave_program_unscored() {
         ),
         (
             "class TestF:\n    def test_f(self, case):\n        assert f(case) == 2",
-            "define `TestF`, which nothing calls",
+            "define `TestF`, which is never called",
         ),
-        ("if f(1) != 2:\n    exit()", "leave by `exit`"),
+        ("if f(1) != 2:\n    exit()", "call `exit`"),
         ("assert f(1) 2", "invalid syntax"),
         ("the tests are elsewhere", "invalid syntax"),
         (
@@ -533,7 +533,10 @@ async fn packed_tests_are_unpacked_or_rejected() {
     assert_eq!(values(&scorer, &subtract, json!({ "tests": blob })).await[0], 0.0);
     for damaged in [blob[..blob.len() / 2].to_owned(), "A".repeat(64)] {
         let error = scorer.check_task(&json!({ "tests": damaged })).unwrap_err().to_string();
-        assert!(error.contains("give code, JSON, or tests as LiveCodeBench packs them"), "{error}");
+        assert!(
+            error.contains("give code, JSON, or tests that are packed as in LiveCodeBench"),
+            "{error}"
+        );
     }
 }
 
@@ -572,11 +575,11 @@ fn invalid_tests_and_keys_are_rejected() {
     for (task, want) in [
         (json!({}), "the task has no tests, neither in its field \"tests\" nor as its answer"),
         (json!({ "answer": 5 }), "the tests of the task are 5"),
-        (json!({ "tests": [{ "input": "x" }] }), "which is no `input` with an `output`"),
+        (json!({ "tests": [{ "input": "x" }] }), "which lacks `input` or `output`"),
         (json!({ "tests": { "inputs": ["1"], "outputs": [] } }), "have 1 inputs and 0 outputs"),
-        (json!({ "tests": { "input": "1" } }), "have input, but not `inputs` with `outputs`"),
+        (json!({ "tests": { "input": "1" } }), "have input, but neither `inputs` with `outputs`"),
         (json!({ "tests": [{ "input": "1", "output": null }] }), "have an output that is null"),
-        (json!({ "tests": [{ "input": "1", "output": { "a": 1 } }] }), "give it as text"),
+        (json!({ "tests": [{ "input": "1", "output": { "a": 1 } }] }), "give it as a string"),
         (
             json!({ "tests": { "fn_name": "f", "inputs": ["x"], "outputs": ["1"] } }),
             "the argument \"x\", no JSON",

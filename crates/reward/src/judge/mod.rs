@@ -186,12 +186,12 @@ impl JudgeKeys {
         let invalid = |what: String| Err(ScoreError::Unusable(what));
         if self.endpoints.is_empty() {
             return invalid(
-                "endpoints is empty: name a chat API, { url = \"…\", model = \"…\" }".into(),
+                "endpoints is empty: set a chat API, { url = \"…\", model = \"…\" }".into(),
             );
         }
         if !(self.seconds > 0.0 && self.seconds <= 1e9) {
             return invalid(format!(
-                "seconds = {}, but it must be in 0..=1e9, not 0",
+                "seconds = {}, but it must be more than 0 and at most 1e9",
                 self.seconds
             ));
         }
@@ -210,7 +210,10 @@ impl JudgeKeys {
         if let Some(Group::Scores { min, max }) = self.group
             && !(min.is_finite() && max.is_finite() && min < max)
         {
-            return invalid(format!("group: min = {min} and max = {max} are no range"));
+            return invalid(format!(
+                "group: min = {min} and max = {max}, but both must be finite, \
+                and min must be less than max"
+            ));
         }
         self.verdict.check().and_then(|()| self.prompt().map(drop)).map_err(ScoreError::Unusable)
     }
@@ -221,8 +224,9 @@ impl JudgeKeys {
         let template = self.template.as_deref().unwrap_or("{{ fence }}");
         let is_fenced = template.split("{{").any(|hole| hole.trim_start().starts_with("fence"));
         (!is_fenced && self.group.is_none()).then_some(
-            "an answer can imitate the rest of this judge's template, because no marker ends it: put a line \
-             {{ fence }} before and behind {{ answer }}, and say what it means",
+            "an answer can imitate the rest of this judge's template, because no marker ends the \
+             answer: put a line {{ fence }} before and after {{ answer }}, and explain its meaning \
+             in the template",
         )
     }
 
@@ -311,7 +315,7 @@ impl JudgeScorer {
             self.keys.endpoints.iter().map(|endpoint| &*endpoint.model).collect();
         models.dedup();
         Err(ScoreError::Unusable(format!(
-            "the judge {} gave no verdict in {} replies, the last of which is {last}",
+            "the judge {} gave no verdict in {} completions, the last of which is {last}",
             models.join(" or "),
             self.keys.tries
         )))

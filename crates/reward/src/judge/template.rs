@@ -25,7 +25,11 @@ impl Template {
             let (hole, after) = after.split_once("}}").ok_or("a {{ is not closed by }}")?;
             let path: Vec<String> = hole.trim().split('.').map(str::to_owned).collect();
             if !known.contains(&path[0].as_str()) {
-                return Err(format!("{{{{ {} }}}} is none of {}", hole.trim(), known.join(", ")));
+                return Err(format!(
+                    "{{{{ {} }}}} is not a variable of the template; use one of {}",
+                    hole.trim(),
+                    known.join(", ")
+                ));
             }
             parts.push(TemplatePart::Text(before.to_owned()));
             parts.push(TemplatePart::Hole(path));
@@ -48,7 +52,7 @@ impl Template {
                 TemplatePart::Hole(path) => {
                     let found = path.iter().try_fold(values, |value, name| value.get(name));
                     match found.ok_or_else(|| {
-                        format!("there is no {} to fill the template with", path.join("."))
+                        format!("the template variable {} has no value", path.join("."))
                     })? {
                         Value::String(text) => prompt.push_str(text),
                         other => prompt.push_str(&other.to_string()),
@@ -80,9 +84,12 @@ mod tests {
     #[test]
     fn template_errors_name_invalid_variable() {
         assert_eq!(Template::new("{{ a", &["a"]).unwrap_err(), "a {{ is not closed by }}");
-        assert_eq!(Template::new("{{ b }}", &["a", "c"]).unwrap_err(), "{{ b }} is none of a, c");
+        assert_eq!(
+            Template::new("{{ b }}", &["a", "c"]).unwrap_err(),
+            "{{ b }} is not a variable of the template; use one of a, c"
+        );
         let error =
             Template::new("{{ a.b }}", &["a"]).unwrap().fill(&json!({ "a": {} })).unwrap_err();
-        assert_eq!(error, "there is no a.b to fill the template with");
+        assert_eq!(error, "the template variable a.b has no value");
     }
 }

@@ -81,7 +81,7 @@ async fn judge_retries_unparsable_completions_and_reports_outage() {
     let error = scorer.score(&scorer_input("5")).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the judge m gave no verdict in 3 replies, the last of which is \"Hm.\""
+        "the judge m gave no verdict in 3 completions, the last of which is \"Hm.\""
     );
     assert!(!error.is_temporary());
 
@@ -183,10 +183,13 @@ fn invalid_templates_and_keys_are_rejected() {
         (JudgeKeys { endpoints: vec![], ..keys() }, "endpoints is empty"),
         (
             JudgeKeys { template: Some("{{ anwser }}".into()), ..keys() },
-            "template: {{ anwser }} is none of question",
+            "template: {{ anwser }} is not a variable of the template; use one of question",
         ),
         (JudgeKeys { tries: 0, ..keys() }, "tries = 0"),
-        (JudgeKeys { group: Some(Group::Scores { min: 1.0, max: 1.0 }), ..keys() }, "are no range"),
+        (
+            JudgeKeys { group: Some(Group::Scores { min: 1.0, max: 1.0 }), ..keys() },
+            "min must be less than max",
+        ),
     ] {
         let error = keys.check().unwrap_err().to_string();
         assert!(error.contains(want), "{error}");
@@ -201,7 +204,7 @@ fn note_warns_about_template_without_fence() {
     assert!(
         note(Some("{{ question }} {{ answer }} Score:"))
             .unwrap()
-            .contains("{{ fence }} before and behind")
+            .contains("{{ fence }} before and after")
     );
     assert_eq!((note(None), note(Some("{{fence}}\n{{ answer }}\n{{ fence }}"))), (None, None));
 }

@@ -74,7 +74,10 @@ impl Verdict {
                 if is_range {
                     Ok(())
                 } else {
-                    Err(format!("verdict: min = {min} and max = {max} are no range"))
+                    Err(format!(
+                        "verdict: min = {min} and max = {max}, but both must be finite, \
+                        and min must be less than max"
+                    ))
                 }
             }
         }
@@ -115,7 +118,7 @@ fn without_reasoning(completion: &str) -> Option<&str> {
 fn expressions(right: &str, wrong: &str) -> Result<(Regex, Regex), String> {
     let compile = |name: &str, pattern: &str| {
         Regex::new(pattern)
-            .map_err(|error| format!("verdict.{name} is no regular expression: {error}"))
+            .map_err(|error| format!("verdict.{name} is not a valid regular expression: {error}"))
     };
     Ok((compile("right", right)?, compile("wrong", wrong)?))
 }
@@ -324,7 +327,7 @@ mod tests {
             assert_eq!(verdict.read(completion), want, "{completion}");
         }
         let wrong = Verdict::Number { min: 1.0, max: 1.0 };
-        assert!(wrong.check().unwrap_err().contains("are no range"));
+        assert!(wrong.check().unwrap_err().contains("min must be less than max"));
         let wrong = Verdict::Pattern { right: "(".into(), wrong: String::new() };
         assert!(wrong.check().unwrap_err().contains("verdict.right"));
     }

@@ -162,18 +162,20 @@ impl PythonKeys {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         let invalid = |what: String| Err(ScoreError::Unusable(what));
         if self.file.as_os_str().is_empty() {
-            return invalid("file is empty: name the file of the scoring function".into());
+            return invalid("file is empty: set it to the file of the scoring function".into());
         }
         for (name, seconds) in [("seconds", self.seconds), ("start_seconds", self.start_seconds)] {
             if !(seconds > 0.0 && seconds <= 1e9) {
-                return invalid(format!("{name} = {seconds}, but it must be in 0..=1e9, not 0"));
+                return invalid(format!(
+                    "{name} = {seconds}, but it must be more than 0 and at most 1e9"
+                ));
             }
         }
         if !(1..=WORKERS).contains(&self.workers) {
             return invalid(format!("workers = {}, but it must be in 1..={WORKERS}", self.workers));
         }
         match self.arguments.keys().find(|name| ATTEMPT_ARGUMENTS.contains(&name.as_str())) {
-            Some(name) => invalid(format!("arguments.{name} comes from the attempt: leave it out")),
+            Some(name) => invalid(format!("arguments.{name} is set from the attempt: remove it")),
             None => Ok(()),
         }
     }
@@ -231,8 +233,8 @@ impl PythonScorer {
         let reported = Arc::clone(&columns);
         let check = move |report: Value| {
             let columns = serde_json::from_value(report["columns"].clone());
-            let columns =
-                columns.map_err(|error| format!("its first line is none of a worker: {error}"))?;
+            let columns = columns
+                .map_err(|error| format!("its first line is not a message of a worker: {error}"))?;
             *reported.lock().unwrap_or_else(PoisonError::into_inner) = columns;
             Ok(())
         };
@@ -295,9 +297,9 @@ impl PythonScorer {
             WorkerError::StartTimeout(timeout) => format!("did not load within {timeout:?}"),
             WorkerError::Exited { code, last_line } => {
                 let last = last_line.unwrap_or_else(|| "nothing on standard error".into());
-                format!("ended its process with {}: {last}", exit_status(code))
+                format!("exited with {}: {last}", exit_status(code))
             }
-            WorkerError::Timeout(_) => format!("{error}, and was ended"),
+            WorkerError::Timeout(_) => format!("{error}, and was killed"),
             error => error.to_string(),
         })
     }
@@ -309,7 +311,7 @@ impl PythonScorer {
         if let Some(error) = response["error"].as_str() {
             return Err(self.broken(error));
         }
-        let score = response["score"].as_f64().ok_or_else(|| self.broken("gave no score"))?;
+        let score = response["score"].as_f64().ok_or_else(|| self.broken("returned no score"))?;
         let extra = response["extra"].as_object().into_iter().flatten();
         let extra =
             extra.filter_map(|(name, value)| Some(Component::new(name.clone(), value.as_f64()?)));
@@ -328,8 +330,8 @@ impl Scorer for PythonScorer {
         match missing {
             None => Ok(()),
             Some(name) => Err(self.broken(format!(
-                "has a function that must have the column `{name}`, which the task does not have (it has {}): \
-                 name the column so, or give the parameter a default",
+                "has a function that requires the column `{name}`, which the task does not have \
+                 (it has {}): rename the column, or give the parameter a default",
                 columns.keys().cloned().collect::<Vec<_>>().join(", ")
             ))),
         }

@@ -42,7 +42,7 @@ def answer(result):
     extra = {}
     if isinstance(result, dict):
         if "score" not in result:
-            return {"error": f"returned {shown(result)}, which has no `score`"}
+            return {"error": f"returned {shown(result)}, which has no key `score`"}
         extra = {str(k): number(v) for k, v in result.items() if k != "score"}
         extra = {k: v for k, v in extra.items() if v is not None and math.isfinite(v)}
         result = result["score"]
@@ -50,7 +50,7 @@ def answer(result):
     if score is None:
         return {"error": f"returned {shown(result)}, which is neither a number nor a dict with a number as `score`"}
     if not math.isfinite(score):
-        return {"error": f"returned {score}, which is no score"}
+        return {"error": f"returned {score}, which is not a finite number"}
     return {"score": score, "extra": extra}
 
 
@@ -90,19 +90,24 @@ class Call:
         other = sorted(required - usual) if self.style != "trl" else []
         unknown = sorted(set(own) - self.names) if not self.takes_all else []
         if fixed:
-            self.refusal = f"takes {', '.join(fixed)} by position only: let it take them by name"
+            self.refusal = f"takes {', '.join(fixed)} by position only: let the function also accept them by name"
         elif not self.takes_all and not self.names & (usual - {"trainer_state"}):
             self.refusal = (
-                f"takes ({', '.join(sorted(self.names))}), and so nothing of the attempt: let it take verl's "
-                "(data_source, solution_str, ground_truth, extra_info), verl's in batches (data_sources, solution_strs, "
-                "ground_truths, extra_infos) or TRL's (prompts, completions, **columns)"
+                f"takes ({', '.join(sorted(self.names))}), none of which comes from the attempt: let the function take "
+                "verl's (data_source, solution_str, ground_truth, extra_info), verl's in batches (data_sources, "
+                "solution_strs, ground_truths, extra_infos) or TRL's (prompts, completions, **columns)"
             )
         elif other:
-            self.refusal = f"must have `{other[0]}`, which is not known here: give it a default, or put it into `arguments`"
+            self.refusal = (
+                f"requires `{other[0]}`, which an attempt does not have: give the parameter a default, or set it in "
+                "`arguments`"
+            )
         elif unknown:
-            self.refusal = f"does not take `{unknown[0]}` of `arguments`: leave that out, or let the function take it"
+            self.refusal = (
+                f"does not take `{unknown[0]}` of `arguments`: remove this argument, or let the function take it"
+            )
         elif "completion_ids" in required:
-            self.refusal = "must have `completion_ids`, which is not known here: give it a default"
+            self.refusal = "requires `completion_ids`, which an attempt does not have: give the parameter a default"
 
     def arguments(self, attempt):
         """Returns the keyword arguments of a call."""
@@ -132,7 +137,7 @@ class Call:
         if not isinstance(result, (list, tuple)) and hasattr(result, "tolist"):
             result = result.tolist()
         if not isinstance(result, (list, tuple)):
-            raise Unscored(f"returned {shown(result)}, which is no list with a score for the attempt")
+            raise Unscored(f"returned {shown(result)}, which is not a list with a score for the attempt")
         if len(result) != 1:
             raise Unscored(f"returned {len(result)} scores for 1 attempt")
         if result[0] is None:
@@ -145,7 +150,7 @@ def raised(error, path):
     place = protocol.where(error, lambda file: file == path)
     where = f" (line {place[1]})" if place else ""
     if isinstance(error, SystemExit):
-        return f"ended with exit({error.code!r}){where}"
+        return f"called exit({error.code!r}){where}"
     return f"raised {type(error).__name__}: {error}{where}"
 
 
@@ -161,7 +166,7 @@ def main(first, line):
         if not callable(function):
             others = [k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == "custom_reward"]
             others = [k for k in others if not k.startswith("_")]
-            way_out = f"; name one of its own in `function`: {', '.join(others)}" if others else ""
+            way_out = f"; set `function` to one of its functions: {', '.join(others)}" if others else ""
             return line.failed(f"defines no function `{name}`{way_out}")
         if inspect.isclass(function):
             return line.failed(f"defines `{name}` as a class, not as a function")

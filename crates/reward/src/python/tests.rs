@@ -159,24 +159,27 @@ async fn incompatible_function_or_result_is_rejected() {
         ("def f(text, expected): return 1", "check: "),
         (
             "def f(text, expected): return 1",
-            "takes (expected, text), and so nothing of the attempt: let it take verl's",
+            "takes (expected, text), none of which comes from the attempt: let the function take",
         ),
         ("def f(completions, target, **kwargs): return [1]", "check: "),
         (
             "def f(completions, target, **kwargs): return [1]",
-            "must have the column `target`, which the task does not have (it has data_source, solution, extra_info, \
+            "requires the column `target`, which the task does not have (it has data_source, solution, extra_info, \
              question, answer)",
         ),
-        ("def f(solution_str, style): return 1", "must have `style`, which is not known here"),
+        (
+            "def f(solution_str, style): return 1",
+            "requires `style`, which an attempt does not have",
+        ),
         ("def f(solution_str, /): return 1", "takes solution_str by position only"),
-        ("def f(completions, completion_ids): return [1]", "must have `completion_ids`"),
+        ("def f(completions, completion_ids): return [1]", "requires `completion_ids`"),
         ("class f: pass", "defines `f` as a class"),
         (
             "def accuracy(completions): return [1]\ndef _x(): pass",
-            "name one of its own in `function`: accuracy",
+            "set `function` to one of its functions: accuracy",
         ),
         ("def f(completions): return [1, 2]", "returned 2 scores for 1 attempt"),
-        ("def f(completions): return 1", "returned 1, which is no list"),
+        ("def f(completions): return 1", "returned 1, which is not a list"),
         (
             "def f(completions): return [None]",
             "returned [None]: the function does not score this attempt",
@@ -259,15 +262,15 @@ async fn failed_call_is_described_and_next_call_succeeds() {
     });
     for (text, want) in [
         ("raise", "raised ValueError: oh no (line 3)"),
-        ("nan", "returned nan, which is no score"),
+        ("nan", "returned nan, which is not a finite number"),
         ("text", "returned 'good', which is neither a number"),
         ("none", "returned None, which is neither a number"),
-        ("dict", "returned {'acc': 1}, which has no `score`"),
-        ("exit", "ended with exit('bye') (line 8)"),
-        ("gone", "ended its process with exit status: 3: last words"),
-        ("kill", "ended its process with signal: 9"),
-        ("loop", "did not answer within 2s, and was ended"),
-        ("sleep", "did not answer within 2s, and was ended"),
+        ("dict", "returned {'acc': 1}, which has no key `score`"),
+        ("exit", "called exit('bye') (line 8)"),
+        ("gone", "exited with exit status: 3: last words"),
+        ("kill", "exited with signal: 9"),
+        ("loop", "did not answer within 2s, and was killed"),
+        ("sleep", "did not answer within 2s, and was killed"),
     ] {
         let error = scorer.score(text).await.unwrap_err();
         assert!(
@@ -285,7 +288,7 @@ async fn check_ready_reports_file_that_does_not_load() {
         ("def other(): pass", "defines no function `compute_score`"),
         ("x = 1\nimport no_such_module_at_all", "raised ModuleNotFoundError"),
         ("def broken(:\n", "raised SyntaxError"),
-        ("import sys\nsys.exit(4)", "ended with exit(4) (line 2)"),
+        ("import sys\nsys.exit(4)", "called exit(4) (line 2)"),
         ("while True: pass", "did not load within 1s"),
     ] {
         let loops = text.starts_with("while");
@@ -346,7 +349,7 @@ fn check_rejects_invalid_keys() {
         (PythonKeys::new(""), "file is empty"),
         (PythonKeys { seconds: 0.0, ..keys() }, "seconds = 0"),
         (PythonKeys { workers: 0, ..keys() }, "workers = 0"),
-        (named, "arguments.ground_truth comes from the attempt"),
+        (named, "arguments.ground_truth is set from the attempt"),
     ] {
         assert!(keys.check().unwrap_err().to_string().contains(want), "{want}");
     }

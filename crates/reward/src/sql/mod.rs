@@ -128,7 +128,7 @@ impl Scorer for SqlScorer {
                     ))
                 };
                 let same = same.map_err(|error| undecided(&error.to_string()))?;
-                same.ok_or_else(|| undecided("too many of its columns or values are alike"))?
+                same.ok_or_else(|| undecided("too many of its columns or values are equal"))?
             }
             _ => false,
         };
@@ -144,11 +144,14 @@ impl SqlScorer {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         let invalid = |what: String| Err(ScoreError::Unusable(what));
         if self.databases.as_os_str().is_empty() {
-            return invalid("databases is empty: name an SQLite file, or a folder of them".into());
+            return invalid(
+                "databases is empty: set it to an SQLite file, or to a directory of SQLite files"
+                    .into(),
+            );
         }
         if !(self.seconds > 0.0 && self.seconds <= 1e6) {
             return invalid(format!(
-                "seconds = {}, but it must be in 0..=1e6, not 0",
+                "seconds = {}, but it must be more than 0 and at most 1e6",
                 self.seconds
             ));
         }
@@ -179,7 +182,7 @@ impl SqlScorer {
         let is_name = |c: char| c.is_alphanumeric() || "_- .".contains(c);
         if name.is_empty() || name.starts_with('.') || !name.chars().all(is_name) {
             let what = format!(
-                "the field {:?} of the task is {name:?}, which names no database",
+                "the field {:?} of the task is {name:?}, which is not the name of a database",
                 self.field
             );
             return Err(ScoreError::Unusable(what));
@@ -213,7 +216,7 @@ fn gold(task: &Value) -> Result<String, ScoreError> {
     let gold = expected(task);
     let text = gold.as_str().map(str::trim).filter(|text| !text.is_empty());
     text.map(str::to_owned)
-        .ok_or_else(|| ScoreError::Unusable(format!("the expected answer {gold} is no query")))
+        .ok_or_else(|| ScoreError::Unusable(format!("the expected answer {gold} is not a query")))
 }
 
 /// Returns the query in a text or, if present, in its `<answer>` or `<sql>` tag: the last SQL code

@@ -118,7 +118,7 @@ fn bounded(query: &str) -> Result<(), String> {
     let query = query.to_ascii_lowercase();
     match UNBOUNDED.iter().find(|name| query.contains(**name)) {
         Some(name) => {
-            Err(format!("it calls {name}array or {name}object, whose memory has no bound"))
+            Err(format!("it calls {name}array or {name}object, whose memory use is unlimited"))
         }
         None => Ok(()),
     }
@@ -140,7 +140,7 @@ impl Query {
         let statement = connection.prepare(text).map_err(|error| error.to_string())?;
         match (statement.readonly(), statement.column_count()) {
             (false, _) => Err("it would write".into()),
-            (true, 0) => Err("it is no query".into()),
+            (true, 0) => Err("it is not a query".into()),
             _ => Ok(()),
         }
     }
@@ -167,7 +167,7 @@ impl Query {
                 }
                 // An interrupted query ends at its next step.
                 let _ = running.await;
-                return Err(format!("it did not end within {limit:?}"));
+                return Err(format!("it did not finish within {limit:?}"));
             }
         };
         done.map_err(|error| error.to_string())?
@@ -181,7 +181,7 @@ impl Query {
         }
         let columns = statement.column_count();
         if columns == 0 {
-            return Err("it gives no rows, whatever the database holds: it is no query".into());
+            return Err("it is not a query: it never returns rows".into());
         }
         let mut rows = statement.query([]).map_err(|error| error.to_string())?;
         let mut found = Vec::new();
@@ -191,7 +191,7 @@ impl Query {
                 return Ok(Table { rows: found, is_complete: false });
             }
             if found.len() == self.bounds.rows {
-                return Err(format!("it gives more than {} rows", self.bounds.rows));
+                return Err(format!("it returns more than {} rows", self.bounds.rows));
             }
             let mut cells = Vec::with_capacity(columns);
             for at in 0..columns {

@@ -151,7 +151,9 @@ async fn statements_without_columns_are_not_empty_results() {
         .await
         .unwrap();
     assert_eq!(components[0].value, 1.0);
-    assert!(scorer.check_task(&task("BEGIN")).unwrap_err().to_string().contains("it is no query"));
+    assert!(
+        scorer.check_task(&task("BEGIN")).unwrap_err().to_string().contains("it is not a query")
+    );
 }
 
 #[tokio::test]
@@ -265,7 +267,7 @@ async fn row_memory_is_limited_by_columns_and_functions() {
     assert_eq!(scorer.score(&scorer_input(&wide, task(&wide))).await.unwrap()[0].value, 1.0);
     let collects = task("SELECT json_group_array(name) FROM item");
     let error = scorer.check_task(&collects).unwrap_err().to_string();
-    assert!(error.contains("memory has no bound"), "{error}");
+    assert!(error.contains("memory use is unlimited"), "{error}");
 }
 
 #[tokio::test]
@@ -307,11 +309,11 @@ fn check_task_rejects_invalid_database_or_query() {
     scorer.check_task(&named("zoo", "SELECT name FROM item")).unwrap();
     for (task, want) in [
         (named("bank", "SELECT 1"), "has no database bank"),
-        (named("../shop", "SELECT 1"), "which names no database"),
-        (named("", "SELECT 1"), "which names no database"),
+        (named("../shop", "SELECT 1"), "which is not the name of a database"),
+        (named("", "SELECT 1"), "which is not the name of a database"),
         (named("shop", "SELECT colour FROM item"), "no such column"),
         (named("shop", "DELETE FROM item"), "it would write"),
-        (named("shop", ""), "is no query"),
+        (named("shop", ""), "is not a query"),
     ] {
         let error = scorer.check_task(&task).unwrap_err().to_string();
         assert!(error.contains(want), "{error}");

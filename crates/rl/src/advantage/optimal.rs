@@ -84,7 +84,7 @@ fn row(sequence: &Sequence, at: (usize, usize), alignment: Alignment) -> Result<
     let has = |what, found| {
         if found == needed { Ok(()) } else { Err(RlError::Missing { what, needed, found }) }
     };
-    has("behaviour log-probabilities", sequence.behaviour.len())?;
+    has("behavior log-probabilities", sequence.behaviour.len())?;
     has("sums of squared probabilities", sequence.concentration.len())?;
     let slots = match alignment {
         Alignment::ActionToken => (0..needed).collect(),

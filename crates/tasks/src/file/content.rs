@@ -27,7 +27,7 @@ const TAR: (usize, &[u8]) = (257, b"ustar");
 const UNSUPPORTED: [(&[u8], &str); 15] = [
     (
         b"version https://git-lfs.github.com/spec/",
-        "is a Git LFS pointer, not the data: fetch them with `git lfs pull`",
+        "is a Git LFS pointer, not the data: fetch the data with `git lfs pull`",
     ),
     (b"PK\x03\x04", "is a ZIP archive or a spreadsheet: unpack it, or save it as CSV"),
     (b"\xFD7zXZ\0", "is compressed with xz: unpack it, or compress it with gzip or zstd"),
@@ -99,9 +99,9 @@ fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
     if start.starts_with('<') {
         let start: String = start.chars().take(20).collect();
         return Err(format!(
-            "holds a web page or XML, not rows (it begins with {start:?}): what was fetched may be a page \
-             about the file, or \
-             an error; fetch the file itself"
+            "contains a web page or XML, not rows (it starts with {start:?}): a page about the \
+             file, or an error page, may have been fetched instead of the file; fetch the file \
+             itself"
         ));
     }
     Ok(Content::Text(text))
@@ -134,7 +134,7 @@ fn unpack(name: &str, mut packed: impl Read) -> Result<Vec<u8>, String> {
     match packed.read_to_end(&mut bytes) {
         Ok(_) => Ok(bytes),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(format!(
-            "is cut short: its {name} stream ends after {} unpacked bytes; copy or fetch it again",
+            "is truncated: its {name} stream ends after {} unpacked bytes; copy or fetch it again",
             bytes.len()
         )),
         Err(error) => Err(format!(
@@ -160,7 +160,8 @@ fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String> {
     let (pairs, rest) = bytes.as_chunks::<2>();
     if !rest.is_empty() {
         return Err(
-            "is UTF-16 that ends in the middle of a character: it is cut short; copy or fetch it again"
+            "is UTF-16 that ends in the middle of a character: the file is truncated; copy or \
+             fetch it again"
                 .into(),
         );
     }
@@ -169,7 +170,8 @@ fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String> {
         text.push(character.map_err(|error| {
             let line = 1 + text.matches('\n').count();
             format!(
-                "is UTF-16 with half a character (0x{:04X}) in line {line}: it is damaged",
+                "is UTF-16 with half a surrogate pair (0x{:04X}) in line {line}: the file is \
+                 damaged; copy or fetch it again",
                 error.unpaired_surrogate()
             )
         })?);
@@ -179,9 +181,8 @@ fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String> {
 
 fn without_mark(order: &str) -> String {
     format!(
-        "looks like UTF-16{order} without a byte-order mark: save it as UTF-8 (iconv -f UTF-16{order} -t \
-         UTF-8), or with \
-         the mark"
+        "looks like UTF-16{order} without a byte-order mark: save it as UTF-8 (iconv -f \
+         UTF-16{order} -t UTF-8), or with a byte-order mark"
     )
 }
 
@@ -244,10 +245,10 @@ mod tests {
             (&little[..], "looks like UTF-16LE without a byte-order mark"),
             (&big, "looks like UTF-16BE without a byte-order mark"),
             (b"\xFF\xFE{\0\n", "is UTF-16 that ends in the middle of a character"),
-            (b"\xFF\xFE{\0\n\0\x3D\xD8", "is UTF-16 with half a character (0xD83D) in line 2"),
+            (b"\xFF\xFE{\0\n\0\x3D\xD8", "is UTF-16 with half a surrogate pair (0xD83D) in line 2"),
             (b"{}\n{\"a\": \"caf\xE9\"}", "is not UTF-8: line 2 has the byte 0xE9"),
-            (&packed[..packed.len() - 9], "is cut short: its gzip stream ends after"),
-            (&zstd[..zstd.len() - 9], "is cut short: its zstd stream ends after"),
+            (&packed[..packed.len() - 9], "is truncated: its gzip stream ends after"),
+            (&zstd[..zstd.len() - 9], "is truncated: its zstd stream ends after"),
             (&damaged, "is damaged: its gzip stream cannot be unpacked"),
             (
                 b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
@@ -255,7 +256,7 @@ mod tests {
             ),
             (
                 b"\n <!DOCTYPE html><html>",
-                "holds a web page or XML, not rows (it begins with \"<!DOCTYPE html><html\")",
+                "contains a web page or XML, not rows (it starts with \"<!DOCTYPE html><html\")",
             ),
             (b"PK\x03\x04\x14\0", "is a ZIP archive or a spreadsheet"),
             (b"\x80\x05\x95", "is a Python pickle"),

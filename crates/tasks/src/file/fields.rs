@@ -179,11 +179,11 @@ pub(super) fn advice(key: &str, path: &str, row: &Map<String, Value>) -> String 
         meant.into_iter().take(3).map(|path| format!("`{key} = {path:?}`")).collect();
     match &set[..] {
         [] if key == "answer" => {
-            "Name the right field in the recipe as `answer`, complete the row, or set \
-            `answer = \"\"` where nothing is expected"
+            "Set `answer` in the recipe to the correct field, complete the row, or set `answer = \
+             \"\"` if the task has no expected answer"
                 .to_owned()
         }
-        [] => format!("Name the right field in the recipe as `{key}`, or complete the row"),
+        [] => format!("Set `{key}` in the recipe to the correct field, or complete the row"),
         set => format!("Set {} in the recipe, or complete the row", set.join(" or ")),
     }
 }
@@ -276,7 +276,7 @@ mod tests {
         );
         assert_eq!(
             out("question", "question", json!({"x": 1})),
-            "Name the right field in the recipe as `question`, or complete the row"
+            "Set `question` in the recipe to the correct field, or complete the row"
         );
     }
 }

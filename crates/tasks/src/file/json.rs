@@ -193,7 +193,7 @@ impl<'de> Visitor<'de> for UniqueNames {
         while let Some(name) = fields.next_key::<String>()? {
             if names.contains(&name) {
                 return Err(A::Error::custom(format!(
-                    "the name {name:?} stands twice in one object"
+                    "the name {name:?} occurs twice in one object"
                 )));
             }
             names.insert(name);
@@ -218,7 +218,7 @@ fn to_row_error(text: &str, line: usize, error: &serde_json::Error) -> JsonRowEr
         .find(|number| at.starts_with(number.trim_start_matches('-')));
     if let Some(number) = number {
         why.push_str(&format!(
-            " ({number}, which Python writes, is not JSON: write null or a text)"
+            " ({number}, which Python writes, is not JSON: write null or a string)"
         ));
     }
     JsonRowError { line: line + below, column, why }
@@ -422,16 +422,17 @@ mod tests {
             ("{\n\"a\": 1\n} x\n", "3:2: trailing characters"),
             (
                 "{\"a\": NaN}",
-                "1:7: expected value (NaN, which Python writes, is not JSON: write null or a text)",
+                "1:7: expected value (NaN, which Python writes, is not JSON: write null or a \
+                 string)",
             ),
             ("{\"a\": 01}", "1:8: invalid number"),
             (
                 "{\"a\": 1}\n{\"a\": 1, \"b\": 2.5, \"a\": 3}",
-                "2:22: the name \"a\" stands twice in one object",
+                "2:22: the name \"a\" occurs twice in one object",
             ),
             (
                 "{\"a\": [{\"b\": null, \"\\u0062\": true}]}",
-                "1:27: the name \"b\" stands twice in one object",
+                "1:27: the name \"b\" occurs twice in one object",
             ),
         ] {
             assert_eq!(read(text).unwrap_err(), want, "{text}");

@@ -19,16 +19,15 @@ pub(super) fn messages(text: &str) -> Result<Option<Value>, &'static str> {
     match json::parse_lenient(text) {
         Ok(value) => message_list(value),
         Err(_) if is_python(text) => {
-            Err("JSON where it is a list of messages; this is how Python prints one: \
-             save it with json.dumps")
+            Err("JSON if it is a list of messages; it is a list as Python prints it: save it with \
+                json.dumps")
         }
         Err(error)
             if starts_messages(text)
                 && (error.is_eof() || text.trim_end().ends_with(['}', ']'])) =>
         {
-            Err(
-                "JSON where it is a list of messages; it is cut short, or no JSON: save it with json.dumps",
-            )
+            Err("JSON if it is a list of messages; it is truncated, or not JSON: save it with \
+                 json.dumps")
         }
         Err(_) => Ok(None),
     }
@@ -54,7 +53,7 @@ fn message_list(value: Value) -> Result<Option<Value>, &'static str> {
             match items.iter().filter(|item| is_message(item)).count() {
                 0 => Ok(None),
                 count if count == items.len() => Ok(Some(Value::Array(items))),
-                _ => Err("a list of which each item is a message, with `role` and `content`"),
+                _ => Err("a list of messages, each with `role` and `content`"),
             }
         }
         // JSON of a string that is itself JSON.
@@ -110,9 +109,10 @@ pub(super) fn open_column<'p>(
             row.insert(column.to_owned(), value);
             Ok(Some((column, text)))
         }
-        Err(_) if is_printed(text, '{', '}') => {
-            Err((column, "JSON of a table; this is how Python prints one: save it with json.dumps"))
-        }
+        Err(_) if is_printed(text, '{', '}') => Err((
+            column,
+            "a JSON object; it is a dictionary as Python prints it: save it with json.dumps",
+        )),
         _ => Ok(None),
     }
 }

@@ -14,9 +14,10 @@ pub(super) fn messages(items: &[Value]) -> Result<Vec<Message>, String> {
         .collect();
     let messages = messages?;
     match messages.last() {
-        None => Err("there is no message".into()),
+        None => Err("the list has no messages".into()),
         Some(last) if !matches!(last.role, Role::User | Role::Tool) => Err(format!(
-            "the last message is the {}'s, which leaves nothing to reply to: end with the user's turn",
+            "the last message has the role {}, which leaves nothing to respond to: end with a user \
+             message",
             last.role.as_str()
         )),
         Some(last) if last.content.trim().is_empty() => Err("the last message is empty".into()),
@@ -35,7 +36,7 @@ fn message(item: &Value) -> Result<Message, String> {
     let text = |name: &str| fields.get(name).and_then(Value::as_str).map(str::to_owned);
     let tool_calls: Vec<ToolCall> = match field(&["tool_calls"]) {
         Some(calls) => serde_json::from_value(calls.clone())
-            .map_err(|error| format!("has `tool_calls` that are wrong: {error}"))?,
+            .map_err(|error| format!("has invalid `tool_calls`: {error}"))?,
         None => Vec::new(),
     };
     let content = match field(&["content", "value"]) {
@@ -53,7 +54,7 @@ fn message(item: &Value) -> Result<Message, String> {
         tool_call_id: text("tool_call_id"),
         name: text("name"),
     };
-    message.check_calls().map_err(|why| format!("has `tool_calls` that are wrong: {why}"))?;
+    message.check_calls().map_err(|why| format!("has invalid `tool_calls`: {why}"))?;
     Ok(message)
 }
 
@@ -72,7 +73,7 @@ fn content_of(content: &Value) -> Result<String, String> {
     match content {
         Value::String(text) => Ok(text.clone()),
         Value::Array(parts) => parts.iter().map(part).collect(),
-        _ => Err(format!("has the content {content}, but it must be a text or a list of parts")),
+        _ => Err(format!("has the content {content}, but it must be a string or a list of parts")),
     }
 }
 
@@ -84,7 +85,7 @@ fn part(part: &Value) -> Result<String, String> {
             Ok(text.clone())
         }
         _ => Err(format!(
-            "has a part of type {}, but only parts of type text can be read",
+            "has a part of type {}, but only parts of type text are supported",
             kind.unwrap_or("unknown")
         )),
     }
@@ -150,10 +151,10 @@ mod tests {
     fn invalid_messages_are_rejected() {
         let user = json!({"role": "user", "content": "?"});
         for (chat, why) in [
-            (json!([]), "there is no message"),
+            (json!([]), "the list has no messages"),
             (
                 json!([user, {"role": "assistant", "content": "!"}]),
-                "the last message is the assistant's, which leaves nothing",
+                "the last message has the role assistant, which leaves nothing",
             ),
             (json!([{"role": "user", "content": " "}]), "the last message is empty"),
             (json!(["Hi"]), "message 0 is not an object"),
@@ -168,15 +169,15 @@ mod tests {
             ),
             (
                 json!([{"role": "user", "content": 5}]),
-                "message 0 has the content 5, but it must be a text or a list of parts",
+                "message 0 has the content 5, but it must be a string or a list of parts",
             ),
             (
                 json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
-                "message 0 has a part of type image_url, but only parts of type text can be read",
+                "message 0 has a part of type image_url, but only parts of type text are supported",
             ),
             (
                 json!([{"role": "assistant", "tool_calls": [{"id": "a"}]}, user]),
-                "message 0 has `tool_calls` that are wrong",
+                "message 0 has invalid `tool_calls`",
             ),
         ] {
             let error = read(chat).unwrap_err();

@@ -111,8 +111,9 @@ impl FileOptions {
             paths::mixed_split(&files).filter(|_| self.held_out != HeldOutCount::All)
         {
             tasks.notes.push(format!(
-                "{}: is read beside files to train on, although its name is that of a split to evaluate on; name the \
-                 files of each split in a source of their own, the latter with `held_out = \"all\"`",
+                "{}: is read together with files for training, although its name is that of an \
+                 evaluation split; use a separate source for each split, and set `held_out = \
+                 \"all\"` for the evaluation split",
                 split.display()
             ));
         }
@@ -285,7 +286,9 @@ impl<'o> Loader<'o> {
                 })?
             }
             Content::Text(_) if ending == "parquet" => {
-                return Err(to_error("is named as a Parquet file, but is none".into()));
+                return Err(to_error(
+                    "has the extension of a Parquet file, but is not a Parquet file".into(),
+                ));
             }
             Content::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
                 table::rows(&text, ending == "tsv", &needed, to_error, &mut |location, fields| {
@@ -329,21 +332,22 @@ impl<'o> Loader<'o> {
             [&mut self.halves, &mut self.blanks, &mut self.printed].map(std::mem::take);
         if halves > 0 {
             self.tasks.notes.push(format!(
-                "{}: {halves} escapes are half a surrogate pair (as \\ud83d alone), which stands for no character; \
-                 they are read as U+FFFD",
+                "{}: {halves} escapes are half a surrogate pair (as \\ud83d alone), which does not \
+                 encode a character; they are read as U+FFFD",
                 path.display()
             ));
         }
         if blanks > 0 {
             self.tasks.notes.push(format!(
-                "{}: {blanks} rows have an empty text or null among their right answers, which is left out",
+                "{}: {blanks} rows have an empty string or null among their correct answers, which \
+                 is ignored",
                 path.display()
             ));
         }
         if printed > 0 {
             self.tasks.notes.push(format!(
-                "{}: {printed} rows expect a text such as `[\"a\", \"b\"]`, which is one answer as it stands; save it as \
-                 a list if each item is a right answer",
+                "{}: {printed} rows expect a string such as `[\"a\", \"b\"]`, which counts as one \
+                 answer; save it as a list if each item is a correct answer",
                 path.display()
             ));
         }
@@ -352,7 +356,7 @@ impl<'o> Loader<'o> {
             if self.skipped_columns.insert(column.clone()) {
                 self.tasks
                     .notes
-                    .push(format!("{path}: the column {column:?} is left out, since it {why}"));
+                    .push(format!("{path}: the column {column:?} is ignored, because it {why}"));
             }
         }
         Ok(())
@@ -443,8 +447,8 @@ impl<'o> Loader<'o> {
             if self.opened.insert(column.clone()) {
                 let path = path.display();
                 self.tasks.notes.push(format!(
-                    "{path}, {location}: the column {column:?} holds JSON as a text, which is read as {what}, here and in \
-                     other rows"
+                    "{path}, {location}: the column {column:?} contains JSON in a string, which is \
+                     read as {what}, in this and in other rows"
                 ));
             }
         }

@@ -112,9 +112,9 @@ impl<'de> Deserialize<'de> for HeldOutCount {
 
             fn visit_u64<E: Error>(self, count: u64) -> Result<HeldOutCount, E> {
                 let count = usize::try_from(count);
-                count
-                    .map(HeldOutCount::Count)
-                    .map_err(|_| E::invalid_value(Unexpected::Other("too large a number"), &self))
+                count.map(HeldOutCount::Count).map_err(|_| {
+                    E::invalid_value(Unexpected::Other("a number that is too large"), &self)
+                })
             }
 
             fn visit_i64<E: Error>(self, count: i64) -> Result<HeldOutCount, E> {
@@ -174,15 +174,15 @@ impl FileOptions {
                 row.type_error(
                     &layout.answer,
                     field,
-                    "a number, a text, or a list of right answers, and not empty; where scorers need no answer, \
-                     set `answer = \"\"`",
+                    "a number, a string, or a list of correct answers, and not empty; if scorers \
+                     need no answer, set `answer = \"\"`",
                 )
             })?,
-            AnswerPart::Hashes => field
-                .as_str()
-                .and_then(text_after_hashes)
-                .map(Value::from)
-                .ok_or_else(|| row.type_error(&layout.answer, field, "a text with an answer after ####"))?,
+            AnswerPart::Hashes => {
+                field.as_str().and_then(text_after_hashes).map(Value::from).ok_or_else(|| {
+                    row.type_error(&layout.answer, field, "a string with an answer after ####")
+                })?
+            }
         };
         let answer_number = match (field, &answer) {
             (Value::Number(number), Value::String(_)) => Some(number.clone()),
@@ -218,7 +218,7 @@ fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), Ta
     if let Some(parts) = template(row, path)? {
         let question = fill_template(row, &parts)?;
         return if question.is_empty() {
-            Err(row.type_error(path, &Value::from(""), "a template that leaves a text"))
+            Err(row.type_error(path, &Value::from(""), "a template that yields a non-empty string"))
         } else {
             Ok((question, Vec::new()))
         };
@@ -252,7 +252,7 @@ fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), Ta
                 row.type_error(
                     path,
                     found,
-                    &format!("a text, or messages that can be replied to: {why}"),
+                    &format!("a string, or messages that end with a user message: {why}"),
                 )
             })?;
             let question = messages.last().map(|last| last.content.to_string()).unwrap_or_default();
@@ -261,9 +261,7 @@ fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), Ta
             }
             Ok((question, messages))
         }
-        other => {
-            Err(row.type_error(path, other, "a text that is not empty, or a list of messages"))
-        }
+        other => Err(row.type_error(path, other, "a non-empty string, or a list of messages")),
     }
 }
 
@@ -274,7 +272,7 @@ fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>
     }
     template::parts(question).map_err(|why| TaskError::Format {
         path: row.path.to_owned(),
-        why: format!("cannot be read with question = {question:?}, which {why}"),
+        why: format!("cannot be read with question = {question:?}, because the template {why}"),
     })
 }
 
@@ -301,9 +299,8 @@ fn fill_template(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError>
                         if template::CHOICES.contains(path)
                             && json_text::is_printed(text, '[', ']') =>
                     {
-                        Err(
-                            "a list of options; this is how Python prints one: save it with json.dumps",
-                        )
+                        Err("a list of options; it is a list as Python prints it: save it with \
+                             json.dumps")
                     }
                     value => template::shown(value),
                 };

@@ -31,11 +31,11 @@ pub(super) fn rows<E>(
 ) -> Result<Vec<SkippedColumn>, E> {
     let bytes = Bytes::from(bytes);
     let damaged =
-        |why: String| to_error(format!("is damaged or cut short ({why}): copy or fetch it again"));
+        |why: String| to_error(format!("is damaged or truncated ({why}): copy or fetch it again"));
     let columns = columns(&bytes).map_err(damaged)?;
     if columns.iter().any(|column| column.is_brotli) {
         let why =
-            "is compressed with brotli, which is not read here: save it with snappy, zstd or gzip";
+            "is compressed with brotli, which is not supported: save it with snappy, zstd or gzip";
         return Err(to_error(why.to_owned()));
     }
     let mut names = HashSet::new();
@@ -45,7 +45,7 @@ pub(super) fn rows<E>(
             return Err(to_error(format!("has two columns named {name:?}: rename one of them")));
         }
         skipped_columns
-            .push(SkippedColumn { column: name.clone(), why: "is there twice".to_owned() });
+            .push(SkippedColumn { column: name.clone(), why: "occurs twice".to_owned() });
     }
     let mut read = read_rows(&bytes, needed, &skipped_columns);
     if matches!(&read, Err(ReadError::Damaged(_))) {
@@ -262,7 +262,9 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unsupporte
         Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
             Ok(text) => Value::from(text),
             Err(_) if as_null => Value::Null,
-            Err(_) => return Err(UnsupportedValue("holds bytes that are no text".to_owned())),
+            Err(_) => {
+                return Err(UnsupportedValue("contains bytes that are not UTF-8 text".to_owned()));
+            }
         },
         Field::Date(_)
         | Field::TimeMillis(_)
@@ -291,7 +293,7 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unsupporte
             for entry in entries {
                 let (name, value) = entry?;
                 if named.contains_key(&name) {
-                    return Err(UnsupportedValue(format!("holds a map with two keys {name:?}")));
+                    return Err(UnsupportedValue(format!("contains a map with two keys {name:?}")));
                 }
                 named.insert(name, value);
             }
@@ -393,9 +395,12 @@ mod tests {
     #[test]
     fn parquet_values_round_trip() {
         let error = read(write_parquet(2), &["bytes"]).unwrap_err();
-        assert!(error.contains("its column \"bytes\" holds bytes that are no text"), "{error}");
+        assert!(
+            error.contains("its column \"bytes\" contains bytes that are not UTF-8 text"),
+            "{error}"
+        );
         let (found, skipped_columns) = read(write_parquet(2), &["text"]).unwrap();
-        let why = "holds bytes that are no text".to_owned();
+        let why = "contains bytes that are not UTF-8 text".to_owned();
         assert_eq!(skipped_columns, [SkippedColumn { column: "bytes".into(), why }]);
         assert_eq!(
             found.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>(),
@@ -462,12 +467,12 @@ mod tests {
             panic!("{skipped_columns:?}")
         };
         assert!(
-            column == "when" && why.contains("a time beyond any calendar"),
+            column == "when" && why.contains("which is not a valid date or time"),
             "{skipped_columns:?}"
         );
         let why = read(file, &["when"]).unwrap_err();
         assert!(
-            why.starts_with("cannot be used: its column \"when\" holds 9223372036854775807"),
+            why.starts_with("cannot be used: its column \"when\" contains 9223372036854775807"),
             "{why}"
         );
     }

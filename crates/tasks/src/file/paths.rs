@@ -85,9 +85,8 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
         }
         if files.is_empty() {
             return Err(no_file(format!(
-                "is a folder without data files (names that end with {}, also compressed); name the files, \
-                 or a pattern \
-                 such as {}",
+                "is a directory without data files (names that end with {}, also compressed); \
+                 specify the files, or a pattern such as {}",
                 DATA_EXTENSIONS.join(", "),
                 path.join("**/*.parquet").display()
             )));
@@ -138,7 +137,7 @@ fn prepare_advice(path: &Path) -> Option<String> {
     let dirs = path.ancestors().skip(1).take(MAX_PARENTS);
     let prepare = dirs.map(|dir| dir.join(PREPARE_PROGRAM)).find(|prepare| prepare.is_file())?;
     Some(format!(
-        "; {PREPARE_PROGRAM} beside the recipe makes its data files: python3 {}",
+        "; to create the data files, run the recipe's {PREPARE_PROGRAM}: python3 {}",
         prepare.display()
     ))
 }
@@ -204,7 +203,7 @@ impl<'de> Deserialize<'de> for Paths {
             type Value = Paths;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a path, or a list of paths that is not empty")
+                f.write_str("a path, or a non-empty list of paths")
             }
 
             fn visit_str<E>(self, path: &str) -> Result<Paths, E> {
@@ -271,14 +270,14 @@ mod tests {
         for missing in ["data/*.tsv", "data/no.jsonl", "no.jsonl"] {
             let error = files(&[missing]).unwrap_err();
             assert!(
-                error.contains("makes its data files: python3 ") && error.ends_with("prepare.py"),
+                error.contains("prepare.py: python3 ") && error.ends_with("prepare.py"),
                 "{error}"
             );
         }
         fs::create_dir(root.join("empty")).unwrap();
         let error = files(&["empty"]).unwrap_err();
         assert!(
-            error.contains("is a folder without data files (names that end with jsonl"),
+            error.contains("is a directory without data files (names that end with jsonl"),
             "{error}"
         );
     }
@@ -328,10 +327,7 @@ mod tests {
         }
         for bad in ["[]", "3"] {
             let error = serde_json::from_str::<Paths>(bad).unwrap_err().to_string();
-            assert!(
-                error.contains("expected a path, or a list of paths that is not empty"),
-                "{error}"
-            );
+            assert!(error.contains("expected a path, or a non-empty list of paths"), "{error}");
         }
     }
 }

@@ -32,7 +32,8 @@ pub(super) fn rows<E>(
     builder.delimiter(delimiter).trim(Trim::Headers).flexible(true);
     if let Some(line) = (!tabs).then(|| end_of_quote(text, delimiter)).flatten() {
         return Err(wrong(format!(
-            "has text behind the closing quote of a field in line {line}: write a quote within quotes twice"
+            "has text after the closing quote of a field in line {line}: double each quote within \
+             quotes"
         )));
     }
     let mut reader = builder.quoting(!tabs || quotes_fields(text)).from_reader(input);
@@ -57,7 +58,7 @@ pub(super) fn rows<E>(
         if at == text.len() {
             let skipped_columns = |column: &&str| SkippedColumn {
                 column: (*column).to_owned(),
-                why: "stands twice in the header".into(),
+                why: "occurs twice in the header".into(),
             };
             return Ok(twice.iter().map(skipped_columns).collect());
         }
@@ -74,7 +75,8 @@ pub(super) fn rows<E>(
         each(RowLocation::Line(line), fields.collect())?;
     }
     Err(wrong(format!(
-        "has a quote in the row of line {line} that is never closed: it is cut short, or lacks one"
+        "has a quote in the row of line {line} that is never closed: the file is truncated, or the \
+         closing quote is missing"
     )))
 }
 
@@ -184,7 +186,7 @@ mod tests {
         assert_eq!(old.unwrap(), want(["line 2", "line 4"]));
         let error = read("question,answer\n1?,2\n\"1\" or 2?,3\n", false).unwrap_err();
         assert!(
-            error.starts_with("has text behind the closing quote of a field in line 3"),
+            error.starts_with("has text after the closing quote of a field in line 3"),
             "{error}"
         );
         assert_eq!(read("", false).unwrap(), []);

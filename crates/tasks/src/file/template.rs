@@ -44,11 +44,11 @@ pub(super) fn parts(template: &str) -> Result<Option<Vec<Part<'_>>>, String> {
             continue;
         }
         let inside = braces.strip_prefix('{').and_then(|inside| inside.split_once('}'));
-        let (name, after) = inside
-            .ok_or("has a brace without its other half; write {{ or }} for a brace itself")?;
+        let (name, after) =
+            inside.ok_or("has an unmatched brace; write {{ or }} for a literal brace")?;
         if name.trim().is_empty() || name.contains('{') {
             return Err(format!(
-                "has {{{name}}}, which names no field; write {{{{ for a brace itself"
+                "has {{{name}}}, which is not a field name; write {{{{ for a literal brace"
             ));
         }
         parts.push(Part::Field(name.trim()));
@@ -79,8 +79,8 @@ pub(super) fn paths(question: &str) -> Vec<&str> {
 /// # Errors
 /// Returns the expected form if the value cannot be converted.
 pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
-    const NEEDED: &str =
-        "a text, a number, or a list or table of texts, where a question is made of it";
+    const NEEDED: &str = "a string, a number, or a list or object of strings, because a \
+        question template contains it";
     let line = |name: &str, value: &Value| {
         let text = scalar(value).ok_or(NEEDED)?;
         // Options in data sets such as AQuA include their letters: `A)21`.
@@ -112,8 +112,8 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
                 .collect(),
         }
     };
-    const NO_MESSAGES: &str =
-        "a text, where a question is made of it: a list of messages is a question of its own";
+    const NO_MESSAGES: &str = "a string, because a question template contains it: a list of \
+        messages can only be a complete question";
     let is_message = |item: &Value| item.get("role").or(item.get("from")).is_some();
     let lines = match value {
         Value::Array(list) if list.iter().any(is_message) => return Err(NO_MESSAGES),
@@ -129,7 +129,8 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
                 named.collect::<Result<_, _>>()?
             }
             Some((Value::Array(_), Some(Value::Array(_)))) => {
-                return Err("a table with as many labels as texts, where a question is made of it");
+                return Err("an object with as many labels as texts, because a question template \
+                            contains it");
             }
             Some((Value::Array(texts), _)) => letters(texts)?,
             _ => {

@@ -17,8 +17,8 @@ fn template_combines_several_fields() {
     assert_eq!((tasks.repeated, &tasks.rest[0].row["Body"]), (0, &json!("Tom has 3 bags.")));
     for (question, why) in [
         ("{Body} {Text}", "the row has no field \"Text\""),
-        ("{Body", "a brace without its other half"),
-        ("{} {Body}", "which names no field"),
+        ("{Body", "an unmatched brace"),
+        ("{} {Body}", "which is not a field name"),
     ] {
         options.question = question.into();
         let error = options.load(0).unwrap_err().to_string();

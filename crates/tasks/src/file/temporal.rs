@@ -176,7 +176,7 @@ impl Temporal {
     /// # Errors
     /// Returns a description of the value if it is not in the years 0 to 9999.
     pub fn text(self, value: i64) -> Result<String, String> {
-        let beyond = || format!("holds {value}, a time beyond any calendar");
+        let beyond = || format!("contains {value}, which is not a valid date or time");
         match self {
             Temporal::Date => date(value).ok_or_else(beyond),
             Temporal::Time(unit) => {
@@ -294,7 +294,7 @@ mod tests {
             (Temporal::Time(MILLIS), 86_400_000),
         ] {
             assert!(
-                kind.text(value).unwrap_err().contains("beyond any calendar"),
+                kind.text(value).unwrap_err().contains("not a valid date or time"),
                 "{kind:?} {value}"
             );
         }

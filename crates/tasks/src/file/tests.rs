@@ -121,8 +121,8 @@ fn answers_accept_lists_and_objects() {
         let (_dir, options) = file(&row(answer));
         assert_eq!(answers(&options.load(0).unwrap()), [want]);
     }
-    let expected = "but it must be a number, a text, or a list of right answers, and not empty; where scorers need \
-                    no answer, set `answer = \"\"`";
+    let expected = "but it must be a number, a string, or a list of correct answers, and not empty; \
+                    if scorers need no answer, set `answer = \"\"`";
     for (answer, found) in
         [("null", "null"), ("\" \"", "\" \""), ("[]", "[]"), ("[\"\"]", "[\"\"]"), ("{}", "{}")]
     {
@@ -259,7 +259,7 @@ fn task_keeps_complete_row() {
     let [note] = &tasks.notes[..] else { panic!("{:?}", tasks.notes) };
     assert!(
         note.ends_with(
-            "sums.csv: the column \"note\" is left out, since it stands twice in the header"
+            "sums.csv: the column \"note\" is ignored, because it occurs twice in the header"
         ),
         "{note}"
     );
@@ -406,7 +406,10 @@ fn tasks_without_expected_answer_load() {
     assert_eq!((answers(&tasks), tasks.rest[0].question.as_str()), (vec![Value::Null], "Hi"));
     let (_dir, options) = file("{\"question\": \"1?\"}\n");
     let error = options.load(0).unwrap_err().to_string();
-    assert!(error.ends_with("or set `answer = \"\"` where nothing is expected"), "{error}");
+    assert!(
+        error.ends_with("or set `answer = \"\"` if the task has no expected answer"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -425,9 +428,8 @@ fn invalid_files_are_rejected_by_name() {
     assert_rejected(
         &format!("{fine}{{}}"),
         nothing,
-        "/sums.jsonl, line 2: the row has no field \"question\"; it has none. Name the right field in the \
-         recipe as \
-         `question`, or complete the row",
+        "/sums.jsonl, line 2: the row has no field \"question\"; it has none. Set \
+         `question` in the recipe to the correct field, or complete the row",
     );
     assert_rejected(
         &format!("{fine}{{\"question\": \"2?\", answer: 2}}"),
@@ -452,38 +454,36 @@ fn invalid_files_are_rejected_by_name() {
     assert_rejected(
         "{\"question\": 5, \"answer\": 1}",
         nothing,
-        "/sums.jsonl, line 1: field \"question\" is 5, but it must be a text that is not empty, or a list \
-         of messages",
+        "/sums.jsonl, line 1: field \"question\" is 5, but it must be a non-empty \
+         string, or a list of messages",
     );
     assert_rejected(
         "{\"question\": [{\"role\": \"assistant\", \"content\": \"Hi\"}], \"answer\": 1}",
         nothing,
         "/sums.jsonl, line 1: field \"question\" is [{\"role\":\"assistant\",\"content\":\"Hi\"}], but it \
-         must be a text, or \
-         messages that can be replied to: the last message is the assistant's, which leaves nothing to reply to: end with \
-         the user's turn",
+         must be a string, or messages that end with a user message: the last message has the \
+         role assistant, which leaves nothing to respond to: end with a user message",
     );
     assert_rejected(
         "{\"question\": \"1?\", \"answer\": \"it is 2\"}",
         |options| options.answer_from = AnswerPart::Hashes,
-        "/sums.jsonl, line 1: field \"answer\" is \"it is 2\", but it must be a text with an answer after \
-         ####",
+        "/sums.jsonl, line 1: field \"answer\" is \"it is 2\", but it must be a string \
+         with an answer after ####",
     );
     assert_rejected(
         fine,
         |options| options.repeat = usize::MAX,
         &format!(
-            "/sums.jsonl has 1 rows to train on, and `repeat` = {} would make them more than 16777216 tasks: \
-             lower it, or `limit`",
+            "/sums.jsonl has 1 rows to train on, and `repeat` = {} would result in more than \
+             16777216 tasks: lower `repeat` or `limit`",
             usize::MAX
         ),
     );
     assert_rejected(
         fine,
         |options| options.held_out = HeldOutCount::Count(1),
-        "/sums.jsonl has 1 different questions, so 1 of them cannot be held out and leave one to train on: \
-         hold out \
-         fewer, or all, for a source that is only evaluated on (`held_out = \"all\"`)",
+        "/sums.jsonl has 1 different questions, so holding out 1 leaves none to train on: \
+         hold out fewer, or set `held_out = \"all\"` if the source is only for evaluation",
     );
     assert_rejected(
         fine,
@@ -499,7 +499,7 @@ fn invalid_files_are_rejected_by_name() {
             .load(0)
             .unwrap_err()
             .to_string()
-            .ends_with("is named as a Parquet file, but is none")
+            .ends_with("has the extension of a Parquet file, but is not a Parquet file")
     );
 }
 
@@ -569,8 +569,8 @@ fn json_text_of_messages_loads_as_messages() {
             (&json!("2"), &chat, &model)
         );
         for column in [
-            "prompt\" holds JSON as a text, which is read as messages",
-            "reward_model\" holds JSON",
+            "prompt\" contains JSON in a string, which is read as messages",
+            "reward_model\" contains JSON",
         ] {
             assert!(tasks.notes.iter().any(|note| note.contains(column)), "{:?}", tasks.notes);
         }
@@ -578,7 +578,7 @@ fn json_text_of_messages_loads_as_messages() {
     let (_dir, options) =
         file("{\"question\": \"[{'role': 'user', 'content': 'Hi'}]\", \"answer\": 1}");
     let error = options.load(0).unwrap_err().to_string();
-    assert!(error.ends_with("this is how Python prints one: save it with json.dumps"), "{error}");
+    assert!(error.ends_with("as Python prints it: save it with json.dumps"), "{error}");
     // A question about JSON stays a question.
     let (_dir, options) =
         file("{\"question\": \"[{\\\"name\\\": 1}] has how many?\", \"answer\": 1}");
@@ -596,7 +596,9 @@ fn json_text_of_options_loads_as_options() {
         (&*task.question, &task.row["choices"]),
         ("Which?\nA. red\nB. green", &json!(["red", "green"]))
     );
-    assert!(tasks.notes[0].contains("\"choices\" holds JSON as a text, which is read as options"));
+    assert!(
+        tasks.notes[0].contains("\"choices\" contains JSON in a string, which is read as options")
+    );
     let (_dir, printed) = write_file("rows.csv", rows.replace("\"\"", "'"));
     let error =
         FileOptions { question: options.question, ..printed }.load(0).unwrap_err().to_string();
@@ -626,7 +628,9 @@ fn empty_right_answers_are_omitted_with_note() {
     let tasks = options.load(0).unwrap();
     let answers: Vec<&Value> = tasks.rest.iter().map(|task| &task.answer).collect();
     assert_eq!(answers, [&json!(["x"]), &json!([["x", ""]])]);
-    assert!(tasks.notes[0].contains("1 rows have an empty text or null among their right answers"));
+    assert!(
+        tasks.notes[0].contains("1 rows have an empty string or null among their correct answers")
+    );
     for (answer, noted) in
         [("['x', 'y']", 1), ("[\"x\"]", 1), ("[\"assert f()\"]", 0), ("[1, 2]", 0)]
     {

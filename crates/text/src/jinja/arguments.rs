@@ -42,7 +42,7 @@ impl<'a> BoundArguments<'a> {
                 return Err(failure(format!("{call} has no parameter {name}")));
             };
             if values[slot].replace(named.peek::<Value>(name)?).is_some() {
-                return Err(failure(format!("{call} is given {name} twice")));
+                return Err(failure(format!("{call} receives {name} twice")));
             }
         }
         Ok(BoundArguments { call, names, values })

@@ -78,7 +78,9 @@ pub(crate) fn method(
 }
 
 fn changes(method: &str) -> Error {
-    failure(format!("{method} changes a value, which the sandbox of transformers forbids, too"))
+    failure(format!(
+        "{method} changes a value, which is forbidden, as in the sandbox of transformers"
+    ))
 }
 
 fn mapping(
@@ -155,7 +157,7 @@ impl Object for Method {
 
     fn call(self: &Arc<Self>, _: &mut State<'_, '_>, _: &[Value]) -> Result<Value, Error> {
         Err(failure(format!(
-            "{0} is called by another name; write .{0}() behind the mapping",
+            "{0} is called under another name; write .{0}() after the mapping",
             self.0
         )))
     }

@@ -47,9 +47,7 @@ impl<'a> Expression<'a> {
 
     fn unexpected(&self) -> String {
         match self.rest.first() {
-            Some(token) => {
-                self.tag.error(format!("{:?} stands where nothing like it can", token.text))
-            }
+            Some(token) => self.tag.error(format!("unexpected {:?}", token.text)),
             None => self.tag.error(format!("{} ends too early", self.tag.open)),
         }
     }
@@ -308,7 +306,7 @@ impl<'a> Expression<'a> {
             _ => {
                 return Err(self
                     .tag
-                    .error(format!("{:?} stands where a value should", token.text)));
+                    .error(format!("expected a value, but found {:?}", token.text)));
             }
         };
         Ok((primary, name))
@@ -341,7 +339,9 @@ impl<'a> Expression<'a> {
                 if attribute.quoted
                     || !attribute.text.starts_with(|c: char| c == '_' || c.is_alphanumeric())
                 {
-                    return Err(self.tag.error(format!("{:?} is no attribute", attribute.text)));
+                    return Err(self
+                        .tag
+                        .error(format!("{:?} is not an attribute name", attribute.text)));
                 }
                 // An attribute that is a number is an item.
                 of = match is_name(&attribute.text) {
@@ -392,7 +392,7 @@ impl<'a> Expression<'a> {
             return Ok(format!("{of}{open}{item}{close}"));
         }
         if !(2..=3).contains(&parts.len()) {
-            return Err(self.tag.error("an item has no name"));
+            return Err(self.tag.error("the brackets of an item must contain an index or a slice"));
         }
         parts.resize(3, None);
         let bound = |part: &Option<String>| part.clone().unwrap_or_else(|| "none".into());

@@ -150,7 +150,9 @@ fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
     };
     let size = measure(state, &value)?;
     if size.undefined {
-        return Err(failure("tojson: an undefined value is in it, which JSON has no word for"));
+        return Err(failure(
+            "tojson: the value contains an undefined value, which JSON cannot represent",
+        ));
     }
     let indentation =
         indent.as_ref().map_or(0, |indent| indent.len().saturating_mul(size.depth + 1));
@@ -198,14 +200,14 @@ fn json(value: &Value) -> Result<serde_json::Value, Error> {
             if !value.is_integer()
                 && f64::try_from(value.clone()).is_ok_and(|number| !number.is_finite()) =>
         {
-            return Err(failure(format!("tojson: {value} is no number of JSON")));
+            return Err(failure(format!("tojson: {value} is not a JSON number")));
         }
         ValueKind::Plain if let Some(digits) = value.downcast_object_ref::<Digits>() => {
             serde_json::Value::Number(digits.0.clone())
         }
         ValueKind::Plain | ValueKind::Bytes => {
             return Err(failure(format!(
-                "tojson: a value of kind {} has no form in JSON",
+                "tojson: a value of kind {} cannot be represented in JSON",
                 value.kind()
             )));
         }

@@ -33,24 +33,26 @@ pub(crate) fn printf(
         rest = &rest[at + 1..];
         let mut value = None;
         if let Some(keyed) = rest.strip_prefix('(') {
-            let (key, after) = keyed
-                .split_once(')')
-                .ok_or_else(|| failure(format!("{template:?} has a key without an end")))?;
+            let (key, after) = keyed.split_once(')').ok_or_else(|| {
+                failure(format!("{template:?} has a key without a closing parenthesis"))
+            })?;
             if !mapping {
                 return Err(failure(format!(
-                    "{template:?} asks for {key:?}, which needs a mapping"
+                    "{template:?} uses the key {key:?}, which requires a mapping"
                 )));
             }
             let item = arguments.get_item(&Value::from(key))?;
             if item.is_undefined() {
-                return Err(failure(format!("{template:?} asks for {key:?}, which is not there")));
+                return Err(failure(format!(
+                    "{template:?} uses the key {key:?}, which is missing"
+                )));
             }
             (value, rest, named) = (Some(item), after, true);
         }
         let mut next = || {
             values
                 .next()
-                .ok_or_else(|| failure(format!("{template:?} asks for more values than there are")))
+                .ok_or_else(|| failure(format!("{template:?} requires more values than are given")))
         };
         let after = rest.trim_start_matches(['#', '0', '-', ' ', '+']);
         let flags = &rest[..rest.len() - after.len()];
@@ -112,7 +114,9 @@ pub(crate) fn printf(
                 let signs = signs.replace('0', "");
                 let precision = match precision {
                     Some(_) if value.is_integer() && !"eEfFgG".contains(conversion) => {
-                        return Err(failure(format!("{template:?} gives an integer a precision")));
+                        return Err(failure(format!(
+                            "{template:?} sets a precision for an integer"
+                        )));
                     }
                     Some(precision) => format!(".{}", digits(precision)?),
                     None => String::new(),
@@ -166,7 +170,7 @@ fn count(
     if let Some(after) = rest.strip_prefix('*') {
         *rest = after;
         let value = next()?;
-        return integer(&value).map(Some).ok_or_else(|| failure("* wants an integer"));
+        return integer(&value).map(Some).ok_or_else(|| failure("* requires an integer"));
     }
     let after = rest.trim_start_matches(|c: char| c.is_ascii_digit());
     let digits = &rest[..rest.len() - after.len()];
@@ -334,7 +338,9 @@ fn format_value(state: &mut State, value: &Value, spec: &str) -> Result<String, 
     let value = match value.kind() {
         ValueKind::Number | ValueKind::Bool | ValueKind::String => value.clone(),
         kind => {
-            return Err(failure(format!("format: {spec:?} does not suit a value of kind {kind}")));
+            return Err(failure(format!(
+                "format: {spec:?} does not apply to a value of kind {kind}"
+            )));
         }
     };
     let layout = Layout::parse(spec);

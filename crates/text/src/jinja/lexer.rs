@@ -166,14 +166,14 @@ fn read_tag(source: &str, line: usize) -> Result<(Tag<'_>, &str), String> {
                 let length =
                     if operators.iter().any(|operator| body.starts_with(operator)) { 2 } else { 1 };
                 if length == 1 && !"+-/*%~[](){}><=.:|,".contains(first) {
-                    return Err(tag.error(format!("{first:?} means nothing in a tag")));
+                    return Err(tag.error(format!("{first:?} is not allowed in a tag")));
                 }
                 match first {
                     '(' => brackets.push(')'),
                     '[' => brackets.push(']'),
                     '{' => brackets.push('}'),
                     ')' | ']' | '}' if brackets.pop() != Some(first) => {
-                        return Err(tag.error(format!("{first:?} closes nothing")));
+                        return Err(tag.error(format!("{first:?} has no opening bracket")));
                     }
                     _ => {}
                 }
@@ -276,7 +276,7 @@ fn unescape(body: &str) -> Result<String, String> {
                     'r' => out.push('\r'),
                     't' => out.push('\t'),
                     'v' => out.push('\u{B}'),
-                    'N' => return Err("\\N is not known; write the character itself".into()),
+                    'N' => return Err("\\N is not supported; write the character itself".into()),
                     other => out.extend(['\\', other]),
                 }
                 continue;

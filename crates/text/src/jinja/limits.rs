@@ -44,12 +44,13 @@ impl Budget {
     fn spend(&mut self, bytes: usize) -> Result<(), Error> {
         if bytes > TEXT {
             return Err(failure(format!(
-                "it makes a text of {bytes} bytes; at most {TEXT} are allowed"
+                "it creates a string of {bytes} bytes, but at most {TEXT} are allowed"
             )));
         }
         self.bytes = self.bytes.checked_sub(bytes).ok_or_else(|| {
             failure(format!(
-                "it makes more than {TOTAL} bytes of text in one rendering; does a loop never end?"
+                "it creates more than {TOTAL} bytes of text in one rendering; is there an infinite \
+                 loop?"
             ))
         })?;
         Ok(())
@@ -59,7 +60,7 @@ impl Budget {
         if now >= self.until {
             let seconds = TIME.as_secs();
             return Err(failure(format!(
-                "it takes more than {seconds} s to render; does a loop never end?"
+                "it takes more than {seconds} s to render; is there an infinite loop?"
             )));
         }
         Ok(())
@@ -139,7 +140,7 @@ fn walk(state: &mut State, value: &Value, depth: usize, size: &mut Size) -> Resu
     size.values += 1;
     size.depth = size.depth.max(depth);
     if size.values > VALUES {
-        return Err(failure(format!("it builds a value of more than {VALUES} parts")));
+        return Err(failure(format!("it creates a value of more than {VALUES} parts")));
     }
     if depth > DEPTH {
         return Err(failure(format!("it nests values deeper than {DEPTH}")));
@@ -150,7 +151,7 @@ fn walk(state: &mut State, value: &Value, depth: usize, size: &mut Size) -> Resu
         ValueKind::Map => {
             if depth > 0 && is_namespace(state, value) {
                 return Err(failure(
-                    "it puts a namespace into another value, which Levade does not allow",
+                    "it stores a namespace in another value, which Levade does not allow",
                 ));
             }
             for (key, item) in pairs(value) {
@@ -181,7 +182,7 @@ pub(crate) fn keep(state: &mut State, value: Value) -> Result<Value, Error> {
     if matches!(value.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::Iterable) {
         if is_namespace(state, &value) {
             return Err(failure(
-                "it puts a namespace into another value, which Levade does not allow",
+                "it stores a namespace in another value, which Levade does not allow",
             ));
         }
         let size = measure(state, &value)?;

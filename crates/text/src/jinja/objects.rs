@@ -75,7 +75,9 @@ impl Object for Joiner {
 pub(crate) fn cycler(state: &mut State, items: Rest<Value>) -> Result<Value, Error> {
     // Nested cyclers and joiners would form chains of unbounded length.
     if items.is_empty() || items.iter().any(|item| item.kind() == ValueKind::Plain) {
-        return Err(failure("cycler takes values, and at least one"));
+        return Err(failure(
+            "cycler requires at least one argument, and no argument may be a cycler or joiner",
+        ));
     }
     limits::keep(state, Value::from(items.to_vec()))?;
     Ok(Value::from_object(Cycler { items: items.0, at: AtomicUsize::new(0) }))

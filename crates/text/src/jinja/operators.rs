@@ -70,7 +70,7 @@ fn arithmetic(
         }
         (Some(a), Some(b)) => Ok(Value::from(floats(a.float(), b.float()))),
         _ => Err(failure(format!(
-            "{operator} cannot join a value of kind {} with one of kind {}",
+            "{operator} cannot combine a value of kind {} with one of kind {}",
             left.kind(),
             right.kind()
         ))),
@@ -277,7 +277,7 @@ pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, 
             let left = left.kind();
             let right = right.kind();
             return Err(failure(format!(
-                "{operator} cannot order a value of kind {left} and one of kind {right}"
+                "{operator} cannot compare a value of kind {left} with one of kind {right}"
             )));
         }
     };
@@ -312,7 +312,7 @@ fn bind(state: &mut State, names: Value, arguments: Rest<ValueOrKwargs>) -> Resu
         if !names.contains(&key) && name != "caller" {
             keyword_pairs.push((key, value));
         } else if bound.iter().any(|(known, _)| *known == key) {
-            return Err(failure(format!("a macro is given {name} twice")));
+            return Err(failure(format!("a macro receives {name} twice")));
         } else {
             bound.push((key, value));
         }

@@ -104,7 +104,8 @@ pub(crate) fn call(
                 let Some(affix) = affix.as_str() else {
                     let kind = affix.kind();
                     return Err(failure(format!(
-                        "{method} wants a string or a tuple of strings, not a value of kind {kind}"
+                        "{method} requires a string or a tuple of strings, not a value of kind \
+                         {kind}"
                     )));
                 };
                 let holds = |part: &str| match method {
@@ -180,7 +181,7 @@ pub(crate) fn call(
                 "ascii" if text.is_ascii() => {}
                 other => {
                     return Err(failure(format!(
-                        "encode: {other:?} is not known for this text; utf-8 is"
+                        "encode: {other:?} is not supported for this text; use utf-8"
                     )));
                 }
             }

