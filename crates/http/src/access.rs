@@ -289,10 +289,14 @@ fn parse_origin(text: &str) -> Result<String, HttpError> {
                 && !authority.contains(['/', '?', '#', '@', '*'])
                 && split_authority(authority).is_some()
         });
-    if is_origin { Ok(text) } else { Err(HttpError::Invalid(format!(
+    if is_origin {
+        Ok(text)
+    } else {
+        Err(HttpError::Invalid(format!(
             "{text:?} is not an origin; write its scheme, host and port without a path, such as \
              \"http://localhost:3000\", or \"*\" for every origin"
-        ))) }
+        )))
+    }
 }
 
 /// Splits an authority into its host, in lower case and without brackets and final dot, and its

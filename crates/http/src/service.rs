@@ -59,7 +59,7 @@ pub fn with_rejections<S: Clone + Send + Sync + 'static>(
     // The router adds the header `Allow`.
     let wrong_method = move |request: Request| {
         let method = request.method();
-let path = request.uri().path();
+        let path = request.uri().path();
         let message = format!("{path} does not support the method {method}; see the header Allow");
         ready(reject_method(
             &request,
@@ -122,8 +122,9 @@ pub async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> Result<By
             rejected(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 format!("the body exceeds the limit of {max} bytes"),
-            ),
-            false => rejected(StatusCode::BAD_REQUEST, format!("the body ended early: {error}")),
+            )
+        } else {
+            rejected(StatusCode::BAD_REQUEST, format!("the body ended early: {error}"))
         }
     })?;
     let packed = |encoding: &str| {
@@ -169,10 +170,14 @@ pub fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, JsonError> {
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let field = Some(error.path().to_string()).filter(|path| path != "." && path != "?");
         let why = error.inner().to_string();
-        let why = if why.contains("surrogate") || why.contains("unexpected end of hex escape") { format!(
+        let why = if why.contains("surrogate") || why.contains("unexpected end of hex escape") {
+            format!(
                 "an unpaired surrogate, such as \\ud83d alone, is not a character; send U+FFFD \
                  instead ({why})"
-            ) } else { why };
+            )
+        } else {
+            why
+        };
         JsonError { message: format!("{}: {why}", field.as_deref().unwrap_or("the body")), field }
     })?;
     let rest = |error| JsonError {

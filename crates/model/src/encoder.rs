@@ -251,7 +251,7 @@ fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, Mode
                 path,
                 format!("{key} is {found:?}"),
                 format!("use an encoder whose {key} is {wanted:?}"),
-            )),
+            ))
         }
     };
     is("hidden_act", "gelu", "gelu")?;

@@ -334,7 +334,7 @@ fn key_of(name: &str) -> String {
         "KL coefficient" => nested_key("kl", "coefficient"),
         "weight of a component" => nested_key("advantage", "weights"),
         _ if name.ends_with("of the advantage") => nested_key("advantage", first),
-        _ if name.ends_with("of the normalizer") => nested_key("normaliser", first),
+        _ if name.ends_with("of the normalizer") => nested_key("normalizer", first),
         _ if name.ends_with("of the correction") => nested_key("correction.bound", bound),
         _ if name.ends_with("of the rejection") => nested_key("rejection", bound),
         _ => nested_key("loss", &name.replace(' ', "_")),

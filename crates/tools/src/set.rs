@@ -428,7 +428,7 @@ impl OpenTools {
         let (observation, time, waited) = self.observe(call).await;
         let Observation { text, kind, .. } = &observation;
         let seconds = time.as_secs_f64();
-let waited_seconds = waited.as_secs_f64();
+        let waited_seconds = waited.as_secs_f64();
         debug!(tool = %call.name, ?kind, seconds, waited_seconds, "executed a tool call");
         trace!(
             tool = %call.name,
@@ -437,7 +437,7 @@ let waited_seconds = waited.as_secs_f64();
             "tool call and its result"
         );
         let mut toolbox = None;
-let mut breaks = false;
+        let mut breaks = false;
         if let Some((open, _)) = self.find(call) {
             open.meter.add(time, waited);
             toolbox = Some(open.name.clone());

@@ -13,9 +13,9 @@ fn log_options_select_destination_and_levels() {
     assert!(!stderr(&output).contains("DEBUG") && !stdout(&output).contains("DEBUG"));
     let log = fs::read_to_string(workspace.path("run.log")).unwrap();
     let events = [
-        (" INFO levade_trainer::trainer: run begins ", 1),
-        ("levade_trainer::trainer: step done phase=1 ", 1),
-        ("levade_trainer::checkpoint: checkpoint written ", 2),
+        (" INFO levade_trainer::trainer: run started ", 1),
+        ("levade_trainer::trainer: completed a step phase=1 ", 1),
+        ("levade_trainer::checkpoint: wrote a checkpoint ", 2),
         ("levade_agent::attempt: attempt started ", 8),
         ("levade_agent::tool_loop: completion sampled turn=0 ", 8),
         ("levade_agent::attempt: attempt ended ", 8),
