@@ -164,11 +164,15 @@ mod tests {
         let mut out = String::new();
         histogram.write("name", "Help.", &mut out);
         let want = "# HELP name Help.\n# TYPE name histogram\n\
-                    name_bucket{le=\"0.001\"} 0\nname_bucket{le=\"0.0025\"} 1\nname_bucket{le=\"0.005\"} 1\n\
-                    name_bucket{le=\"0.01\"} 1\nname_bucket{le=\"0.025\"} 1\nname_bucket{le=\"0.05\"} 1\n\
-                    name_bucket{le=\"0.1\"} 1\nname_bucket{le=\"0.25\"} 2\nname_bucket{le=\"0.5\"} 3\n\
+                    name_bucket{le=\"0.001\"} 0\nname_bucket{le=\"0.0025\"} 1\n\
+                    name_bucket{le=\"0.005\"} 1\n\
+                    name_bucket{le=\"0.01\"} 1\nname_bucket{le=\"0.025\"} 1\n\
+                    name_bucket{le=\"0.05\"} 1\n\
+                    name_bucket{le=\"0.1\"} 1\nname_bucket{le=\"0.25\"} 2\n\
+                    name_bucket{le=\"0.5\"} 3\n\
                     name_bucket{le=\"1\"} 3\nname_bucket{le=\"2.5\"} 3\nname_bucket{le=\"10\"} 3\n\
-                    name_bucket{le=\"60\"} 3\nname_bucket{le=\"600\"} 3\nname_bucket{le=\"+Inf\"} 4\n\
+                    name_bucket{le=\"60\"} 3\nname_bucket{le=\"600\"} 3\n\
+                    name_bucket{le=\"+Inf\"} 4\n\
                     name_sum 700.5025\nname_count 4\n";
         assert_eq!(out, want);
     }

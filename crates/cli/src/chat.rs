@@ -136,7 +136,8 @@ fn recipe_of_model(model: &Path) -> anyhow::Result<Option<Recipe>> {
     anyhow::ensure!(
         recipe.tool.is_empty(),
         unusable(format!(
-            "{shown} defines tools, which can run programs; read it, and pass --recipe {shown} to use it"
+            "{shown} defines tools, which can run programs; read it, and pass --recipe {shown} to \
+             use it"
         ))
     );
     Ok(Some(recipe))
@@ -366,7 +367,8 @@ mod tests {
 
     #[test]
     fn painted_dims_reasoning_and_calls() {
-        let text = "<think>2 < 3</think>Let me see.\n<tool_call>{\"a\": 1 < 2}</tool_call> So <b> it <tool_call>is";
+        let text = "<think>2 < 3</think>Let me see.\n\
+                    <tool_call>{\"a\": 1 < 2}</tool_call> So <b> it <tool_call>is";
         let want = "~<think>2 < 3</think>~Let me see.~\n\
              <tool_call>{\"a\": 1 < 2}</tool_call> ~\nSo <b> it~ <tool_call>is~";
         let chat = Arc::new(tiny_chat().unwrap());

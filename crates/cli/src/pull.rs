@@ -40,7 +40,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         let hidden = config.hidden;
         let max_bytes = config.max_tokens;
         eprintln!(
-            "an encoder of {layers} layers of {hidden}, for texts of up to {max_bytes} tokens: `levade search index --dense`"
+            "an encoder of {layers} layers of {hidden}, for texts of up to {max_bytes} tokens: \
+             `levade search index --dense`"
         );
         screen::print_line(&path.display().to_string());
         return Ok(ExitCode::SUCCESS);

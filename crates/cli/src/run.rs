@@ -193,7 +193,8 @@ mod tests {
         let recipe = |agents: &str| {
             let text = format!(
                 "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n\
-                 [policy]\na = {{ kind = 'trained' }}\nb = {{ kind = 'trained' }}\nc = {{ kind = 'frozen' }}\n{agents}"
+                 [policy]\na = {{ kind = 'trained' }}\nb = {{ kind = 'trained' }}\n\
+                 c = {{ kind = 'frozen' }}\n{agents}"
             );
             fs::write(root.join(RECIPE), text).unwrap();
         };

@@ -29,7 +29,8 @@ const COMPLETION_FIELDS: [&str; 6] =
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade score replies.jsonl --recipe recipes/gsm8k
-  levade score replies.jsonl --recipe recipes/gsm8k --set 'reward.scorer={kind=\"maths\"}' --out scored.jsonl")]
+  levade score replies.jsonl --recipe recipes/gsm8k --set 'reward.scorer={kind=\"maths\"}' --out \
+  scored.jsonl")]
 pub struct Args {
     /// File of completions
     file: PathBuf,

@@ -140,7 +140,8 @@ fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
         String::new()
     };
     format!(
-        "{label:width$}  {success}  {interval:>15}  {correct:>9}  {answered:>8}  {tool:>11}  {tokens:>14.1}{score}{broken}\n"
+        "{label:width$}  {success}  {interval:>15}  {correct:>9}  {answered:>8}  {tool:>11}  \
+         {tokens:>14.1}{score}{broken}\n"
     )
 }
 
@@ -281,7 +282,8 @@ mod tests {
     fn line_formats_evaluation() {
         assert_eq!(
             line(&eval(0, 0, "before training", 2)),
-            "25.0 % of 8 (95 %: 12.5–62.5) · unseen 25.0 % of 4 (95 %: 12.5–62.5) · answered 100.0 % · with a tool 50.0 %"
+            "25.0 % of 8 (95 %: 12.5–62.5) · unseen 25.0 % of 4 (95 %: 12.5–62.5) · answered \
+             100.0 % · with a tool 50.0 %"
         );
     }
 }

@@ -111,7 +111,8 @@ async fn stop_on_signal(requests: Requests, stop: StopFlag) {
         .wait_for_second(|| {
             stop.stop();
             eprintln!(
-                "\nstopping at the next safe point; Ctrl-C again stops at once (--resume continues from the last checkpoint)"
+                "\nstopping at the next safe point; Ctrl-C again stops at once (--resume \
+                 continues from the last checkpoint)"
             );
         })
         .await;

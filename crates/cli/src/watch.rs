@@ -284,7 +284,8 @@ mod tests {
         }
         assert_eq!(
             step_line("grpo", 7, 120, &metrics),
-            "grpo   7/120 · reward  0.438 · success  50.0 % · loss  -0.0125 · grad  0.750 · mismatch 0 ·  1234 tok/s · 9.9 s"
+            "grpo   7/120 · reward  0.438 · success  50.0 % · loss  -0.0125 · grad  0.750 · \
+             mismatch 0 ·  1234 tok/s · 9.9 s"
         );
         let mut metrics = Metrics::default();
         metrics.add("train/loss", 1.5);

@@ -76,8 +76,9 @@ impl Environment {
         }
         install.push(&package);
         run(host, &install).await?;
-        let imports = "import levade_torch, torch, transformers; print('PyTorch', torch.__version__, \
-                       'transformers', transformers.__version__, 'CUDA', torch.cuda.is_available())";
+        let imports = "import levade_torch, torch, transformers; print('PyTorch', \
+                       torch.__version__, 'transformers', transformers.__version__, 'CUDA', \
+                       torch.cuda.is_available())";
         run(host, &[&interpreter, "-c", imports]).await?;
         Ok(python)
     }

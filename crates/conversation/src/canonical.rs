@@ -423,7 +423,8 @@ mod tests {
         assert_eq!(parse_form("plain"), None);
         assert_eq!(parse_form(" plain\n"), None);
         let form = parse_form(
-            "<think>hm</think>So <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>",
+            "<think>hm</think>So \
+             <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>",
         );
         let form = form.unwrap();
         let want =

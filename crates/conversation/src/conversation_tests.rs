@@ -96,7 +96,8 @@ fn completion_is_parsed_and_continued() {
         "assistant\n<think>two sums</think>{CALLS}<|im_end|>\n<|im_start|>tool\n3.5"
     )));
     assert!(text.ends_with(
-        "assistant\n\n The answers are **3.5** and 7. <|im_end|>\n<|im_start|>user\nThanks. 5+6?<|im_end|>\n\
+        "assistant\n\n The answers are **3.5** and 7. <|im_end|>\n<|im_start|>user\n\
+         Thanks. 5+6?<|im_end|>\n\
          <|im_start|>assistant\n"
     ));
     let shape = |s: &Segment| (s.kind, s.turn);

@@ -11,7 +11,8 @@ use crate::{Conversation, Format, Options, PreparedPrompt, RecordedCompletion, R
 
 /// Template that numbers the rounds, and renders all messages.
 pub(crate) const ROUNDS: &str = "{% set ns = namespace(round=0) %}{% for m in messages %}
-    {%- if m.role == 'user' %}{% set ns.round = ns.round + 1 %}{{- '<|im_start|>round ' ~ ns.round ~ '\n' }}
+    {%- if m.role == 'user' %}{% set ns.round = ns.round + 1 %}{{- '<|im_start|>round ' ~ \
+    ns.round ~ '\n' }}
     {%- else %}{{- '<|im_start|>' + m.role + '\n' }}{% endif %}
     {{- m.content + '<|im_end|>' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";

@@ -238,7 +238,8 @@ mod tests {
                 "proc/self/mountinfo",
                 "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
                  34 31 0:31 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n\
-                 35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n\
+                 35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup \
+                 rw,memory\n\
                  41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
             ),
             ("sys/fs/cgroup/memory/slurm/uid_5/job_7/step_0/memory.limit_in_bytes", none),
@@ -283,7 +284,8 @@ mod tests {
             ("proc/self/cgroup", "4:hugetlb,memory:/kubepods/burstable/pod1/c1\n"),
             (
                 "proc/self/mountinfo",
-                "35 31 0:32 /kubepods/burstable/pod1/c1 /odd\\040place/memory ro master:9 - cgroup cgroup rw,memory\n",
+                "35 31 0:32 /kubepods/burstable/pod1/c1 /odd\\040place/memory ro master:9 - \
+                 cgroup cgroup rw,memory\n",
             ),
             ("odd place/memory/memory.limit_in_bytes", &*limit),
             ("odd place/memory/memory.usage_in_bytes", &*used),

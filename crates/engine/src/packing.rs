@@ -200,7 +200,8 @@ pub fn check(batch: &TreeBatch, context: usize, vocabulary: usize) -> Result<(),
     }
     if let Some(token) = batch.tokens.iter().find(|t| **t as usize >= vocabulary) {
         return reject(format!(
-            "token {token} is outside the model's vocabulary of {vocabulary}; was the batch made with another tokenizer?"
+            "token {token} is outside the model's vocabulary of {vocabulary}; was the batch made \
+             with another tokenizer?"
         ));
     }
     if let Some(len) =

@@ -578,15 +578,18 @@ proptest! {
             let Ok(request) = request else { return Ok(()) };
             let answered = send(&served, request).await;
             let text = String::from_utf8_lossy(&answered.body).into_owned();
-            prop_assert!(!answered.status.is_server_error(), "{method} {uri}: {} {text}", answered.status);
+            prop_assert!(!answered.status.is_server_error(), "{method} {uri}: {} \
+                                                              {text}", answered.status);
             let calls = served.session.recorder().ended_calls();
             // Paths of another attempt are always rejected, whatever the key is.
             let is_other = ["/rollout/r/attempt/b", "/rollout/x/attempt/a", "/rollout//attempt/a"].contains(&prefix);
-            prop_assert!(calls == 0 || (key < 3 && !is_other), "{method} {uri} with key {key}: {text}");
+            prop_assert!(calls == 0 || (key < 3 && !is_other), "{method} {uri} with key {key}: \
+                                                                {text}");
             prop_assert!(calls <= 1);
             if answered.status.is_client_error() && method != "HEAD" {
                 let body: Value = serde_json::from_str(&text).unwrap_or_default();
-                prop_assert!(body["error"]["message"].is_string(), "{method} {uri}: {} {text}", answered.status);
+                prop_assert!(body["error"]["message"].is_string(), "{method} {uri}: {} \
+                                                                    {text}", answered.status);
             }
             check_record(&served.session, calls).await
         })?;

@@ -306,7 +306,8 @@ async fn equal_call_after_complete_response_is_separate() {
     let key = served.session.key();
     let body = question("Say something.").to_string();
     let request = format!(
-        "POST {CHAT} HTTP/1.1\r\nhost: here\r\nauthorization: Bearer {key}\r\ncontent-length: {}\r\n\
+        "POST {CHAT} HTTP/1.1\r\nhost: here\r\nauthorization: Bearer {key}\r\n\
+         content-length: {}\r\n\
          connection: close\r\n\r\n{body}",
         body.len()
     );

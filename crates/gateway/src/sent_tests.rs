@@ -250,8 +250,10 @@ async fn template_error_is_returned_to_client() {
     // Like templates of Qwen 3.5, which accept a system message only before a user message.
     let source = "{%- if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}\
                   {{- raise_exception('No user query found in messages.') }}{%- endif %}\
-                  {%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}\
-                  {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
+                  {%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n\
+                  ' + m.content + '<|im_end|>\\n\
+                  ' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n\
+                  ' }}{%- endif %}";
     for (path, body) in [
         (CHAT, json!({ "messages": [{ "role": "system", "content": "Be brief." }] })),
         (MESSAGES, json!({ "messages": [], "system": "Be brief.", "max_tokens": 9 })),

@@ -114,11 +114,13 @@ pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
                 "view_range": {
                     "type": "array",
                     "items": { "type": "integer" },
-                    "description": "First and last line for view, from 1; -1 is the last line of the file.",
+                    "description": "First and last line for view, from 1; -1 is the last line of \
+                                    the file.",
                 },
                 "old_str": text("Text to replace, which must occur once. Required by str_replace."),
                 "new_str": text("Text in its place."),
-                "insert_line": integer("Line after which insert inserts; 0 is the start of the file."),
+                "insert_line": integer("Line after which insert inserts; 0 is the start of the \
+                                        file."),
             });
             properties[inserted] = text(if is_old {
                 "Text in place of old_str, or text to insert."
@@ -167,7 +169,8 @@ pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
             json!({
                 "commands": texts("The commands."),
                 "timeout_ms": integer("Timeout in milliseconds."),
-                "max_output_length": integer("Maximum number of characters of each command's output."),
+                "max_output_length": integer("Maximum number of characters of each command's \
+                                              output."),
             }),
             json!(["commands"]),
         ),
@@ -177,8 +180,9 @@ pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
                 "type": one_of(&["create_file", "update_file", "delete_file"]),
                 "path": text("Path of the file."),
                 "diff": text(
-                    "Lines of the new file, each after \"+\", or changes after \"@@\": lines begin with \" \" if \
-                     they stay, with \"-\" if they go, with \"+\" if they are new. Not for delete_file."
+                    "Lines of the new file, each after \"+\", or changes after \"@@\": lines \
+                     begin with \" \" if they stay, with \"-\" if they go, with \"+\" if they are \
+                     new. Not for delete_file."
                 ),
             }),
             json!(["type", "path"]),

@@ -274,8 +274,8 @@ impl Access {
 fn origin_rejection(origin: &HeaderValue) -> Rejection {
     let origin = String::from_utf8_lossy(origin.as_bytes());
     let message = format!(
-        "the request comes from a page of {origin:?}, which is not an allowed origin; to allow it, start the server \
-         with --allow-origin {origin}"
+        "the request comes from a page of {origin:?}, which is not an allowed origin; to allow \
+         it, start the server with --allow-origin {origin}"
     );
     Rejection { status: StatusCode::FORBIDDEN, message }
 }

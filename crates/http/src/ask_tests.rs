@@ -43,7 +43,8 @@ fn ok_response(body: &str) -> Option<String> {
 
 fn redirect_response(status: u16, location: &str) -> Option<String> {
     Some(format!(
-        "HTTP/1.1 {status} Moved\r\nlocation: {location}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        "HTTP/1.1 {status} Moved\r\nlocation: {location}\r\ncontent-length: 0\r\n\
+         connection: close\r\n\r\n"
     ))
 }
 

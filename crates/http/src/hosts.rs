@@ -212,8 +212,8 @@ pub(crate) fn check_address(
         return Ok(());
     }
     Err(HttpError::Denied(format!(
-        "{host} stands for {address}, an address of this machine or network, and is allowed as a public host only: \
-         list it among the private ones if that is meant"
+        "{host} stands for {address}, an address of this machine or network, and is allowed as a \
+         public host only: list it among the private ones if that is meant"
     )))
 }
 

@@ -129,7 +129,8 @@ pub async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> Result<By
     })?;
     let packed = |encoding: &str| {
         let message = format!(
-            "the Content-Encoding of the body is {encoding}; send the body with gzip or without encoding"
+            "the Content-Encoding of the body is {encoding}; send the body with gzip or without \
+             encoding"
         );
         rejected(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
     };

@@ -294,7 +294,8 @@ impl Hosts {
                     let (name, _) = &self.machines[node as usize];
                     if failures > job.restarts || (node > 0 && ended == 2) {
                         host.note(format!(
-                            "{name} ended with exit code {ended}, {failures} times in a row (log: {})",
+                            "{name} ended with exit code {ended}, {failures} times in a row (log: \
+                             {})",
                             job.log(node).display()
                         ));
                         return Ok(Some(failure_code(ended)));

@@ -70,7 +70,8 @@ while :; do
         0) exit 0 ;;
         130)
             # A preempted job that stops in time would not continue later: requeue it.
-            if scontrol show job -o \"$SLURM_JOB_ID\" | grep ' JobState=RUNNING ' | grep -qv ' PreemptTime=None'; then
+            if scontrol show job -o \"$SLURM_JOB_ID\" | grep ' JobState=RUNNING ' | grep -qv ' \
+            PreemptTime=None'; then
                 scontrol requeue \"$SLURM_JOB_ID\" && sleep 600
             fi
             exit 130

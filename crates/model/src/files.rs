@@ -239,7 +239,8 @@ impl ModelFiles {
             "if the model shares its embedding with its output head, set tie_word_embeddings to \
              true in config.json"
         } else {
-            "the download may be incomplete, or the configuration belongs to another model: fetch both again"
+            "the download may be incomplete, or the configuration belongs to another model: fetch \
+             both again"
         };
         ModelError::MissingTensor {
             path: self.path.clone(),

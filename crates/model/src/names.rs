@@ -36,7 +36,8 @@ const FOREIGN: [(&[&str], &str, &str); 8] = [
     (
         &["v_head", "value_head", "pretrained_model"],
         "it contains the value head of a critic in addition to the model",
-        "in Python, save the model without it: with TRL, `model.pretrained_model.save_pretrained(…)`",
+        "in Python, save the model without it: with TRL, \
+         `model.pretrained_model.save_pretrained(…)`",
     ),
     (
         &["score", "classifier"],

@@ -267,7 +267,8 @@ pub(crate) fn check_prefix_space(
     Err(ModelError::unsupported(
         path,
         format!(
-            "transformers reads add_prefix_space as {given} for {class}, but tokenizer.json has {own}"
+            "transformers reads add_prefix_space as {given} for {class}, but tokenizer.json has \
+             {own}"
         ),
         "set add_prefix_space in both files to the value that the model was trained with",
     ))

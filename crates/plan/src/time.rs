@@ -196,8 +196,10 @@ pub fn assumptions(device: &Device, is_colocated: bool, stages: u64) -> String {
     };
     let stages = if stages > 1 { "; pipeline stages take equally long" } else { "" };
     format!(
-        "assumed: {} with {:.0} TFLOP/s in bf16 and {:.2} TB/s at their peaks; training reaches {:.0} %, prompts {:.0} %,\n\
-         sampling {:.0} % of the bandwidth; prompts of a group are computed once; no time for tools{handoff_text};\n\
+        "assumed: {} with {:.0} TFLOP/s in bf16 and {:.2} TB/s at their peaks; training reaches \
+         {:.0} %, prompts {:.0} %,\n\
+         sampling {:.0} % of the bandwidth; prompts of a group are computed once; no time for \
+         tools{handoff_text};\n\
          the longest attempt of a step is no longer than the others{stages}",
         device.name,
         device.flops / 1e12,

@@ -15,7 +15,8 @@ pub enum PolicyError {
     Invalid(String),
     /// The prompt leaves no room for a completion in the model's context.
     #[error(
-        "the prompt has {prompt} tokens, but the context holds {context}; shorten the prompt or raise the context"
+        "the prompt has {prompt} tokens, but the context holds {context}; shorten the prompt or \
+         raise the context"
     )]
     PromptTooLong {
         /// Number of tokens in the prompt.

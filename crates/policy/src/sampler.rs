@@ -218,14 +218,16 @@ impl SampleRequest {
         self.params.validate()?;
         if let Some(token) = self.prompt.iter().find(|token| **token as usize >= vocabulary) {
             return Err(PolicyError::Invalid(format!(
-                "token {token} is outside the model's vocabulary of {vocabulary}; was the prompt made with another tokenizer?"
+                "token {token} is outside the model's vocabulary of {vocabulary}; was the prompt \
+                 made with another tokenizer?"
             )));
         }
         if let Some(token) =
             self.params.logit_bias.keys().find(|token| **token as usize >= vocabulary)
         {
             return Err(PolicyError::Invalid(format!(
-                "logit_bias names token {token}, which is outside the model's vocabulary of {vocabulary}"
+                "logit_bias names token {token}, which is outside the model's vocabulary of \
+                 {vocabulary}"
             )));
         }
         let sampled = self.params.sampled_before;

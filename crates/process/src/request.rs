@@ -43,7 +43,9 @@ pub enum WorkerError {
     #[error("it was still loading after {0:?}")]
     StartTimeout(Duration),
     /// The worker exited.
-    #[error("the worker ended with {}: {}", exit_status(*.code), .last_line.as_deref().unwrap_or("nothing on standard error"))]
+    #[error("the worker ended with {}: \
+             {}", exit_status(*.code), .last_line.as_deref().unwrap_or("nothing on standard \
+                                                                        error"))]
     Exited {
         /// Exit code, as [`Child::wait`](crate::Child::wait) returns it.
         code: Option<i32>,
@@ -58,7 +60,8 @@ pub enum WorkerError {
     InvalidLine(String),
     /// The worker did not respond to a cancelled request, and was terminated.
     #[error(
-        "the worker was ended, since its request {id} went on for {grace:?} after it had been given up"
+        "the worker was ended, since its request {id} went on for {grace:?} after it had been \
+         given up"
     )]
     Unresponsive {
         /// Id of the cancelled request.

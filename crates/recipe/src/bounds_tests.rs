@@ -77,7 +77,8 @@ fn counts_above_limits_are_rejected() {
     assert_rejected(&[
         (
             &["phase.0.epochs=2147483648"],
-            "`phase.0.epochs` is 2147483648, but must be so few that all phases have at most 1000000000 steps",
+            "`phase.0.epochs` is 2147483648, but must be so few that all phases have at most \
+             1000000000 steps",
         ),
         (
             &["phase.1.steps=4294967295"],
@@ -110,8 +111,8 @@ fn counts_above_limits_are_rejected() {
         ),
         (
             &["eval.temperature=1", "eval.samples=4294967295"],
-            "`eval.samples` is 4294967295, but must be at most 16777216 / (eval.tasks + eval.unseen_wordings), \
-             which is 83886",
+            "`eval.samples` is 4294967295, but must be at most 16777216 / (eval.tasks + \
+             eval.unseen_wordings), which is 83886",
         ),
         (
             &["tasks.0.train=4294967295"],
@@ -173,7 +174,8 @@ fn late_failures_are_rejected_at_load() {
         (&["metrics.mlflow=ftp://x"], "`metrics.mlflow` is \"ftp://x\""),
         (
             &["phase.1.overlong={kind='penalize', buffer=257}"],
-            "`phase.1.overlong.buffer` is 257, but must be at least 1, and at most agent.max_tokens, 256",
+            "`phase.1.overlong.buffer` is 257, but must be at least 1, and at most \
+             agent.max_tokens, 256",
         ),
     ]);
     load(SMALL, &["metrics.mlflow=http://127.0.0.1:5000"]).unwrap();
@@ -185,7 +187,8 @@ fn late_failures_are_rejected_at_load() {
 fn scorers_with_unknown_sources_are_rejected() {
     let recipe = |name: &str| {
         let scorers = format!(
-            "reward={{scorers=[{{name='a', kind='maths', when={{source={name}}}}}, {{name='b', kind='numeric'}}]}}"
+            "reward={{scorers=[{{name='a', kind='maths', when={{source={name}}}}}, {{name='b', \
+             kind='numeric'}}]}}"
         );
         let tasks =
             "tasks=[{kind='file', path='data/gsm8k.jsonl.gz', held_out=1}, {kind='arithmetic'}]";

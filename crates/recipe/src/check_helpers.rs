@@ -92,7 +92,8 @@ mod tests {
     fn helper_agents_load_and_round_trip() {
         let recipe = load(&format!(
             "[agent]\ntools = ['ask', 'calculator']\n[agent.clerk]\ntools = ['calculator']\n{CLERK}\
-             [[tool]]\nkind = 'calculator'\noutage = 'retry'\ncondense = {{ agent = 'clerk', above = 5 }}\n"
+             [[tool]]\nkind = 'calculator'\noutage = 'retry'\n\
+             condense = {{ agent = 'clerk', above = 5 }}\n"
         ));
         // The clerk would be called for the results of its own calculator.
         let error = recipe.unwrap_err().to_string();
@@ -100,7 +101,8 @@ mod tests {
         assert!(error.contains("does not call itself"), "{error}");
         let recipe = load(&format!(
             "[agent]\ntools = ['ask', 'calculator']\n[agent.clerk]\ntools = []\n{CLERK}\
-             [[tool]]\nkind = 'calculator'\noutage = 'retry'\ncondense = {{ agent = 'clerk', above = 5 }}\n"
+             [[tool]]\nkind = 'calculator'\noutage = 'retry'\n\
+             condense = {{ agent = 'clerk', above = 5 }}\n"
         ))
         .unwrap();
         let [agent_tool, calculator] = &recipe.tool[..] else { panic!("{:?}", recipe.tool) };
@@ -130,7 +132,8 @@ mod tests {
             "{unknown_agent}"
         );
         let program = load(&format!(
-            "[agent]\ntools = ['ask']\n[agent.clerk]\nkind = 'program'\ncommand = ['x']\ntools = []\n{CLERK}"
+            "[agent]\ntools = ['ask']\n[agent.clerk]\nkind = 'program'\ncommand = ['x']\n\
+             tools = []\n{CLERK}"
         ));
         assert!(program.unwrap_err().to_string().contains("of kind \"tools\": default"));
         let unnamed =

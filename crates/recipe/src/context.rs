@@ -59,8 +59,9 @@ impl Default for SummarizeKeys {
             train: false,
             tokens: 256,
             instruction:
-                "Summarise this part of a conversation between an assistant, its user and its tools. Keep \
-                          every fact, number and decision that may still be needed, and leave out the rest."
+                "Summarise this part of a conversation between an assistant, its user and its \
+                 tools. Keep every fact, number and decision that may still be needed, and leave \
+                 out the rest."
                     .into(),
         }
     }

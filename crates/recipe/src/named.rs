@@ -45,7 +45,8 @@ mod tests {
 
     #[test]
     fn named_agents_inherit_shared_keys() {
-        let text = "[agent]\nmax_turns = 3\nsystem = 'all'\nvariables = { a = 1 }\n[agent.x]\nsystem = 'x'\n[agent.y]";
+        let text = "[agent]\nmax_turns = 3\nsystem = 'all'\nvariables = { a = 1 }\n[agent.x]\n\
+                    system = 'x'\n[agent.y]";
         let mut table: Table = text.parse().unwrap();
         let before = table.clone();
         split(&mut table);

@@ -425,7 +425,8 @@ mod tests {
     #[test]
     fn reads_every_shape() {
         let outer = parse(
-            "name = 'x'\nrate = 1\nmode = 'slow'\npart = [{kind = 'small', learning_rate = 2.5, mode = 'slow'}, \
+            "name = 'x'\nrate = 1\nmode = 'slow'\n\
+             part = [{kind = 'small', learning_rate = 2.5, mode = 'slow'}, \
              {kind = 'large', size = 3}, 'small']\ntable = {a = 1}",
         )
         .unwrap();

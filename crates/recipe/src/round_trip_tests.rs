@@ -112,7 +112,8 @@ fn several_scorers_round_trip() {
 
 #[test]
 fn tools_round_trip_through_toml() {
-    let tools = "tool=['calculator', {kind='calculator', name='sums', at_once=3, max_tokens=9, truncate='left'}]";
+    let tools = "tool=['calculator', \
+                 {kind='calculator', name='sums', at_once=3, max_tokens=9, truncate='left'}]";
     let recipe = load(SMALL, &[tools]).unwrap();
     let [plain, sums] = &recipe.tool[..] else { panic!() };
     assert_eq!((plain.name(), plain.parallel, plain.seconds), ("calculator", true, None));

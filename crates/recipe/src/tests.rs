@@ -124,7 +124,8 @@ fn invalid_recipes_are_rejected_by_key() {
             &[
                 "cluster.learner={kind='torch', start=true, args=['--checkpoint-activations', '--tp=2']}",
             ],
-            "`cluster.learner.args.1` is \"--tp=2\", but must be another flag than --tp: set `cluster.learner.tp`",
+            "`cluster.learner.args.1` is \"--tp=2\", but must be another flag than --tp: set \
+             `cluster.learner.tp`",
         ),
         (
             &["cluster.learner={kind='torch', start=true, nodes=4000000000}"],
@@ -160,8 +161,8 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["agent.context=drop_newest"],
-            "`agent.context` is \"drop_newest\", but must be one of `fail`, `truncate_middle`, `drop_oldest`, \
-             `summarise`",
+            "`agent.context` is \"drop_newest\", but must be one of `fail`, `truncate_middle`, \
+             `drop_oldest`, `summarise`",
         ),
         (
             &["agent.context={kind='drop_oldest', keep=0}"],
@@ -169,8 +170,8 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["agent.context={kind='summarize', agent='other'}"],
-            "`agent.context.agent` is \"other\", but must be left out, or an agent that can write summaries: one of \
-             `default`",
+            "`agent.context.agent` is \"other\", but must be left out, or an agent that can write \
+             summaries: one of `default`",
         ),
         (
             &["agent.policy=[{name='default', weight=1}, {name='other', weight=1}]"],
@@ -346,7 +347,8 @@ fn invalid_recipes_are_rejected_by_key() {
         (&["phase.1.algorithm=pass_k", "phase.1.k=1"], "`phase.1.k` is 1, but must be at least 2"),
         (
             &["phase.1.advantage={kind='group', compare={kind='second_best', k=5}}"],
-            "`phase.1.advantage.compare.k` is 5, but must be at least 2, and at most the number of attempts",
+            "`phase.1.advantage.compare.k` is 5, but must be at least 2, and at most the number \
+             of attempts",
         ),
         (
             &["phase.1.kl.importance_weighted=true", "phase.1.kl.apply_to=reward"],
@@ -489,8 +491,10 @@ fn algorithm_defaults_match_papers() {
 fn renamed_keys_accept_old_names() {
     let text = |kl: &str, turns: &str, prompt: &str, ratio: &str| {
         format!(
-            "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n[agent]\n{prompt} = 7\n\
-             [[phase]]\nkind = 'rl'\nsteps = 1\ngroups = 1\ngroup_size = 2\n{turns} = 3\nlearning_rate = 1e-5\n\
+            "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n[agent]\n\
+             {prompt} = 7\n\
+             [[phase]]\nkind = 'rl'\nsteps = 1\ngroups = 1\ngroup_size = 2\n{turns} = 3\n\
+             learning_rate = 1e-5\n\
              kl = {{ estimator = 'k1', coefficient = 0.1, {kl} = 'reward' }}\n\
              optimizer = {{ schedule = 'linear', {ratio} = 0.25 }}"
         )

@@ -25,29 +25,32 @@ const PHRASES: &[(Position, &str, &str)] = &[
     (
         Any,
         "≥",
-        "at least|at the least|at the very least|at a minimum|at minimum|at the minimum|minimum of|a minimum of|\
-        min of|no less than|not less than|no fewer than|not fewer than|no smaller than|not smaller than|\
-        not below|not under|no lower than|not lower than|greater than or equal to|more than or equal to|\
-        greater or equal to|equal to or greater than|equal to or more than|above or equal to|bigger or equal to|\
-        or more|or greater|or higher|or above|or over|or larger|or bigger|or better|or so more|and up|and above|\
-        and over|and upwards|and more|and counting|upwards of|upward of|\
+        "at least|at the least|at the very least|at a minimum|at minimum|at the minimum|minimum \
+         of|a minimum of|min of|no less than|not less than|no fewer than|not fewer than|no \
+         smaller than|not smaller than|not below|not under|no lower than|not lower than|greater \
+         than or equal to|more than or equal to|greater or equal to|equal to or greater \
+         than|equal to or more than|above or equal to|bigger or equal to|\
+        or more|or greater|or higher|or above|or over|or larger|or bigger|or better|or so \
+        more|and up|and above|and over|and upwards|and more|and counting|upwards of|upward of|\
         lower bound of|lower limit of|starting at|starting from|anything above",
     ),
     (
         Any,
         "≤",
-        "at most|at the most|at the very most|at a maximum|at maximum|at the maximum|maximum of|a maximum of|\
-        max of|no more than|not more than|no greater than|not greater than|no larger than|not larger than|\
-        no bigger than|no higher than|not above|not over|not exceeding|not to exceed|does not exceed|\
-        less than or equal to|less or equal to|fewer than or equal to|equal to or less than|below or equal to|\
-        smaller or equal to|or less|or fewer|or lower|or below|or under|or smaller|or worse|and below|and under|\
+        "at most|at the most|at the very most|at a maximum|at maximum|at the maximum|maximum of|a \
+         maximum of|max of|no more than|not more than|no greater than|not greater than|no larger \
+         than|not larger than|no bigger than|no higher than|not above|not over|not exceeding|not \
+         to exceed|does not exceed|less than or equal to|less or equal to|fewer than or equal \
+         to|equal to or less than|below or equal to|smaller or equal to|or less|or fewer|or \
+         lower|or below|or under|or smaller|or worse|and below|and under|\
         and down|up to|anywhere up to|upper bound of|upper limit of|capped at|\
         limited to|bounded by|bounded above by|anything below",
     ),
     (
         Any,
         ">",
-        "more than|greater than|larger than|bigger than|higher than|exceeding|exceeds|in excess of|north of",
+        "more than|greater than|larger than|bigger than|higher than|exceeding|exceeds|in excess \
+         of|north of",
     ),
     (
         Any,
@@ -58,32 +61,34 @@ const PHRASES: &[(Position, &str, &str)] = &[
     (
         Any,
         "≠",
-        "not|never|cannot|neither|nor|but|without|excluding|except|other than|different from|rather than|\
-        instead of|anything but|far from|nowhere near|nothing like|wrong|incorrect|invalid|impossible|\
-        excluded|unequal to|none of|unlikely|there is no way|no way|unlike|we reject|we exclude|we discard|rule out|rules out|ruling out|ruled out|\
+        "not|never|cannot|neither|nor|but|without|excluding|except|other than|different \
+         from|rather than|instead of|anything but|far from|nowhere near|nothing \
+         like|wrong|incorrect|invalid|impossible|excluded|unequal to|none of|unlikely|there is no \
+         way|no way|unlike|we reject|we exclude|we discard|rule out|rules out|ruling out|ruled out|\
         is false|false that|mistake|misconception|mistaken|untrue|ain't|aint|isnt|cant|wont|doesnt",
     ),
     (
         Any,
         "maybe",
-        "maybe|perhaps|hypothetically|i guess|my guess|we guess|best guess|i doubt|doubt|doubtful|doubtfully|unclear|vielleicht|\
-        möglicherweise|eventuell|womöglich|quizás|quizá|tal vez|a lo mejor|posiblemente|\
+        "maybe|perhaps|hypothetically|i guess|my guess|we guess|best guess|i \
+         doubt|doubt|doubtful|doubtfully|unclear|vielleicht|möglicherweise|eventuell|womöglich|quizás|quizá|tal vez|a lo mejor|posiblemente|\
         peut-être|possiblement|forse|magari|talvez|possivelmente|misschien|wellicht|возможно|может быть|\
-        наверное|вероятно|być może|chyba|belki|muhtemelen|शायद|ربما|قد يكون|kanskje|kanske|måske|ehkä|talán|\
-        poate|možná|ίσως|אולי|شاید|mungkin|có lẽ",
+        наверное|вероятно|być może|chyba|belki|muhtemelen|शायद|ربما|قد \
+        يكون|kanskje|kanske|måske|ehkä|talán|poate|možná|ίσως|אולי|شاید|mungkin|có lẽ",
     ),
     (
         Any,
         "might",
-        "possibly|potentially|conceivably|might be|may be|could be|could have been|könnte|podría ser|puede ser|\
-        peut être|pourrait être|potrebbe essere|pode ser|poderia ser|mogelijk",
+        "possibly|potentially|conceivably|might be|may be|could be|could have been|könnte|podría \
+         ser|puede ser|peut être|pourrait être|potrebbe essere|pode ser|poderia ser|mogelijk",
     ),
     (
         Any,
         "supposed",
-        "suppose|supposing|supposed|if it were|if it was|assume|assuming|assumed|imagine|imagining|pretend|let's say|angenommen|\
-        gesetzt|unter der annahme|nehmen wir an|supposons|à supposer|supongamos|suponiendo|supongo|supponiamo|\
-        suponhamos|supondo|veronderstel|предположим|допустим|пусть|załóżmy|varsayalım|मान लीजिए|मान लो|\
+        "suppose|supposing|supposed|if it were|if it \
+         was|assume|assuming|assumed|imagine|imagining|pretend|let's say|angenommen|\
+        gesetzt|unter der annahme|nehmen wir an|supposons|à \
+        supposer|supongamos|suponiendo|supongo|supponiamo|suponhamos|supondo|veronderstel|предположим|допустим|пусть|załóżmy|varsayalım|मान लीजिए|मान लो|\
         لنفترض|wenn|falls es|falls er|falls sie|falls die|если|jeśli|eğer|अगर|यदि|إذا",
     ),
     (Any, "between", "between|somewhere between"),
@@ -99,80 +104,87 @@ const PHRASES: &[(Position, &str, &str)] = &[
     (
         Any,
         "power",
-        "to the power|to the second power|to the third power|to the fourth power|to the fifth power",
+        "to the power|to the second power|to the third power|to the fourth power|to the fifth \
+         power",
     ),
     // Languages other than English.
     (
         Any,
         "≥",
-        "mindestens|wenigstens|zumindest|im minimum|oder mehr|und mehr|au moins|au minimum|ou plus|et plus|\
-        al menos|por lo menos|como mínimo|cuando menos|mínimo de|o más|y más|pelo menos|no mínimo|ou mais|e mais|\
-        almeno|al minimo|come minimo|o più|e più|minstens|ten minste|minimaal|of meer|en meer|не менее|не меньше|\
-        не ниже|как минимум|по крайней мере|по меньшей мере|самое меньшее|минимум|или больше|или более|и более|\
-        и больше|co najmniej|przynajmniej|lub więcej|en az|en azından|asgari|veya daha fazla|ve üzeri|कम से कम|\
-        या अधिक|على الأقل|لا يقل عن|أو أكثر|minst|mindst|vähintään|ainakin|legalább|cel puțin|τουλάχιστον|\
-        nejméně|alespoň|najmenej|щонайменше|לפחות|حداقل|sekurang-kurangnya|setidaknya|ít nhất|อย่างน้อย",
+        "mindestens|wenigstens|zumindest|im minimum|oder mehr|und mehr|au moins|au minimum|ou \
+         plus|et plus|al menos|por lo menos|como mínimo|cuando menos|mínimo de|o más|y más|pelo \
+         menos|no mínimo|ou mais|e mais|almeno|al minimo|come minimo|o più|e più|minstens|ten \
+         minste|minimaal|of meer|en meer|не менее|не меньше|не ниже|как минимум|по крайней \
+         мере|по меньшей мере|самое меньшее|минимум|или больше|или более|и более|\
+        и больше|co najmniej|przynajmniej|lub więcej|en az|en azından|asgari|veya daha fazla|ve \
+        üzeri|कम से कम|या अधिक|على الأقل|لا يقل عن|أو \
+        أكثر|minst|mindst|vähintään|ainakin|legalább|cel puțin|τουλάχιστον|\
+        nejméně|alespoň|najmenej|щонайменше|לפחות|حداقل|sekurang-kurangnya|setidaknya|ít \
+        nhất|อย่างน้อย",
     ),
     (
         Any,
         "≤",
-        "höchstens|allerhöchstens|im maximum|oder weniger|und weniger|au plus|au maximum|tout au plus|ou moins|\
-        como máximo|a lo sumo|a lo más|máximo de|o menos|no máximo|ou menos|al massimo|al più|o meno|hoogstens|\
-        ten hoogste|maximaal|of minder|не более|не больше|не выше|максимум|самое большее|или меньше|или менее|\
-        co najwyżej|najwyżej|maksymalnie|lub mniej|en fazla|en çok|azami|veya daha az|अधिक से अधिक|\
-        ज़्यादा से ज़्यादा|على الأكثر|لا يزيد عن|أو أقل|högst|højst|enintään|korkeintaan|legfeljebb|cel mult|\
-        το πολύ|nejvýše|najviac|щонайбільше|не більше|לכל היותר|حداکثر|paling banyak|nhiều nhất|ไม่เกิน",
+        "höchstens|allerhöchstens|im maximum|oder weniger|und weniger|au plus|au maximum|tout au \
+         plus|ou moins|como máximo|a lo sumo|a lo más|máximo de|o menos|no máximo|ou menos|al \
+         massimo|al più|o meno|hoogstens|ten hoogste|maximaal|of minder|не более|не больше|не \
+         выше|максимум|самое большее|или меньше|или менее|co najwyżej|najwyżej|maksymalnie|lub \
+         mniej|en fazla|en çok|azami|veya daha az|अधिक से अधिक|ज़्यादा से ज़्यादा|على الأكثر|لا \
+         يزيد عن|أو أقل|högst|højst|enintään|korkeintaan|legfeljebb|cel mult|\
+        το πολύ|nejvýše|najviac|щонайбільше|не більше|לכל היותר|حداکثر|paling banyak|nhiều \
+        nhất|ไม่เกิน",
     ),
     (
         Any,
         ">",
         "mehr als|größer als|höher als|plus de|supérieur à|supérieure à|más de|más que|mayor que|\
-        mayor de|superior a|mais de|mais que|maior que|maior do que|più di|maggiore di|superiore a|meer dan|\
-        groter dan|более|больше|свыше|выше|więcej niż|ponad|powyżej|daha fazla|أكثر من|mer än|mer enn|mere end|\
-        több mint|mai mult de|více než|lebih dari",
+        mayor de|superior a|mais de|mais que|maior que|maior do que|più di|maggiore di|superiore \
+        a|meer dan|groter dan|более|больше|свыше|выше|więcej niż|ponad|powyżej|daha fazla|أكثر \
+        من|mer än|mer enn|mere end|több mint|mai mult de|více než|lebih dari",
     ),
     (
         Any,
         "<",
-        "weniger als|kleiner als|niedriger als|moins de|moins que|inférieur à|inférieure à|menos de|menos que|\
-        menor que|menor de|menor do que|inferior a|meno di|minore di|inferiore a|minder dan|kleiner dan|менее|\
-        меньше|ниже|mniej niż|poniżej|daha az|أقل من|mindre än|mindre enn|mindre end|kevesebb mint|méně než|\
-        kurang dari",
+        "weniger als|kleiner als|niedriger als|moins de|moins que|inférieur à|inférieure à|menos \
+         de|menos que|menor que|menor de|menor do que|inferior a|meno di|minore di|inferiore \
+         a|minder dan|kleiner dan|менее|меньше|ниже|mniej niż|poniżej|daha az|أقل من|mindre \
+         än|mindre enn|mindre end|kevesebb mint|méně než|kurang dari",
     ),
     (Any, "≈", "beinahe|nahezu|presque|casi|quasi|quase|bijna|почти|prawie|neredeyse|takriben"),
     (
         Any,
         "≠",
         "pas|jamais|nicht|kein|keine|nie|niemals|ungleich|não|nunca|niet|geen|nooit|nem|не|нет|никогда|\
-        не равно|nigdy|değil|asla|नहीं|ليس|ليست|لا يساوي|inte|ikke|δεν είναι|όχι|není|לא|bukan|không phải|ไม่ใช่|\
-        falsch|inkorrekt|faux|incorrecto|incorrecta|falso|errado|sbagliato|fout|неверно|неправильно|błędne|\
+        не равно|nigdy|değil|asla|नहीं|ليس|ليست|لا يساوي|inte|ikke|δεν \
+        είναι|όχι|není|לא|bukan|không \
+        phải|ไม่ใช่|falsch|inkorrekt|faux|incorrecto|incorrecta|falso|errado|sbagliato|fout|неверно|неправильно|błędne|\
         yanlış|गलत|خطأ",
     ),
     // Directly before a number.
     (
         Before,
         ">",
-        "über|over|above|beyond|well over|just over|a little over|past|slightly above|somewhat above|от|hơn|\
-        anything over",
+        "über|over|above|beyond|well over|just over|a little over|past|slightly above|somewhat \
+         above|от|hơn|anything over",
     ),
     (
         Before,
         "<",
-        "under|below|before|just under|unter|knapp|dưới|slightly below|a bit under|a little under|anything under|\
-        strictly under",
+        "under|below|before|just under|unter|knapp|dưới|slightly below|a bit under|a little \
+         under|anything under|strictly under",
     ),
     (Before, "≈", "fast|près de|half|halve"),
     (
         Before,
         "maybe",
-        "either|entweder|может|może|else|otherwise|sonst|sinon|si no|senão|altrimenti|anders|иначе|people think it is|\
-        people say it is|students answer",
+        "either|entweder|может|może|else|otherwise|sonst|sinon|si \
+         no|senão|altrimenti|anders|иначе|people think it is|people say it is|students answer",
     ),
     (
         Before,
         "≤",
-        "max|maximum|bis|bis zu|hasta|até|jusqu'à|fino a|within|until|till|tot|tot aan|до|maximal|máximo|massimo|\
-        upto|as many as|as much as|as high as",
+        "max|maximum|bis|bis zu|hasta|até|jusqu'à|fino a|within|until|till|tot|tot \
+         aan|до|maximal|máximo|massimo|upto|as many as|as much as|as high as",
     ),
     (Before, "≥", "min|minimum|minimal|mínimo|minimo|from|as few as|as little as|as low as"),
     (Before, "≠", "no|non|non è|mai|no es|no son|versus|vs|wrong to say|nobody says"),

@@ -9,18 +9,20 @@ use crate::bounds::{bound, joined_before};
 use crate::retraction::retracts;
 
 /// Filler words between a bound and its number.
-const FILLERS: &str = "a an the about around roughly approximately exactly only just simply some of to be equal \
-    equals equal-to even quite precisely actually really das der die den dem le la les el los il lo o os een het etwa \
-    genau environ exactement exactamente circa около ровно";
+const FILLERS: &str = "a an the about around roughly approximately exactly only just simply some \
+                       of to be equal equals equal-to even quite precisely actually really das \
+                       der die den dem le la les el los il lo o os een het etwa genau environ \
+                       exactement exactamente circa около ровно";
 
 /// Additional filler words between a denial and its number: not true that the answer is 5.
-const CARRIERS: &str = "is are was were been being that it this he she they we you i answer result value solution \
-    total sum number correct right true case possibly really necessarily say write conclude claim think believe \
-    possible way es ist sind est es son é são è sono jest это será";
+const CARRIERS: &str = "is are was were been being that it this he she they we you i answer \
+                        result value solution total sum number correct right true case possibly \
+                        really necessarily say write conclude claim think believe possible way es \
+                        ist sind est es son é são è sono jest это será";
 
 /// Words that start another statement within a clause.
-const RESETS: &str = "so then therefore hence thus but because since sondern sino mais mas ma а но while whereas \
-    which leaving giving making";
+const RESETS: &str = "so then therefore hence thus but because since sondern sino mais mas ma а \
+                      но while whereas which leaving giving making";
 
 /// Verbs before "up to" that form no bound: `adds up to 5`.
 const SUMS: &str = "add adds added adding sum sums summing";
@@ -32,23 +34,27 @@ const EXCEPTED: &str = "all anything everything any none nothing everyone every"
 const STOPS: [char; 9] = ['.', ';', '!', '?', ',', ':', '=', '\n', '('];
 
 /// Phrases, separated by `|`, which state that a problem was not solved.
-const GIVING_UP: &str = "cannot be determined|can't be determined|cannot be computed|can't be computed|\
-    no idea|impossible to say|impossible to tell|impossible to know|impossible to determine|impossible to compute|\
-    hard to say|hard to tell|hard to compute|hard to know|is not known|is unknown|not enough information|\
-    insufficient information|just a guess|wild guess|random guess|can only guess|could only guess|\
-    have to guess|will guess|i'll guess|weiß nicht|weiß es nicht|\
-    keine ahnung|nicht berechnen|nicht bestimmen|ich rate|ne sais pas|aucune idée|no sé|\
-    no lo sé|ni idea|não sei|non lo so|не знаю|понятия не имею|\
-    nie wiem|bilmiyorum|hesaplayamıyorum|weet het niet|नहीं पता|पता नहीं|لا أعرف|لا أدري|不知道|\
-    无法计算|无法确定|无法求|无法得出|无法回答|无法解|不确定|我猜|猜测|わからない|分からない|わかりません|分かりません|모르|알 수 없";
+const GIVING_UP: &str = "cannot be determined|can't be determined|cannot be computed|can't be \
+                         computed|no idea|impossible to say|impossible to tell|impossible to \
+                         know|impossible to determine|impossible to compute|hard to say|hard to \
+                         tell|hard to compute|hard to know|is not known|is unknown|not enough \
+                         information|insufficient information|just a guess|wild guess|random \
+                         guess|can only guess|could only guess|have to guess|will guess|i'll \
+                         guess|weiß nicht|weiß es nicht|keine ahnung|nicht berechnen|nicht \
+                         bestimmen|ich rate|ne sais pas|aucune idée|no sé|no lo sé|ni idea|não \
+                         sei|non lo so|не знаю|понятия не имею|nie \
+                         wiem|bilmiyorum|hesaplayamıyorum|weet het niet|नहीं पता|पता नहीं|لا \
+                         أعرف|لا أدري|不知道|无法计算|无法确定|无法求|无法得出|无法回答|无法解|不确定|我猜|猜测|わからない|分からない|わかりません|分かりません|모르|알 수 없";
 
 /// Phrases that state the same only if their subject is the model: I cannot find, but not "she
 /// cannot find".
-const OWN_GIVING_UP: &str = "cannot compute|can't compute|could not compute|couldn't compute|cannot solve|can't solve|\
-    cannot determine|can't determine|cannot calculate|can't calculate|cannot find|can't find|cannot answer|\
-    can't answer|could not determine|couldn't determine|could not find|couldn't find|could not solve|\
-    couldn't solve|cannot work|can't work|cannot figure|can't figure|unable to|don't know|do not know|\
-    not sure|unsure|not certain|give up";
+const OWN_GIVING_UP: &str = "cannot compute|can't compute|could not compute|couldn't \
+                             compute|cannot solve|can't solve|cannot determine|can't \
+                             determine|cannot calculate|can't calculate|cannot find|can't \
+                             find|cannot answer|can't answer|could not determine|couldn't \
+                             determine|could not find|couldn't find|could not solve|couldn't \
+                             solve|cannot work|can't work|cannot figure|can't figure|unable \
+                             to|don't know|do not know|not sure|unsure|not certain|give up";
 
 /// Words before a phrase of `OWN_GIVING_UP` whose subject is the model.
 const OWN: &str = "i we i'm we're and but so";
@@ -57,9 +63,10 @@ const OWN: &str = "i we i'm we're and but so";
 const OWN_VERBS: &str = "am was were are honestly simply just really";
 
 /// Words that call a statement wrong.
-const WRONG: &str = "wrong incorrect false untrue mistaken mistake error impossible excluded eliminated rejected invalid out guess falsch inkorrekt faux fausse \
-    incorrecte incorrecto incorrecta falso falsa errado errada sbagliato sbagliata fout onjuist неверно неправильно \
-    błędne yanlış değil गलत नहीं خطأ";
+const WRONG: &str = "wrong incorrect false untrue mistaken mistake error impossible excluded \
+                     eliminated rejected invalid out guess falsch inkorrekt faux fausse \
+    incorrecte incorrecto incorrecta falso falsa errado errada sbagliato sbagliata fout onjuist \
+    неверно неправильно błędne yanlış değil गलत नहीं خطأ";
 
 /// Verbs between a number and the word that denies it.
 const COPULAS: &str = "is was be seems looks that's it's ist wäre est n'est es é è está jest это";
@@ -72,7 +79,8 @@ const SHORT_DENIALS: &str =
 const LIGHT: &str = "the a la le die be even really es quite est ist è é está";
 
 /// Words that deny the number before them if they are negated: is not right.
-const HOLDS: &str = "right correct true possible valid answer exactly antwort réponse respuesta risposta resposta richtig möglich correcte juste exacte correcto correcta \
+const HOLDS: &str = "right correct true possible valid answer exactly antwort réponse respuesta \
+                     risposta resposta richtig möglich correcte juste exacte correcto correcta \
     posible certo certa correto correta corretto giusto juist верно правильно doğru सही";
 
 /// Verbs that deny the number directly before them if they are negated: doesn't work.
@@ -207,8 +215,10 @@ pub(crate) fn is_supposed(before: &str) -> bool {
 
 /// Words at the start of a clause that suppose the value of a variable, or try a single number: let
 /// x = 5, try 5.
-const SUPPOSES: &str = "if let let's suppose assume assuming supposing try test check consider when whenever say take wenn sei \
-    seien angenommen setze si soit soient supposons supongamos sea sean se sia supponiamo suponha seja als stel если пусть jeśli";
+const SUPPOSES: &str = "if let let's suppose assume assuming supposing try test check consider \
+                        when whenever say take wenn sei seien angenommen setze si soit soient \
+                        supposons supongamos sea sean se sia supponiamo suponha seja als stel \
+                        если пусть jeśli";
 
 /// Like `SUPPOSES`, in scripts that are written without spaces.
 const JOINED_SUPPOSES: [&str; 11] =
@@ -389,9 +399,10 @@ pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
     // Examples: "5 — no.", "5. No, wait.", "5. That can't be right."
     let is_no = clauses.len() > 1
         && !has_digit
-        && clauses.last().is_some_and(
-            |last| matches!(&split_words(last)[..], [only] if contains_word("no nein non nope", only)),
-        );
+        && clauses.last().is_some_and(|last| {
+            matches!(&split_words(last)[..], [only] if contains_word("no nein non \
+                                                                             nope", only))
+        });
     let follows = next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']);
     let follows = split_words(&follows[..sentence_end(follows)]);
     let follows: Vec<&str> = follows.iter().map(String::as_str).collect();

@@ -136,7 +136,8 @@ fn letter_is_temperature_only_after_degrees() {
 
 proptest! {
     #[test]
-    fn find_never_panics(text in "([-0-9.,/eE$%×^{} _~\\\\a−]|\\\\\\\\frac|\\\\\\\\cdot|\\\\\\\\[,!]){0,40}") {
+    fn find_never_panics(text in "([-0-9.,/eE$%×^{} \
+                                  _~\\\\a−]|\\\\\\\\frac|\\\\\\\\cdot|\\\\\\\\[,!]){0,40}") {
         for found in find(&text) {
             prop_assert!(crate::characters::spelled(&text).contains(&found.text));
         }

@@ -103,7 +103,8 @@ fn last_line(input: &ScorerInput, line: &Value) -> Result<Vec<Component>, ScoreE
             none(
                 input,
                 &format!(
-                    "the program's last line is {start:?}, which is neither a number nor {{\"reward\": …}}"
+                    "the program's last line is {start:?}, which is neither a number nor \
+                     {{\"reward\": …}}"
                 ),
             )
         }

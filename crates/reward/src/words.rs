@@ -32,12 +32,13 @@ pub(crate) struct About {
 
 /// First names that are common in word problems. Other words before a number, such as "Total", are
 /// only labels.
-const FIRST_NAMES: &str = "alice bob carol charlie dave david eve tom john jack jane mary anna ann anne emma peter \
-    paul sam sara sarah james tim ben lisa mike michael maria julia kate max leo lily lucy mia noah olivia oliver \
-    henry george jill joe jim kim laura linda susan nancy robert steve kevin brian alex amy andy betty billy cindy \
-    dan diana ella eric frank fred hannah harry helen ivan jason jenny jerry jessica josh karen ken larry luke \
-    matt megan molly nick nina pam phil rachel ralph rita rob ron ryan sally scott sophie ted terry tina \
-    tony victor walter wendy zoe";
+const FIRST_NAMES: &str = "alice bob carol charlie dave david eve tom john jack jane mary anna \
+                           ann anne emma peter paul sam sara sarah james tim ben lisa mike \
+                           michael maria julia kate max leo lily lucy mia noah olivia oliver \
+    henry george jill joe jim kim laura linda susan nancy robert steve kevin brian alex amy andy \
+    betty billy cindy dan diana ella eric frank fred hannah harry helen ivan jason jenny jerry \
+    jessica josh karen ken larry luke matt megan molly nick nina pam phil rachel ralph rita rob \
+    ron ryan sally scott sophie ted terry tina tony victor walter wendy zoe";
 
 impl About {
     /// Returns whether two numbers of equal value can be the same answer, judging by their

@@ -62,7 +62,8 @@ impl PolicyLoss {
             }
             PolicyLoss::GeometricMean { low, high } => {
                 format!(
-                    "−A times the geometric mean of the sequence's ρ, each x clipped at −{low} or {high}"
+                    "−A times the geometric mean of the sequence's ρ, each x clipped at −{low} or \
+                     {high}"
                 )
             }
             PolicyLoss::SoftGate { positive, negative } => {

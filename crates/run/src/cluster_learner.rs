@@ -85,8 +85,8 @@ pub async fn start(
     let root = std::path::absolute(&recipe.run.folder)?;
     if wants.lora.is_some() && (wants.reference || wants.critic) {
         return Err(unusable(
-            "`cluster.learner` of kind \"torch\" trains an adapter (`model.lora`) without a reference or a critic; \
-             leave out the penalty and the critic, or train all weights",
+            "`cluster.learner` of kind \"torch\" trains an adapter (`model.lora`) without a \
+             reference or a critic; leave out the penalty and the critic, or train all weights",
         ));
     }
     let uniform = |lora: &&LoraOptions| {
@@ -94,8 +94,8 @@ pub async fn start(
     };
     if wants.lora.is_some_and(|lora| !uniform(&lora)) {
         return Err(unusable(
-            "`cluster.learner` of kind \"torch\" trains adapters of one rank and scale; leave out `model.lora.ranks`, \
-             `alphas` and `rank_stabilized`",
+            "`cluster.learner` of kind \"torch\" trains adapters of one rank and scale; leave out \
+             `model.lora.ranks`, `alphas` and `rank_stabilized`",
         ));
     }
     let expected = LearnerRequirements {
@@ -144,7 +144,8 @@ pub async fn start(
     host.setup(
         "learner",
         format!(
-            "{}, {} parameters, {dtype} on {device}, {world_size} data-parallel ranks, PyTorch {torch}",
+            "{}, {} parameters, {dtype} on {device}, {world_size} data-parallel ranks, PyTorch \
+             {torch}",
             described.model_type,
             display::count(described.parameters)
         ),

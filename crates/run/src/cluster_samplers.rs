@@ -28,8 +28,8 @@ use process::{Process, Spec};
 
 /// Text by whose log-probabilities servers are checked. It contains words, numbers and punctuation,
 /// as completions do.
-const PROBE: &str = "A farmer has 17 cows, buys 25 more, and sells 8 of them. How many are left? First 17 + 25 = 42, then \
-                     42 - 8 = 34, so the answer is 34.";
+const PROBE: &str = "A farmer has 17 cows, buys 25 more, and sells 8 of them. How many are left? \
+                     First 17 + 25 = 42, then 42 - 8 = 34, so the answer is 34.";
 
 /// Directory, within the run directory, for published weights and the logs of servers.
 const SUBDIR: &str = "samplers";

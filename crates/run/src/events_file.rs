@@ -63,7 +63,8 @@ impl EventsFile {
             match OpenOptions::new().create(true).append(true).open(&self.path) {
                 Ok(file) => state.file = Some(file),
                 Err(error) => {
-                    tracing::warn!(%error, path = %self.path.display(), "cannot open the events file")
+                    tracing::warn!(%error, path = %self.path.display(), "cannot open the events \
+                                                                         file")
                 }
             }
         }

@@ -140,7 +140,8 @@ pub fn describe(files: &ModelFiles) -> String {
     let family = serde_json::to_value(family).ok();
     let family = family.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
     format!(
-        "{family}, {} parameters, {layers} layers of {hidden}, {vocabulary} tokens, context {context}",
+        "{family}, {} parameters, {layers} layers of {hidden}, {vocabulary} tokens, context \
+         {context}",
         display::count(parameters as u64)
     )
 }

@@ -109,7 +109,8 @@ async fn main() -> ExitCode {
     let after = resource_counts();
     let wrong = wrong.load(Ordering::Relaxed);
     println!(
-        "processes, descriptors, mounts before: {before:?}, after: {after:?}; wrong outcomes: {wrong}"
+        "processes, descriptors, mounts before: {before:?}, after: {after:?}; wrong outcomes: \
+         {wrong}"
     );
     let is_clean = after.iter().zip(&before).all(|(after, before)| after <= before) && wrong == 0;
     if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }

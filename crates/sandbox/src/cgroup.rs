@@ -220,7 +220,8 @@ mod tests {
     #[test]
     fn place_joins_mount_point_and_own_cgroup() {
         let mounts = "25 1 0:22 / /sys rw - sysfs sysfs rw\n\
-                      30 25 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
+                      30 25 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 \
+                      rw,nsdelegate\n";
         let found = find_cgroup(mounts, "0::/user.slice/run-1.scope\n").unwrap();
         assert_eq!(found.1, Path::new("/sys/fs/cgroup/user.slice/run-1.scope"));
         let inside = "30 25 0:26 /docker/1 /sys/fs/cgroup rw - cgroup2 cgroup rw\n";

@@ -185,7 +185,8 @@ fn kernel_memory_is_counted_by_kind() {
         ),
         (
             "import threading, time\n\
-             for _ in range(3): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+             for _ in range(3): threading.Thread(target=time.sleep, args=(60,), \
+             daemon=True).start()",
             3 * MAX_THREAD_BYTES,
         ),
         (
@@ -222,10 +223,13 @@ fn crowding_starts_above_epoll_watch_limits() {
     // watches.
     let watches = |of_epolls: &str| {
         let code = format!(
-            "import select\nends = [os.pipe()[0] for _ in range(2)]\nos.dup2(0, 400); os.close(400)\n\
-             status = open('/proc/self/status').read()\nsize = int(status.split('FDSize:')[1].split()[0])\n\
-             for count in {of_epolls}:\n    kept.append(select.epoll())\n    for at in range(count):\n        \
-             fd = 200 + at // 2\n        os.dup2(ends[at % 2], fd); kept[-1].register(fd); os.close(fd)"
+            "import select\nends = [os.pipe()[0] for _ in range(2)]\n\
+             os.dup2(0, 400); os.close(400)\n\
+             status = open('/proc/self/status').read()\n\
+             size = int(status.split('FDSize:')[1].split()[0])\n\
+             for count in {of_epolls}:\n    kept.append(select.epoll())\n    for at in \
+             range(count):\n        fd = 200 + at // 2\n        os.dup2(ends[at % 2], fd); \
+             kept[-1].register(fd); os.close(fd)"
         );
         Program::start(&code).kernel().1
     };
@@ -253,7 +257,8 @@ fn process_returns_pid_of_pidfd() {
 
 #[test]
 fn mappings_of_process_are_counted() {
-    let code = "import mmap\nkept = [mmap.mmap(-1, 4096, flags=mmap.MAP_SHARED) for _ in range(500)]\n\
+    let code = "import mmap\n\
+                kept = [mmap.mmap(-1, 4096, flags=mmap.MAP_SHARED) for _ in range(500)]\n\
                 print(len(open('/proc/self/maps').readlines()))";
     let program = Program::start(code);
     let (pid, threads) = program.process();
@@ -377,7 +382,8 @@ fn shared_pages_count_once_toward_limit() {
 #[test]
 fn borrowed_memory_is_found_by_identity() {
     let program = Program::start(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n\
+        "import threading, time\n\
+         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n\
          if os.fork() == 0: os.read(0, 1); os._exit(0)",
     );
     let found = descendants(program.supervisor.id());

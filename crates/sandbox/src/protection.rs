@@ -151,8 +151,8 @@ pub(crate) fn advice(missing: &[MissingWall]) -> String {
         );
         if ways.is_empty() {
             ways.push(
-                "in a container, let it create namespaces (docker run --security-opt seccomp=unconfined \
-                       --security-opt systempaths=unconfined)"
+                "in a container, let it create namespaces (docker run --security-opt \
+                 seccomp=unconfined --security-opt systempaths=unconfined)"
                     .into(),
             );
         }
@@ -164,7 +164,9 @@ pub(crate) fn advice(missing: &[MissingWall]) -> String {
         ways.push("mount /proc".into());
     }
     ways.push(
-        "or give protection = \"best-effort\" (--protection best-effort) to run behind what there is".into(),
+        "or give protection = \"best-effort\" (--protection best-effort) to run behind what there \
+         is"
+        .into(),
     );
     ways.join("; ")
 }
@@ -190,7 +192,8 @@ mod tests {
         let text = reasons(&lost);
         assert_eq!(
             text,
-            "user-namespace, pid-namespace (unshare: No space left on device); landlock (Function not implemented)"
+            "user-namespace, pid-namespace (unshare: No space left on device); landlock (Function \
+             not implemented)"
         );
         let way = advice(&lost);
         assert!(way.contains("lsm=") && way.ends_with("to run behind what there is"), "{way}");

@@ -58,7 +58,8 @@ pub enum SearchError {
     )]
     Locked(PathBuf),
     /// A directory is not an index.
-    #[error("{} {why}; build an index with `levade search index CORPUS --out FOLDER`", path.display())]
+    #[error("{} {why}; build an index with `levade search index CORPUS --out \
+             FOLDER`", path.display())]
     NotAnIndex {
         /// The directory.
         path: PathBuf,
@@ -80,7 +81,8 @@ pub enum SearchError {
         wanted: u64,
     },
     /// A file of an index contradicts the manifest or its own format.
-    #[error("{} is damaged or cut short: {why}\nbuild the index again from its corpus", path.display())]
+    #[error("{} is damaged or cut short: {why}\n\
+             build the index again from its corpus", path.display())]
     Damaged {
         /// The damaged file or directory.
         path: PathBuf,

@@ -66,7 +66,8 @@ proptest! {
         prop_assert_eq!(found.len(), matching);
         for (row, score) in &found {
             let exact = expected[*row as usize];
-            prop_assert!((f64::from(*score) - exact).abs() <= 1e-5 * exact, "row {}: {} {}", row, score, exact);
+            prop_assert!((f64::from(*score) - exact).abs() <= 1e-5 * exact, "row {}: {} \
+                                                                             {}", row, score, exact);
         }
         for pair in found.windows(2) {
             prop_assert!(pair[0].1 > pair[1].1 || (pair[0].1 == pair[1].1 && pair[0].0 < pair[1].0));

@@ -175,7 +175,8 @@ fn check(queries: &[String], count: usize) -> Result<(), SearchError> {
     if queries.len() > MAX_QUERIES {
         let found = queries.len();
         return Err(SearchError::Query(format!(
-            "{found} queries in one request, but at most {MAX_QUERIES} are answered; ask in several requests"
+            "{found} queries in one request, but at most {MAX_QUERIES} are answered; ask in \
+             several requests"
         )));
     }
     if !(1..=MAX_RESULTS).contains(&count) {
@@ -249,7 +250,8 @@ fn hits(
         bytes += hits.iter().map(size).sum::<usize>();
         if bytes > max_bytes {
             return Err(SearchError::Query(format!(
-                "the passages found have more than {max_bytes} bytes; ask for fewer, or in several requests"
+                "the passages found have more than {max_bytes} bytes; ask for fewer, or in \
+                 several requests"
             )));
         }
         found.push(hits);

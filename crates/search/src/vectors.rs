@@ -290,7 +290,8 @@ impl Vectors {
         let wrong = queries.iter().find(|query| query.len() != self.dimensions);
         if let Some(query) = wrong {
             return Err(SearchError::Query(format!(
-                "a query's vector has {} numbers, but those of the index have {}: it is of another model",
+                "a query's vector has {} numbers, but those of the index have {}: it is of \
+                 another model",
                 query.len(),
                 self.dimensions
             )));

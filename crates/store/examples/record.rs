@@ -267,10 +267,12 @@ fn add_long_turn(trajectory: &mut Trajectory, turn: u32, parent: Option<SegmentI
 
 fn bench_long() {
     println!(
-        "\nan attempt of up to {TURNS} turns and {LONG} tokens, with a fork of {SAMPLED} tokens each turn"
+        "\nan attempt of up to {TURNS} turns and {LONG} tokens, with a fork of {SAMPLED} tokens \
+         each turn"
     );
     println!(
-        "| turns | new tokens | file, bytes a token | stage | peak memory, MiB | bytes a token | seconds |"
+        "| turns | new tokens | file, bytes a token | stage | peak memory, MiB | bytes a token | \
+         seconds |"
     );
     println!("|---|---|---|---|---|---|---|");
     for turns in [10, 50, 100] {

@@ -177,7 +177,8 @@ pub enum StoreError {
     },
     /// A different value is recorded under the key.
     #[error(
-        "{key} is already recorded in {location} with another {field}; a record is never overwritten"
+        "{key} is already recorded in {location} with another {field}; a record is never \
+         overwritten"
     )]
     Conflict {
         /// Location of the store.

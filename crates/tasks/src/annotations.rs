@@ -80,7 +80,8 @@ mod tests {
 
     #[test]
     fn annotated_solution_becomes_turns() {
-        let solution = "Tom has 3*4 = <<3*4=12>>12 red balls.\nHe gives half away: $<<12/2=6.00>>6 left.\n#### 6";
+        let solution = "Tom has 3*4 = <<3*4=12>>12 red balls.\n\
+                        He gives half away: $<<12/2=6.00>>6 left.\n#### 6";
         let got = parse_annotations(solution, 2).unwrap();
         let steps: Vec<_> = got
             .calls

@@ -84,7 +84,8 @@ pub enum TaskError {
         location: RowLocation,
     },
     /// A row lacks a field.
-    #[error("{}, {location}: the row has no field {field:?}; it has {has}. {way_out}", path.display())]
+    #[error("{}, {location}: the row has no field {field:?}; it has {has}. \
+             {way_out}", path.display())]
     NoField {
         /// Path of the file.
         path: PathBuf,
@@ -98,7 +99,8 @@ pub enum TaskError {
         way_out: String,
     },
     /// A field has an invalid value.
-    #[error("{}, {location}: field {field:?} is {found}, but it must be {expected}", path.display())]
+    #[error("{}, {location}: field {field:?} is {found}, but it must be \
+             {expected}", path.display())]
     Field {
         /// Path of the file.
         path: PathBuf,

@@ -187,7 +187,8 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 45] = [
     (
         "What is the capital of Peru?",
         &[
-            "<start_of_turn>user\nWhat is the capital of Peru?<end_of_turn>\n<start_of_turn>model\n",
+            "<start_of_turn>user\nWhat is the capital of Peru?<end_of_turn>\n\
+             <start_of_turn>model\n",
             "<bos><start_of_turn>user\nWhat is the capital of Peru?<end_of_turn>",
             "<｜User｜>What is the capital of Peru?<｜Assistant｜>",
             "<｜begin▁of▁sentence｜><｜User｜>What is the capital of Peru?<｜Assistant｜><think>\n",
@@ -373,7 +374,8 @@ fn shown_multiline_question_leaks() {
     for shown in [
         format!("Q: {question}\nA: Victoria\n\nQ: And in Europe?\nA:"),
         format!(
-            "### Instruction:\n{question}\n\n### Response:\nVictoria\n\n### Instruction:\nAnd in Europe?"
+            "### Instruction:\n{question}\n\n### Response:\nVictoria\n\n### Instruction:\n\
+             And in Europe?"
         ),
     ] {
         assert!(is_leak(&[task(question, "Victoria")], &task(&shown, "Ladoga")), "{shown}");

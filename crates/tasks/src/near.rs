@@ -254,7 +254,8 @@ mod tests {
     fn find_matches_contained_and_slightly_changed_questions() {
         let held_out = [
             "What is 2+2?",
-            "A train leaves the station at noon and drives 120 km at 60 km/h. When does it arrive in Bonn?",
+            "A train leaves the station at noon and drives 120 km at 60 km/h. When does it arrive \
+             in Bonn?",
             "Who wrote the play about the prince of Denmark?",
             "Janet has 3 apples and buys four more. How many apples does she have?",
         ];
@@ -263,7 +264,8 @@ mod tests {
             ("Please tell me: what is 2 + 2? Let's think step by step.", 0),
             ("1. What is 2+2?\nExplain.", 0),
             (
-                "A train leaves a station at noon and drives 120km at 60 km/h. When does the train arrive in Bonn?",
+                "A train leaves a station at noon and drives 120km at 60 km/h. When does the \
+                 train arrive in Bonn?",
                 1,
             ),
             ("who wrote that play about the prince of Denmark", 2),
@@ -279,7 +281,8 @@ mod tests {
             "What is 2+3?",
             "What is 2-2?",
             "Janet has three apples and buys five more. How many apples does she have?",
-            "A train leaves the station at noon and drives 130 km at 60 km/h. When does it arrive in Bonn?",
+            "A train leaves the station at noon and drives 130 km at 60 km/h. When does it arrive \
+             in Bonn?",
             "Who wrote the opera about the barber of Seville?",
             "",
         ] {
@@ -291,8 +294,8 @@ mod tests {
     fn find_ignores_words_of_shared_template() {
         let task = |name: &str| {
             format!(
-                "Please read every word of this riddle twice before you reply, solve the task below with care and \
-                 answer in one word: who is {name}?"
+                "Please read every word of this riddle twice before you reply, solve the task \
+                 below with care and answer in one word: who is {name}?"
             )
         };
         let name = |i: u8| format!("{0}{0} of {0}land", char::from(b'a' + i));

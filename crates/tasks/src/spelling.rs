@@ -19,14 +19,16 @@ use unicode_normalization::UnicodeNormalization;
 use self::markup::without_markup;
 
 /// Words that name a question in a label before the question, such as `Question 3:`.
-const QUESTION_NAMES: &str = "calculate compute evaluate solve question questions q problem prompt query \
-    exercise example task input user human instruction answer a frage aufgabe pregunta problema ejercicio \
-    pergunta domanda esercizio exercice problème вопрос задача vraag pytanie soru 问 问题 题目 問 問題 質問 \
-    질문 문제 سؤال السؤال प्रश्न প্রশ্ন";
+const QUESTION_NAMES: &str = "calculate compute evaluate solve question questions q problem \
+                              prompt query exercise example task input user human instruction \
+                              answer a frage aufgabe pregunta problema ejercicio pergunta domanda \
+                              esercizio exercice problème вопрос задача vraag pytanie soru 问 问题 \
+                              题目 問 問題 質問 질문 문제 سؤال السؤال प्रश्न প্রশ্ন";
 /// Words that name an answer in a label before or after the answer, such as `Final answer:`.
-const ANSWER_NAMES: &str = "answer a ans solution response output assistant result final reply antwort lösung \
-    respuesta solución resposta solução risposta soluzione réponse ответ решение antwoord odpowiedź cevap \
-    答 答案 回答 解答 답 답변 정답 جواب الجواب उत्तर উত্তর";
+const ANSWER_NAMES: &str = "answer a ans solution response output assistant result final reply \
+                            antwort lösung respuesta solución resposta solução risposta soluzione \
+                            réponse ответ решение antwoord odpowiedź cevap 答 答案 回答 解答 답 답변 정답 \
+                            جواب الجواب उत्तर উত্তর";
 /// Words that a label may contain in addition to a name.
 const FILLERS: &str = "of the this following please here is new now your next to so";
 /// Roles of the last turn, which a chat template opens without content.

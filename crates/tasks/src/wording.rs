@@ -89,60 +89,68 @@ const WORDINGS: &[Wording] = &[
     training_wording(
         "story-boxes",
         WordingFormat::Story("a * b - c"),
-        "A warehouse has {a} shelves with {b} boxes on each. After {c} boxes are shipped, how many boxes are left?",
+        "A warehouse has {a} shelves with {b} boxes on each. After {c} boxes are shipped, how \
+         many boxes are left?",
     ),
     training_wording(
         "story-library",
         WordingFormat::Story("a * b + c"),
-        "A library buys {a} crates of books with {b} books in each, and is given {c} more. How many books does it get?",
+        "A library buys {a} crates of books with {b} books in each, and is given {c} more. How \
+         many books does it get?",
     ),
     training_wording(
         "story-bus",
         WordingFormat::Story("a + b - c"),
-        "A train carries {a} people. {b} people get on and then {c} people get off. How many people are on the train?",
+        "A train carries {a} people. {b} people get on and then {c} people get off. How many \
+         people are on the train?",
     ),
     training_wording(
         "story-tickets",
         WordingFormat::Story("(a + b) * c"),
-        "A theatre sells {a} tickets on Friday and {b} on Saturday. Each ticket costs {c} dollars. How many dollars does \
-         it take in?",
+        "A theatre sells {a} tickets on Friday and {b} on Saturday. Each ticket costs {c} \
+         dollars. How many dollars does it take in?",
     ),
     training_wording(
         "story-orchard",
         WordingFormat::Story("(a - b) * c"),
-        "An orchard has {a} trees. A storm fells {b} of them. Each tree left gives {c} apples. How many apples are there?",
+        "An orchard has {a} trees. A storm fells {b} of them. Each tree left gives {c} apples. \
+         How many apples are there?",
     ),
     training_wording(
         "story-savings",
         WordingFormat::Story("a - b - c"),
-        "Mia has saved {a} dollars. She spends {b} dollars on a bicycle and {c} dollars on a trip. How many dollars are \
-         left?",
+        "Mia has saved {a} dollars. She spends {b} dollars on a bicycle and {c} dollars on a \
+         trip. How many dollars are left?",
     ),
     training_wording(
         "story-steps",
         WordingFormat::Story("a + b + c"),
-        "Leo walked {a} steps on Monday, {b} on Tuesday and {c} on Wednesday. How many steps did he walk in all?",
+        "Leo walked {a} steps on Monday, {b} on Tuesday and {c} on Wednesday. How many steps did \
+         he walk in all?",
     ),
     training_wording(
         "story-truck",
         WordingFormat::Story("a + b * c"),
-        "A truck weighs {a} kilograms. It is loaded with {b} sacks of {c} kilograms each. How many kilograms does it weigh \
-         now?",
+        "A truck weighs {a} kilograms. It is loaded with {b} sacks of {c} kilograms each. How \
+         many kilograms does it weigh now?",
     ),
     training_wording(
         "story-hotel",
         WordingFormat::Story("a * b * c"),
-        "A town has {a} hotels with {b} floors each, and every floor has {c} rooms. How many rooms are there?",
+        "A town has {a} hotels with {b} floors each, and every floor has {c} rooms. How many \
+         rooms are there?",
     ),
     reserved_wording(
         "story-bakery",
         WordingFormat::Story("a * b - c"),
-        "A bakery bakes {a} trays with {b} rolls on each tray and sells {c} rolls. How many rolls does it still have?",
+        "A bakery bakes {a} trays with {b} rolls on each tray and sells {c} rolls. How many rolls \
+         does it still have?",
     ),
     reserved_wording(
         "story-stamps",
         WordingFormat::Story("a * b + c"),
-        "Ada fills {a} pages of her album with {b} stamps each and keeps {c} stamps in a tin. How many stamps does she own?",
+        "Ada fills {a} pages of her album with {b} stamps each and keeps {c} stamps in a tin. How \
+         many stamps does she own?",
     ),
     reserved_wording(
         "story-votes",
@@ -152,12 +160,14 @@ const WORDINGS: &[Wording] = &[
     reserved_wording(
         "story-wages",
         WordingFormat::Story("(a + b) * c"),
-        "A firm employs {a} welders and {b} painters and pays each of them {c} dollars. How many dollars does it pay?",
+        "A firm employs {a} welders and {b} painters and pays each of them {c} dollars. How many \
+         dollars does it pay?",
     ),
     reserved_wording(
         "story-gift",
         WordingFormat::Story("a * (b - c)"),
-        "Each of {a} visitors gets {b} coins at the door and gives {c} of them back. How many coins do they keep in all?",
+        "Each of {a} visitors gets {b} coins at the door and gives {c} of them back. How many \
+         coins do they keep in all?",
     ),
 ];
 

@@ -20,7 +20,8 @@ fn out_of_range_timestamp_is_error_without_output() {
     std::panic::set_hook(Box::new(|_| PRINTED.set(PRINTED.get() + 1)));
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rows.parquet");
-    let schema = "message rows { required binary question (UTF8); required int64 answer (TIMESTAMP(MICROS, true)); }";
+    let schema = "message rows \
+                  { required binary question (UTF8); required int64 answer (TIMESTAMP(MICROS, true)); }";
     let schema = Arc::new(parse_message_type(schema).unwrap());
     let mut writer = SerializedFileWriter::new(
         File::create(&path).unwrap(),

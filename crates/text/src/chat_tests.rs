@@ -9,8 +9,8 @@ use serde_json::json;
 /// Prints its own system message if none is given, and any role by its name.
 pub(crate) const DEFAULT_SYSTEM: &str = "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}\
     {{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}\
-    {{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}\
-    {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    {{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n\
+    ' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 /// Describes tools itself and requests Hermes calls. Collects tool results in a user message.
 pub(crate) const WITH_TOOLS: &str = r#"
@@ -54,7 +54,8 @@ fn prompt_renders_messages_and_generation_prompt() {
     let prompt = chat.prompt(&[Message::system("Be brief."), Message::user("Hi")], &[]).unwrap();
     assert_eq!(
         text(&chat, &prompt),
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n\
+         <|im_start|>assistant\n"
     );
     assert_eq!(prompt.iter().filter(|&&id| id == IM_START || id == IM_END).count(), 5);
     assert_eq!(chat.stop_ids(), [IM_END, 256]);

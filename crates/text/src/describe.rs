@@ -37,7 +37,8 @@ pub(crate) fn describe_tools(
     let SyntaxTags { how, example, .. } = syntax.syntax_tags();
     match tool_prompt {
         ToolPrompt::Full => format!(
-            "You can call tools. They are:\n<tools>\n{lines}\n</tools>\n\nTo call one, write {how}, like this:\n{example}"
+            "You can call tools. They are:\n<tools>\n{lines}\n</tools>\n\n\
+             To call one, write {how}, like this:\n{example}"
         ),
         ToolPrompt::Compact => format!("Tools:\n{lines}\nCall: {example}"),
     }
@@ -112,7 +113,8 @@ mod tests {
                 "required": ["query"],
             }),
         };
-        let expected = "search(query: string, kind?: \"web\"|\"news\", sites?: [string], limit?: integer|null, more?: any): Finds pages.";
+        let expected = "search(query: string, kind?: \"web\"|\"news\", sites?: [string], limit?: \
+                        integer|null, more?: any): Finds pages.";
         assert_eq!(signature(&tool), expected);
         let bare =
             ToolSpec { name: "now".into(), description: String::new(), parameters: Value::Null };

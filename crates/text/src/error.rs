@@ -18,8 +18,8 @@ pub enum TextError {
     /// The template prints no special token after an assistant turn, so a completion would never
     /// end.
     #[error(
-        "the chat template prints {found:?} after an assistant turn, where a special token of the tokenizer should end \
-         it; does the template belong to this model?"
+        "the chat template prints {found:?} after an assistant turn, where a special token of the \
+         tokenizer should end it; does the template belong to this model?"
     )]
     NoEndOfTurn {
         /// Text that the template prints instead.

@@ -179,7 +179,8 @@ fn harmony_channels_map_to_reasoning_content_calls() {
         ),
         (
             "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant\
-             <|channel|>commentary to=functions.search <|constrain|>json<|message|>{\"text\": \"<|call|>\"}<|call|>",
+             <|channel|>commentary to=functions.search \
+             <|constrain|>json<|message|>{\"text\": \"<|call|>\"}<|call|>",
             "Wait.",
             "Hm.",
             1,
@@ -290,7 +291,8 @@ fn call_format_variants_parse_alike() {
     let want = Ok(json!({ "text": "42", "limit": 7 }));
     let json = "{\"text\": \"42\", \"limit\": 7}";
     for (protocol, completion) in [
-        (ToolProtocol::Mistral, format!("[TOOL_CALLS] [{{\"name\": \"search\", \"arguments\": {json}, \"id\": \"a\"}}]</s>")),
+        (ToolProtocol::Mistral, format!("[TOOL_CALLS] [{{\"name\": \"search\", \"arguments\": \
+                                         {json}, \"id\": \"a\"}}]</s>")),
         (ToolProtocol::Mistral, format!("[TOOL_CALLS]search[CALL_ID]abc123def[ARGS]{json}")),
         (ToolProtocol::Mistral, format!("[TOOL_CALLS]search{json}")),
         (ToolProtocol::Deepseek, format!("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>search<｜tool▁sep｜>{json}<｜tool▁call▁end｜>")),
@@ -298,7 +300,8 @@ fn call_format_variants_parse_alike() {
             ToolProtocol::Deepseek,
             format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>search\n```json\n{json}\n```<｜tool▁call▁end｜>"),
         ),
-        (ToolProtocol::Kimi, format!("<|tool_call_begin|>search<|tool_call_argument_begin|> {json} <|tool_call_end|>")),
+        (ToolProtocol::Kimi, format!("<|tool_call_begin|>search<|tool_call_argument_begin|> \
+                                      {json} <|tool_call_end|>")),
         (
             ToolProtocol::QwenXml,
             "<function=search>\n<parameter=text>\n42\n<parameter=limit>7</parameter></function>".into(),
@@ -309,7 +312,8 @@ fn call_format_variants_parse_alike() {
         ),
         (
             ToolProtocol::Minimax,
-            "<minimax:tool_call><invoke name=search><parameter name='text'>42</parameter><parameter name=\"limit\">7</parameter></invoke>\
+            "<minimax:tool_call><invoke name=search><parameter \
+             name='text'>42</parameter><parameter name=\"limit\">7</parameter></invoke>\
              </minimax:tool_call>".into(),
         ),
     ] {

@@ -50,7 +50,8 @@ fn known_texts(chat: &Chat) -> Vec<String> {
         .chain(syntax.syntax_tags().tags.iter().copied());
     let mut known: Vec<String> =
         tags.chain(syntax.syntax_tags().closes.iter().copied()).map(str::to_owned).collect();
-    let arguments = json!({"string": "</tool_call> é", "number": 1.5, "array": [1, "]"], "object": {"a": null}});
+    let arguments = json!({"string": "</tool_call> \
+                                      é", "number": 1.5, "array": [1, "]"], "object": {"a": null}});
     for arguments in [Map::new(), arguments.as_object().cloned().unwrap()] {
         let call =
             ToolCall { id: "call_0".into(), name: "probe".into(), arguments: arguments.into() };

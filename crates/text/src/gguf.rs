@@ -204,7 +204,8 @@ pub(crate) fn vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, T
     for (id, token) in source.tokens.iter().enumerate() {
         if let Some(first) = vocab.insert(token.clone(), json!(id)) {
             return Err(TextError::Tokenizer(format!(
-                "the GGUF file lists the token {token:?} twice, as {first} and as {id}; is it damaged?"
+                "the GGUF file lists the token {token:?} twice, as {first} and as {id}; is it \
+                 damaged?"
             )));
         }
     }

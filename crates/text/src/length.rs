@@ -175,7 +175,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn length_bound_never_exceeds_token_count(text in "(\\PC|[a-z0-9 ]{1,8}|<\\|im_end\\|>|[áe\u{301}]){0,60}") {
+        fn length_bound_never_exceeds_token_count(text in "(\\PC|[a-z0-9 \
+                                                           ]{1,8}|<\\|im_end\\|>|[áe\u{301}]){0,60}") {
             let tokenizer = tiny_tokenizer().unwrap();
             let count = tokenizer.encode_template(&text).len();
             prop_assert!(tokenizer.check_length(&text, count).is_ok());

@@ -132,12 +132,14 @@ fn non_object_arguments_keep_their_text() {
 
 /// Accepts texts and lists of parts.
 const EITHER: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
-    {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}\
-    {{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text \
+    }}{% endfor %}{% endif %}{{ '<|im_end|>\n\
+    ' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 /// Accepts only lists, and numbers the parts after the first.
 const LISTS: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
-    {% for p in m['content'] %}{% if not loop.first %}{{ loop.index }}{% endif %}{{ p['text'] }}{% endfor %}\
-    {{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    {% for p in m['content'] %}{% if not loop.first %}{{ loop.index }}{% endif %}{{ p['text'] \
+    }}{% endfor %}{{ '<|im_end|>\n\
+    ' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 #[test]
 fn content_parts_render_like_text() {
@@ -151,7 +153,8 @@ fn content_parts_render_like_text() {
             )
             .unwrap()
         };
-        let want = "<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n<|im_start|>assistant\n";
+        let want = "<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n\
+                    Ho<|im_end|>\n<|im_start|>assistant\n";
         let part = |text: &str| json!({"type": "text", "text": text});
         assert_eq!(both("Hi <|im_end|>".into()), want, "{template}");
         assert_eq!(both(json!([part("Hi <|im_end|>")])), want, "{template}");
@@ -191,8 +194,9 @@ fn non_text_parts_are_rejected_by_type() {
 
 /// Prints reasoning from a separate field.
 const READS: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
-    {%- if m.reasoning_content is defined and m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}\
-    {{- m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    {%- if m.reasoning_content is defined and m.reasoning_content %}{{ '<think>' + \
+    m.reasoning_content + '</think>' }}{% endif %}{{- m.content + '<|im_end|>\n\
+    ' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 #[test]
 fn reasoning_renders_in_field_or_tags() {
@@ -217,8 +221,10 @@ fn reasoning_renders_in_field_or_tags() {
     assert_eq!(reasoning("chatml"), written);
     assert_eq!(reasoning(THOUGHTFUL), written);
     // The model's own tags, if it uses other ones.
-    let other = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content.split('</reason>')[-1] + '<|im_end|>\n' }}\
-        {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<reason>' }}{% endif %}";
+    let other = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n\
+                 ' + m.content.split('</reason>')[-1] + '<|im_end|>\n\
+                 ' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n\
+                 <reason>' }}{% endif %}";
     let chat_of_other = chat(other, ChatOptions::default());
     let with_reasoning =
         Message { reasoning_content: Some("hm".into()), ..Message::assistant("two") };
@@ -241,8 +247,10 @@ fn developer_role_falls_back_to_system() {
         prompt(&plain, messages.clone()).unwrap(),
         prompt(&plain, as_system.clone()).unwrap()
     );
-    let knows = "{% for m in messages %}{{ '<|im_start|>' + ('boss' if m.role == 'developer' else m.role) + '\n' }}\
-        {{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let knows = "{% for m in messages %}{{ '<|im_start|>' + ('boss' if m.role == 'developer' else \
+                 m.role) + '\n' }}{{ m.content + '<|im_end|>\n\
+                 ' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n\
+                 ' }}{% endif %}";
     let knows = chat(knows, ChatOptions::default());
     let printed = prompt(&knows, messages.clone()).unwrap();
     assert!(
@@ -250,9 +258,11 @@ fn developer_role_falls_back_to_system() {
         "{printed}"
     );
     // A template that names the role only to reject it does not support it.
-    let rejecting = "{% for m in messages %}{% if m.role == 'developer' %}{{ raise_exception('no') }}{% endif %}\
-        {{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
-        {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let rejecting = "{% for m in messages %}{% if m.role == 'developer' %}{{ \
+                     raise_exception('no') }}{% endif %}{{ '<|im_start|>' + m.role + '\n\
+                     ' + m.content + '<|im_end|>\n\
+                     ' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n\
+                     ' }}{% endif %}";
     let rejecting = chat(rejecting, ChatOptions::default());
     assert_eq!(prompt(&rejecting, messages.clone()).unwrap(), prompt(&plain, as_system).unwrap());
 

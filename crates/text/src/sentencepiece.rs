@@ -102,7 +102,8 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
     let types = source.types.len();
     if scores != tokens || types != tokens {
         return Err(TextError::Tokenizer(format!(
-            "the GGUF file has {tokens} tokens, {scores} scores and {types} token types; is it damaged?"
+            "the GGUF file has {tokens} tokens, {scores} scores and {types} token types; is it \
+             damaged?"
         )));
     }
     let vocab = vocabulary(source)?;

@@ -5,15 +5,23 @@ use crate::testing::{FIRST_SYSTEM_ONLY, STRICT_TURNS, sampled, tiny_chat};
 use crate::{Chat, ChatOptions, LateSystem, Message, Role, ShiftedSystems};
 
 /// Prints all system messages at the start, as some templates do.
-const COLLECTS: &str = "{{ '<|im_start|>system\n' }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}\
-    {{ '<|im_end|>\n' }}{% for m in messages %}{% if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}\
+const COLLECTS: &str = "{{ '<|im_start|>system\n\
+                        ' }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content \
+                        }}{% endif %}{% endfor %}{{ '<|im_end|>\n\
+                        ' }}{% for m in messages %}{% if m.role != 'system' %}{{ '<|im_start|>' + \
+                        m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 /// Accepts no system message.
-const NO_SYSTEM: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}\
-    {{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+const NO_SYSTEM: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no \
+                         system') }}{% endif %}{{ '<|im_start|>' + m.role + '\n\
+                         ' + m.content + '<|im_end|>\n\
+                         ' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n\
+                         ' }}{% endif %}";
 /// Supports the role `developer`, and drops all instructions except the first message.
 const DEVELOPER: &str = "{% for m in messages %}{% if m.role in ['system', 'developer'] and not loop.first %}{% else %}\
-    {{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    {{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n\
+    ' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n\
+    ' }}{% endif %}";
 
 fn developer(content: &str) -> Message {
     Message { role: Role::Developer, ..Message::system(content) }

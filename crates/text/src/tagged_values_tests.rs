@@ -37,7 +37,8 @@ fn tagged_values_are_typed_by_schema() {
         ),
         (
             ToolProtocol::Minimax,
-            "<minimax:tool_call>\n<invoke name=\"search\">\n<parameter name=\"KEY\">VALUE</parameter>\n</invoke>\n</minimax:tool_call>",
+            "<minimax:tool_call>\n<invoke name=\"search\">\n\
+             <parameter name=\"KEY\">VALUE</parameter>\n</invoke>\n</minimax:tool_call>",
         ),
     ];
     for (key, value, want) in [
@@ -86,7 +87,8 @@ fn tagged_values_may_contain_parameter_tags() {
     };
     let minimax = |value: &str| {
         format!(
-            "<minimax:tool_call>\n<invoke name=\"search\">\n<parameter name=\"code\">{value}</parameter>\n</invoke>\n</minimax:tool_call>"
+            "<minimax:tool_call>\n<invoke name=\"search\">\n\
+             <parameter name=\"code\">{value}</parameter>\n</invoke>\n</minimax:tool_call>"
         )
     };
     let glm = |value: &str| {

@@ -175,7 +175,8 @@ mod tests {
 
     #[test]
     fn template_blocks_leave_no_white_space() {
-        let source = "{% for message in messages %}\n    {% if loop.first %}\n        {{- bos_token }}\n    {% endif %}\n\
+        let source = "{% for message in messages %}\n    {% if loop.first %}\n        {{- \
+                      bos_token }}\n    {% endif %}\n\
                       [{{ message['role'] }}]\n{% endfor %}\n\n";
         // As in Jinja2: the line break after a block is removed, the one after an expression is
         // kept.
@@ -194,24 +195,27 @@ mod tests {
         );
         assert_eq!(render("{% for m in messages[::-1] %}{{ m.role[0] }}{% endfor %}"), "aus");
         let think = "{% set c = messages[2].content %}{% if '</think>' in c %}\
-                     {{ c.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') }}/{{ c.split('</think>')[-1].lstrip('\\n') }}\
-                     {% endif %}";
+                     {{ c.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n\
+                     ') }}/{{ c.split('</think>')[-1].lstrip('\\n') }}{% endif %}";
         assert_eq!(render(think), "hm/Ho");
         assert_eq!(
             render(
-                "{{ messages[1].get('name', 'none') }}{{ messages | length - 1 }}{{ messages[1].content is string }}"
+                "{{ messages[1].get('name', 'none') }}{{ messages | length - 1 }}{{ \
+                 messages[1].content is string }}"
             ),
             "none2True"
         );
         assert_eq!(
             render(
-                "{{ none is iterable }} {{ 'a' is iterable }} {{ messages is sequence }} {{ nothing is defined }}"
+                "{{ none is iterable }} {{ 'a' is iterable }} {{ messages is sequence }} {{ \
+                 nothing is defined }}"
             ),
             "False True True False"
         );
         assert_eq!(
             render(
-                "{% if messages[2].tool_calls %}{{ messages[2].tool_calls[0].name }}{% endif %}{% if messages[1].tool_calls %}x{% endif %}"
+                "{% if messages[2].tool_calls %}{{ messages[2].tool_calls[0].name \
+                 }}{% endif %}{% if messages[1].tool_calls %}x{% endif %}"
             ),
             "f"
         );
@@ -220,7 +224,8 @@ mod tests {
     #[test]
     fn template_supports_control_flow() {
         let source = "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}\
-                      {% continue %}{% endif %}{% if loop.index0 > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}{{ ns.last }}";
+                      {% continue %}{% endif %}{% if loop.index0 > 1 %}{% break %}{% endif %}{{ \
+                      m.role }}{% endfor %}{{ ns.last }}";
         assert_eq!(render(source), "system1");
         assert_eq!(
             render("{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{{ twice('ab') }}"),
@@ -234,7 +239,8 @@ mod tests {
         );
         assert_eq!(
             render(
-                "{{ enable_thinking is defined and enable_thinking is false }}{{ add_generation_prompt }}"
+                "{{ enable_thinking is defined and enable_thinking is false }}{{ \
+                 add_generation_prompt }}"
             ),
             "TrueTrue"
         );
@@ -266,7 +272,9 @@ mod tests {
             |source: &str| render_with(source, json!([message.clone()]), json!({})).unwrap();
         let [a, b] = ["12345678901234567890123", "1234567890123456789012345678901234567890"];
         let printed = format!(
-            "\"a\": {a}, \"b\": {b}, \"c\": [1.1, 100000.0, 1e-05, 0.1000000000000000055511151231257827, -0.0], \"d\": 18446744073709551615, \"e\": 1e+400"
+            "\"a\": {a}, \"b\": {b}, \"c\": [1.1, 100000.0, 1e-05, \
+             0.1000000000000000055511151231257827, -0.0], \"d\": 18446744073709551615, \"e\": \
+             1e+400"
         );
         assert_eq!(print("{{ messages[0].content | tojson }}"), format!("{{{printed}}}"));
         assert_eq!(

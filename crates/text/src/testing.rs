@@ -69,7 +69,8 @@ pub const ALWAYS_THINKS: &str = r#"
 pub const NUMBERED: &str = "{% for m in messages %}
     {{- '<|im_start|>' + m.role }} {{ loop.index }} of {{ messages | length }}
 {{ m.content | trim }}
-    {%- if loop.last and m.role == 'assistant' %}{{ '<|endoftext|>' }}{% else %}{{ '<|im_end|>' }}{% endif %}
+    {%- if loop.last and m.role == 'assistant' %}{{ '<|endoftext|>' }}{% else %}{{ '<|im_end|>' \
+    }}{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant' }} {{ messages | length + 1 }}
 {% endif %}";
@@ -83,15 +84,18 @@ pub const STRICT: &str = "{% for m in messages %}
 
 /// Template that raises an exception for each system message except the first.
 pub const FIRST_SYSTEM_ONLY: &str = "{% for m in messages %}
-    {%- if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}
+    {%- if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at \
+    the beginning.') }}{% endif %}
     {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 /// Template like [`FIRST_SYSTEM_ONLY`] that also raises an exception unless user and assistant
 /// turns alternate.
 pub const STRICT_TURNS: &str = "{% set ns = namespace(last='assistant') %}{% for m in messages %}
-    {%- if m.role == 'system' and not loop.first %}{{ raise_exception('one system message') }}{% endif %}
-    {%- if m.role != 'system' %}{% if m.role == ns.last %}{{ raise_exception('roles must alternate') }}{% endif %}
+    {%- if m.role == 'system' and not loop.first %}{{ raise_exception('one system message') \
+    }}{% endif %}
+    {%- if m.role != 'system' %}{% if m.role == ns.last %}{{ raise_exception('roles must \
+    alternate') }}{% endif %}
         {%- set ns.last = m.role %}{% endif %}
     {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";

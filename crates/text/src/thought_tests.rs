@@ -73,8 +73,9 @@ fn parse_ignores_calls_inside_reasoning() {
 
 #[test]
 fn reasoning_tags_are_found_in_template_and_tokenizer() {
-    let base = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}\
-        {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let base = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n\
+                ' + m.content + '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ \
+                '<|im_start|>assistant\n' }}{% endif %}";
     let reads = |chat: &Chat, open: &str, close: &str| {
         read(chat, &format!("{open}42{close}43"), false) == ("43".into(), 0)
             && read(chat, &format!("43{open}42"), false) == ("43".into(), 0)
@@ -210,8 +211,8 @@ fn unwritable_calls_are_rejected_naming_token() {
     assert!(error.contains("\"<tool_call>\"") && error.contains("ends a completion"), "{error}");
     // The closing tag of a call may end a completion, but not if it is the only end of a turn.
     assert!(ends("</tool_call>", "chatml").is_ok());
-    let template = "{% for m in messages %}{{ m.role + ': ' + m.content + '</tool_call>' }}{% endfor %}\
-        {% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}";
+    let template = "{% for m in messages %}{{ m.role + ': ' + m.content + '</tool_call>' \
+                    }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}";
     let error = ends("</tool_call>", template).unwrap_err();
     assert!(error.contains("\"</tool_call>\""), "{error}");
 }

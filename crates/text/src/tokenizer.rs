@@ -466,7 +466,8 @@ fn check_supported(
         && !inner.get_vocab(false).contains_key(unknown)
     {
         return Err(TextError::Tokenizer(format!(
-            "the unknown token {unknown:?} of tokenizer.json is not in its vocabulary; is the file damaged?"
+            "the unknown token {unknown:?} of tokenizer.json is not in its vocabulary; is the \
+             file damaged?"
         )));
     }
     Ok(to_bytes)

@@ -60,7 +60,8 @@ impl Calculator {
             parameters: json!({
                 "type": "object",
                 "properties": {
-                    "expression": { "type": "string", "description": "The expression, such as (12 + 7) * 3." }
+                    "expression": { "type": "string", "description": "The expression, such as (12 \
+                                                                      + 7) * 3." }
                 },
                 "required": ["expression"],
                 "additionalProperties": false,

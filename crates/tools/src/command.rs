@@ -189,7 +189,8 @@ impl CommandTool {
             }
             if bytes >= MAX_ARGUMENT_BYTES {
                 return Err(format!(
-                    "an argument is {bytes} bytes long; a command can have less than {MAX_ARGUMENT_BYTES}"
+                    "an argument is {bytes} bytes long; a command can have less than \
+                     {MAX_ARGUMENT_BYTES}"
                 ));
             }
             command.push(element);

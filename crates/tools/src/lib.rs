@@ -424,7 +424,8 @@ pub enum ToolError {
     },
     /// A task selects a tool that its agent does not have.
     #[error(
-        "the task {task} selects the tool {name:?} (extra_info.tool_selection), which its agent does not have; it has {known}"
+        "the task {task} selects the tool {name:?} (extra_info.tool_selection), which its agent \
+         does not have; it has {known}"
     )]
     UnknownSelection {
         /// Id of the task.

@@ -31,8 +31,9 @@ fn above() -> usize {
 }
 
 fn instruction() -> String {
-    "Condense the answer of a tool for the one who called it. Keep every fact, number, name and address that the call \
-     was after, in the words of the answer; compute and add nothing, and leave out the rest."
+    "Condense the answer of a tool for the one who called it. Keep every fact, number, name and \
+     address that the call was after, in the words of the answer; compute and add nothing, and \
+     leave out the rest."
         .into()
 }
 

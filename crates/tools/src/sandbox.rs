@@ -187,8 +187,8 @@ impl CodeTool {
         ToolSpec {
             name: Self::TOOL.to_owned(),
             description: format!(
-                "Runs Python code and returns what it prints and the value of its last expression. {names} \
-                 There is no network. A call may take {seconds} seconds."
+                "Runs Python code and returns what it prints and the value of its last \
+                 expression. {names} There is no network. A call may take {seconds} seconds."
             ),
             parameters: json!({
                 "type": "object",

@@ -328,8 +328,8 @@ async fn changed_tools_are_announced_but_prompt_is_fixed() {
         let observed = open.execute_calls(&parsed_calls(&calls), true).await;
         let texts: Vec<&str> = observed.iter().map(|o| o.text.as_str()).collect();
         let removed_error = "Error: the tool \"search\" is no longer there";
-        let note = "done 0\n[The tools have changed. New: {\"name\":\"click\",\"description\":\"\",\"parameters\":\
-                    {\"type\":\"object\"}}. Gone: search]";
+        let note = "done 0\n[The tools have changed. New: \
+                    {\"name\":\"click\",\"description\":\"\",\"parameters\":{\"type\":\"object\"}}. Gone: search]";
         assert_eq!(
             texts,
             [removed_error, note, "Error: there is no tool \"click\"; there is search, open"]

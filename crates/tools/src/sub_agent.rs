@@ -81,7 +81,8 @@ impl SubAgent {
                 "properties": {
                     REQUEST: {
                         "type": "string",
-                        "description": "All that has to be known, since nothing else of this conversation is.",
+                        "description": "All that has to be known, since nothing else of this \
+                                        conversation is.",
                     }
                 },
                 "required": [REQUEST],

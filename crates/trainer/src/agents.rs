@@ -355,7 +355,8 @@ mod tests {
     fn agents_use_parts_of_same_name() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("recipe.toml");
-        let recipe = "run = { name = 'x' }\nmodel = { source = './model' }\ntasks = [{ kind = 'arithmetic' }]\n\
+        let recipe = "run = { name = 'x' }\nmodel = { source = './model' }\n\
+                      tasks = [{ kind = 'arithmetic' }]\n\
                       [agent]\nmax_turns = 1\n[agent.writer]\nmax_turns = 2\n";
         std::fs::write(&file, recipe).unwrap();
         let recipe = Recipe::load(&file, &[]).unwrap();

@@ -371,8 +371,8 @@ mod tests {
         let why = all(&t).masked_reasons().unwrap();
         assert_eq!(
             why,
-            "2 were decoded greedily (segments: 1), 1 were sampled with a filter, a penalty or a bias \
-             (segments: 1)"
+            "2 were decoded greedily (segments: 1), 1 were sampled with a filter, a penalty or a \
+             bias (segments: 1)"
         );
         t.push(sampled(2, &[5, 6])).unwrap();
         let sequences = trained_sequences(&t, Targets::DEFAULT);

@@ -117,7 +117,8 @@ pub enum TrainerError {
     NothingToTrainOn,
     /// There are fewer demonstrations than requested.
     #[error(
-        "`phase.{phase}.demonstrations` is {wanted}, but only {found} training tasks have a demonstration"
+        "`phase.{phase}.demonstrations` is {wanted}, but only {found} training tasks have a \
+         demonstration"
     )]
     TooFewDemonstrations {
         /// Index of the phase.
@@ -187,8 +188,9 @@ pub enum TrainerError {
     },
     /// The first prompt of a task exceeds the context limit of an agent that drops no messages.
     #[error(
-        "the prompt of task {task} has {tokens} tokens, more than `agent.max_context_tokens` = {max_tokens}, and with \
-         `agent.context = \"fail\"` nothing is left out: raise it, shorten `agent.system`, or leave the task out"
+        "the prompt of task {task} has {tokens} tokens, more than `agent.max_context_tokens` = \
+         {max_tokens}, and with `agent.context = \"fail\"` nothing is left out: raise it, shorten \
+         `agent.system`, or leave the task out"
     )]
     PromptOverContext {
         /// Name of the task.
@@ -200,8 +202,8 @@ pub enum TrainerError {
     },
     /// The prompt of a task does not fit into the model's context.
     #[error(
-        "the prompt of task {task} has {tokens} tokens, but the context holds {context}: raise `model.context` if the model \
-         allows it, shorten `agent.system`, or leave the task out"
+        "the prompt of task {task} has {tokens} tokens, but the context holds {context}: raise \
+         `model.context` if the model allows it, shorten `agent.system`, or leave the task out"
     )]
     PromptTooLong {
         /// Name of the task.
@@ -267,8 +269,8 @@ pub enum TrainerError {
     /// The advantage estimator of a phase needs greedy attempts, which belong to no group, but a
     /// scorer compares the attempts of a group.
     #[error(
-        "phase {phase} compares with a greedy attempt, which the scorer {scorer} cannot score: it compares attempts at one \
-         task with each other. Choose another advantage or scorer"
+        "phase {phase} compares with a greedy attempt, which the scorer {scorer} cannot score: it \
+         compares attempts at one task with each other. Choose another advantage or scorer"
     )]
     GreedyUnscorable {
         /// Index of the phase.

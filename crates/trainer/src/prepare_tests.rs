@@ -173,7 +173,8 @@ async fn correction_weights_are_proximal_to_behavior_ratios() {
 /// A correction over sequences uses only the trained tokens, and so does the mismatch.
 #[tokio::test]
 async fn corrections_and_rejections_use_only_trained_tokens() {
-    let text = "proximal = 'recompute'\ncorrection = { level = 'sequence', bound = { clamp = { high = 9.0 } } }\n\
+    let text = "proximal = 'recompute'\n\
+                correction = { level = 'sequence', bound = { clamp = { high = 9.0 } } }\n\
                 rejection = [{ statistic = 'ratio', over = 'sequence_sum', high = 9.0 }]";
     let keys = keys(text);
     let learner = FixedLearner::default();
@@ -417,7 +418,8 @@ async fn untrained_and_rejected_tokens_are_excluded_from_statistics() {
 
 #[tokio::test]
 async fn rejected_tokens_get_zero_weight_and_are_counted() {
-    let text = "proximal = 'recompute'\nrejection = [{ statistic = 'ratio', over = 'sequence_mean', high = 1.5 }, \
+    let text = "proximal = 'recompute'\n\
+                rejection = [{ statistic = 'ratio', over = 'sequence_mean', high = 1.5 }, \
                 { statistic = 'ratio', low = 0.5, high = 9.0 }]";
     let keys = keys(text);
     let learner = FixedLearner::default();
@@ -464,7 +466,8 @@ async fn critic_ignores_corrections_and_rejections() {
     ];
     let policy = PolicyPlan { updates, ..PolicyPlan::default() };
     let plan = StepPlan { phase: 0, step: 0, group_positions: Vec::new(), policies: vec![policy] };
-    let text = "algorithm = 'ppo'\nproximal = 'recompute'\nrejection = [{ statistic = 'ratio', high = 4.0 }]\n\
+    let text = "algorithm = 'ppo'\nproximal = 'recompute'\n\
+                rejection = [{ statistic = 'ratio', high = 4.0 }]\n\
                 critic = { clip = 0.2 }";
     let phase = Phase::Rl(Box::new(keys(text)));
     let policy = FixedLearner::default();
@@ -544,8 +547,10 @@ async fn critic_warmup_skips_policy_updates() {
         StepPlan { phase: 0, step: 0, group_positions: Vec::new(), policies: vec![policy_plan] };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("recipe.toml");
-    let text = "run = { name = 'x' }\nmodel = { source = './model' }\ntasks = [{ kind = 'arithmetic' }]\n[[phase]]\n\
-                kind = 'rl'\nalgorithm = 'ppo'\nsteps = 2\ngroups = 1\ngroup_size = 1\nlearning_rate = 1.0\n\
+    let text = "run = { name = 'x' }\nmodel = { source = './model' }\n\
+                tasks = [{ kind = 'arithmetic' }]\n[[phase]]\n\
+                kind = 'rl'\nalgorithm = 'ppo'\nsteps = 2\ngroups = 1\ngroup_size = 1\n\
+                learning_rate = 1.0\n\
                 critic = { warmup = 1 }\n";
     std::fs::write(&file, text).unwrap();
     let recipe = levade_recipe::Recipe::load(&file, &[]).unwrap();

@@ -17,8 +17,8 @@ use crate::agents::AgentSpec;
 fn recipe(dir: &TempDir, sources: &str, seed: u64, overrides: &[&str]) -> Recipe {
     let file = dir.path().join("recipe.toml");
     let recipe = format!(
-        "run = {{ name = 'x', seed = {seed} }}\nmodel = {{ source = './model' }}\neval = {{ tasks = 1000 \
-         }}\n{sources}"
+        "run = {{ name = 'x', seed = {seed} }}\nmodel = {{ source = './model' }}\n\
+         eval = {{ tasks = 1000 }}\n{sources}"
     );
     fs::write(&file, recipe).unwrap();
     let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
@@ -226,7 +226,8 @@ fn variants_of_held_out_questions_are_not_trained() {
     let copy = "Please tell me in one word: what is 6 + 1? Think first.".to_owned();
     write_rows(&path("spelled.jsonl"), spelled.into_iter().chain([copy]));
     let sources = "tasks = [{ kind = 'file', path = 'test.jsonl', held_out = 'all' }, \
-                   { kind = 'file', path = 'few.jsonl' }, { kind = 'file', path = 'spelled.jsonl' }]";
+                   { kind = 'file', path = 'few.jsonl' }, \
+                   { kind = 'file', path = 'spelled.jsonl' }]";
     let tasks = load(&dir, sources, 1).unwrap();
     let kept: BTreeSet<String> =
         (0..tasks.train_len()).map(|i| tasks.train(i).unwrap().question).collect();
@@ -283,7 +284,8 @@ fn overlong_buffer_must_not_exceed_agent_limit() {
         check(
             &dir,
             &format!(
-                "[agent]\nmax_tokens = {first}\n[agent.writer]\nmax_tokens = {writer}\n[[phase]]\nkind = 'rl'\n\
+                "[agent]\nmax_tokens = {first}\n[agent.writer]\nmax_tokens = {writer}\n[[phase]]\n\
+                 kind = 'rl'\n\
                  steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1e-5\n\
                  overlong = {{ kind = 'penalize', buffer = 128 }}\n"
             ),
@@ -291,7 +293,8 @@ fn overlong_buffer_must_not_exceed_agent_limit() {
     };
     assert_eq!(check(16, 512), Ok(()));
     let error = check(512, 16).unwrap_err();
-    let want = "`phase.0.overlong.buffer` is 128, but must be at most the max_tokens of the agent writer, 16";
+    let want = "`phase.0.overlong.buffer` is 128, but must be at most the max_tokens of the agent \
+                writer, 16";
     assert!(
         error.starts_with(want) && error.ends_with("this agent performs the task rows-1"),
         "{error}"
@@ -343,7 +346,8 @@ fn sources_lists_each_source_once() {
     let dir = tempfile::tempdir().unwrap();
     write_rows(&dir.path().join("train.jsonl"), (0..9).map(|i| format!("{i}?")));
     write_rows(&dir.path().join("test.jsonl"), (10..12).map(|i| format!("{i}?")));
-    let sources = "tasks = [{ kind = 'arithmetic', train = 5 }, { kind = 'file', path = 'train.jsonl', held_out = 1 }, \
+    let sources = "tasks = [{ kind = 'arithmetic', train = 5 }, \
+                   { kind = 'file', path = 'train.jsonl', held_out = 1 }, \
                    { kind = 'file', path = 'test.jsonl', held_out = 'all' }]";
     assert_eq!(load(&dir, sources, 1).unwrap().sources(), ["arithmetic", "train", "test"]);
 }

@@ -104,7 +104,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("recipe.toml");
         let text = format!(
-            "run = {{ name = 'x' }}\nmodel = {{ source = './m' }}\n[[tasks]]\nkind = 'arithmetic'\n{tools}"
+            "run = {{ name = 'x' }}\nmodel = {{ source = './m' }}\n[[tasks]]\n\
+             kind = 'arithmetic'\n{tools}"
         );
         std::fs::write(&file, text).unwrap();
         Recipe::load(&file, &[]).unwrap()
@@ -119,7 +120,8 @@ mod tests {
     #[test]
     fn agents_get_tools_by_name() {
         let mut recipe = recipe(
-            "[agent]\ntools = ['sums', 'calculator']\n[[tool]]\nkind = 'calculator'\nname = 'sums'\nseconds = 2",
+            "[agent]\ntools = ['sums', 'calculator']\n[[tool]]\nkind = 'calculator'\n\
+             name = 'sums'\nseconds = 2",
         );
         let names = |recipe: &Recipe| {
             let specs = set(recipe).unwrap().specs(&Task::default());
@@ -145,7 +147,8 @@ mod tests {
     #[tokio::test]
     async fn tool_limits_are_shared_and_results_truncated() {
         let recipe = recipe(
-            "[agent]\ntools = ['calculator']\n[[tool]]\nkind = 'calculator'\nmax_characters = 4\ntruncate = 'right'\n\
+            "[agent]\ntools = ['calculator']\n[[tool]]\nkind = 'calculator'\nmax_characters = 4\n\
+             truncate = 'right'\n\
              calls_per_second = 2",
         );
         let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());

@@ -139,7 +139,8 @@ fn call_summary(call: &CallRecord) -> Value {
         None if call.external => "in messages".to_owned(),
         None => "in ids".to_owned(),
         Some(Origin::Started) if call.probe => {
-            "began: a probe without tools, not trained (to train such calls, give them an agent with match)"
+            "began: a probe without tools, not trained (to train such calls, give them an agent \
+             with match)"
                 .to_owned()
         }
         Some(Origin::Started) => "began".to_owned(),
@@ -282,7 +283,8 @@ mod tests {
         let tail = |text: &str| Tail::from(text);
         let why = silence_reason(&none, &tail("a\n\nb\nc\nd\n"), &tail("set ONE key, not two\n"));
         assert!(why.starts_with("never called the model"), "{why}");
-        let printed = "; its standard error ends with\n  set ONE key, not two\nits standard output ends with\n  a\n  b\n  c\n  d";
+        let printed = "; its standard error ends with\n  set ONE key, not two\n\
+                       its standard output ends with\n  a\n  b\n  c\n  d";
         assert!(why.ends_with(printed), "{why}");
         let why = silence_reason(&rejected, &tail(""), &tail(" \n"));
         assert!(

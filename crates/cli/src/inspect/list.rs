@@ -30,7 +30,8 @@ pub fn no_attempts(args: &Args, what: &str) -> String {
     let phase = args.phase.map_or(String::new(), |phase| format!(" of phase {phase}"));
     let purpose = args.purpose().name();
     format!(
-        "the run has no {what} for {purpose}{step}{phase}; --eval and --demonstrations select other attempts"
+        "the run has no {what} for {purpose}{step}{phase}; --eval and --demonstrations select \
+         other attempts"
     )
 }
 
@@ -99,7 +100,8 @@ pub fn steps(summaries: &[AttemptSummary]) -> String {
         let unscored = with(Status::Unscored);
         let _ = writeln!(
             text,
-            "{} phase {} step {:>4}: {:>4} attempts · score {} · reward {} · {:.1} tokens sampled{}",
+            "{} phase {} step {:>4}: {:>4} attempts · score {} · reward {} · {:.1} tokens \
+             sampled{}",
             purpose.name(),
             phase,
             number,
@@ -132,7 +134,8 @@ pub fn attempts(summaries: &[AttemptSummary]) -> String {
         };
         let _ = writeln!(
             text,
-            "{:24} score {:>6} · reward {:>6} · {sampled_tokens:>4} of {tokens:>5} tokens sampled{status_note}",
+            "{:24} score {:>6} · reward {:>6} · {sampled_tokens:>4} of {tokens:>5} tokens \
+             sampled{status_note}",
             placement.name(),
             number(score),
             number(reward)
@@ -199,7 +202,8 @@ mod tests {
         ]);
         let expected = "train/1/2/0/0            try 0: no module named x\n\
                         train/1/2/1/0            try 0: same error\n\
-                        train/1/2/2/0            try 0, tried again (id 01010101010101010101010101010101): no token was sampled\n\
+                        train/1/2/2/0            try 0, tried again (id \
+                        01010101010101010101010101010101): no token was sampled\n\
                         train/1/2/3/0            try 0, repeated when the run is resumed (id \
                         01010101010101010101010101010101): gone\n";
         assert_eq!(lines, expected);

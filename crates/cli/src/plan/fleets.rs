@@ -35,7 +35,8 @@ pub fn print(sizes: &Sizes<'_>) {
     for &devices in sizes.devices {
         let (fleet, outcome) = sizes.best_split(devices);
         screen::print_line(&format!(
-            "{devices:>10} {:>9} {:>9} {:>9.1} {:>9} {:>10.0} % {:>7.0} % {:>5.2} {:>9.1} {:>5.1} %",
+            "{devices:>10} {:>9} {:>9} {:>9.1} {:>9} {:>10.0} % {:>7.0} % {:>5.2} {:>9.1} {:>5.1} \
+             %",
             fleet.samplers,
             fleet.groups * fleet.group_size,
             outcome.step,

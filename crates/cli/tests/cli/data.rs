@@ -15,9 +15,10 @@ use crate::support::{Workspace, stderr, stdout};
 fn with_sources(sources: &str) -> Workspace {
     let workspace = Workspace::new();
     let recipe = format!(
-        "run = {{ name = 'tiny', folder = 'run' }}\nmodel = {{ source = './model' }}\nagent = {{ max_tokens \
-         = 4 }}\n\
-         eval = {{ tasks = 20 }}\n{sources}\n[[phase]]\nkind = 'rl'\nsteps = 2\ngroups = 16\ngroup_size = 2\n\
+        "run = {{ name = 'tiny', folder = 'run' }}\nmodel = {{ source = './model' }}\n\
+         agent = {{ max_tokens = 4 }}\n\
+         eval = {{ tasks = 20 }}\n{sources}\n[[phase]]\nkind = 'rl'\nsteps = 2\ngroups = 16\n\
+         group_size = 2\n\
          learning_rate = 1e-3\nzero_variance_groups = 'keep'\n"
     );
     workspace.write("recipe.toml", recipe);
@@ -34,8 +35,8 @@ fn questions(workspace: &Workspace, run: &str, purpose: Purpose) -> BTreeSet<Que
 #[test]
 fn held_out_tasks_are_not_trained_on() {
     let workspace = with_sources(
-        "tasks = [{ kind = 'file', path = 'a.jsonl', held_out = 12 }, { kind = 'file', path = 'b.jsonl', \
-         held_out = 8 }]",
+        "tasks = [{ kind = 'file', path = 'a.jsonl', held_out = 12 }, \
+         { kind = 'file', path = 'b.jsonl', held_out = 8 }]",
     );
     // Of 36 questions, 20 are in both files. In the second file, they end with spaces.
     let rows = |range: std::ops::Range<u32>, blank: &str| -> String {

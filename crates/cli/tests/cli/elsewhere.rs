@@ -107,7 +107,8 @@ fn run_is_readable_in_read_only_directory() {
 #[test]
 fn resumed_run_keeps_time_in_prompts() {
     let dated = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}\
-                 {% if m.role == 'user' %}{{ '\nnow=' + strftime_now('%F %T') }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}\
+                 {% if m.role == 'user' %}{{ '\n\
+                 now=' + strftime_now('%F %T') }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}\
                  {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     let workspace = Workspace::new();
     let special = SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() };

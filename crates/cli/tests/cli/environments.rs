@@ -87,9 +87,11 @@ fn corridor() -> Workspace {
 /// `score`, `earned` and `outcome`.
 fn query_store(workspace: &Workspace, print: &str) -> String {
     let program = format!(
-        "import json, sqlite3\nrows = sqlite3.connect('{}').execute('SELECT status, score, earned, outcome FROM attempts')\n\
-         for status, score, earned, outcome in rows:\n    earned, outcome = json.loads(earned), json.loads(outcome)\n    \
-         print({print})",
+        "import json, sqlite3\n\
+         rows = sqlite3.connect('{}').execute('SELECT status, score, earned, outcome FROM \
+         attempts')\n\
+         for status, score, earned, outcome in rows:\n    earned, outcome = json.loads(earned), \
+         json.loads(outcome)\n    print({print})",
         workspace.path("run/run.db").display()
     );
     let output = Command::new("python3").args(["-c", &program]).output().unwrap();

@@ -353,7 +353,8 @@ fn interrupted_run_resumes_with_equal_weights() {
         let notes = stderr(&output);
         assert_eq!(output.status.code(), Some(130), "{notes}");
         let hint = format!(
-            "train recipe.toml --set phase.1.steps=12 --set run.checkpoint_every=0 --run {run} --resume\n"
+            "train recipe.toml --set phase.1.steps=12 --set run.checkpoint_every=0 --run {run} \
+             --resume\n"
         );
         assert!(notes.contains("stopped after step ") && notes.ends_with(&hint), "{notes}");
 

@@ -68,7 +68,8 @@ fn program_without_packages_is_recorded_and_trained() {
 fn openai_package_is_recorded_and_trained() {
     let Some(dir) = std::env::var_os("LEVADE_CLIENTS") else {
         eprintln!(
-            "skipped: LEVADE_CLIENTS names no environment with the openai package; .ci/run makes one"
+            "skipped: LEVADE_CLIENTS names no environment with the openai package; .ci/run makes \
+             one"
         );
         return;
     };

@@ -95,10 +95,13 @@ fn run_check(program: &str, arguments: &[&str]) -> (String, Option<i32>) {
 fn program_text(rest: &str) -> String {
     format!(
         "import json, os, sys, time, urllib.request\n\
-         body = json.dumps({{'model': os.environ['OPENAI_MODEL'], 'messages': [{{'role': 'user', 'content': 'hi'}}]}})\n\
-         key = {{'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY'], 'Content-Type': 'application/json'}}\n\
+         body = json.dumps({{'model': os.environ['OPENAI_MODEL'], 'messages': [{{'role': 'user', \
+         'content': 'hi'}}]}})\n\
+         key = {{'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY'], 'Content-Type': \
+         'application/json'}}\n\
          url = os.environ['OPENAI_BASE_URL'] + '/chat/completions'\n\
-         reply = json.load(urllib.request.urlopen(urllib.request.Request(url, body.encode(), key)))\n\
+         reply = json.load(urllib.request.urlopen(urllib.request.Request(url, body.encode(), \
+         key)))\n\
          text = reply['choices'][0]['message']['content']\n{rest}\n"
     )
 }
@@ -111,7 +114,8 @@ fn check_starts_program_against_scripted_completion() {
     // Programs that were written for the former name of the project read the variables with the
     // older prefix.
     let older = "ours = {name: value for name, value in os.environ.items() if name.startswith('LEVADE_')}\n\
-         assert 'LEVADE_TASK' in ours and all(os.environ['DRESSAGE' + name[6:]] == ours[name] for name in ours)\n\
+         assert 'LEVADE_TASK' in ours and all(os.environ['DRESSAGE' + name[6:]] == ours[name] for \
+         name in ours)\n\
          print(json.dumps({'reward': len(text)}))";
     let (line, code) = run_check(&program_text(older), &[]);
     assert!(line.starts_with('✓') && line.contains("it called the model"), "{line}");
@@ -146,10 +150,11 @@ fn check_reports_missing_package_and_missing_call() {
 #[test]
 fn check_opens_each_tool_once() {
     let workspace = Workspace::new();
-    let file = "open('loaded', 'a').write('x')\nclass Shop:\n    def __init__(self): open('made', 'a').write('x')\n    \
-                def buy(self) -> str: return 'a pen'\n";
+    let file = "open('loaded', 'a').write('x')\nclass Shop:\n    def __init__(self): open('made', \
+                'a').write('x')\n    def buy(self) -> str: return 'a pen'\n";
     workspace.write("shop.py", file);
-    let tools = "[[tool]]\nkind = \"python\"\nname = \"shop\"\nfile = \"shop.py\"\nworkers = 1\n[[tool]]\nkind = \"command\"\n\
+    let tools = "[[tool]]\nkind = \"python\"\nname = \"shop\"\nfile = \"shop.py\"\nworkers = 1\n\
+                 [[tool]]\nkind = \"command\"\n\
                  name = \"run\"\ndescription = \"It runs.\"\ncommand = [\"true\"]\nfolder = \"nowhere\"\n\n[agent]\n\
                  tools = [\"shop\", \"run\"]";
     workspace.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]", tools);

@@ -257,7 +257,8 @@ fn architecture_page_lists_same_dependencies() {
 fn known_parses_all_forms_of_dependencies() {
     let manifest = "[package]\nname = \"levade-x\"\n[dependencies]\n\
         levade-a.workspace = true\nserde = \"1\"\n\
-        levade-b = { path = \"../b\" }\n[target.'cfg(unix)'.dependencies]\nlevade-c.workspace = true\n\
+        levade-b = { path = \"../b\" }\n[target.'cfg(unix)'.dependencies]\n\
+        levade-c.workspace = true\n\
         [dependencies.levade-d]\nworkspace = true\n[dev-dependencies]\nlevade-e.workspace = true\n";
     assert_eq!(parse_dependencies(manifest).into_iter().collect::<Vec<_>>(), ["a", "b", "c", "d"]);
 }

@@ -46,7 +46,8 @@ fn probe_detects_context_dependent_templates() {
     let rejects =
         "{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}";
     assert!(abridges(plain(&format!("{loops}{rejects}{ends}"))));
-    let counts = "{% if m.role == 'tool' %}{{ messages | selectattr('role', 'equalto', 'tool') | list | length }}{% endif %}";
+    let counts = "{% if m.role == 'tool' %}{{ messages | selectattr('role', 'equalto', 'tool') | \
+                  list | length }}{% endif %}";
     assert!(!abridges(plain(&format!("{loops}{counts}{ends}"))));
     let names = "{% if m.role == 'tool' and tools %}{{ tools[0].function.name }}{% endif %}";
     let hermes = "{{ tools | tojson if tools }}{{ '<tool_call> \"arguments\"' if tools }}";
@@ -65,7 +66,8 @@ fn probe_compares_after_questions_and_results() {
         let drops =
             format!("messages[-1].role == '{role}' and m.role == 'assistant' and {requested} > 3");
         let loops = format!(
-            "{{% for m in messages %}}{{{{ '<|im_start|>' + m.role + '\n' + ('' if {drops} else m.content) + '<|im_end|>' }}}}"
+            "{{% for m in messages %}}{{{{ '<|im_start|>' + m.role + '\n\
+             ' + ('' if {drops} else m.content) + '<|im_end|>' }}}}"
         );
         let ends =
             "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";

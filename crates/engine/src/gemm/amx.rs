@@ -374,7 +374,9 @@ unsafe fn multiply(
         ([$($fetch:expr),*]) => {
             multiply!(
                 ["tilezero tmm0", "tilezero tmm1"]
-                ["tileloadd tmm0, [{sums} + {sums_line}]", "tileloadd tmm1, [{sums} + {sums_line} + 64]"]
+                ["tileloadd tmm0, [{sums} + \
+                  {sums_line}]", "tileloadd tmm1, [{sums} + {sums_line} \
+                                                            + 64]"]
                 [
                     "tileloadd tmm4, [{a} + {line}]",
                     "tileloadd tmm6, [{b} + {stride}]",
@@ -382,7 +384,9 @@ unsafe fn multiply(
                     "tileloadd tmm7, [{b} + {stride} + 64]",
                     "tdpbf16ps tmm1, tmm4, tmm7"
                 ]
-                ["tilestored [{sums} + {sums_line}], tmm0", "tilestored [{sums} + {sums_line} + 64], tmm1"]
+                ["tilestored [{sums} + {sums_line}], \
+                  tmm0", "tilestored [{sums} + {sums_line} + \
+                                                             64], tmm1"]
                 "1024"
                 [$($fetch),*]
             )
@@ -393,7 +397,8 @@ unsafe fn multiply(
     macro_rules! coming {
         () => {
             concat!(
-                ".irp line, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960\n",
+                ".irp line, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, \
+                 896, 960\n",
                 "prefetcht1 [{b} + 2048 + \\line]\n",
                 "prefetcht1 [{b} + 3072 + \\line]\n",
                 ".endr"

@@ -316,8 +316,8 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
         ..EngineOptions::default()
     };
     let description = format!(
-        "case {case}: {:?}, {:?}, {} layers of {} and {}, {} of {} heads of {}, {:?}, {} tokens; {isa:?}, {precision}, {threads} threads, \
-         {} running, {} rows a step, {} rows a batch{}",
+        "case {case}: {:?}, {:?}, {} layers of {} and {}, {} of {} heads of {}, {:?}, {} tokens; \
+         {isa:?}, {precision}, {threads} threads, {} running, {} rows a step, {} rows a batch{}",
         config.family,
         config.pattern,
         config.layers,

@@ -102,7 +102,8 @@ fn text(completion: &Completion) -> String {
 #[tokio::test]
 async fn completions_follow_grammar_in_any_batch() {
     let lark = "start: \"<call>\" NAME \"(\" arguments \")</call>\"\nNAME: /[a-z]{1,4}/\n\
-                arguments: %json {\"x-guidance\": {\"whitespace_flexible\": false}, \"enum\": [[1, 2], {\"a\": null}]}";
+                arguments: %json \
+                {\"x-guidance\": {\"whitespace_flexible\": false}, \"enum\": [[1, 2], {\"a\": null}]}";
     let forms = [
         None,
         Some(schema()),

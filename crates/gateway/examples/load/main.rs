@@ -129,8 +129,8 @@ async fn serve_gateway(address: &str, sampler: Arc<dyn Sampler>) -> Result<()> {
 /// Returns the messages of a prompt of 200 tokens, since [`tiny_chat`] has one token per byte.
 /// Prompts with different numbers differ.
 pub fn messages(number: usize) -> [Message; 2] {
-    const TASK: &str = "A train leaves at noon and takes three hours for the way; another leaves at one, by \
-                        the same way, and takes two. When and where do they meet?";
+    const TASK: &str = "A train leaves at noon and takes three hours for the way; another leaves \
+                        at one, by the same way, and takes two. When and where do they meet?";
     [Message::system("Think, then answer."), Message::user(format!("{number:06}. {TASK}"))]
 }
 

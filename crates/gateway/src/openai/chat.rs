@@ -365,8 +365,8 @@ fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), Ap
             let served =
                 served.map_or("the template's default".to_owned(), |served| format!("{served}"));
             let message = format!(
-                "chat_template_kwargs has {name} = {value}, but this model is served with {served}; leave it \
-                 out, or set it where the model is served"
+                "chat_template_kwargs has {name} = {value}, but this model is served with \
+                 {served}; leave it out, or set it where the model is served"
             );
             return Err(ApiError::field("chat_template_kwargs", message));
         }

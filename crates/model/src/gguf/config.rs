@@ -82,7 +82,8 @@ pub(super) fn model(
         return Err(ModelError::config(
             path,
             format!(
-                "tokenizer.ggml.tokens has {tokens} tokens, but token_embd.weight has {vocabulary} rows"
+                "tokenizer.ggml.tokens has {tokens} tokens, but token_embd.weight has \
+                 {vocabulary} rows"
             ),
         ));
     }

@@ -109,7 +109,8 @@ pub enum ExternalError {
         option: String,
     },
     /// All endpoints failed on the call.
-    #[error("no endpoint responded: {}", .failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("no endpoint responded: \
+             {}", .failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     All {
         /// Last failure of each endpoint.
         failures: Vec<ExternalError>,

@@ -308,7 +308,8 @@ mod tests {
         json!({
             "protocol": 1, "model_type": "llama", "vocab_size": 64, "context": 128, "parameters": 7,
             "dtype": "f32", "export_dtype": "f32", "device": "cpu", "world_size": 2, "processes": 2, "fsdp": true, "tp": 1, "cp": 1,
-            "ep": 1, "pp": 1, "torch": "2.15.0", "transformers": "5.24.0", "later": "fields are fine",
+            "ep": 1, "pp": 1, "torch": "2.15.0", "transformers": "5.24.0", "later": "fields are \
+                                                                                     fine",
             "learners": {
                 "policy": { "version": null, "value_head": false, "trains": true, "lora": null },
                 "reference": { "version": null, "value_head": false, "trains": false, "lora": null },

@@ -164,7 +164,8 @@ impl Call {
                 }
                 () = replica.sleep_unpaused(options.response_timeout, options), if is_ending => return Ok(FinishReason::Aborted),
                 () = replica.wait_until_silent(self.request.min_version, options) => {
-                    return Err(PolicyError::Deadline(options.silence, format!("a token from {}", replica.name)));
+                    return Err(PolicyError::Deadline(options.silence, format!("a token from \
+                                                                               {}", replica.name)));
                 }
             };
             match event {

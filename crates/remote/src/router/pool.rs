@@ -484,11 +484,13 @@ impl Pool {
             reply = sampling => match reply?.logprobs[..] {
                 [logprob] if logprob.is_finite() => Ok(()),
                 [_] => Err(PolicyError::NotFinite { position: self.options.probe.len() }),
-                _ => Err(PolicyError::Stopped(format!("{}, which sampled no token,", replica.name).into())),
+                _ => Err(PolicyError::Stopped(format!("{}, which sampled no \
+                                                       token,", replica.name).into())),
             },
             // A replica that samples for other calls meanwhile is busy, not unreachable.
             () = replica.sleep_unpaused(limit, &self.options) => match replica.progress() == before {
-                true => Err(PolicyError::Deadline(limit, format!("{} to sample a token", replica.name))),
+                true => Err(PolicyError::Deadline(limit, format!("{} to sample a \
+                                                                  token", replica.name))),
                 false => Ok(()),
             },
         }

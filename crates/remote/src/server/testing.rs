@@ -321,7 +321,8 @@ async fn response(
         }
         ("GET", "/metrics") if !sglang => {
             let page = format!(
-                "# HELP x\nprocess_start_time_seconds {}\nvllm:num_requests_running{{e=\"0\"}} 3.0\n",
+                "# HELP x\nprocess_start_time_seconds {}\n\
+                 vllm:num_requests_running{{e=\"0\"}} 3.0\n",
                 state.started
             );
             page.into_response()

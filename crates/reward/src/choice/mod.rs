@@ -455,7 +455,8 @@ mod tests {
 
     #[test]
     fn long_options_are_compared_in_full() {
-        let lead = "the water in the pot boils at a lower temperature than it does at the level of the sea "
+        let lead = "the water in the pot boils at a lower temperature than it does at the level \
+                    of the sea "
             .repeat(2);
         let options = texts(&[
             &format!("{lead}on the mountain that is named in the question"),

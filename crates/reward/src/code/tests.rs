@@ -88,13 +88,15 @@ async fn program_output_is_compared_for_each_input() {
 #[tokio::test]
 async fn program_passes_if_test_code_holds() {
     let (_, scorer) = scorer(TestScoring::Fraction);
-    let add = "```python\ndef add(a, b):\n    return a + b\nif __name__ == '__main__':\n    raise SystemExit(1)\n```";
+    let add = "```python\ndef add(a, b):\n    return a + b\nif __name__ == '__main__':\n    raise \
+               SystemExit(1)\n```";
     let asserts = json!({ "row": { "tests": ["assert add(1, 2) == 3", "assert add(1, 1) == 3"] } });
     assert_eq!(values(&scorer, add, asserts.clone()).await, [0.5, 0.5, 0.0]);
     let prefixed = json!({ "answer": { "import_prefix": "import math", "assert_case": ["assert add(1, 2) == math.floor(3.5)"] } });
     assert_eq!(values(&scorer, add, prefixed).await[0], 1.0);
     let humaneval = json!({
-        "row": { "tests": "def check(candidate):\n    assert candidate(2, 2) == 4\n", "entry_point": "add" }
+        "row": { "tests": "def check(candidate):\n    assert candidate(2, 2) == \
+                           4\n", "entry_point": "add" }
     });
     assert_eq!(values(&scorer, add, humaneval.clone()).await[0], 1.0);
     let wrong = "```python\ndef add(a, b):\n    return a - b\n```";
@@ -144,16 +146,19 @@ async fn vacuous_tests_leave_program_unscored() {
         ("assert 1 == 1", "pass without a program"),
         ("def f(n):\n    return 3\nassert f(1) == 3", "pass without a program"),
         (
-            "import unittest\nunittest.TextTestRunner().run(unittest.FunctionTestCase(lambda: fail(f)))",
+            "import unittest\n\
+             unittest.TextTestRunner().run(unittest.FunctionTestCase(lambda: fail(f)))",
             "pass without",
         ),
         // Classes without tests, or with tests that do not run.
         (
-            "import unittest\nclass A(unittest.TestCase):\n    def look(self):\n        assert f(1) == 2",
+            "import unittest\nclass A(unittest.TestCase):\n    def look(self):\n        assert \
+             f(1) == 2",
             "never called",
         ),
         (
-            "import unittest\nclass A(unittest.TestCase):\n    @unittest.skip('')\n    def test_f(self):\n        assert f(1) == 2",
+            "import unittest\nclass A(unittest.TestCase):\n    @unittest.skip('')\n    def \
+             test_f(self):\n        assert f(1) == 2",
             "skip themselves",
         ),
         (
@@ -192,26 +197,31 @@ async fn pytest_and_unittest_tests_are_run() {
         "def test_one():\n    assert f(1) == 1\ntest_one()\n",
         // Tests that are called only in a script, with failures swallowed, or directly.
         "def test_one():\n    assert f(1) == 1\nif __name__ == '__main__':\n    test_one()\n",
-        "def test_one():\n    assert f(1) == 1\nfor test in [test_one]:\n    try:\n        test()\n    except:\n        print('failed')\n",
-        "def test_one():\n    assert f(2) == 2\ndef test_two():\n    assert f(1) == 1\ntest_one()\n",
+        "def test_one():\n    assert f(1) == 1\nfor test in [test_one]:\n    try:\n        \
+         test()\n    except:\n        print('failed')\n",
+        "def test_one():\n    assert f(2) == 2\ndef test_two():\n    assert f(1) == 1\n\
+         test_one()\n",
         "async def test_one():\n    assert f(1) == 1\n",
         "if f(1) != 1:\n    import sys\n    sys.exit(1)",
         "class TestF:\n    def setup_method(self):\n        self.f = f\n    def test_one(self):\n        assert self.f(1) == 1\n",
         // The runners of unittest, called in different ways.
         &case.replace("if __name__ == '__main__':\n    ", ""),
-        &case.replace("if __name__ == '__main__':\n    unittest.main()", "done = unittest.main(exit=False).result"),
+        &case.replace("if __name__ == '__main__':\n    \
+                       unittest.main()", "done = unittest.main(exit=False).result"),
         &case.replace(
             "if __name__ == '__main__':\n    unittest.main()",
             "suite = unittest.TestLoader().loadTestsFromTestCase(TestCases)\nunittest.TextTestRunner().run(suite)",
         ),
-        "from unittest import IsolatedAsyncioTestCase, TestCase as T, main\nclass Base(T):\n    pass\nclass A(Base):\n    \
-         def test_f(self):\n        assert f(1) == 1\nclass B(IsolatedAsyncioTestCase):\n    async def test_g(self):\n        \
+        "from unittest import IsolatedAsyncioTestCase, TestCase as T, main\nclass Base(T):\n    \
+         pass\nclass A(Base):\n    def test_f(self):\n        assert f(1) == 1\n\
+         class B(IsolatedAsyncioTestCase):\n    async def test_g(self):\n        \
          self.assertEqual(f(3), f(3))\nmain()\n",
-        "import unittest\nclass A(unittest.TestCase):\n    @unittest.skip('')\n    def test_g(self):\n        assert 0\n    \
-         def test_f(self):\n        assert f(1) == 1\n",
-        "import unittest\nclass A(unittest.TestCase):\n    def test_f(self):\n        with self.assertRaises(Exception):\n            \
-         f(None)\n        self.assertTrue(f(1) == 1)\n",
-        "try:\n    f(None)\n    raise AssertionError\nexcept TypeError:\n    pass\nassert f(1) == 1",
+        "import unittest\nclass A(unittest.TestCase):\n    @unittest.skip('')\n    def \
+         test_g(self):\n        assert 0\n    def test_f(self):\n        assert f(1) == 1\n",
+        "import unittest\nclass A(unittest.TestCase):\n    def test_f(self):\n        with \
+         self.assertRaises(Exception):\n            f(None)\n        self.assertTrue(f(1) == 1)\n",
+        "try:\n    f(None)\n    raise AssertionError\nexcept TypeError:\n    pass\n\
+         assert f(1) == 1",
         "try:\n    1 / (f(1) - 1)\n    assert False\nexcept ZeroDivisionError:\n    pass",
     ] {
         let score = |body: &'static str| {
@@ -228,7 +238,8 @@ let tests = tests.to_owned();
 async fn tests_can_patch_builtins_of_program() {
     let (_, scorer) = scorer(TestScoring::All);
     let tests = "import unittest\nfrom unittest.mock import patch\nclass A(unittest.TestCase):\n    @patch('builtins.print')\n    \
-                 def test_f(self, shown):\n        f(3)\n        shown.assert_called_once_with(3)\n";
+                 def test_f(self, shown):\n        f(3)\n        \
+                 shown.assert_called_once_with(3)\n";
     for (program, score) in [("print(n)", 1.0), ("print(n + 1)", 0.0)] {
         let answer = format!("```python\ndef f(n):\n    {program}\n```");
         assert_eq!(
@@ -279,13 +290,14 @@ async fn decimal_and_fraction_results_compare_as_numbers() {
 #[tokio::test]
 async fn program_cannot_find_expected_value_or_token() {
     let (_, scorer) = scorer(TestScoring::Fraction);
-    let task = json!({ "tests": { "fn_name": "secret", "inputs": [[1]], "outputs": ["a value to be found"] } });
+    let task = json!({ "tests": { "fn_name": "secret", "inputs": [[1]], "outputs": ["a value to \
+                                                                                     be found"] } });
     // Searches all objects of its process for the token and the value, and prints what resembles
     // them.
     let search = "import gc, os, sys\n\
         def secret(x):\n    \
-            found = [str(o) for o in gc.get_objects()] + [str(f.f_locals) for f in sys._current_frames().values()]\n    \
-            frame = sys._getframe()\n    \
+            found = [str(o) for o in gc.get_objects()] + [str(f.f_locals) for f in \
+            sys._current_frames().values()]\n    frame = sys._getframe()\n    \
             while frame:\n        \
                 found.append(str(frame.f_locals))\n        \
                 frame = frame.f_back\n    \
@@ -374,9 +386,11 @@ async fn function_calls_match_data_set_harnesses() {
     // Predefined names such as `List` are also available with `check(candidate)` on a class
     // `Solution`.
     let check = json!({ "row": {
-        "tests": "def check(candidate):\n    assert candidate([3, 1]) == [1, 3]\n", "entry_point": "Solution().inorder",
+        "tests": "def check(candidate):\n    assert candidate([3, 1]) == [1, \
+                  3]\n", "entry_point": "Solution().inorder",
     } });
-    let inorder = "class Solution:\n    def inorder(self, nums: List[int]) -> List[int]:\n        return sorted(nums)";
+    let inorder = "class Solution:\n    def inorder(self, nums: List[int]) -> List[int]:\n        \
+                   return sorted(nums)";
     assert_eq!(values(&scorer, &program(inorder), check).await[0], 1.0);
     // A solution can use LeetCode's imports, but an imported name is not a solution.
     let task =
@@ -394,12 +408,14 @@ async fn function_calls_match_data_set_harnesses() {
 async fn test_code_does_not_provide_missing_names() {
     let (_, scorer) = scorer(TestScoring::All);
     let program = |code: &str| format!("```python\n{code}\n```");
-    let check = "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(-1, 1) == 0\n";
+    let check = "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(-1, \
+                 1) == 0\n";
     let rows = [
         json!({ "tests": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"] }),
         json!({ "tests": check, "entry_point": "add" }),
         json!({ "tests": "def test_add():\n    assert add(1, 2) == 3 and add(-1, 1) == 0" }),
-        json!({ "tests": "from solution import *\ndef test_add():\n    assert add(1, 2) == 3 and add(0, 1) == 1" }),
+        json!({ "tests": "from solution import *\ndef test_add():\n    assert add(1, 2) == 3 and \
+                          add(0, 1) == 1" }),
     ];
     for row in rows {
         for (answer, score) in [
@@ -425,7 +441,8 @@ async fn test_code_does_not_provide_missing_names() {
 #[tokio::test]
 async fn program_is_module_and_row_setup_code_runs() {
     let (_, scorer) = scorer(TestScoring::Fraction);
-    let program = "```python\nfrom __future__ import annotations\nfrom dataclasses import dataclass\nimport typing\n\
+    let program = "```python\nfrom __future__ import annotations\n\
+                   from dataclasses import dataclass\nimport typing\n\
         @dataclass\nclass Point:\n    x: int\n    y: typing.ClassVar[int] = 5\n\
         def area(p):\n    return p.x * Point.y + len(typing.get_type_hints(Point))\n```";
     let mbpp = json!({ "row": {
@@ -445,7 +462,8 @@ async fn integers_of_any_length_compare_exactly() {
         json!({ "tests": serde_json::from_str::<Value>(&tests).unwrap() })
     };
     let big = "10000000000000000000000003";
-    let program = "```python\ndef next(n): return n + 1\ndef kind(n): return type(n).__name__\ndef near(n): return float(n)\n```";
+    let program = "```python\ndef next(n): return n + 1\ndef kind(n): return type(n).__name__\n\
+                   def near(n): return float(n)\n```";
     for (function, input, output, score) in [
         ("next", big, "10000000000000000000000004", 1.0),
         ("next", big, "10000000000000000000000005", 0.0),
@@ -468,7 +486,8 @@ async fn integers_of_any_length_compare_exactly() {
     let tests = json!({ "tests": [{ "input": digits, "output": format!("\n{digits}\n") }] });
     for program in [
         "print(int(input()))",
-        "from __future__ import annotations\nif __name__ == '__main__':\n    print()\n    print(int(input()))",
+        "from __future__ import annotations\nif __name__ == '__main__':\n    print()\n    \
+         print(int(input()))",
     ] {
         assert_eq!(
             values(&scorer, &format!("```python\n{program}\n```"), tests.clone()).await[0],
@@ -486,7 +505,8 @@ async fn integers_of_any_length_compare_exactly() {
 async fn program_can_complete_prompt_of_row() {
     let (_, scorer) = scorer(TestScoring::All);
     let row = |prompt: &str, test: &str| json!({ "row": { "prompt": prompt, "tests": test, "entry_point": "twice" } });
-    let prompt = "from typing import List\n\ndef half(x):\n    return x // 2\n\ndef twice(x: List) -> List:\n    \"\"\" Doubles. \"\"\"\n";
+    let prompt = "from typing import List\n\ndef half(x):\n    return x // 2\n\n\
+                  def twice(x: List) -> List:\n    \"\"\" Doubles. \"\"\"\n";
     let test = "def check(candidate):\n    assert candidate([1]) == [2]\n    assert half(4) == 2\n";
     for (completion, score) in [
         // The body: indented, not indented, and with only its first line not indented.
@@ -496,7 +516,8 @@ async fn program_can_complete_prompt_of_row() {
         // The complete function: on its own, and using the imports and functions of the prompt.
         ("```python\ndef twice(x):\n    return [2 * y for y in x]\n```", 1.0),
         (
-            "```python\nfrom __future__ import annotations\ndef twice(x: List) -> List:\n    return [y + y for y in x]\n```",
+            "```python\nfrom __future__ import annotations\ndef twice(x: List) -> List:\n    \
+             return [y + y for y in x]\n```",
             1.0,
         ),
         ("```python\ndef twice(x):\n    return [2 * half(2 * y) for y in x]\n```", 1.0),

@@ -287,7 +287,8 @@ mod tests {
             (&json, "", None),
             (
                 &json,
-                "{\"score\": 5}\n\nReasoning: the set {1,2} is fine, {\"score\": 9} would be too much.",
+                "{\"score\": 5}\n\n\
+                 Reasoning: the set {1,2} is fine, {\"score\": 9} would be too much.",
                 Some(0.5),
             ),
             (&json, "The form is {\"score\": 10}. Mine: {\"score\": 3}", None),

@@ -175,17 +175,20 @@ fn unboxed(text: &str) -> Option<String> {
 
 /// Words that can precede an announcement in its clause. Any other word may negate or suppose the
 /// answer.
-const LEADS: &str = "the a an our my your final correct right exact required desired numerical numeric simplified \
-    complete full best only approximate closest total question's problem's overall so thus therefore hence then and \
-    also because since as consequently accordingly finally lastly indeed now here here's again just simply clearly \
-    actually confident certain am i'm pretty quite integer in conclusion summary short to for of this that which it that's this's is was gives giving yields shows \
-    means implies makes tells us me i we you i'd i'm think believe guess know see get got find found have obtain \
-    obtained conclude concluded say can confirm confirmed verify compute computed calculate determine determined \
-    deduce follows sure okay ok yes well part step question problem output result solution ### answer \
-    die der das also daher somit deshalb folglich dann und dass ist endgültige richtige korrekte \
-    la le les donc ainsi alors et que finale bonne correcte el lo por tanto entonces así y es correcta \
-    a o portanto logo assim então e resposta final итак значит правильный окончательный следовательно \
-    ergo quindi dunque by up all these together adding combining simplifying";
+const LEADS: &str = "the a an our my your final correct right exact required desired numerical \
+                     numeric simplified complete full best only approximate closest total \
+                     question's problem's overall so thus therefore hence then and \
+    also because since as consequently accordingly finally lastly indeed now here here's again \
+    just simply clearly actually confident certain am i'm pretty quite integer in conclusion \
+    summary short to for of this that which it that's this's is was gives giving yields shows \
+    means implies makes tells us me i we you i'd i'm think believe guess know see get got find \
+    found have obtain obtained conclude concluded say can confirm confirmed verify compute \
+    computed calculate determine determined deduce follows sure okay ok yes well part step \
+    question problem output result solution ### answer die der das also daher somit deshalb \
+    folglich dann und dass ist endgültige richtige korrekte la le les donc ainsi alors et que \
+    finale bonne correcte el lo por tanto entonces así y es correcta \
+    a o portanto logo assim então e resposta final итак значит правильный окончательный \
+    следовательно ergo quindi dunque by up all these together adding combining simplifying";
 
 /// Maximum number of characters before an announcement that are examined.
 const MAX_LEAD: usize = 200;
@@ -197,15 +200,16 @@ const DENIALS: [&str; 9] = ["不", "非", "假", "如果", "若", "误", "错", 
 
 /// Words that start a phrase about how an answer was found: by Vieta, from equation 3. Participles
 /// do so as well.
-const ADJUNCTS: &str = "by using from after with in for since because as without thanks due upon on to at given \
-    through via under counting following";
+const ADJUNCTS: &str = "by using from after with in for since because as without thanks due upon \
+                        on to at given through via under counting following";
 
 /// Participles that suppose or doubt, and words that attribute the answer to another person or call
 /// it wrong.
-const UNSTATED: &str = "assuming supposing pretending imagining guessing doubting denying saying claiming believing \
-    thinking hoping if unless were had would could might when whether wrong mistake mistaken mistakenly error claim \
-    claims claimed says said believes believed thinks thought argues according someone people students naive popular \
-    hypothetical another other every any most many few some";
+const UNSTATED: &str = "assuming supposing pretending imagining guessing doubting denying saying \
+                        claiming believing thinking hoping if unless were had would could might \
+                        when whether wrong mistake mistaken mistakenly error claim \
+    claims claimed says said believes believed thinks thought argues according someone people \
+    students naive popular hypothetical another other every any most many few some";
 
 /// Returns whether the words before an announcement describe how the answer was found: "by Vieta
 /// the", "solving for x our final".

@@ -381,7 +381,8 @@ fn hostile_answers_are_graded_quickly() {
 proptest! {
     #[test]
     fn is_same_is_symmetric_and_reflexive(
-        a in "([-0-9.,/^{}()\\[\\]|!%$=<>+*_ xyieAB±∞]|\\\\\\\\(frac|sqrt|pm|cup|in|pi|text|left|right|log|sin|infty|circ|\\{|\\}|\\\\\\\\)){0,30}",
+        a in "([-0-9.,/^{}()\\[\\]|!%$=<>+*_ \
+              xyieAB±∞]|\\\\\\\\(frac|sqrt|pm|cup|in|pi|text|left|right|log|sin|infty|circ|\\{|\\}|\\\\\\\\)){0,30}",
         b in "([-0-9.,/^{}()|!%=<>+ xy]|\\\\\\\\(frac|sqrt|pi)){0,20}",
     ) {
         let scorer = MathsScorer::default();

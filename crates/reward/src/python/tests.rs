@@ -40,9 +40,11 @@ const HEAD: &str =
 #[tokio::test]
 async fn verl_compute_score_returns_components() {
     let text = format!(
-        "import sys\nprint('loading')\n{HEAD}    print('noise', flush=True)\n    assert data_source == 'openai/gsm8k'\n    \
-         assert extra_info == {{'index': 7, 'num_turns': 2, 'rollout_reward_scores': {{}}}}\n    assert more == {{'scale': 2}}\n    \
-         return {{'score': more['scale'] * (solution_str == ground_truth), 'acc': True, 'pred': 'x'}}\n"
+        "import sys\nprint('loading')\n{HEAD}    print('noise', flush=True)\n    assert \
+         data_source == 'openai/gsm8k'\n    assert extra_info == {{'index': 7, 'num_turns': 2, \
+         'rollout_reward_scores': {{}}}}\n    assert more == {{'scale': 2}}\n    \
+         return {{'score': more['scale'] * (solution_str == ground_truth), 'acc': True, 'pred': \
+         'x'}}\n"
     );
     let scorer = script(&text, |keys| drop(keys.arguments.insert("scale".into(), 2.into())));
     scorer.scorer.check_ready(&Value::Null).await.unwrap();
@@ -51,15 +53,17 @@ async fn verl_compute_score_returns_components() {
     assert_eq!(scorer.score("71").await.unwrap()[0].value, 0.0);
 
     // An async function with another name, which reads the reasoning; and numbers of several types.
-    let text = "import asyncio, fractions\nasync def worth(solution_str, **rest):\n    await asyncio.sleep(0.01)\n    \
-                return fractions.Fraction(1, 2) if solution_str.startswith('<think>\\nHm.\\n</think>') else -1\n";
+    let text = "import asyncio, fractions\nasync def worth(solution_str, **rest):\n    await \
+                asyncio.sleep(0.01)\n    return fractions.Fraction(1, 2) if \
+                solution_str.startswith('<think>\\nHm.\\n</think>') else -1\n";
     let scorer = script(text, |keys| {
         keys.function = "worth".into();
         keys.solution = SolutionText::Full;
     });
     assert_eq!(scorer.score("72").await.unwrap(), [Component::score(0.5)]);
     let text = format!(
-        "import decimal\n{HEAD}    return {{'score': decimal.Decimal('0.25'), 'n': decimal.Decimal(3)}}\n"
+        "import decimal\n\
+         {HEAD}    return {{'score': decimal.Decimal('0.25'), 'n': decimal.Decimal(3)}}\n"
     );
     let components = script(&text, |_| ()).score("72").await.unwrap();
     assert_eq!(components, [Component::score(0.25), Component::new("n", 3.0)]);
@@ -97,8 +101,9 @@ async fn verl_and_trl_functions_score_unchanged() {
         (
             "batch",
             "def batch(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):\n    \
-             assert (data_sources, extra_infos[0]['index']) == (['openai/gsm8k'], 7) and kwargs == {}\n    \
-             return [{'score': float(s == t), 'acc': 1} for s, t in zip(solution_strs, ground_truths)]\n",
+             assert (data_sources, extra_infos[0]['index']) == (['openai/gsm8k'], 7) and kwargs \
+             == {}\n    return [{'score': float(s == t), 'acc': 1} for s, t in zip(solution_strs, \
+             ground_truths)]\n",
         ),
         (
             "strict",
@@ -119,13 +124,14 @@ async fn verl_and_trl_functions_score_unchanged() {
         ),
         (
             "plain",
-            "def plain(prompts, completions, **kwargs):\n    return [float(c.strip() == '72') for c in completions]\n",
+            "def plain(prompts, completions, **kwargs):\n    return [float(c.strip() == '72') for \
+             c in completions]\n",
         ),
         ("only", "def only(completions):\n    return [float(len(completions[0]) == 2)]\n"),
         (
             "asked",
-            "def asked(prompts, completions, trainer_state=1, **kwargs):\n    assert trainer_state is None\n    \
-             return [float(prompts[0][-1]['content'] == '6 * 12?')]\n",
+            "def asked(prompts, completions, trainer_state=1, **kwargs):\n    assert \
+             trainer_state is None\n    return [float(prompts[0][-1]['content'] == '6 * 12?')]\n",
         ),
         (
             "array",
@@ -135,7 +141,8 @@ async fn verl_and_trl_functions_score_unchanged() {
         // A verl function with fewer parameters than verl requires.
         (
             "few",
-            "def few(solution_str, ground_truth):\n    return float(solution_str == ground_truth)\n",
+            "def few(solution_str, ground_truth):\n    return float(solution_str == \
+             ground_truth)\n",
         ),
         (
             "partial",
@@ -145,7 +152,8 @@ async fn verl_and_trl_functions_score_unchanged() {
     ] {
         assert_eq!(ported(text, name, |_| ()).await, Ok(1.0), "{name}");
     }
-    let text = "def f(completions, scale, **kwargs):\n    return [scale * (completions[0][0]['role'] == 'assistant')]\n";
+    let text = "def f(completions, scale, **kwargs):\n    return [scale * \
+                (completions[0][0]['role'] == 'assistant')]\n";
     let components = ported(text, "f", |keys| {
         keys.completions = Completions::Messages;
         keys.arguments.insert("scale".into(), 0.5.into());
@@ -164,8 +172,8 @@ async fn incompatible_function_or_result_is_rejected() {
         ("def f(completions, target, **kwargs): return [1]", "check: "),
         (
             "def f(completions, target, **kwargs): return [1]",
-            "requires the column `target`, which the task does not have (it has data_source, solution, extra_info, \
-             question, answer)",
+            "requires the column `target`, which the task does not have (it has data_source, \
+             solution, extra_info, question, answer)",
         ),
         (
             "def f(solution_str, style): return 1",
@@ -200,7 +208,8 @@ async fn incompatible_function_or_result_is_rejected() {
 async fn numeric_ground_truth_is_passed_as_number() {
     // Python compares a float and an integer exactly.
     let text = format!(
-        "{HEAD}    assert type(ground_truth) in (int, float)\n    return float(type(ground_truth)(solution_str) == ground_truth)\n"
+        "{HEAD}    assert type(ground_truth) in (int, float)\n    return \
+         float(type(ground_truth)(solution_str) == ground_truth)\n"
     );
     let scorer = script(&text, |_| ());
     for number in ["1e-05", "2.50", "18446744073709551617", "1e+5"] {
@@ -229,7 +238,8 @@ async fn ground_truth_comes_from_row_if_answer_matches() {
 #[tokio::test]
 async fn worker_is_reused_and_receives_only_named_variables() {
     let text = format!(
-        "import os\ncalls = 0\n{HEAD}    global calls\n    calls += 1\n    return calls + ('CARGO_PKG_NAME' in os.environ)\n"
+        "import os\ncalls = 0\n{HEAD}    global calls\n    calls += 1\n    return calls + \
+         ('CARGO_PKG_NAME' in os.environ)\n"
     );
     let scorer = script(&text, |keys| keys.workers = 1);
     for call in 1..4 {
@@ -249,8 +259,8 @@ async fn failed_call_is_described_and_next_call_succeeds() {
          if solution_str == 'none': return None\n    \
          if solution_str == 'dict': return {{'acc': 1}}\n    \
          if solution_str == 'exit': sys.exit('bye')\n    \
-         if solution_str == 'gone':\n        print('last words', file=sys.stderr)\n        os._exit(3)\n    \
-         if solution_str == 'kill': os.kill(os.getpid(), 9)\n    \
+         if solution_str == 'gone':\n        print('last words', file=sys.stderr)\n        \
+         os._exit(3)\n    if solution_str == 'kill': os.kill(os.getpid(), 9)\n    \
          while solution_str == 'loop': pass\n    \
          if solution_str == 'sleep': time.sleep(600)\n    \
          if solution_str == 'print': print('x' * (1 << 20))\n    \

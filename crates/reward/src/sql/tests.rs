@@ -15,7 +15,8 @@ fn database_dir() -> tempfile::TempDir {
         connection
             .execute_batch(
                 "CREATE TABLE item(name TEXT, price REAL, stock INT);
-                 INSERT INTO item VALUES ('pen', 1.5, 10), ('ink', 4.0, 0), ('pad', 2.25, 7), ('pen', 1.5, NULL);",
+                 INSERT INTO item VALUES ('pen', 1.5, 10), ('ink', 4.0, 0), ('pad', 2.25, 7), \
+                 ('pen', 1.5, NULL);",
             )
             .unwrap();
     }
@@ -207,13 +208,24 @@ async fn results_are_limited_in_rows_and_bytes() {
         ("SELECT zeroblob(1000000)".into(), 0.0),
         (format!("{many} SELECT group_concat(hex(zeroblob(1000))) FROM n"), 0.0),
         (
-            "WITH RECURSIVE t(s) AS (SELECT 'x' UNION ALL SELECT s || s FROM t) SELECT max(s) FROM t".into(),
+            "WITH RECURSIVE t(s) AS (SELECT 'x' UNION ALL SELECT s || s FROM t) SELECT max(s) \
+             FROM t"
+                .into(),
             0.0,
         ),
         (format!("SELECT {}1", "length(hex(zeroblob(60000))) + ".repeat(3000)), 0.0),
     ] {
         let started = Instant::now();
-        let components = scorer.score(&scorer_input(&answer, task("SELECT name FROM item"))).await.unwrap();
+        let components = scorer
+            .score(&scorer_input(
+                &answer,
+                task(
+                    "SELECT name FROM \
+                                                                   item",
+                ),
+            ))
+            .await
+            .unwrap();
         let shown = &answer[..answer.len().min(80)];
         assert_eq!((components[0].value, components[1].value), (0.0, runs), "{shown}");
         assert!(started.elapsed() < Duration::from_secs(30), "{shown}");

@@ -272,7 +272,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         assert!(failure_reason(&log).starts_with("nothing was printed"));
-        const END: &str = "levade_torch: listens on 127.0.0.1:1\n  File x\nValueError: no such model\n\n\
+        const END: &str = "levade_torch: listens on 127.0.0.1:1\n  File x\n\
+                           ValueError: no such model\n\n\
             torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n\
             levade_torch FAILED\n  exitcode  : 1 (pid: 7)\n=====\n";
         fs::write(&log, END).unwrap();

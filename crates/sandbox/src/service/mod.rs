@@ -87,8 +87,8 @@ impl Service {
         let max_limits = self.0.limits;
         if seconds > max_limits.seconds {
             return Err(SandboxError::Request(format!(
-                "`{name}` is {seconds}, but this service runs code for at most {} seconds; ask for less, or start it \
-                 with a higher --max-seconds",
+                "`{name}` is {seconds}, but this service runs code for at most {} seconds; ask \
+                 for less, or start it with a higher --max-seconds",
                 max_limits.seconds
             )));
         }

@@ -37,7 +37,8 @@ async fn run_code_responds_as_sandbox_fusion() {
         response
     };
     let good = run(json!({
-        "code": "import sys\nprint(sys.stdin.read() + open('in.txt').read())\nopen('out/x', 'w').write('made')",
+        "code": "import sys\nprint(sys.stdin.read() + open('in.txt').read())\n\
+                 open('out/x', 'w').write('made')",
         "language": "python", "stdin": "read ", "files": {"in.txt": "aGk=", "out/.keep": ""},
         "fetch_files": ["out/x", "nothing"],
     }))
@@ -86,7 +87,8 @@ async fn run_code_responds_as_sandbox_fusion() {
 #[tokio::test]
 async fn cells_share_variables_and_continue_after_exceptions() {
     let service = service(Options::default(), &[]).await;
-    let body = json!({ "cells": ["a = 'hello'", "a", "import sys; print(a); sys.stderr.write('e\\n')", "assert False",
+    let body = json!({ "cells": ["a = 'hello'", "a", "import sys; print(a); sys.stderr.write('e\\n\
+                                                      ')", "assert False",
                                  "open('f', 'w').write(a)"], "fetch_files": ["f"] });
     let (status, response) = post(&service, "/run_jupyter", None, &body.to_string()).await;
     assert_eq!((status, &response["status"]), (200, &json!("Success")), "{response}");
@@ -121,7 +123,8 @@ async fn odd_output_and_exceptions_preserve_variables() {
         "raise ValueError('half a pair: \\ud83d')",
         "class Odd(Exception):\n    def __str__(self):\n        return self.no_such\nraise Odd()",
         "class Half:\n    def __repr__(self):\n        return '\\udc80'\nHalf()",
-        "import sys\nkept = sys.stdout\nclass Out:\n    def write(self, text): pass\nsys.stdout = Out()",
+        "import sys\nkept = sys.stdout\nclass Out:\n    def write(self, text): pass\n\
+         sys.stdout = Out()",
         "sys.stdout = None",
         "del sys.stdout",
         "sys.stdout = kept; print(x)",

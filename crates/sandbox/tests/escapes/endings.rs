@@ -13,14 +13,17 @@ const ENDINGS: [&str; 27] = [
     "f = open('out', 'w'); f.write('in a cycle')\nclass C: pass\nc = C(); c.c = c; c.f = f; del f",
     "import builtins; builtins.kept = open('out', 'w'); builtins.kept.write('kept elsewhere')",
     "import json; json.kept = open('out', 'w'); json.kept.write('kept by a module')",
-    "import os, sys\nclass C:\n    def __del__(self): print('gone', os.name, sys is not None)\nc = C()",
+    "import os, sys\nclass C:\n    def __del__(self): print('gone', os.name, sys is not None)\n\
+     c = C()",
     "class C:\n    def __del__(self): print('cycle gone')\nc = C(); c.me = c",
     "class C:\n    def __del__(self): raise ValueError('late')\nc = C(); print(1)",
     "import atexit\natexit.register(print, 'first'); atexit.register(print, 'last')",
     "import atexit\natexit.register(lambda: 1 / 0); atexit.register(print, 'before')",
     "import atexit, sys\natexit.register(sys.exit, 3)",
-    "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print('waited for'))).start()",
-    "import threading, time\nthreading.Thread(target=lambda: (time.sleep(5), print('never')), daemon=True).start()",
+    "import threading, time\n\
+     threading.Thread(target=lambda: (time.sleep(0.2), print('waited for'))).start()",
+    "import threading, time\n\
+     threading.Thread(target=lambda: (time.sleep(5), print('never')), daemon=True).start()",
     "import threading, sys\nthreading.Thread(target=sys.exit, args=(4,)).start()",
     "import sys; sys.exit(None)",
     "import sys; sys.exit(300)",
@@ -33,7 +36,8 @@ const ENDINGS: [&str; 27] = [
     "import builtins; builtins.isinstance = lambda *a: True\nraise ValueError('x')",
     "import builtins; print(type(__builtins__), builtins is __builtins__)",
     "import ctypes; ctypes.CDLL(None).printf(b'by the C library')",
-    "import concurrent.futures as f\nwith f.ThreadPoolExecutor(2) as p: print(list(p.map(abs, [-1, -2])))",
+    "import concurrent.futures as f\n\
+     with f.ThreadPoolExecutor(2) as p: print(list(p.map(abs, [-1, -2])))",
 ];
 
 #[tokio::test]
@@ -68,35 +72,46 @@ async fn legitimate_programs_work_behind_filter() {
     let Some((sandbox, _lock)) = full_sandbox().await else { return };
     for (code, expected) in [
         (
-            "import mmap\nm = mmap.mmap(-1, 5000); m[:3] = b'abc'; print(m[:4], len(m), type(m).__name__)",
+            "import mmap\n\
+             m = mmap.mmap(-1, 5000); m[:3] = b'abc'; print(m[:4], len(m), type(m).__name__)",
             "b'abc\\x00' 5000 mmap\n",
         ),
         (
-            "import mmap, os\nm = mmap.mmap(-1, 10)\nif os.fork() == 0: m[0] = 65; os._exit(0)\nos.wait(); print(m[0])",
+            "import mmap, os\nm = mmap.mmap(-1, 10)\nif os.fork() == 0: m[0] = 65; os._exit(0)\n\
+             os.wait(); print(m[0])",
             "65\n",
         ),
         (
-            "import multiprocessing as m\nwith m.get_context('fork').Pool(3) as p: print(p.map(abs, [-1, -2]))",
+            "import multiprocessing as m\n\
+             with m.get_context('fork').Pool(3) as p: print(p.map(abs, [-1, -2]))",
             "[1, 2]\n",
         ),
         (
-            "import multiprocessing as m\nv = m.Value('i', 0)\np = m.get_context('fork').Process(target=lambda: setattr(v, 'value', 7))\np.start(); p.join(); print(v.value)",
+            "import multiprocessing as m\nv = m.Value('i', 0)\n\
+             p = m.get_context('fork').Process(target=lambda: setattr(v, 'value', 7))\n\
+             p.start(); p.join(); print(v.value)",
             "7\n",
         ),
         (
-            "import asyncio\nasync def f():\n    p = await asyncio.create_subprocess_exec('cat', stdin=-1, stdout=-1)\n    print((await p.communicate(b'hi'))[0])\nasyncio.run(f())",
+            "import asyncio\nasync def f():\n    p = await asyncio.create_subprocess_exec('cat', \
+             stdin=-1, stdout=-1)\n    print((await p.communicate(b'hi'))[0])\nasyncio.run(f())",
             "b'hi'\n",
         ),
         (
-            "import socket\na, b = socket.socketpair()\na.setsockopt(1, 7, 1 << 20); a.sendall(b'x'); print(b.recv(2))",
+            "import socket\na, b = socket.socketpair()\n\
+             a.setsockopt(1, 7, 1 << 20); a.sendall(b'x'); print(b.recv(2))",
             "b'x'\n",
         ),
         (
-            "import sqlite3\nc = sqlite3.connect('x.db'); c.execute('create table t (x)'); c.commit(); print(c.execute('select count(*) from t').fetchone())",
+            "import sqlite3\n\
+             c = sqlite3.connect('x.db'); c.execute('create table t (x)'); c.commit(); \
+             print(c.execute('select count(*) from t').fetchone())",
             "(0,)\n",
         ),
         (
-            "import shutil\nopen('a', 'w').write('x' * 100000); shutil.copy('a', 'b'); print(len(open('b').read()))",
+            "import shutil\n\
+             open('a', 'w').write('x' * 100000); shutil.copy('a', 'b'); \
+             print(len(open('b').read()))",
             "100000\n",
         ),
         ("import tempfile\nwith tempfile.TemporaryDirectory() as d: print(d[:5])", "/tmp/\n"),
@@ -113,7 +128,8 @@ async fn legitimate_programs_work_behind_filter() {
 #[tokio::test]
 async fn processor_time_counts_running_children() {
     let Some((sandbox, _lock)) = full_sandbox().await else { return };
-    let code = "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        while True: pass\ntime.sleep(1.5)";
+    let code = "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        while True: \
+                pass\ntime.sleep(1.5)";
     let outcome = python(&sandbox, code).await;
     assert!(outcome.cpu_seconds > 0.3, "{}", outcome.cpu_seconds);
     let outcome = python(&sandbox, "import time; time.sleep(1.5)").await;
@@ -126,7 +142,8 @@ async fn processor_time_between_cells_is_bounded() {
     let limits = Limits { seconds: 1.0, ..limits() };
     let mut session =
         sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
-    let calm = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nx = 1";
+    let calm = "import threading, time\n\
+                threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nx = 1";
     assert_eq!(session.cell(calm).await.unwrap().ended, None);
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;
     assert_eq!(session.cell("x").await.unwrap().shown, ["1"]);
@@ -175,7 +192,8 @@ async fn cells_survive_patched_functions_and_odd_exceptions() {
             Some("Odd"),
         ),
         (
-            "class Bare(Exception):\n    def __getattribute__(self, name): raise SystemExit\nraise Bare",
+            "class Bare(Exception):\n    def __getattribute__(self, name): raise SystemExit\n\
+             raise Bare",
             Some("Bare"),
         ),
     ] {

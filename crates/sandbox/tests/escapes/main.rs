@@ -277,7 +277,8 @@ async fn runs_are_isolated_from_each_other() {
     let cell = one
         .cell(
             "import socket, os\npair = socket.socketpair()\n\
-             open('/tmp/meet', 'w').write('x')\nopen('/dev/shm/meet', 'w').write('x')\nos.environ['TOKEN']",
+             open('/tmp/meet', 'w').write('x')\nopen('/dev/shm/meet', 'w').write('x')\n\
+             os.environ['TOKEN']",
         )
         .await
         .unwrap();
@@ -289,10 +290,12 @@ async fn runs_are_isolated_from_each_other() {
         memory = open('/proc/self/mem', 'rb')\n\
         found = 0\n\
         for line in open('/proc/self/maps'):\n\
-        \x20   if ' rw' not in line or '[' in line and 'heap' not in line and 'stack' not in line: continue\n\
+        \x20   if ' rw' not in line or '[' in line and 'heap' not in line and 'stack' not in \
+        line: continue\n\
         \x20   start, end = (int(x, 16) for x in line.split()[0].split('-'))\n\
         \x20   memory.seek(start)\n\
-        \x20   try: found += memory.read(end - start).count(b'=' + needle) + memory.read(0).count(needle)\n\
+        \x20   try: found += memory.read(end - start).count(b'=' + needle) + \
+        memory.read(0).count(needle)\n\
         \x20   except OSError: pass\n\
         print('secrets', found)";
     let outcome = python(&sandbox, code).await;
@@ -313,10 +316,13 @@ async fn links_and_special_files_are_not_fetched() {
         "good", "in/deep", "link", "linked/x", "pipe", "device", "folder", "nothing", "large",
         "huge",
     ];
-    let code = "import os\nopen('good', 'w').write('good')\nos.makedirs('in')\nopen('in/deep', 'w').write('deep')\n\
-                os.symlink('/etc/passwd', 'link')\nos.symlink('/etc', 'linked')\nos.mkfifo('pipe')\n\
+    let code = "import os\nopen('good', 'w').write('good')\nos.makedirs('in')\n\
+                open('in/deep', 'w').write('deep')\n\
+                os.symlink('/etc/passwd', 'link')\nos.symlink('/etc', 'linked')\n\
+                os.mkfifo('pipe')\n\
                 os.symlink('/dev/zero', 'device')\nos.mkdir('folder')\n\
-                open('large', 'wb').write(bytes(12 << 20))\nopen('huge', 'wb').write(bytes(12 << 20))";
+                open('large', 'wb').write(bytes(12 << 20))\n\
+                open('huge', 'wb').write(bytes(12 << 20))";
     let run = Run {
         fetch: fetch.iter().map(|name| (*name).to_owned()).collect(),
         limits: limits(),
@@ -374,7 +380,8 @@ async fn large_output_and_input_do_not_delay_runs() {
     let text = outcome.stdout.text();
     assert!(text.starts_with("line 0\n") && text.ends_with("line 299999\n") && text.len() < 70_000);
     let stdin = vec![b'z'; 20 << 20];
-    let slow = "import sys, time\nn = 0\nwhile True:\n    b = sys.stdin.buffer.read(1 << 20)\n    if not b: break\n    n += len(b); time.sleep(0.01)\nprint(n)";
+    let slow = "import sys, time\nn = 0\nwhile True:\n    b = sys.stdin.buffer.read(1 << 20)\n    \
+                if not b: break\n    n += len(b); time.sleep(0.01)\nprint(n)";
     for (code, expected) in [(slow, "20971520\n"), ("print('never read')", "never read\n")] {
         let run =
             Run { stdin: stdin.clone(), limits: limits(), ..Run::new(Language::Python, code) };
@@ -451,7 +458,8 @@ async fn processes_left_by_cells_are_watched() {
     let mut session =
         sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
     let code = "import subprocess, sys\n\
-        left = 'import time; time.sleep(1); held = bytearray(b\"x\") * (60 << 20); time.sleep(60)'\n\
+        left = 'import time; time.sleep(1); held = bytearray(b\"x\") * (60 << 20); \
+        time.sleep(60)'\n\
         for _ in range(4): subprocess.Popen([sys.executable, '-c', left])";
     let cell = session.cell(code).await.unwrap();
     assert_eq!((cell.ended, cell.error), (None, None));
@@ -508,7 +516,8 @@ async fn cancelled_run_leaves_nothing() {
 #[tokio::test]
 async fn shell_runs_with_python_in_path() {
     let Some((sandbox, _lock)) = full_sandbox().await else { return };
-    let code = "set -e\necho $0 $HOME $(cat in)\npython3 -c 'print(6 * 7)' < /dev/null\ncat <(echo sub)\nexit 7";
+    let code = "set -e\necho $0 $HOME $(cat in)\npython3 -c 'print(6 * 7)' < /dev/null\n\
+                cat <(echo sub)\nexit 7";
     let run = Run {
         files: [("in".to_owned(), b"given".to_vec())].into(),
         limits: limits(),
@@ -530,7 +539,10 @@ fn reduced_protection_is_rejected_or_used_on_request() -> ExitCode {
         let _lock = TEST_LOCK.blocking_lock();
         let status = std::process::Command::new("unshare")
             .args(["--user", "--map-root-user", "sh", "-c"])
-            .arg("echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all --inh-caps=-all \"$@\"")
+            .arg(
+                "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all \
+                  --inh-caps=-all \"$@\"",
+            )
             .arg("sh")
             .arg(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture"])
@@ -551,10 +563,12 @@ fn reduced_protection_is_rejected_or_used_on_request() -> ExitCode {
         for part in ["user-namespace", "mount-namespace", "unshare", "Way out", "best-effort"] {
             assert!(error.contains(part), "{error}");
         }
-        let options = Options { protection: levade_sandbox::Demand::BestEffort, ..Options::default() };
+        let options =
+            Options { protection: levade_sandbox::Demand::BestEffort, ..Options::default() };
         let sandbox = Sandbox::start(options).await.unwrap();
         let protection = sandbox.protection();
-        for name in ["landlock", "seccomp", "no-new-privileges", "resource-limits", "memory-watch"] {
+        for name in ["landlock", "seccomp", "no-new-privileges", "resource-limits", "memory-watch"]
+        {
             assert!(protection.achieved.contains(&name.to_owned()), "{protection}");
         }
         assert!(!protection.is_full());
@@ -570,18 +584,32 @@ fn reduced_protection_is_rejected_or_used_on_request() -> ExitCode {
             "tries(lambda: does(os.kill, @pid@, 0))",
             "tries(lambda: does(open, '@folder@/x', 'w'))",
             "tries(call, 101, 16, @pid@, 0, 0)",
-            "for _ in range(3):\n    if os.fork() == 0:\n        os.setsid(); time.sleep(100)\nprint('refused:')",
+            "for _ in range(3):\n    if os.fork() == 0:\n        os.setsid(); time.sleep(100)\n\
+             print('refused:')",
         ] {
             let code = host.put_in(&format!("{PRELUDE}\n{code}"));
             let outcome = python(&sandbox, &code).await;
             check_outcome("refused", &outcome).unwrap_or_else(|why| panic!("{code}: {why}"));
             before.wait_until_restored().await.unwrap();
         }
-        let run = Run { fetch: vec!["made".into()], ..Run::new(Language::Shell, "cat > made; pwd") };
+        let run = Run {
+            fetch: vec!["made".into()],
+            ..Run::new(
+                Language::Shell,
+                "cat > made; \
+                                                                                 pwd",
+            )
+        };
         let outcome = sandbox.run(&Run { stdin: b"in".to_vec(), ..run }).await.unwrap();
-        assert_eq!((outcome.ended, outcome.files["made"].as_slice()), (EndReason::Exit(0), &b"in"[..]));
+        assert_eq!(
+            (outcome.ended, outcome.files["made"].as_slice()),
+            (EndReason::Exit(0), &b"in"[..])
+        );
         let dir = outcome.stdout.text();
-        let late = Run { limits: Limits { seconds: 0.5, ..limits() }, ..Run::new(Language::Python, "while 1: pass") };
+        let late = Run {
+            limits: Limits { seconds: 0.5, ..limits() },
+            ..Run::new(Language::Python, "while 1: pass")
+        };
         assert_eq!(sandbox.run(&late).await.unwrap().ended, EndReason::TimeLimit);
         drop(sandbox);
         before.wait_until_restored().await.unwrap_err();

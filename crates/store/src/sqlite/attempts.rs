@@ -45,7 +45,8 @@ pub(super) fn append(
     }
     segments::insert(to, row, &new)?;
     to.prepare_cached(
-        "UPDATE attempts SET sampled_tokens = sampled_tokens + ?2, tokens = tokens + ?3 WHERE id = ?1",
+        "UPDATE attempts SET sampled_tokens = sampled_tokens + ?2, tokens = tokens + ?3 WHERE id \
+         = ?1",
     )?
     .execute(params![row, sampled(&new), tokens(&new)])?;
     Ok(WriteOutcome::Written)
@@ -59,7 +60,8 @@ pub(super) fn end(to: &Connection, id: &AttemptId, end: &End) -> Result<WriteOut
         return Ok(WriteOutcome::AlreadyRecorded);
     }
     to.prepare_cached(
-        "UPDATE attempts SET outcome = :outcome, score = :score, reward = :reward, earned = :earned, status = :status
+        "UPDATE attempts SET outcome = :outcome, score = :score, reward = :reward, earned = \
+         :earned, status = :status
          WHERE id = :row",
     )?
     .execute(named_params! {
@@ -109,9 +111,11 @@ fn insert(to: &Connection, attempt: &Attempt) -> Result<i64, Failure> {
     let AttemptSlot { purpose, phase, step, group, sample } = &attempt.slot;
     let segments = attempt.trajectory.segments();
     to.prepare_cached(
-        "INSERT INTO attempts (name, purpose, phase, step, grp, sample, number, task, outcome, score, reward, earned,
+        "INSERT INTO attempts (name, purpose, phase, step, grp, sample, number, task, outcome, \
+         score, reward, earned,
              status, sampled_tokens, tokens)
-         VALUES (:name, :purpose, :phase, :step, :group, :sample, :number, :task, :outcome, :score, :reward, :earned,
+         VALUES (:name, :purpose, :phase, :step, :group, :sample, :number, :task, :outcome, \
+         :score, :reward, :earned,
              :status, :sampled_tokens, :tokens)",
     )?
     .execute(named_params! {
@@ -155,7 +159,8 @@ pub(super) fn read(from: &Connection, name: &AttemptId) -> Result<Option<Attempt
 /// Returns an attempt without its segments, with its row, or `None` if it is not recorded.
 fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, Failure> {
     let mut statement = from.prepare_cached(
-        "SELECT id, task, outcome, score, reward, status, earned, purpose, phase, step, grp, sample, number
+        "SELECT id, task, outcome, score, reward, status, earned, purpose, phase, step, grp, \
+         sample, number
          FROM attempts WHERE name = ?1",
     )?;
     let mut rows = statement.query([name.bytes()])?;
@@ -194,7 +199,8 @@ pub(super) fn last_try(from: &Connection, slot: &AttemptSlot) -> Result<Option<A
     let AttemptSlot { purpose, phase, step, group, sample } = slot;
     let name = from
         .prepare_cached(
-            "SELECT name FROM attempts WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5
+            "SELECT name FROM attempts WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = \
+             ?4 AND sample = ?5
                  AND status IN ('completed', 'unscored', 'failed') ORDER BY number DESC LIMIT 1",
         )?
         .query_row(params![purpose.name(), phase, step, group, sample], |row| row.get(0))
@@ -206,7 +212,8 @@ pub(super) fn last_try(from: &Connection, slot: &AttemptSlot) -> Result<Option<A
 pub(super) fn tries(from: &Connection, slot: &AttemptSlot) -> Result<Tries, Failure> {
     let AttemptSlot { purpose, phase, step, group, sample } = slot;
     let count =
-        "SELECT coalesce(max(number) + 1, 0), count(*) FILTER (WHERE status = 'superseded') FROM attempts
+        "SELECT coalesce(max(number) + 1, 0), count(*) FILTER (WHERE status = 'superseded') FROM \
+         attempts
          WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5";
     let key = params![purpose.name(), phase, step, group, sample];
     let tries = |row: &Row<'_>| Ok(Tries { next: row.get(0)?, failed: row.get(1)? });
@@ -236,7 +243,8 @@ pub(super) fn summaries(
     purpose: Purpose,
 ) -> Result<Vec<AttemptSummary>, Failure> {
     let mut statement = from.prepare_cached(
-        "SELECT phase, step, grp, sample, score, reward, status, sampled_tokens, tokens, name, max(number)
+        "SELECT phase, step, grp, sample, score, reward, status, sampled_tokens, tokens, name, \
+         max(number)
          FROM attempts WHERE purpose = ?1 AND status IN ('completed', 'unscored', 'failed')
          GROUP BY phase, step, grp, sample ORDER BY phase, step, grp, sample",
     )?;
@@ -264,9 +272,11 @@ pub(super) fn summaries(
 /// Returns the attempts for a purpose that broke.
 pub(super) fn failures(from: &Connection, purpose: Purpose) -> Result<Vec<FailedAttempt>, Failure> {
     let mut statement = from.prepare_cached(
-        "SELECT phase, step, grp, sample, number, name, status, json_extract(outcome, '$.error') AS error
+        "SELECT phase, step, grp, sample, number, name, status, json_extract(outcome, '$.error') \
+         AS error
          FROM attempts WHERE purpose = ?1
-             AND (status IN ('failed', 'superseded') OR (status = 'abandoned' AND error IS NOT NULL))
+             AND (status IN ('failed', 'superseded') OR (status = 'abandoned' AND error IS NOT \
+             NULL))
          ORDER BY phase, step, grp, sample, number",
     )?;
     let mut rows = statement.query([purpose.name()])?;

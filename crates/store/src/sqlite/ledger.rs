@@ -82,7 +82,8 @@ pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Fai
         .prepare_cached("INSERT INTO steps (phase, step, plan) VALUES (?1, ?2, ?3)")?
         .execute(params![phase, step, head])?;
     let mut insert = transaction.prepare_cached(
-        "INSERT INTO planned_paths (phase, step, place, policy, upd, attempt, leaf, advantage, weight, returns, vals)
+        "INSERT INTO planned_paths (phase, step, place, policy, upd, attempt, leaf, advantage, \
+         weight, returns, vals)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
     )?;
     let mut index = 0u32;

@@ -104,9 +104,11 @@ fn migrate_from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
     transaction.execute("INSERT INTO run (id) VALUES (?1)", [&run.0])?;
     attempts(transaction, &run)?;
     transaction.execute(
-        "INSERT INTO segments (attempt, id, parent, after, kind, agent, policy, turn, temperature, filtered, prompt, tokens,
+        "INSERT INTO segments (attempt, id, parent, after, kind, agent, policy, turn, \
+         temperature, filtered, prompt, tokens,
              logprobs, versions)
-         SELECT attempt, id, parent, NULL, kind, coalesce(nullif(agent, ''), ?1), ?1, turn, temperature, filtered, prompt, tokens, logprobs, versions
+         SELECT attempt, id, parent, NULL, kind, coalesce(nullif(agent, ''), ?1), ?1, turn, \
+         temperature, filtered, prompt, tokens, logprobs, versions
          FROM old_segments",
         [DEFAULT],
     )?;
@@ -136,9 +138,11 @@ fn derived_run(transaction: &Transaction<'_>) -> Result<RunId, Failure> {
 
 fn attempts(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
     let mut insert = transaction.prepare(
-        "INSERT INTO attempts (id, name, purpose, phase, step, grp, sample, number, task, outcome, score, reward, earned,
+        "INSERT INTO attempts (id, name, purpose, phase, step, grp, sample, number, task, \
+         outcome, score, reward, earned,
              status, sampled_tokens, tokens)
-         SELECT id, ?2, purpose, phase, step, grp, sample, 0, task, ?3, score, reward, earned, status, sampled_tokens, tokens
+         SELECT id, ?2, purpose, phase, step, grp, sample, 0, task, ?3, score, reward, earned, \
+         status, sampled_tokens, tokens
          FROM old_attempts WHERE id = ?1",
     )?;
     let mut statement = transaction

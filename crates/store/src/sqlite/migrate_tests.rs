@@ -12,16 +12,22 @@ use crate::{CreditTarget, Sqlite, StepReward, Store};
 /// The tables of schema 3.
 const TABLES_3: &str = "
 CREATE TABLE attempts (
-    id INTEGER PRIMARY KEY, purpose TEXT NOT NULL, phase INTEGER NOT NULL, step INTEGER NOT NULL, grp INTEGER NOT NULL,
-    sample INTEGER NOT NULL, task TEXT NOT NULL, outcome TEXT NOT NULL, score REAL, reward REAL, earned TEXT NOT NULL,
+    id INTEGER PRIMARY KEY, purpose TEXT NOT NULL, phase INTEGER NOT NULL, step INTEGER NOT NULL, \
+    grp INTEGER NOT NULL,
+    sample INTEGER NOT NULL, task TEXT NOT NULL, outcome TEXT NOT NULL, score REAL, reward REAL, \
+    earned TEXT NOT NULL,
     status TEXT NOT NULL, sampled_tokens INTEGER NOT NULL, tokens INTEGER NOT NULL,
     UNIQUE (purpose, phase, step, grp, sample)
 ) STRICT;
-CREATE TABLE prompts (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, tokens BLOB NOT NULL) STRICT;
+CREATE TABLE prompts (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, tokens BLOB NOT NULL) \
+STRICT;
 CREATE TABLE segments (
-    attempt INTEGER NOT NULL REFERENCES attempts (id), id INTEGER NOT NULL, parent INTEGER, kind TEXT NOT NULL,
-    agent TEXT NOT NULL, turn INTEGER NOT NULL, temperature REAL NOT NULL, filtered INTEGER NOT NULL,
-    prompt INTEGER REFERENCES prompts (id), tokens BLOB, logprobs BLOB NOT NULL, versions BLOB NOT NULL,
+    attempt INTEGER NOT NULL REFERENCES attempts (id), id INTEGER NOT NULL, parent INTEGER, kind \
+    TEXT NOT NULL,
+    agent TEXT NOT NULL, turn INTEGER NOT NULL, temperature REAL NOT NULL, filtered INTEGER NOT \
+    NULL,
+    prompt INTEGER REFERENCES prompts (id), tokens BLOB, logprobs BLOB NOT NULL, versions BLOB \
+    NOT NULL,
     PRIMARY KEY (attempt, id), CHECK ((prompt IS NULL) <> (tokens IS NULL))
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE steps (
@@ -66,7 +72,8 @@ impl Old {
         let [phase, step, group, sample] = self.slot;
         let step_rewards = json!([{ "by": { "turn": 0 }, "reward": 0.5 }]).to_string();
         to.execute(
-            "INSERT INTO attempts (purpose, phase, step, grp, sample, task, outcome, score, reward, earned, status,
+            "INSERT INTO attempts (purpose, phase, step, grp, sample, task, outcome, score, \
+             reward, earned, status,
                  sampled_tokens, tokens)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, NULL, ?8, ?9, 'completed', ?10, ?11)",
             params![
@@ -95,7 +102,8 @@ impl Old {
         )
         .unwrap();
         to.execute(
-            "INSERT INTO segments SELECT ?1, 0, NULL, 'given', '', 0, 1.0, 0, id, NULL, x'', x'' FROM prompts WHERE digest = ?2",
+            "INSERT INTO segments SELECT ?1, 0, NULL, 'given', '', 0, 1.0, 0, id, NULL, x'', x'' \
+             FROM prompts WHERE digest = ?2",
             params![id, &digest[..]],
         )
         .unwrap();

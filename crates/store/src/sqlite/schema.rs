@@ -64,7 +64,8 @@ CREATE TABLE segments (
     turn        INTEGER NOT NULL,
     temperature REAL    NOT NULL,
     filtered    INTEGER NOT NULL,
-    prompt      INTEGER REFERENCES prompts (id),    -- where its tokens are, if it begins a conversation
+    prompt      INTEGER REFERENCES prompts (id),    -- where its tokens are, if it begins a \
+    conversation
     tokens      BLOB,                       -- u32; NULL where there is a prompt
     logprobs    BLOB    NOT NULL,           -- f32
     versions    BLOB    NOT NULL,           -- runs of (version u64, length u32)

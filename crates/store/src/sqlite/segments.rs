@@ -10,7 +10,8 @@ use crate::error::Failure;
 macro_rules! select {
     ($rest:literal) => {
         concat!(
-            "SELECT s.id, parent, kind, agent, turn, temperature, filtered, coalesce(s.tokens, p.tokens), logprobs, versions,
+            "SELECT s.id, parent, kind, agent, turn, temperature, filtered, coalesce(s.tokens, \
+             p.tokens), logprobs, versions,
                  after, policy
              FROM segments s LEFT JOIN prompts p ON p.id = s.prompt WHERE attempt = ?1 ",
             $rest
@@ -25,7 +26,8 @@ pub(super) fn insert<'a>(
     segments: impl IntoIterator<Item = &'a Segment>,
 ) -> Result<(), Failure> {
     let mut statement = to.prepare_cached(
-        "INSERT INTO segments (attempt, id, parent, after, kind, agent, policy, turn, temperature, filtered, prompt,
+        "INSERT INTO segments (attempt, id, parent, after, kind, agent, policy, turn, \
+         temperature, filtered, prompt,
              tokens, logprobs, versions)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
     )?;
@@ -86,7 +88,8 @@ pub(super) fn tokens(from: &Connection, attempt: i64, id: SegmentId) -> Result<u
     // SQLite returns the length of a blob without reading its bytes.
     let bytes: Option<i64> = from
         .prepare_cached(
-            "SELECT length(coalesce(s.tokens, p.tokens)) FROM segments s LEFT JOIN prompts p ON p.id = s.prompt
+            "SELECT length(coalesce(s.tokens, p.tokens)) FROM segments s LEFT JOIN prompts p ON \
+             p.id = s.prompt
              WHERE attempt = ?1 AND s.id = ?2",
         )?
         .query_row(params![attempt, id.0], |row| row.get(0))

@@ -149,8 +149,8 @@ fn utf8(bytes: Vec<u8>) -> Result<String, String> {
         let bytes = error.as_bytes();
         let line = 1 + bytes[..at].iter().filter(|byte| **byte == b'\n').count();
         format!(
-            "is not UTF-8: line {line} has the byte 0x{:02X}; save it as UTF-8 (for Latin-1: iconv -f \
-             LATIN1 -t UTF-8)",
+            "is not UTF-8: line {line} has the byte 0x{:02X}; save it as UTF-8 (for Latin-1: \
+             iconv -f LATIN1 -t UTF-8)",
             bytes[at]
         )
     })

@@ -268,7 +268,8 @@ mod tests {
         let out = |key, path, value: Value| advice(key, path, &row(value));
         assert_eq!(
             out("answer", "answer", json!({"q": 1, "anwser": 2, "solution": 3})),
-            "Set `answer = \"anwser\"` or `answer = \"solution\"` in the recipe, or complete the row"
+            "Set `answer = \"anwser\"` or `answer = \"solution\"` in the recipe, or complete the \
+             row"
         );
         assert_eq!(
             out("answer", "answer", json!({"reward": {"ground_truth": 1}})),

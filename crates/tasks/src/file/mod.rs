@@ -120,8 +120,8 @@ impl FileOptions {
         if unseen_choices > 0 {
             let named = template::name_of_choices(tasks.rest.iter().map(|task| &*task.row));
             tasks.notes.push(format!(
-                "{}: {unseen_choices} rows have a field {named:?} that the model does not see; `question = \
-                 \"{{{}}}\\n{{{named}}}\"` shows it",
+                "{}: {unseen_choices} rows have a field {named:?} that the model does not see; \
+                 `question = \"{{{}}}\\n{{{named}}}\"` shows it",
                 files.first().map_or(self.path.first(), |file| file).display(),
                 self.question,
             ));

@@ -539,8 +539,10 @@ mod tests {
             required int64 time (TIME(NANOS, false));
             required int32 time_ms (TIME(MILLIS, true));
             required int96 int96;
-            required group inner { required int64 ns (TIMESTAMP(NANOS, false)); required int64 plain; }
-            required group list (LIST) { repeated group list { required int64 element (TIMESTAMP(NANOS, true)); } }
+            required group inner \
+            { required int64 ns (TIMESTAMP(NANOS, false)); required int64 plain; }
+            required group list (LIST) \
+            { repeated group list { required int64 element (TIMESTAMP(NANOS, true)); } }
         }";
         let schema = Arc::new(parse_message_type(schema).unwrap());
         let mut file = Vec::new();

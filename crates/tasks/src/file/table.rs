@@ -66,8 +66,8 @@ pub(super) fn rows<E>(
             let len = record.len();
             let expected = names.len();
             return Err(wrong(format!(
-                "has {len} fields in line {line}, but its header has {expected}: put quotes around a text with \
-                 commas or line breaks"
+                "has {len} fields in line {line}, but its header has {expected}: put quotes \
+                 around a text with commas or line breaks"
             )));
         }
         let fields = names.iter().zip(&record).filter(|(name, _)| !twice.contains(name));

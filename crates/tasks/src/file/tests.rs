@@ -121,8 +121,8 @@ fn answers_accept_lists_and_objects() {
         let (_dir, options) = file(&row(answer));
         assert_eq!(answers(&options.load(0).unwrap()), [want]);
     }
-    let expected = "but it must be a number, a string, or a list of correct answers, and not empty; \
-                    if scorers need no answer, set `answer = \"\"`";
+    let expected = "but it must be a number, a string, or a list of correct answers, and not \
+                    empty; if scorers need no answer, set `answer = \"\"`";
     for (answer, found) in
         [("null", "null"), ("\" \"", "\" \""), ("[]", "[]"), ("[\"\"]", "[\"\"]"), ("{}", "{}")]
     {
@@ -171,7 +171,8 @@ fn agent_r1_rows_are_recognized() {
         "prompt": [{"role": "user", "content": "Question: Who founded Rome?"}],
         "ability": "multihop_qa",
         "reward_model": {"style": "rule", "ground_truth": "Romulus"},
-        "extra_info": {"split": "train", "index": 0, "level": "hard", "question": "Who founded Rome?"},
+        "extra_info": {"split": "train", "index": 0, "level": "hard", "question": "Who founded \
+                                                                                   Rome?"},
         "tools": ["search"],
         "scorer": "exact",
         "answer_schema": {"type": "string"},
@@ -421,8 +422,8 @@ fn invalid_files_are_rejected_by_name() {
     assert_rejected(
         &format!("{fine}\n{{\"question\": \"2?\", \"response\": 2}}"),
         nothing,
-        "/sums.jsonl, line 3: the row has no field \"answer\"; it has question, response. Set `answer = \
-         \"response\"` in \
+        "/sums.jsonl, line 3: the row has no field \"answer\"; it has question, response. Set \
+         `answer = \"response\"` in \
          the recipe, or complete the row",
     );
     assert_rejected(
@@ -460,9 +461,10 @@ fn invalid_files_are_rejected_by_name() {
     assert_rejected(
         "{\"question\": [{\"role\": \"assistant\", \"content\": \"Hi\"}], \"answer\": 1}",
         nothing,
-        "/sums.jsonl, line 1: field \"question\" is [{\"role\":\"assistant\",\"content\":\"Hi\"}], but it \
-         must be a string, or messages that end with a user message: the last message has the \
-         role assistant, which leaves nothing to respond to: end with a user message",
+        "/sums.jsonl, line 1: field \"question\" is \
+         [{\"role\":\"assistant\",\"content\":\"Hi\"}], but it must be a string, or messages that \
+         end with a user message: the last message has the role assistant, which leaves nothing \
+         to respond to: end with a user message",
     );
     assert_rejected(
         "{\"question\": \"1?\", \"answer\": \"it is 2\"}",

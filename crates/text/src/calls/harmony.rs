@@ -60,7 +60,8 @@ static SPELLING: SyntaxTags = SyntaxTags {
     reasoning_tags: Some(REASONING_TAGS),
     how: "a message to it on the commentary channel",
     sign: "to=functions.",
-    example: "<|channel|>commentary to=functions.TOOL <|constrain|>json<|message|>{\"PARAMETER\": VALUE}<|call|>",
+    example: "<|channel|>commentary to=functions.TOOL \
+              <|constrain|>json<|message|>{\"PARAMETER\": VALUE}<|call|>",
     ..SyntaxTags::NONE
 };
 

@@ -196,7 +196,8 @@ mod tests {
         fn hermes_parser_never_panics(parts in proptest::collection::vec(
             prop_oneof![
                 Just("<tool_call>".to_string()), Just("</tool_call>".to_string()), Just("{\"name\": \"".to_string()),
-                Just("\", \"arguments\": {".to_string()), Just("}}".to_string()), Just("\n".to_string()),
+                Just("\", \"arguments\": \
+                      {".to_string()), Just("}}".to_string()), Just("\n".to_string()),
                 any::<String>(),
             ],
             0..12,

@@ -36,7 +36,8 @@ static SPELLING: SyntaxTags = SyntaxTags {
     only_in_sections: true,
     how: "its name and its arguments between tags",
     sign: SECTION[0],
-    example: "<minimax:tool_call>\n<invoke name=\"TOOL\">\n<parameter name=\"PARAMETER\">VALUE</parameter>\n</invoke>\n\
+    example: "<minimax:tool_call>\n<invoke name=\"TOOL\">\n\
+              <parameter name=\"PARAMETER\">VALUE</parameter>\n</invoke>\n\
          </minimax:tool_call>",
     ..SyntaxTags::NONE
 };

@@ -46,8 +46,8 @@ fn templates_match_recorded_transformers_output() {
 fn template_limits_bound_time_and_memory() {
     let double = |start: &str, step: &str| {
         format!(
-            "{{% set ns = namespace(a={start}) %}}{{% for i in range(99999) %}}{{% set ns.a = {step} %}}\
-             {{% endfor %}}{{{{ ns.a | length }}}}"
+            "{{% set ns = namespace(a={start}) %}}{{% for i in range(99999) %}}{{% set ns.a = \
+             {step} %}}{{% endfor %}}{{{{ ns.a | length }}}}"
         )
     };
     let cases = [
@@ -75,13 +75,22 @@ fn template_limits_bound_time_and_memory() {
         (double("1", "ns"), "namespace"),
         (double("1", "[ns]"), "namespace"),
         (
-            "{% set ns = namespace(a='ab') %}{% for i in range(99) %}{% set x %}{{ ns.a }}{{ ns.a }}{% endset %}\
-             {% set ns.a = x %}{% endfor %}".to_string(),
+            "{% set ns = namespace(a='ab') %}{% for i in range(99) %}{% set x %}{{ ns.a }}{{ ns.a \
+             }}{% endset %}{% set ns.a = x %}{% endfor %}"
+                .to_string(),
             "bytes",
         ),
-        (format!("{{% set x %}}{{% for i in range(99999) %}}{}{{% endfor %}}{{% endset %}}", "x".repeat(99_999)), "bytes"),
         (
-            "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}".to_string(),
+            format!(
+                "{{% set x %}}{{% for i in range(99999) %}}{}{{% endfor %}}{{% endset \
+                  %}}",
+                "x".repeat(99_999)
+            ),
+            "bytes",
+        ),
+        (
+            "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}"
+                .to_string(),
             "steps",
         ),
         ("{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}".to_string(), "recursion"),
@@ -94,7 +103,12 @@ fn template_limits_bound_time_and_memory() {
         ("{{ range(99999) | select('in', range(99999) | list) | list }}".to_string(), "10 s"),
         ("{{ ['x' * 10 ** 7, 'x' * 10 ** 7] | sort }}".to_string(), "bytes"),
         ("{{ ['x' * 10 ** 7] * 99999 }}".to_string(), "bytes"),
-        ("{{ range(99999) | list | tojson(separators=('x' * 10 ** 7, ':')) }}".to_string(), "bytes"),
+        (
+            "{{ range(99999) | list | tojson(separators=('x' * 10 ** 7, ':')) \
+          }}"
+            .to_string(),
+            "bytes",
+        ),
         ("{{ ('x' * 10 ** 7) | list }}".to_string(), "bytes"),
         ("{{ ('a ' * 8000000).split() }}".to_string(), "bytes"),
         ("{% raw %}".repeat(50_000), "no end"),
@@ -189,7 +203,8 @@ proptest! {
             0..12,
         ),
     ) {
-        let source = format!("{{% set y = 1 %}}{{% for x in messages %}}{{{{ {} }}}}{{% endfor %}}", parts.join(" "));
+        let source = format!("{{% set y = 1 %}}{{% for x in messages %}}{{{{ {} }}}}{{% endfor \
+                              %}}", parts.join(" "));
         let _ = render(&source, &[json!({"role": "user", "content": "Hi"})], &Map::new(), 0);
     }
 

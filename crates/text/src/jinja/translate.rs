@@ -284,7 +284,8 @@ mod tests {
         );
         let open = "{% macro m(a, b=(1, 2)) %}{{ varargs }}{% endmacro %}{{ m(1, *c) }}";
         let expected = "{% macro m(a, b= __levade_keep((1, 2)), varargs=(), kwargs={}) %}{% do __levade_tick(0) %}\
-                        {{ varargs }}{% endmacro %}{{ m(**__levade_bind((\"a\", \"b\", ),1, *c)) }}";
+                        {{ varargs }}{% endmacro %}{{ m(**__levade_bind((\"a\", \"b\", ),1, *c)) \
+                        }}";
         assert_eq!(translate(open).unwrap(), expected);
     }
 

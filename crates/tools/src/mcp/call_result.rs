@@ -75,8 +75,8 @@ fn read(server: &str, result: Value) -> ToolOutput {
         fields.get("resultType").and_then(Value::as_str).filter(|kind| *kind != "complete")
     {
         let why = format!(
-            "its answer is of the type {kind:?}, which no call here can have: it asks the user for something, or \
-             goes on in the background"
+            "its answer is of the type {kind:?}, which no call here can have: it asks the user \
+             for something, or goes on in the background"
         );
         return unavailable_output(server, &why);
     }

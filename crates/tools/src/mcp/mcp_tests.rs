@@ -357,7 +357,8 @@ async fn open_explains_failed_start() {
 import json, sys
 for line in sys.stdin:
     error = {'code': -32602, 'message': 'Unsupported protocol version', 'data': {'supported': ['2024-11-05']}}
-    print(json.dumps({'jsonrpc': '2.0', 'id': json.loads(line).get('id'), 'error': error}), flush=True)
+    print(json.dumps({'jsonrpc': '2.0', 'id': json.loads(line).get('id'), 'error': error}), \
+    flush=True)
 ";
     let error = open(rejecting_script).await;
     assert!(
@@ -433,7 +434,8 @@ for line in sys.stdin:
         open({log:?}, 'a').write(method + ' ')
         is_first = False
     if method == 'initialize':
-        answer({{'protocolVersion': '2025-06-18', 'capabilities': {{}}, 'serverInfo': {{'name': 'x', 'version': '1'}}}})
+        answer({{'protocolVersion': '2025-06-18', 'capabilities': {{}}, 'serverInfo': {{'name': \
+        'x', 'version': '1'}}}})
     elif method == 'tools/list':
         answer({{'tools': [{{'name': 'a', 'inputSchema': {{'type': 'object'}}}}]}})
     elif 'id' in message:

@@ -126,7 +126,8 @@ mod tests {
     #[test]
     fn printed_shows_error_above_stack() {
         let text = format!(
-            "starting\nError: Could not locate the bindings file. Tried:\n -> /a\n -> /b\n{}\nNode.js v20.20.2\n",
+            "starting\nError: Could not locate the bindings file. Tried:\n -> /a\n -> /b\n{}\n\
+             Node.js v20.20.2\n",
             numbered_lines(0, 40)
         );
         let shown = printed_suffix(&text);

@@ -210,8 +210,8 @@ impl HttpTransport {
             (Err(_), false) => {
                 let kind = content_type(&head.headers).unwrap_or_else(|| "no content type".into());
                 fail(format!(
-                    "it answers with {kind}, which is no message of this protocol (is `url` the address of its MCP \
-                     endpoint?): {}",
+                    "it answers with {kind}, which is no message of this protocol (is `url` the \
+                     address of its MCP endpoint?): {}",
                     shorten(&text)
                 ))
             }

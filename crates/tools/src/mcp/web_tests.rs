@@ -470,7 +470,8 @@ async fn open_explains_unusable_server() {
         (
             |m, _, _| {
                 (m["method"] == "initialize").then(|| {
-                let error = json!({ "code": -32602, "message": "Unsupported protocol version", "data": { "supported": ["2024-11-05"] } });
+                let error = json!({ "code": -32602, "message": "Unsupported protocol \
+                                                                version", "data": { "supported": ["2024-11-05"] } });
                 json_http("200 OK", &json!({ "jsonrpc": "2.0", "id": m["id"], "error": error }))
             })
             },

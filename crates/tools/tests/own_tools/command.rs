@@ -86,7 +86,8 @@ async fn timeout_ends_program_and_descendants() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("children");
     let script = format!(
-        "trap '' TERM; (setsid sleep 1000 & echo $! >> {0}); echo $$ >> {0}; sleep 1000; sleep 1000",
+        "trap '' TERM; (setsid sleep 1000 & echo $! >> {0}); echo $$ >> {0}; sleep 1000; sleep \
+         1000",
         file.display()
     );
     let set = command(&["sh", "-c", &script], dir.path(), Duration::from_secs(2));

@@ -29,7 +29,8 @@ async fn type_hints_and_docstrings_become_schemas() {
             "type": "object",
             "properties": {
                 "city": { "type": "string", "description": "Its name." },
-                "days": { "type": "integer", "description": "How many days, on two lines.", "default": 3 },
+                "days": { "type": "integer", "description": "How many days, on two \
+                                                             lines.", "default": 3 },
                 "unit": { "type": "string", "enum": ["C", "F"], "description": "Unit.", "default": "C" },
                 "near": { "type": ["number", "null"] },
             },
@@ -139,8 +140,10 @@ async fn arguments_injected_by_frameworks_are_hidden() {
     write(dir.path(), "agents.py", FRAMEWORK);
     let text = "from typing import Annotated\n\
         from agents import FieldInfo as Field, InjectedToolArg, RunContextWrapper\n\
-        def f(ctx: RunContextWrapper, x: int, user: Annotated[str, InjectedToolArg] = 'me'): return [ctx, x, user]\n\
-        def g(a: int = Field(description='A'), b: int = Field(2, 'B'), Context: int = 3): return [a, b, Context]\n";
+        def f(ctx: RunContextWrapper, x: int, user: Annotated[str, InjectedToolArg] = 'me'): \
+        return [ctx, x, user]\n\
+        def g(a: int = Field(description='A'), b: int = Field(2, 'B'), Context: int = 3): return \
+        [a, b, Context]\n";
     let mut open = open(&python(dir.path(), text, LONG), "a").await;
     let parameters =
         |name: &str| open.specs().iter().find(|spec| spec.name == name).unwrap().parameters.clone();
@@ -210,7 +213,8 @@ async fn arguments_map_to_parameters_if_some_are_omitted() {
     let text = "
 import asyncio
 from typing import Dict
-def places(a: int = 1, b: int = 2, /, c: int = 3, **more: float) -> str: return repr((a, b, c, more))
+def places(a: int = 1, b: int = 2, /, c: int = 3, **more: float) -> str: return repr((a, b, c, \
+more))
 def rest(**more): return repr(more)
 def keys(x: Dict[int, str]) -> str: return repr(x)
 def cancels(): raise asyncio.CancelledError('no')
@@ -339,14 +343,17 @@ class Bound:
 def within(x: float, limit: float = float('inf'), low: float = float('nan')) -> str:
     return repr((x, limit, low))
 
-def listed(x: list = [float('inf')], y: dict = {'a': float('nan')}, half: str = '\\ud83d', n: int = 10**400) -> str:
+def listed(x: list = [float('inf')], y: dict = {'a': float('nan')}, half: str = '\\ud83d', n: int \
+= 10**400) -> str:
     return repr((x, y, len(half), n > 2**64))
 
 def ranged(range: Range = Range(), odd: Odd = Odd.FAR, unit: Optional[Unit] = None) -> str:
     return repr((range, odd, unit))
 
-def bounded(n: Annotated[int, Bound(ge=1), Bound(le=9)], s: Annotated[str, Bound(max_length=2, pattern='^a')] = 'a',
-            l: Annotated[list[int], Bound(min_length=1)] = [0], f: Annotated[float, Bound(lt=float('inf'))] = 1.5) -> str:
+def bounded(n: Annotated[int, Bound(ge=1), Bound(le=9)], s: Annotated[str, Bound(max_length=2, \
+pattern='^a')] = 'a',
+            l: Annotated[list[int], Bound(min_length=1)] = [0], f: Annotated[float, \
+            Bound(lt=float('inf'))] = 1.5) -> str:
     return repr((n, s, l, f))
 ";
     let set = python(dir.path(), source, LONG);
@@ -458,7 +465,8 @@ async fn failed_load_reports_python_error() {
         ("x = 1\n", "own.py has no tools: no public function"),
         ("def f(*args): pass\n", "f cannot be a tool: its parameter *args has no name"),
         (
-            "class T:\n    def __init__(self, config, schema): config['url']\n    def execute(self, i, p): pass\n",
+            "class T:\n    def __init__(self, config, schema): config['url']\n    def \
+             execute(self, i, p): pass\n",
             "T cannot be a tool: KeyError: 'url' (own.py, line 2, in __init__",
         ),
         ("import os\nos._exit(7)\n", "the Python process ended (exit code 7): it printed nothing"),
@@ -483,7 +491,8 @@ async fn worker_gets_named_variables_and_sibling_modules() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "beside.py", "VALUE = 7\n");
     let text = "import os, sys, beside\n\
-                def seen(): return [sorted(os.environ), beside.VALUE, os.getcwd(), sys.stdin.read()]\n";
+                def seen(): return [sorted(os.environ), beside.VALUE, os.getcwd(), \
+                sys.stdin.read()]\n";
     let set = python(dir.path(), text, LONG);
     let mut open = open(&set, "a").await;
     let found: Vec<Value> =

@@ -92,7 +92,8 @@ async fn constructor_gets_row_fields() {
     let paid = text(&mut eve, "deposit", json!({ "amount": 1 })).await;
     assert!(paid.starts_with(r#"{"balance": 2.0"#), "{paid}");
     eve.close().await.unwrap();
-    let all = "class Row:\n    def __init__(self, row): self.row = row\n    def fields(self) -> list:\n        return sorted(self.row)\n";
+    let all = "class Row:\n    def __init__(self, row): self.row = row\n    def fields(self) -> \
+               list:\n        return sorted(self.row)\n";
     let set = python(dir.path(), all, LONG);
     let mut open = open_for(&set, "c", json!({ "b": 1, "a": 2 })).await;
     assert_eq!(text(&mut open, "fields", json!({})).await, "[\"a\", \"b\"]");
@@ -137,7 +138,8 @@ async fn class_is_selected_by_name_decorator_or_uniqueness() {
     let function = "def f() -> str:\n    return 'f'\n";
     assert_eq!(tools(&format!("{a}{function}"), &[]).await.unwrap(), "f");
     assert_eq!(tools(&format!("{a}{function}"), &["A", "f"]).await.unwrap(), "a f");
-    let values = "import dataclasses, enum\nclass E(Exception):\n    def e(self) -> str: pass\nclass N(enum.Enum):\n    X = 1\n    def n(self) -> str: pass\n";
+    let values = "import dataclasses, enum\nclass E(Exception):\n    def e(self) -> str: pass\n\
+                  class N(enum.Enum):\n    X = 1\n    def n(self) -> str: pass\n";
     assert_eq!(tools(&format!("{values}{a}"), &[]).await.unwrap(), "a");
     let error = tools("class Plain:\n    def p(self): pass\n", &["Plain"]).await.unwrap_err();
     assert!(error.contains("Plain cannot be a tool") && error.contains("docstrings"), "{error}");
@@ -149,7 +151,8 @@ async fn class_is_selected_by_name_decorator_or_uniqueness() {
 #[tokio::test]
 async fn constructor_defaults_are_not_shared_between_attempts() {
     let dir = tempfile::tempdir().unwrap();
-    let text = "class A:\n    def __init__(self, items: list = [1]): self.items = items\n    def add(self) -> int:\n        self.items.append(1)\n        return len(self.items)\n";
+    let text = "class A:\n    def __init__(self, items: list = [1]): self.items = items\n    def \
+                add(self) -> int:\n        self.items.append(1)\n        return len(self.items)\n";
     let set = python(dir.path(), text, LONG);
     for name in ["a", "b"] {
         let mut open = open_for(&set, name, json!({})).await;
@@ -218,7 +221,8 @@ class A(metaclass=Meta):
 #[tokio::test]
 async fn failed_reset_fails_open_and_closes_object() {
     let dir = tempfile::tempdir().unwrap();
-    let text = "class A:\n    def a(self) -> str: return 'a'\n    def reset(self): raise RuntimeError('no seed')\n    def close(self): open('closed', 'w').close()\n";
+    let text = "class A:\n    def a(self) -> str: return 'a'\n    def reset(self): raise \
+                RuntimeError('no seed')\n    def close(self): open('closed', 'w').close()\n";
     let set = python(dir.path(), text, LONG);
     let error = set.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
     assert!(error.contains("RuntimeError: no seed"), "{error}");

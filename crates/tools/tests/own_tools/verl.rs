@@ -140,7 +140,8 @@ class Any(_Base):
 class Named(_Base):
     tool_schema = {'name': 'named', 'description': '', 'parameters': {'type': 'object'}}
     def execute(self, instance_id, parameters, agent_data: AgentData, **kwargs):
-        kept = [data for data in (agent_data.request_id, agent_data.messages, agent_data.tools_kwargs)]
+        kept = [data for data in (agent_data.request_id, agent_data.messages, \
+        agent_data.tools_kwargs)]
         return repr([type(agent_data).__name__, agent_data.extra_fields, *kept])
 class Without(_Base):
     tool_schema = {'name': 'without', 'description': '', 'parameters': {'type': 'object'}}

@@ -60,7 +60,8 @@ async fn replayed_with_notes(
 /// Returns the override of an RL phase with an algorithm and further keys.
 fn phase(algorithm: &str, keys: &str) -> String {
     format!(
-        "phase.1={{kind='rl', algorithm='{algorithm}', steps=3, groups=3, group_size=4, learning_rate=0.05, {keys}}}"
+        "phase.1={{kind='rl', algorithm='{algorithm}', steps=3, groups=3, group_size=4, \
+         learning_rate=0.05, {keys}}}"
     )
 }
 
@@ -91,7 +92,8 @@ async fn algorithms_run_on_policy_and_replay() {
         ("minirl", "epochs=2, proximal='recompute', correction={bound={kind='clamp', high=2.0}}"),
         (
             "ppo",
-            "kl={estimator='k1', coefficient=0.1, apply_to='reward'}, critic={learning_rate=0.1, warmup=1}",
+            "kl={estimator='k1', coefficient=0.1, apply_to='reward'}, \
+             critic={learning_rate=0.1, warmup=1}",
         ),
     ];
     for (algorithm, keys) in cases {
@@ -138,8 +140,9 @@ async fn sampling_ahead_respects_staleness_and_replays() {
     for (staleness, prefer, uniform, proximal) in cases {
         let dir = root.path().join(format!("{staleness}-{prefer}-{uniform}"));
         let change = format!(
-            "phase.1={{kind='rl', steps=12, groups=3, group_size=2, learning_rate=0.05, staleness={staleness}, \
-             prefer='{prefer}', zero_variance_groups='{uniform}', proximal='{proximal}', correction={{bound={{kind='clamp', high=2.0}}}}}}"
+            "phase.1={{kind='rl', steps=12, groups=3, group_size=2, learning_rate=0.05, \
+             staleness={staleness}, prefer='{prefer}', zero_variance_groups='{uniform}', \
+             proximal='{proximal}', correction={{bound={{kind='clamp', high=2.0}}}}}}"
         );
         let overrides = ["eval.tasks=0", "run.keep=50", "run.checkpoint_every=1", &change];
         let policy = simulator(Duration::from_micros(300), 0.0);

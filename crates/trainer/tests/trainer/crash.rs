@@ -238,7 +238,8 @@ fn run_recovers_after_kill_before_scoring() {
 /// with the complete group.
 #[test]
 fn run_recovers_after_kill_between_group_scores() {
-    let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.5}, {name='rank', kind='numeric', weight=0.5}]";
+    let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.5}, \
+                   {name='rank', kind='numeric', weight=0.5}]";
     let root = tempfile::tempdir().unwrap();
     let run = |dir: &Path, crash_point| {
         spawn_with(dir, Duration::ZERO, crash_point, &[scorers]).wait().unwrap()
@@ -327,7 +328,8 @@ fn run_recovers_after_kills_at_random_times() {
 #[test]
 fn ahead_sampling_run_recovers_after_kills() {
     let phase = "phase.1={kind='rl', steps=8, groups=3, group_size=2, learning_rate=0.05, staleness=2, \
-                 prefer='first_done', proximal='recompute', correction={bound={kind='clamp', high=2.0}}}";
+                 prefer='first_done', proximal='recompute', \
+                 correction={bound={kind='clamp', high=2.0}}}";
     let overrides =
         ["eval.tasks=0", "eval.unseen_wordings=0", "run.keep=50", "run.checkpoint_every=1", phase];
     let named = [

@@ -85,7 +85,8 @@ async fn same_however_often_it_stops(dir: &Path, overrides: &[&str]) {
 /// Returns overrides for an RL phase without evaluations.
 fn phase(keys: &str) -> [String; 2] {
     let phase = format!(
-        "phase.1={{kind='rl', steps=4, groups=3, group_size=4, learning_rate=0.05, temperature=0.9, {keys}}}"
+        "phase.1={{kind='rl', steps=4, groups=3, group_size=4, learning_rate=0.05, \
+         temperature=0.9, {keys}}}"
     );
     ["eval.tasks=0".to_owned(), phase]
 }

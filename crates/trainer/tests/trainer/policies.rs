@@ -80,7 +80,8 @@ fn recipe(dir: &Path, kinds: [&str; 2], overrides: &[&str]) -> Recipe {
     let file = dir.with_extension("toml");
     let phase = |text: &str, policies: &str| {
         format!(
-            "[[phase]]\nkind = 'rl'\ngroups = 3\ngroup_size = 4\nlearning_rate = 0.05\nmini_batches = 2\nepochs = 2\n\
+            "[[phase]]\nkind = 'rl'\ngroups = 3\ngroup_size = 4\nlearning_rate = 0.05\n\
+             mini_batches = 2\nepochs = 2\n\
              advantage = {{ kind = 'group' }}\n{text}\npolicies = [{policies}]\n\
              kl = {{ estimator = 'k3', coefficient = 0.01, reference_every = 2 }}\n"
         )
@@ -91,10 +92,12 @@ fn recipe(dir: &Path, kinds: [&str; 2], overrides: &[&str]) -> Recipe {
     // The dialogue selects the speakers, but the recipe must name a trained policy.
     let speaks = if a == "trained" { "a" } else { "b" };
     let text = format!(
-        "[run]\nname = 'two'\nseed = 3\ncheckpoint_every = 1\nkeep = 50\n[model]\nsource = 'simulated'\n\
+        "[run]\nname = 'two'\nseed = 3\ncheckpoint_every = 1\nkeep = 50\n[model]\n\
+         source = 'simulated'\n\
          [engine]\nmicro_batch_tokens = 90\nconcurrency = 5\n\
          [policy.a]\nkind = '{a}'\n[policy.b]\nkind = '{b}'\n[agent]\npolicy = '{speaks}'\n\
-         [[tasks]]\nkind = 'arithmetic'\ntrain = 50\n[reward]\nunfinished = -0.5\n[eval]\ntasks = 0\n{phases}"
+         [[tasks]]\nkind = 'arithmetic'\ntrain = 50\n[reward]\nunfinished = -0.5\n[eval]\n\
+         tasks = 0\n{phases}"
     );
     std::fs::write(&file, text).unwrap();
     let mut all: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();

@@ -389,8 +389,8 @@ async fn run_continues_without_score_up_to_staleness() {
     for staleness in [0, 1, 2] {
         let dir = root.path().join(staleness.to_string());
         let phase = format!(
-            "phase=[{{kind='rl', steps=6, groups=2, group_size=3, learning_rate=0.05, prefer='first_done', \
-             staleness={staleness}}}]"
+            "phase=[{{kind='rl', steps=6, groups=2, group_size=3, learning_rate=0.05, \
+             prefer='first_done', staleness={staleness}}}]"
         );
         let judge = Arc::new(Judge { shuns: true, ..Judge::default() });
         let park = [phase.as_str(), "reward.unscored=defer", "reward.timeout_seconds=0.5"];
@@ -439,7 +439,8 @@ impl Scorer for Rank {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn group_scorer_compares_attempts_of_group() {
     let root = tempfile::tempdir().unwrap();
-    let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.5}, {name='rank', kind='numeric', weight=0.5}]";
+    let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.5}, \
+                   {name='rank', kind='numeric', weight=0.5}]";
     let more = [scorers, "eval.tasks=4", "eval.samples=2", "eval.temperature=1.0"];
     let ranks =
         |missing| -> Arc<dyn Scorer> { Arc::new(Rank(Judge { missing, ..Judge::default() })) };
