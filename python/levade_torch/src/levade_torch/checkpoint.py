@@ -1,7 +1,8 @@
-"""Weights and optimiser state in files, in the layout of Levade's own engine: they load there, and here on any number of ranks.
+"""Saves and loads weights and optimizer state in the file layout of Levade's own engine.
 
-`model.safetensors` (f32) and `config.json` as Hugging Face has them; `optimiser.{first,second}.safetensors` with the moments under
-the weights' names and `optimiser.json`; `value_head*.safetensors` of a critic; an adapter in PEFT's layout.
+Files: `model.safetensors` (f32) and `config.json` as in Hugging Face; `optimiser.{first,second}.safetensors` with the
+moments under the weights' names, and `optimiser.json`; `value_head*.safetensors` of a critic; an adapter in PEFT's
+layout. The engine can load these files, and so can any number of ranks here.
 """
 
 import json
@@ -25,7 +26,7 @@ from .optimiser import Optimiser, local
 WEIGHTS, CONFIG, STEPS = "model.safetensors", "config.json", "optimiser.json"
 MOMENTS = ("optimiser.first.safetensors", "optimiser.second.safetensors")
 HEAD, HEAD_MOMENTS = "value_head.safetensors", ("value_head.first.safetensors", "value_head.second.safetensors")
-# Numbers of a configuration that weights depend on.
+# Configuration values that determine the weights.
 SHAPE = (
     "model_type",
     "hidden_size",
@@ -45,7 +46,7 @@ SHAPE = (
 
 
 def whole(part: Tensor, like: Tensor, device: torch.device) -> Tensor:
-    """All of a tensor that is sharded like a parameter, from this rank's part. All ranks do this at once."""
+    """Gathers the full tensor from this rank's part, which is sharded like the parameter `like`. Collective."""
     if not isinstance(like, DTensor):
         return part
     sharded = DTensor.from_local(
@@ -55,24 +56,27 @@ def whole(part: Tensor, like: Tensor, device: torch.device) -> Tensor:
 
 
 def is_head(name: str) -> bool:
-    """Whether a parameter is of a value head."""
+    """Returns whether the parameter belongs to a value head."""
     return name.startswith("value_head.")
 
 
 def of_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of this stage of the model, or of its adapter, by their names in files; tied ones once."""
+    """Returns this stage's parameters of the model, or of its adapter, by their names in files. Tied parameters occur
+    once.
+    """
     if hasattr(model, "levade_lora"):
         return lora.adapters(model)
     return {name: p for name, p in model.named_parameters() if not is_head(name)}
 
 
 def of_head(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of the value head."""
+    """Returns the parameters of the value head."""
     return {name: p for name, p in model.named_parameters() if is_head(name)}
 
 
 def _entries(parameters: dict, parts: dict[str, Tensor], dtype: torch.dtype, ranks: Ranks) -> list[Entry]:
-    """Tensors of all stages, of which this one has `parameters` and this rank `parts`."""
+    """Returns tensors of all stages. `parameters` are those of this stage, and `parts` are this rank's parts of them.
+    """
     own = [
         (name, tuple(parameter.shape), dtype, lambda n=name, p=parameter: whole(parts[n], p, ranks.device))
         for name, parameter in parameters.items()
@@ -81,8 +85,10 @@ def _entries(parameters: dict, parts: dict[str, Tensor], dtype: torch.dtype, ran
 
 
 def weight_entries(model: nn.Module, dtype: torch.dtype, ranks: Ranks, keep: bool) -> list[Entry]:
-    """The weights, or an adapter, as files have them. All ranks get each tensor at once, in this order. Experts that
-    transformers stacks are gathered now, on the ranks that `keep` them; others have no entries then.
+    """Returns the weights, or an adapter, as they are stored in files. All ranks must get each tensor in this order.
+
+    Experts that transformers stacks are gathered immediately, on the ranks with `keep`. Other ranks get no entries for
+    such models.
     """
     parameters = of_weights(model)
     entries = _entries(parameters, {n: local(p) for n, p in parameters.items()}, dtype, ranks)
@@ -92,7 +98,7 @@ def weight_entries(model: nn.Module, dtype: torch.dtype, ranks: Ranks, keep: boo
 
 
 def write_weights(model: nn.Module, source: Path, writer: Writer, dtype: torch.dtype, ranks: Ranks) -> None:
-    """Writes the weights, or an adapter, in `dtype`, and their configuration."""
+    """Writes the weights, or an adapter, in `dtype`, with their configuration."""
     entries = weight_entries(model, dtype, ranks, writer.writes)
     if hasattr(model, "levade_lora"):
         writer.tensors(lora.WEIGHTS, entries)
@@ -109,8 +115,9 @@ def write_weights(model: nn.Module, source: Path, writer: Writer, dtype: torch.d
 
 
 def _reverted(model: nn.Module, entries: list[Entry], dtype: torch.dtype, keep: bool) -> list[Entry]:
-    """Tensors under the names of files, where transformers stacks them (experts) when it loads. They pass through the memory
-    of the rank that writes.
+    """Returns the tensors under their names in files, if transformers stacks tensors (experts) when it loads.
+
+    The tensors pass through the memory of the writing rank.
     """
     state: dict[str, Tensor] = {}
     for name, _, _, get in entries:
@@ -122,7 +129,7 @@ def _reverted(model: nn.Module, entries: list[Entry], dtype: torch.dtype, keep: 
 
 
 def write_optimiser(optimiser: Optimiser, model: nn.Module, writer: Writer, ranks: Ranks) -> None:
-    """Writes steps and moments, where there are any."""
+    """Writes step count and moments, if there are any."""
     if not optimiser.first:
         return
     _write_moments(optimiser, of_weights(model), MOMENTS, writer, ranks)
@@ -137,14 +144,14 @@ def _write_moments(optimiser: Optimiser, parameters: dict, names, writer: Writer
 
 
 def write_head(model: nn.Module, writer: Writer, ranks: Ranks) -> None:
-    """Writes the value head, where there is one."""
+    """Writes the value head, if there is one."""
     if model.has_value_head:
         head = of_head(model)
         writer.tensors(HEAD, _entries(head, {n: local(p) for n, p in head.items()}, torch.float32, ranks))
 
 
 def check(model: nn.Module, folder: Path, with_optimiser: bool) -> None:
-    """Checks that what lies in a folder fits the model. Changes nothing.
+    """Checks that the files in a directory fit the model. Changes nothing.
 
     Raises `storage` with the first difference.
     """
@@ -164,10 +171,9 @@ def check(model: nn.Module, folder: Path, with_optimiser: bool) -> None:
 
 
 def check_source(model: nn.Module, folder: Path) -> None:
-    """Checks that the folder which a model was made from is still whole: names of its tensors are for
-    transformers to understand. Changes nothing.
+    """Checks that the model's source directory is still complete. Changes nothing.
 
-    Raises `storage` with the first thing that is not.
+    Tensor names are left to transformers. Raises `storage` with the first problem.
     """
     _check_config(model, folder)
     files = sorted(folder.glob("*.safetensors"))
@@ -217,14 +223,16 @@ def _compare(where: Path, header: dict[str, tuple[int, ...]], parameters: dict[s
 
 
 def read_head(model: nn.Module, folder: Path) -> None:
-    """Reads the value head, where both model and folder have one."""
+    """Reads the value head, if both the model and the directory have one."""
     if of_head(model) and (folder / HEAD).exists():
         _fits(folder / HEAD, of_head(model))
         _read(folder / HEAD, {name: (p, local(p)) for name, p in of_head(model).items()})
 
 
 def read_optimiser(optimiser: Optimiser, model: nn.Module, folder: Path) -> None:
-    """Reads steps and moments, every rank its own part. Without them in the folder the optimiser starts afresh."""
+    """Reads step count and moments; every rank reads its own part. Without these files, the optimizer starts from
+    zero.
+    """
     if not (folder / STEPS).exists():
         return
     optimiser.ensure()
@@ -237,7 +245,7 @@ def read_optimiser(optimiser: Optimiser, model: nn.Module, folder: Path) -> None
 
 @torch.no_grad()
 def _read(path: Path, into: dict[str, tuple[Tensor, Tensor]]) -> None:
-    """Reads this rank's part of tensors: of parameters that say how they are sharded, into where they go."""
+    """Reads this rank's part of each tensor into the given destination. The parameters define the sharding."""
     with safe_open(path, "pt") as file:
         for name, (like, part) in into.items():
             source = file.get_slice(name)
@@ -246,10 +254,10 @@ def _read(path: Path, into: dict[str, tuple[Tensor, Tensor]]) -> None:
 
 
 def save(model, optimiser: Optimiser | None, source: Path, folder: Path, ranks: Ranks) -> list[str]:
-    """Writes weights in f32, value head and, where given, the optimiser's state into an existing folder.
-    Returns the names.
+    """Writes weights in f32, the value head and, if given, the optimizer state to an existing directory. Returns file
+    names.
 
-    Raises `storage` on the rank that writes, once all ranks are through.
+    Raises `storage` on the writing rank, after all ranks have finished.
     """
     writer = Writer(folder if ranks.rank == 0 else None)
     write_weights(model, source, writer, torch.float32, ranks)
