@@ -1,4 +1,4 @@
-"""Options of the command line, read on every rank alike."""
+"""Command-line options, which are equal on every rank."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from .lora import TARGETS, LoraOptions
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that a group is started with."""
+    """All options of a group."""
 
     model: Path
     critic: Path | None
@@ -42,11 +42,11 @@ class Options:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Creates the argument parser."""
     p = argparse.ArgumentParser(
         "levade_torch",
         description="Levade's learner on PyTorch. Start it with torchrun; see README.md.",
-        # A beginning of a name would get past those who look for the whole one.
+        # Forbids abbreviations: Levade checks options by their full names (tests/test_shares.py).
         allow_abbrev=False,
     )
     models = p.add_argument_group("models (folders of Hugging Face's layout with safetensors)")
@@ -101,9 +101,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: list[str] | None = None) -> Options:
-    """The options.
+    """Parses the options.
 
-    Raises `StartError` where one does not hold.
+    Raises `StartError` if an option is invalid.
     """
     a = parser().parse_args(arguments)
     for name in ("model", "critic", "reference"):
