@@ -1,4 +1,4 @@
-"""Cuts: filling, dealing to ranks, and differences with names."""
+"""Checks micro-batch plans: filling, distribution to ranks, and named differences."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ def group(first: int) -> list[np.ndarray]:
     return [np.array(tokens) for tokens in ([first, 1, 2], [first, 1, 3], [first, 4])]
 
 
-def test_groups_stay_together_where_they_fit():
-    """The cases of `Cut::filled`: merged, a group has 5 tokens."""
+def test_groups_stay_together_if_they_fit():
+    """The cases of `Cut::filled`. After merging, a group has 5 tokens."""
     groups = [group(10), [], group(20)]
     assert merged(group(10)) == 5 and merged([]) == 0
     assert filled(groups, 10) == [[0, 1, 2, 3, 4, 5]]
@@ -22,7 +22,7 @@ def test_groups_stay_together_where_they_fit():
     assert filled([], 9) == []
 
 
-def test_work_spreads_over_ranks_and_rounds_are_full():
+def test_plan_balances_ranks_and_fills_rounds():
     groups = [group(10), group(20), group(30)]
     cut = plan(groups, 100, 2)
     assert [(b.rank, b.paths) for b in cut.micro_batches] == [(0, (0, 1, 2)), (1, (3, 4, 5)), (0, (6, 7, 8)), (1, ())]
@@ -30,12 +30,12 @@ def test_work_spreads_over_ranks_and_rounds_are_full():
     assert cut.rounds() == [{0: 0, 1: 1}, {0: 2, 1: 3}]
     assert plan(groups, 100, 2) == cut
     assert plan(groups, 100, 1).micro_batches == (MicroBatch(0, tuple(range(9))),)
-    # Larger ones first, so that the ranks of a round are done at about the same time.
+    # Larger micro-batches come first, so that the ranks of a round finish at about the same time.
     sizes = plan([[np.arange(n) + 10 * n] for n in (3, 9, 4, 8)], 9, 2)
     assert [b.paths for b in sizes.micro_batches] == [(1,), (3,), (2,), (0,)]
 
 
-def test_differences_have_names():
+def test_plan_check_names_first_difference():
     whole = Cut(1, (MicroBatch(0, (1, 0)), MicroBatch(0, ()), MicroBatch(0, (2,))))
     whole.check(3, 1)
     assert Cut.parse(whole.json()) == whole
@@ -51,7 +51,7 @@ def test_differences_have_names():
         assert caught.value.code == "cut" and caught.value.status == 409
 
 
-def test_branches_are_dealt_whole_and_in_no_more_rounds_than_they_need():
+def test_branches_stay_complete_in_fewest_rounds():
     apart = np.zeros(3, np.int64)
     bounds = np.array([0, 5, 9, 12])
     assert deal(bounds, apart, 100, 1) == [[(0, 12)]]
@@ -60,7 +60,7 @@ def test_branches_are_dealt_whole_and_in_no_more_rounds_than_they_need():
     assert deal(bounds, apart, 9, 1) == [[(0, 5)], [(5, 12)]]
     assert deal(np.array([0, 50]), np.array([0]), 9, 4) == [[(0, 50)]]
     assert deal(np.array([0]), np.zeros(0, np.int64), 9, 4) == []
-    # Three branches after five tokens: each run has those, too, and they alone are no run.
+    # Three branches follow five tokens. Each run contains these five, which are no run by themselves.
     tree = np.array([0, 5, 9, 13, 17]), np.array([0, 5, 5, 5])
     assert deal(*tree, 100, 1) == [[(0, 17)]]
     assert deal(*tree, 100, 4) == [[(0, 9), (9, 13), (13, 17)]]

@@ -1,4 +1,4 @@
-"""Merging against Levade's own, and batches that do not fit together."""
+"""Compares merging with Levade's own code, and checks that inconsistent batches are rejected."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def paths_of(paths: list[dict]) -> Paths:
     )
 
 
-def test_merged_batches_are_those_of_levade(vectors):
+def test_merge_matches_levade_batches(vectors):
     for case in vectors["merged"]:
         found = merge(paths_of(case["paths"]), list(range(len(case["paths"]))))
         wanted = case["merged"]
@@ -81,7 +81,7 @@ def golden() -> TreeBatch:
     )
 
 
-def test_what_does_not_fit_together_is_found():
+def test_batch_check_rejects_inconsistent_arrays():
     golden().check()
     for field, at, value, said in [
         ("subtree_end", 3, 9, "subtree_end.3. is 9; it must be 4 to 8"),
@@ -104,7 +104,7 @@ def test_what_does_not_fit_together_is_found():
         golden().check_fits(99, 5)
 
 
-def test_whole_trees_are_taken_with_their_targets():
+def test_take_keeps_targets_of_complete_trees():
     batch = merge(
         Paths(
             [np.array([1, 2, 3]), np.array([1, 2, 4]), np.array([5, 6])],

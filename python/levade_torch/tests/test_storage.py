@@ -1,4 +1,4 @@
-"""Checkpoints and publications that cannot be written: all ranks are told at once, and go on."""
+"""Checks that all ranks get an error at once if a checkpoint or publication cannot be written, and continue."""
 
 import time
 
@@ -8,12 +8,12 @@ from levade_torch.errors import VerbError
 from ranks import Rank, run
 
 PATHS = [[1, 2, 3, 4, 5], [1, 2, 9, 8], [7, 7, 3], [5, 6, 7, 8]]
-# Far less than ranks wait for each other here, which is what a rank that leaves before the others would cost.
+# SOON is far below WAIT, the ranks' timeout for each other. A rank that leaves early would cost WAIT.
 SOON, WAIT = 5.0, 20.0
 
 
 def refused(rank: Rank, verb: str, control: dict) -> str:
-    """The reason for which a verb is refused, which must come soon."""
+    """Returns the reason for which a verb is rejected, which must arrive soon."""
     begun = time.monotonic()
     with pytest.raises(VerbError) as caught:
         rank.ask(verb, control)
@@ -30,7 +30,7 @@ def saves_in_the_way(rank: Rank, obstacle: str, full: bool) -> list:
         if full:
             (folder / obstacle).symlink_to("/dev/full")
         else:
-            # Root may write everywhere, but not over a folder.
+            # Root can write everywhere, but not over a directory.
             (folder / obstacle).mkdir()
     rank.group.agree(None)
     said = refused(rank, "save", {"folder": str(folder), "with_optimiser": True})
@@ -48,13 +48,13 @@ def saves_in_the_way(rank: Rank, obstacle: str, full: bool) -> list:
     ],
 )
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_checkpoint_that_cannot_be_written_says_so_at_once_and_the_group_goes_on(tmp_path, world, obstacle, full):
+def test_failed_save_is_reported_at_once_and_group_continues(tmp_path, world, obstacle, full):
     found = run(world, saves_in_the_way, tmp_path, obstacle, full, collective_seconds=WAIT)
     name = obstacle.removeprefix(".").removesuffix(".part") if full else obstacle
     why = "No space left on device" if full else "Is a directory"
     for said, left, saved, _ in found:
         assert said == f"cannot write {tmp_path / 'run' / 'refused' / name}: {why}"
-        # Nothing is written after the first failure, and no half of a file stays.
+        # Nothing is written after the first failure, and no partial file stays.
         assert all(not name.endswith(".part") for name in left) and "optimiser.json" not in left
         assert len(saved) == 6
     assert found[0][3]["step"]["applied"]
@@ -75,9 +75,9 @@ def publishes_in_the_way(rank: Rank) -> list:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_publication_that_cannot_be_written_is_told_and_the_next_one_can(tmp_path, world):
+def test_failed_publish_is_reported_and_next_succeeds(tmp_path, world):
     found = run(world, publishes_in_the_way, tmp_path, collective_seconds=WAIT)
-    # Rank 0 tells what was published, and is the one that knows.
+    # Only rank 0 knows and reports what was published.
     assert found[0][1] is None
     for said, _, names in found:
         assert "published" in said and "Not a directory" in said
@@ -93,6 +93,6 @@ def loses_its_source(rank: Rank) -> list:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_source_that_is_gone_is_told_too(tmp_path, world):
+def test_missing_source_is_reported(tmp_path, world):
     for said, _ in run(world, loses_its_source, tmp_path, collective_seconds=WAIT):
         assert "cannot read" in said and "config.json" in said

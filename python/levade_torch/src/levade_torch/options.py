@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         "levade_torch",
         description="Levade's learner on PyTorch. Start it with torchrun; see README.md.",
-        # Forbids abbreviations: Levade checks options by their full names (tests/test_shares.py).
+        # Forbids abbreviations: programs that check a command line look for full option names.
         allow_abbrev=False,
     )
     models = p.add_argument_group("models (folders of Hugging Face's layout with safetensors)")
