@@ -1,19 +1,24 @@
 """Compares two builds of the binary: both must sample and train the same bits.
 
-Trains toy recipes (bits_recipes.py) with both builds, one recipe for each kind of caller of a model, from a tiny model
-that calls the calculator. Compares the weights of the last checkpoint (policies, adapters, critics), every recorded
-attempt (slot, try, task, status, score, reward, outcome; of each segment agent, policy, token ids, log-probabilities
-and versions), the plan of every step with its advantages and weights, and evaluations. Then the second build replays
-the run of the first build. With `resume-NAME` the second build resumes runs that were stopped after three of six steps,
-or killed, under the first build. They must end like the first build's undisturbed run. Prints the first difference of
-each check.
+Trains toy recipes (bits_recipes.py) with both builds, one recipe for each kind of model caller, from a tiny model that
+calls the calculator. Compares:
 
-Not compared: names of attempts, which are random, and abandoned attempts, which a kill cuts off. All else stands in the
-comparison as it is recorded. With `stale`, timing decides which version samples a token: each build replays the other's
-run instead. A program's call with `n` above 1 gets two tokens for each choice: longer choices are recorded in the order
-in which they end, so that two runs of one build differ.
+- the weights of the last checkpoint (policies, adapters, critics);
+- every recorded attempt: slot, try, task, status, score, reward, outcome; and for each segment agent, policy, token ids,
+  log-probabilities and versions;
+- the plan of every step with its advantages and weights;
+- evaluations.
 
-Not checked here: other samplers and learners than the embedded engine, speed, and what is printed.
+Then the second build replays the run of the first build. With `resume-NAME`, the second build resumes runs that were
+stopped after three of six steps, or killed, under the first build. They must end like the first build's undisturbed
+run. Prints the first difference of each check.
+
+Not compared: names of attempts, which are random, and abandoned attempts, which a kill truncates. With `stale`, timing
+decides which version samples a token, so each build replays the other build's run instead. A program's call with `n`
+above 1 gets two tokens per choice: longer choices are recorded in the order in which they end, so two runs of one
+build would differ.
+
+Not checked: samplers and learners other than the embedded engine, speed, and printed output.
 """
 
 import argparse
@@ -36,16 +41,16 @@ from pathlib import Path
 
 from bits_recipes import FILES, RECIPES
 
-# Recipes whose runs are stopped and killed, then resumed.
+# Recipes whose runs are stopped and killed, and then resumed.
 RESUMED = ["calculator", "forking-program", "two-policies", "ppo", "lora"]
 STOPPED_AT = 3
-# Moments at which a run is killed; the last is in the middle of a step's attempts.
+# Crash points of a run. The last one lies in the middle of a step's attempts.
 CRASHES = ["after_optim_step:4", "attempt_recorded:18"]
 
 
 @contextlib.contextmanager
 def served(binary: Path, folder: Path, recipe: str) -> Iterator[str]:
-    """Serves the model if the recipe calls it; yields the recipe with the server's port."""
+    """Serves the model if the recipe calls it. Yields the recipe with the server's port."""
     if "PORT" not in recipe:
         yield recipe
         return
@@ -69,7 +74,7 @@ def served(binary: Path, folder: Path, recipe: str) -> Iterator[str]:
 
 
 def prepare(folder: Path, model: Path) -> None:
-    """Writes the model and the programs of recipes into a new folder."""
+    """Writes the model and the recipes' programs to a new directory."""
     shutil.copytree(model, folder / "model")
     for name, text in FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -77,7 +82,7 @@ def prepare(folder: Path, model: Path) -> None:
 
 
 def call(binary: Path, folder: Path, *arguments: str, crash_at: str | None = None) -> str:
-    """Runs a subcommand in a folder; returns what it prints. Only a run with `crash_at` may end by a signal."""
+    """Runs a subcommand in a directory and returns its output. Only a run with `crash_at` may end by a signal."""
     environment = {key: value for key, value in os.environ.items() if not key.endswith("_CRASH_AT")}
     if crash_at:
         environment |= {"DRESSAGE_CRASH_AT": crash_at, "LEVADE_CRASH_AT": crash_at}
@@ -92,7 +97,7 @@ def call(binary: Path, folder: Path, *arguments: str, crash_at: str | None = Non
 
 
 def train(binary: Path, folder: Path, model: Path, name: str, *changes: str, crash_at: str | None = None) -> Path:
-    """Trains a recipe in a new folder; returns that folder."""
+    """Trains a recipe in a new directory, and returns that directory."""
     prepare(folder, model)
     with served(binary, folder, RECIPES[name]) as text:
         (folder / "recipe.toml").write_text(text)
@@ -115,7 +120,7 @@ def record(folder: Path) -> dict:
     weights = {str(file.relative_to(last)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     with contextlib.closing(sqlite3.connect(f"file:{folder / 'run/run.db'}?mode=ro", uri=True)) as db:
         db.row_factory = sqlite3.Row
-        # Tries that a kill has cut off are made again: tries are numbered without them.
+        # Tries that a kill interrupted are repeated, so tries are numbered without the interrupted ones.
         kept = "SELECT * FROM attempts WHERE status NOT IN ('running', 'abandoned') ORDER BY number"
         names, attempts = {}, {}
         for row in db.execute(kept).fetchall():
@@ -132,12 +137,12 @@ def record(folder: Path) -> dict:
             steps[f"{row['phase']}/{row['step']}"].setdefault("paths", []).append(path)
         results = db.execute("SELECT * FROM evals ORDER BY phase, step")
         evals = [[row["phase"], row["step"], json.loads(row["result"])] for row in results]
-    # In the order in which a difference arises: the first that is printed is its cause.
+    # The order is that in which differences arise, so that the first printed difference is the cause.
     return {"attempts": dict(sorted(attempts.items(), key=by_time)), "steps": steps, "evals": evals, "weights": weights}
 
 
 def by_time(item: tuple[str, dict]) -> tuple:
-    """Returns what orders attempts: phase, step, purpose, group, sample."""
+    """Returns the sort key of attempts: phase, step, purpose, group, sample."""
     purpose, phase, step, *rest = item[0].split(",")[0].split("/")
     return int(phase), int(step), purpose, *map(int, rest)
 
@@ -157,7 +162,7 @@ def segments(db: sqlite3.Connection, attempt: int) -> list[dict]:
 
 
 def difference(before: object, after: object, place: str = "") -> str | None:
-    """Returns the first difference of two values, with the place where it is."""
+    """Returns the first difference between two values, with its location."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in [*before, *(key for key in after if key not in before)]:
             if key not in before or key not in after:
@@ -176,7 +181,7 @@ def difference(before: object, after: object, place: str = "") -> str | None:
 
 
 def summary(found: dict) -> str:
-    """Returns counts that show what a recipe has exercised."""
+    """Returns counts that show what a recipe exercised."""
     attempts = found["attempts"].values()
     calls = sum(attempt["outcome"]["calls"]["ok"] for attempt in attempts)
     tokens = sum(attempt["sampled_tokens"] for attempt in attempts)
@@ -184,7 +189,7 @@ def summary(found: dict) -> str:
 
 
 def checks(options: argparse.Namespace) -> Iterator[tuple[str, object]]:
-    """Yields each check: its name, and a function of a folder that returns a difference and a summary."""
+    """Yields each check: its name, and a function from a directory to a difference and a summary."""
     before, after, model = options.before, options.after, options.model
 
     def pair(name: str, folder: Path) -> tuple[str | None, str]:
@@ -194,7 +199,7 @@ def checks(options: argparse.Namespace) -> Iterator[tuple[str, object]]:
             call(before, runs[1], "replay", "run")
         differs = None if name == "stale" else difference(*found)
         if not differs:
-            # Ends with a code other than 0 if a checkpoint is not reached to the bit.
+            # Exits with a non-zero code unless all checkpoints are reproduced bit for bit.
             call(after, runs[0], "replay", "run")
         return differs, summary(found[0])
 

@@ -1,20 +1,26 @@
-"""Real clients as agents: every token that they were told is in the record once, and training gives its log-probability to the bit.
+"""Checks real clients as agents: their tokens are recorded once, and training reproduces the log-probabilities bit for
+bit.
 
-Each set-up is a program under `clients/` with a published package: a tool agent with a calculator in its own process and two questions of a
-user, started for each attempt by `[agent] kind = "program"`. One step of GRPO is trained over its attempts, which it earns differently, so that
-each is learnt from. Checked, from `run.db` and `metrics.jsonl`:
+Each set-up is a program under `clients/` with a published package: a tool agent with a calculator in its own process
+and two questions of a user. `[agent] kind = "program"` starts it for each attempt. One GRPO step trains on its
+attempts, which get different rewards, so that the step trains on each.
 
-- the attempts are whole: no program broke, no call was refused;
-- the sampled tokens in the tree are those of the answered calls, each segment once;
-- the step trains all of them (`training/targets`), and recomputes the log-probability of every one to the bit (`training/logprob_mismatch` 0);
-- a prompt that forked has a reason, which is printed.
+Checks, from `run.db` and `metrics.jsonl`:
 
-The model must call tools at times: SmolLM2 does after a little imitation (`--model`, a checkpoint of a run whose agent has the calculator of
-recipes/bring-your-own-agent). Packages are installed into `--environments` where they are not there yet: several GB for all.
+- The attempts are complete: no program failed, and no call was rejected.
+- The sampled tokens in the tree are those of the completed calls, each segment once.
+- The step trains all of them (`training/targets`), and recomputes every log-probability bit for bit
+  (`training/logprob_mismatch` 0).
+- A prompt that forked has a reason, which is printed.
 
-Coding agents of npm ask with some 10,000 to 30,000 tokens of instructions, which is more than SmolLM2 reads. They get a small model of random
-weights with its tokenizer, which first imitates: a teacher (a server of this script) plays the agent through the gateway and calls its tool. With
-`--small` all set-ups get it, which takes seconds for each.
+The model must call tools sometimes. SmolLM2 does after a short training on demonstrations (`--model`, a checkpoint of
+a run whose agent has the calculator of recipes/bring-your-own-agent). Missing packages are installed into
+`--environments`: several GB for all.
+
+Coding agents from npm send 10,000 to 30,000 tokens of instructions, which exceed SmolLM2's context. They use a small
+model of random weights with its tokenizer, first trained on demonstrations: a teacher (a server in this script) plays
+the agent through the gateway and calls its tool. With `--small`, all set-ups use this model, which takes seconds for
+each.
 """
 
 import argparse
@@ -63,7 +69,7 @@ PYTHON = {
     "llama-index": ["llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"],
     "openhands": ["openhands-sdk==1.58.2"],
 }
-# Packages that need another Python than the one that runs this script.
+# Packages that need a different Python than the one that runs this script.
 INTERPRETERS = {"openhands": "python3.12"}
 NODE = {
     "node": [
@@ -92,7 +98,7 @@ NODE = {
     "genkit-js": ["genkit@1.42.0", "@genkit-ai/compat-oai@1.42.0"],
     "voltagent": ["@voltagent/core@2.10.0", "@ai-sdk/openai-compatible@2.0.92", "ai@6.0.326", "zod@4.6.7"],
 }
-# Set-ups whose prompts are longer than SmolLM2 reads.
+# Set-ups whose prompts exceed SmolLM2's context.
 LONG = ("coding", "pi", "qwen-code", "deepagents", "openhands")
 # The environment, the program, its modes.
 SETUPS = [
@@ -205,7 +211,7 @@ learning_rate = 1e-2
 
 
 def interpreter(environments, name, program):
-    """The interpreter of a set-up's program, its packages installed where they are not."""
+    """Returns the interpreter for a set-up's program, and installs missing packages."""
     if not name:
         return sys.executable
     folder = environments / name
@@ -224,14 +230,14 @@ def interpreter(environments, name, program):
 
 
 def with_programs(environments, name, folder):
-    """Copies the programs into a folder, where modules of JavaScript find their packages beside themselves."""
+    """Copies the programs to a directory in which JavaScript modules find their packages."""
     shutil.copytree(ROOT / "conformance/clients", folder, dirs_exist_ok=True)
     if name in NODE:
         (folder / "node_modules").symlink_to(environments / name / "node_modules")
 
 
 def small_model(folder, beside):
-    """A model of random weights that reads long prompts, with the tokenizer and the chat template of the one in `beside`."""
+    """Creates a model of random weights that reads long prompts, with the tokenizer and chat template of `beside`."""
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(beside / name, folder)
@@ -258,7 +264,8 @@ def small_model(folder, beside):
 
 
 class Teacher(http.server.BaseHTTPRequestHandler):
-    """Chat completions of one who calls the shell or the calculator of a client twice for each question, and then says what came of it."""
+    """Chat completions of a teacher that calls the client's shell or calculator twice per question, and then answers.
+    """
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -270,7 +277,7 @@ class Teacher(http.server.BaseHTTPRequestHandler):
             for function in functions
             if key in function["parameters"].get("properties", {})
         ]
-        # Messages of its own are what every client keeps.
+        # Every client keeps its own messages, so they count the calls.
         if named and sum(said["role"] == "assistant" for said in body["messages"]) % 3 < 2:
             function, key = named[0]
             required = function["parameters"].get("required", [])
@@ -298,7 +305,7 @@ class Teacher(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def teacher():
-    """A teacher on a free port: its base URL."""
+    """Starts a teacher on a free port. Yields its base URL."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Teacher)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -308,7 +315,7 @@ def teacher():
 
 
 def run(arguments, environment, program, mode, folder):
-    """Trains a step with a client; the reason why that failed, if it did."""
+    """Trains a step with a client. Returns the reason for a failure, if any."""
     folder.mkdir(parents=True)
     command = [str(interpreter(arguments.environments, environment, program)), program, *mode.split()]
     with_programs(arguments.environments, environment, folder)
@@ -332,7 +339,7 @@ def run(arguments, environment, program, mode, folder):
 
 
 def said(line):
-    """The last line of a program, where it came so far."""
+    """Returns the last line of a program, if it got that far."""
     try:
         return json.loads(line)
     except (TypeError, ValueError):
@@ -340,7 +347,7 @@ def said(line):
 
 
 def sampled_of(db, attempt):
-    """The replies of an attempt: turn, agent, ids before it, its ids, number of its log-probabilities."""
+    """Returns the completions of an attempt: turn, agent, preceding ids, own ids, number of log-probabilities."""
     rows = db.execute(
         "SELECT s.id, parent, after, kind, turn, agent, coalesce(s.tokens, p.tokens), length(logprobs) / 4 FROM segments s "
         "LEFT JOIN prompts p ON p.id = s.prompt WHERE attempt = ? ORDER BY s.id",
@@ -350,7 +357,7 @@ def sampled_of(db, attempt):
     for segment, parent, after, kind, turn, agent, blob, logprobs in rows:
         tokens, before = struct.unpack(f"<{len(blob) // 4}I", blob), paths[parent]
         if after is not None:
-            # So many of the parent's own tokens come before.
+            # The number of the parent's own tokens that precede.
             above = len(before) - lengths[parent]
             before = before[: above + after]
         paths[segment], lengths[segment] = before + tokens, len(tokens)
@@ -360,7 +367,7 @@ def sampled_of(db, attempt):
 
 
 def checked(folder):
-    """What a run has recorded, and what of it is wrong."""
+    """Returns the counts of a recorded run, and its errors."""
     db = sqlite3.connect(f"file:{folder / 'run/run.db'}?mode=ro", uri=True)
     rows = db.execute("SELECT id, outcome, status FROM attempts WHERE purpose = 'train'").fetchall()
     counts, forked, wrong, targets, distinct = collections.Counter(), collections.Counter(), [], 0, set()
@@ -369,7 +376,7 @@ def checked(folder):
         program = outcome.get("evidence", {}).get("program", {})
         segments = sampled_of(db, attempt)
         sampled, turns = sum(len(tokens) for *_, tokens, _ in segments), {turn for turn, *_ in segments}
-        # The gateway gives calls by which a client finds out whether the model answers to an agent that is not trained.
+        # The gateway assigns calls that probe whether the model responds to an agent that is not trained.
         learned = [(before, tokens) for _, agent, before, tokens, _ in segments if not agent.endswith(".probe")]
         if outcome.get("error"):
             wrong.append(outcome["error"])
@@ -406,14 +413,14 @@ def checked(folder):
     mismatch, trained = last[-1]["training/logprob_mismatch"], last[-1]["training/targets"]
     if mismatch != 0:
         wrong.append(f"{mismatch:.0f} log-probabilities differ, by up to {last[-1]['training/logprob_mismatch_max']}")
-    # What attempts have in common is computed once.
+    # Tokens that attempts share are computed once.
     if not len(distinct) <= trained <= targets:
         wrong.append(f"{trained:.0f} of {len(distinct)} tokens were trained")
     return counts, forked, wrong
 
 
 def report(name, counts, forked, wrong):
-    """Prints what became of a set-up; whether something is wrong."""
+    """Prints the result of a set-up. Returns whether there was an error."""
     told = ", ".join(f"{count} {what}" for what, count in counts.items())
     reasons = "".join(f", forked {count} {reason}" for reason, count in forked.items())
     print(f"{'FAIL' if wrong else 'ok  '} {name:36} {told}{reasons}", *wrong, sep="\n       ", flush=True)

@@ -1,8 +1,10 @@
-"""Vectors of the encoder against sentence-transformers.
+"""Compares the encoder's vectors with sentence-transformers.
 
-Checks, for a folder of sentence-transformers (all-MiniLM-L6-v2, e5, bge), that the vectors of texts of every length, in
-several alphabets, as queries and as passages, agree to 1e-5 in each number. Random-weight encoders are checked always:
-mean and [CLS] pooling, and a text of the full context. Not checked here: retrieval (bench/search.py).
+Checks, for a sentence-transformers directory (all-MiniLM-L6-v2, e5, bge), that vectors of texts of all lengths, in
+several alphabets, as queries and as passages, agree to 1e-5 per component. Always checks encoders with random weights:
+mean and [CLS] pooling, and a text that fills the context.
+
+Not checked: retrieval (bench/search.py).
 """
 
 import argparse
@@ -38,7 +40,7 @@ TEXTS = [
 
 
 def random_encoder(folder: Path, pooling: str) -> None:
-    """Writes an encoder with random weights, as sentence-transformers saves it."""
+    """Writes an encoder with random weights in the layout of sentence-transformers."""
     torch.manual_seed(7)
     words = [
         "[PAD]",
@@ -68,7 +70,7 @@ def random_encoder(folder: Path, pooling: str) -> None:
 
 
 def prefixes(folder: Path, name: str) -> tuple[str, str]:
-    """Prefixes of queries and passages that the model's page asks for."""
+    """Returns the prefixes of queries and passages from the model's documentation."""
     if "e5" in name:
         return "query: ", "passage: "
     if "bge" in name:
@@ -77,7 +79,7 @@ def prefixes(folder: Path, name: str) -> tuple[str, str]:
 
 
 def check(helper: Path, folder: Path, name: str) -> bool:
-    """Compares all texts in both roles; prints the largest difference."""
+    """Compares all texts in both roles. Prints the largest difference."""
     rows = [{"text": text, "role": role} for role in ("query", "passage") for text in TEXTS]
     asked = "\n".join(json.dumps(row) for row in rows) + "\n"
     done = subprocess.run([helper, folder, name], input=asked, capture_output=True, text=True, timeout=600)
@@ -87,7 +89,7 @@ def check(helper: Path, folder: Path, name: str) -> bool:
     query, passage = prefixes(folder, name)
     texts = [(query if row["role"] == "query" else passage) + row["text"] for row in rows]
     model = SentenceTransformer(str(folder), device="cpu")
-    # One by one: padding changes the last bits.
+    # Encodes texts one by one: padding changes the last bits.
     theirs = torch.stack([model.encode(text, convert_to_tensor=True, normalize_embeddings=True) for text in texts])
     worst = (ours - theirs).abs().max().item()
     good = worst <= BOUND and ours.shape == theirs.shape

@@ -1,11 +1,11 @@
-"""Fuzzing: the property tests that take damaged input, each for as long as is asked, with new random cases all the time.
+"""Fuzzes the property tests that take damaged input, each for a given time, with new random cases.
 
-Surfaces: bodies of every endpoint of the gateway, its paths and keys; events of other servers' streams; replies in each of the nine tool-call
-formats, with thoughts, whole and streamed; chat templates. `cargo test` runs a few hundred cases of each; this runs them over and over, in
-rounds of about ten seconds, and ends with the number of cases. A case that panics, hangs, kills the process or breaks the property is
-printed in its smallest form (proptest shrinks it), and ends its surface.
+Surfaces: bodies of every gateway endpoint, paths and keys; event streams of other servers; completions in each of the
+nine tool-call formats, with reasoning, complete and streamed; chat templates. `cargo test` runs a few hundred cases of
+each. This script runs them in rounds of about ten seconds, and reports the number of cases. A case that panics, hangs,
+kills the process or violates the property is printed in its smallest form (proptest shrinks it), and ends its surface.
 
-Not here: coverage to guide the cases, which stable Rust has no tool for. Needs `cargo` and no packages.
+Not included: coverage guidance, for which stable Rust has no tool. Needs `cargo` and no packages.
 """
 
 import argparse
@@ -26,13 +26,15 @@ SURFACES = [
     *((name, "text", f"fuzz_tests::{name}_stream_matches_complete_parse") for name in FORMATS),
     ("templates", "text", "fuzz_tests::damaged_template_never_panics"),
 ]
-# Of one run of a test binary.
+# Duration of one run of a test binary.
 ROUND_SECONDS = 10
 HANG_SECONDS = 600
 
 
 def binaries(profile):
-    """The test binaries of the libraries by crate, built as `cargo test --workspace` builds them, so that nothing is built twice."""
+    """Returns the library test binaries by crate. Builds as `cargo test --workspace` does, so that nothing is built
+    twice.
+    """
     command = ["cargo", "test", "--workspace", "--lib", "--no-run", "--message-format=json", *profile]
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     lines = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
@@ -41,7 +43,7 @@ def binaries(profile):
 
 
 def fuzzed(program, crate, test, seconds):
-    """Runs a test in rounds for so long: how many cases held, and what the last one said where it did not."""
+    """Runs a test in rounds. Returns the number of passed cases, and the output of a failed round."""
     cases, held, begun = 100, 0, time.monotonic()
     while (left := seconds - (time.monotonic() - begun)) > 0:
         environment = os.environ | {"PROPTEST_CASES": str(cases), "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}

@@ -1,14 +1,14 @@
-"""Kill -9: a run that is killed again and again ends with the weights of one that is not.
+"""Compares runs that are killed repeatedly (kill -9) with an undisturbed run: both must end with the same weights.
 
-Trains a recipe once in peace, then as often as it takes to be killed at every named place and at random moments, resuming after each
-kill. Checks that all runs end with the same weights, moments and attempts, byte for byte. With `--set agent.tool_delay=0.2` tools
-take a random time to answer, so that the order of events differs from run to run.
+Trains a recipe once undisturbed. Then trains it with kills at every named crash point and at random times, and resumes
+after each kill. Checks that all runs end with the same weights, moments and attempts, byte for byte. With `--set
+agent.tool_delay=0.2`, tools take a random time, so that the order of events differs between runs.
 
-With `--ahead`, for a recipe whose attempts run ahead of training (`staleness` above 0), what a step takes depends on who ends first, and runs
-differ. Then each run is held against its own ledger: every task is taken by one step alone, from attempts that are recorded, every step is
-measured once, and `levade replay` arrives at the same weights.
+With `--ahead`, for a recipe with asynchronous attempts (`staleness` above 0), a step takes the attempts that end
+first, so runs differ. Then each run is compared with its own ledger: exactly one step takes each task, from recorded
+attempts; every step is measured once; and `levade replay` reproduces the weights.
 
-Not checked here: power failures (what the kernel had accepted survives a killed process).
+Not checked: power failures (data that the kernel has accepted survives a killed process).
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main() -> None:
     changes = [part for change in arguments.set for part in ("--set", change)]
 
     def train(run: Path, resume: bool, crash_at: str | None = None, kill_after: float | None = None) -> int:
-        """Trains until the end, or until it dies; returns the exit status."""
+        """Trains until the run ends or is killed. Returns the exit status."""
         command = [
             arguments.levade,
             "train",
@@ -122,17 +122,18 @@ def main() -> None:
 
 
 def compare(calm: Path, killed: Path) -> None:
-    """Ends the program where the two runs differ."""
+    """Exits with an error if the two runs differ."""
     ends = [sorted((run / "checkpoints").iterdir())[-1] for run in (calm, killed)]
     different = []
     if ends[0].name != ends[1].name:
         different.append(f"the last checkpoint ({ends[0].name} and {ends[1].name})")
-    # Moments are there as soon as one gradient was not zero.
+    # Moments exist as soon as a gradient was not zero.
     for name in sorted({path.name for end in ends for path in end.glob("*.safetensors")}):
         files = [end / name for end in ends]
         if not all(file.exists() for file in files) or not filecmp.cmp(*files, shallow=False):
             different.append(name)
-    # Who was under way at a kill is abandoned, and the next try has a later number: tries are counted by those that failed.
+    # An attempt in flight at a kill is abandoned, and the next try has a higher number. So tries are numbered by
+    # failed ones.
     query = (
         "SELECT purpose, phase, step, grp, sample, (SELECT count(*) FROM attempts b WHERE b.status = 'superseded' "
         "AND (b.purpose, b.phase, b.step, b.grp, b.sample) = (a.purpose, a.phase, a.step, a.grp, a.sample) "
@@ -148,14 +149,15 @@ def compare(calm: Path, killed: Path) -> None:
 
 
 def rows(run: Path, query: str) -> list[tuple]:
-    """What a run's record says."""
-    # Whoever closes the database last removes files beside it: now, and not when Python happens to collect what nobody needs.
+    """Queries a run's store."""
+    # The last connection to close removes auxiliary database files. Closing here avoids a close during garbage
+    # collection.
     with contextlib.closing(sqlite3.connect(run / "run.db")) as db:
         return db.execute(query).fetchall()
 
 
 def audit(run: Path, levade: Path) -> None:
-    """Ends the program where a run does not agree with its ledger."""
+    """Exits with an error if a run does not agree with its ledger."""
     places = [
         (phase, place)
         for phase, plan in rows(run, "SELECT phase, plan FROM steps ORDER BY phase, step")
