@@ -376,7 +376,7 @@ def checked(folder):
         program = outcome.get("evidence", {}).get("program", {})
         segments = sampled_of(db, attempt)
         sampled, turns = sum(len(tokens) for *_, tokens, _ in segments), {turn for turn, *_ in segments}
-        # The gateway assigns calls that probe whether the model responds to an agent that is not trained.
+        # Some clients test with a call whether the model responds. The gateway assigns it to an untrained agent.
         learned = [(before, tokens) for _, agent, before, tokens, _ in segments if not agent.endswith(".probe")]
         if outcome.get("error"):
             wrong.append(outcome["error"])

@@ -1,22 +1,24 @@
-"""`levade launch` on real launchers: runs of two machines that are killed in part, and end as if nothing had happened.
+"""Checks `levade launch` on real launchers: runs on two machines continue after kills, and end as undisturbed runs do.
 
-Sets up, on one Linux host, as root, what starts processes: Slurm (munged, slurmctld, two slurmds), Ray (two raylets), two hosts in
-network namespaces with an sshd each, or nothing (`local`). Launches a run of a small model with random weights whose learner is a group
-of two machines with one process each, and kills parts of it while it trains:
+Sets up launchers on one Linux host, as root: Slurm (munged, slurmctld, two slurmds), Ray (two raylets), two hosts in
+network namespaces with an sshd each, or none (`local`). Launches a run of a small model with random weights, whose
+learner is a group of two machines with one process each, and disturbs it during training:
 
-- anywhere: a rank of the second machine (`rank`), the second machine's part (`part`), the one that trains (`trainer`), all with kill -9; Ctrl-C, then
-  launched again (`stop`);
-- `ssh`: the connection (`line`), all processes of a host (`host`), its cable for a minute (`cable`);
-- `slurm`: `scontrol requeue` (`requeue`), another job with more right to the nodes (`preempt`), a node with all that runs there (`node`), the
-  controller for some seconds (`controller`);
-- `ray`: an actor (`actor`), a raylet (`node`), the dashboard for longer than an answer may take (`dashboard`).
+- anywhere: kill -9 of a rank on the second machine (`rank`), of the second machine's part (`part`), or of the trainer
+  (`trainer`); Ctrl-C and another launch (`stop`);
+- `ssh`: the connection (`line`), all processes of a host (`host`), its network for a minute (`cable`);
+- `slurm`: `scontrol requeue` (`requeue`), a job with higher priority on the nodes (`preempt`), a node with all its processes
+  (`node`), the controller for some seconds (`controller`);
+- `ray`: an actor (`actor`), a raylet (`node`), the dashboard for longer than the response timeout (`dashboard`).
 
-Checks that each time the run goes on, ends by itself with code 0, and has made the checkpoints and the record of one that was launched with
-`--on local` and left in peace, bit for bit; that both machines' logs are in `launch/`; that nothing is left running.
+Checks that each run continues, exits with code 0 on its own, and produces the checkpoints and the store of an
+undisturbed run with `--on local`, bit for bit; that the logs of both machines are in `launch/`; and that no process
+remains.
 
-With `--on k8s` manifests are rendered and checked against the schemas of Kubernetes (`--validate`, the program `kubernetes-validate`).
+With `--on k8s`, renders manifests and validates them against the schemas of Kubernetes (`--validate`, the program
+`kubernetes-validate`).
 
-Not checked here: more than one real host, GPUs, a Kubernetes cluster.
+Not checked: more than one real host, GPUs, a Kubernetes cluster.
 """
 
 import argparse
@@ -40,12 +42,12 @@ from launchers.slurm import Slurm
 from launchers.ssh import Ssh
 from launchers.tiny import RECIPE, SCORE, make_model
 
-# How long a run may take for a step after it was hurt, in seconds.
+# Maximum time for a step after a disturbance, in seconds.
 RECOVERY = 420
 
 
 class Launched:
-    """A run under way, from the outside."""
+    """A launched run, observed from outside."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path, run: str, on: str, options: list[str]) -> None:
         self.run, self.log = folder / run, folder / f"{run}.log"
@@ -69,7 +71,7 @@ class Launched:
             )
 
     def steps(self) -> int:
-        """Steps that are measured."""
+        """Returns the measured steps."""
         try:
             lines = (self.run / "metrics.jsonl").read_text().splitlines()
         except OSError:
@@ -77,7 +79,7 @@ class Launched:
         return sum("eval" not in json.loads(line) for line in lines if line.endswith("}"))
 
     def reaches(self, steps: int, seconds: float) -> float:
-        """Waits for a step; returns for how long."""
+        """Waits for a step. Returns the waiting time."""
 
         def there() -> bool:
             if self.process.poll() is not None:
@@ -87,7 +89,7 @@ class Launched:
         return wait(f"step {steps}; there are {self.steps()}", there, seconds)
 
     def part(self, what: str) -> list[Process]:
-        """Processes of a kind."""
+        """Returns the processes of a kind."""
         here = str(self.run)
 
         def is_one(one: Process) -> bool:
@@ -103,13 +105,13 @@ class Launched:
         return [one for one in processes() if is_one(one)]
 
     def kill(self, what: str) -> None:
-        """Kill -9 of a part of the run, which must be there."""
+        """Kills (kill -9) a part of the run, which must exist."""
         wait(f"the {what} to be there", lambda: self.part(what), 60)
         for one in self.part(what):
             one.kill()
 
     def stop(self) -> None:
-        """Ctrl-C, and launched again."""
+        """Interrupts the run with Ctrl-C, and launches it again."""
         self.process.send_signal(signal.SIGINT)
         code = self.process.wait(120)
         if code != 130:
@@ -119,13 +121,13 @@ class Launched:
         self.start(self.variables)
 
     def own(self) -> list[Process]:
-        """Processes that belong to the run, wherever they hang."""
+        """Returns all processes of the run, with any parent."""
         return [one for one in processes() if str(self.run) in one.command and one.pid != os.getpid()]
 
 
 @contextmanager
 def cluster(arguments: argparse.Namespace, folder: Path, mark: str):
-    """The launcher, set up and taken down."""
+    """Sets up the launcher, and removes it afterwards."""
     match arguments.on:
         case "slurm":
             there = Slurm(folder, mark)
@@ -147,7 +149,7 @@ def cluster(arguments: argparse.Namespace, folder: Path, mark: str):
 
 
 def hurt(report: Report, run: Launched, name: str, kill) -> None:
-    """Hurts a run in one way, and waits for it to have done a step more than was under way."""
+    """Disturbs a run in one way, and waits until it has finished another step."""
     before = run.steps()
     kill()
     took = run.reaches(max(before, run.steps()) + 1, RECOVERY)
@@ -155,7 +157,7 @@ def hurt(report: Report, run: Launched, name: str, kill) -> None:
 
 
 def compare(report: Report, calm: Path, run: Path) -> None:
-    """Every checkpoint, and the record."""
+    """Compares every checkpoint and the store."""
     names = [sorted(path.name for path in (folder / "checkpoints").glob("step-*")) for folder in (calm, run)]
     report.expect("checkpoints of the same steps", names[0] == names[1], f"{len(names[1])} of {len(names[0])}")
     files = [path for name in names[0] for path in (calm / "checkpoints" / name).glob("*.safetensors")]
@@ -172,7 +174,7 @@ def compare(report: Report, calm: Path, run: Path) -> None:
 
 
 def logs(report: Report, run: Path, further: tuple[str, ...]) -> None:
-    """What machines have printed."""
+    """Checks the logs of the machines."""
     for name, text in [
         ("node-0.log", "learner"),
         ("node-1.log", "its processes start"),
@@ -184,11 +186,11 @@ def logs(report: Report, run: Path, further: tuple[str, ...]) -> None:
 
 
 def launched(arguments: argparse.Namespace, report: Report, folder: Path) -> None:
-    """An undisturbed run and one that is hurt."""
+    """Compares an undisturbed run with disturbed ones."""
     mark = folder.name
     os.environ[MARK] = mark
     calm = Launched(arguments, folder, "calm", "local", [])
-    # Of an earlier launcher in this folder.
+    # Reuses the undisturbed run of an earlier launcher in this directory.
     whole = folder / "calm.whole"
     if not whole.exists():
         calm.start({})
@@ -226,7 +228,7 @@ def launched(arguments: argparse.Namespace, report: Report, folder: Path) -> Non
         logs(report, run.run, there.logs if there else ())
     if not report.failures:
         compare(report, calm.run, run.run)
-    # Keepers take some seconds to end what they keep.
+    # Supervisors take some seconds to end their processes.
     deadline = time.monotonic() + 15
     while (left := left_of(mark, folder)) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -236,7 +238,7 @@ def launched(arguments: argparse.Namespace, report: Report, folder: Path) -> Non
 
 
 def manifests(arguments: argparse.Namespace, report: Report, folder: Path) -> None:
-    """Manifests for Kubernetes."""
+    """Renders and validates manifests for Kubernetes."""
     options = ["--image", "registry/levade:1", "--claim", f"runs:{folder}", "--namespace", "ml", "--dry-run"]
     run = Launched(arguments, folder, "k8s", "k8s", options)
     text = said(*run.command)
@@ -271,7 +273,7 @@ def main() -> None:
     )
     p.add_argument("--validate", default="kubernetes-validate", help="the program of that package")
     arguments = p.parse_args()
-    # Whoever ends it has everything taken down.
+    # A signal also removes everything that was set up.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit("told to end"))
     report = Report()

@@ -1,13 +1,15 @@
-"""lm-evaluation-harness: `levade serve` scores as transformers does on the same weights.
+"""Compares scores of lm-evaluation-harness through `levade serve` with transformers on the same weights.
 
-Two small tasks of our own, made here from a seed: sums with four choices, by the log-likelihood of each, and sums to be
-written out, greedily. The harness measures both with `hf` (transformers, f32) and through `levade serve`:
-`local-completions` (token ids, echo, log-probabilities; once with the tokenizer of transformers, once with the server's
-own) and `local-chat-completions`. Checked: scores are equal; every log-likelihood agrees to 1e-3; which choices are
-greedy agrees; the texts that are written are equal but for a few, where two tokens are as likely as each other.
+The two small tasks are generated from a seed: sums with four choices, scored by the log-likelihood of each choice, and
+sums that the model writes greedily. The harness measures both with `hf` (transformers, f32) and through `levade
+serve`: `local-completions` (token ids, echo, log-probabilities; once with transformers' tokenizer, once with the
+server's) and `local-chat-completions`.
 
-The weights of transformers are those that it reads from `--model` (`gguf_types.py` checks that they are Levade's, too).
-Not checked here: the harness's own tasks, which need the network, and sampling above temperature 0.
+Checks that scores are equal, that every log-likelihood agrees to 1e-3, that the same choices are greedy, and that
+generated texts are equal except for a few in which two tokens are equally likely. transformers reads its weights from
+`--model` (`gguf_types.py` checks that Levade reads the same weights).
+
+Not checked: the harness's own tasks, which need the network, and sampling above temperature 0.
 """
 
 import json
@@ -53,7 +55,7 @@ metric_list: [{{metric: exact_match}}]
 
 
 def write_tasks(folder: Path, items: int) -> None:
-    """The tasks and their items."""
+    """Writes the tasks and their items."""
     folder.mkdir(parents=True)
     rng = random.Random(33)
     choices, written = [], []
@@ -72,10 +74,10 @@ def write_tasks(folder: Path, items: int) -> None:
 
 
 def write_model(model: Path, out: Path) -> None:
-    """The model as transformers unpacks it, f32, as a folder with its tokenizer."""
+    """Writes the model as transformers unpacks it, in f32, with its tokenizer."""
     read = AutoModelForCausalLM.from_pretrained(**source(model), dtype=torch.float32)
     config = type(read.config).from_dict(read.config.to_dict() | {"quantization_config": None})
-    # One that came from a GGUF file does not let itself be saved, so its weights are put into one that did not.
+    # transformers cannot save a model from a GGUF file, so its weights are copied into a new model.
     plain = type(read)(config).to(torch.float32)
     plain.load_state_dict(read.state_dict())
     del plain.config.quantization_config
@@ -85,7 +87,7 @@ def write_model(model: Path, out: Path) -> None:
 
 @contextmanager
 def served(binary: Path, model: Path, threads: int, log: Path):
-    """`levade serve` on a free port: its base URL without `/v1`."""
+    """Runs `levade serve` on a free port. Yields its base URL without `/v1`."""
     with log.open("w") as err:
         command = [binary, "serve", f"small={model}", "--port", "0", "--threads", str(threads), "--running", "8"]
         server = subprocess.Popen(command, stderr=err)
@@ -105,11 +107,11 @@ def served(binary: Path, model: Path, threads: int, log: Path):
 
 
 def measured(out: Path, tasks: Path, task: str, model: str, arguments: dict, *more: str) -> tuple[dict, list[dict]]:
-    """Scores and samples that the harness finds, the samples in the order of the items."""
+    """Returns the scores and samples of the harness. Samples are in the order of the items."""
     given = ",".join(f"{name}={value}" for name, value in arguments.items())
     command = [sys.executable, "-m", "lm_eval", "--model", model, "--model_args", given, "--tasks", task]
     command += ["--include_path", str(tasks), "--log_samples", "--output_path", str(out), "--device", "cpu", *more]
-    # Away from this folder, in which the harness would find this file under its own name.
+    # Runs in another directory, so that the harness does not import this file, which has the harness's own name.
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "any", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, cwd=tasks, env=environment, capture_output=True, text=True, timeout=3000)
     if done.returncode != 0:
@@ -123,7 +125,7 @@ def measured(out: Path, tasks: Path, task: str, model: str, arguments: dict, *mo
 
 
 def compare_choices(report: Report, name: str, ours: tuple, theirs: tuple) -> None:
-    """Scores and log-likelihoods of every choice of every item."""
+    """Compares scores, and log-likelihoods of every choice of every item."""
     report.expect(f"{name}: scores", ours[0] == theirs[0] and bool(theirs[0]), f"{ours[0]} against {theirs[0]}")
     worst, greedy, count = 0.0, 0, 0
     for a, b in zip(ours[1], theirs[1], strict=True):
@@ -138,7 +140,7 @@ def compare_choices(report: Report, name: str, ours: tuple, theirs: tuple) -> No
 
 
 def compare_texts(report: Report, name: str, ours: tuple, theirs: tuple) -> None:
-    """Scores, and how many texts are the same."""
+    """Compares scores, and counts equal texts."""
     report.expect(f"{name}: scores", ours[0] == theirs[0] and bool(theirs[0]), f"{ours[0]} against {theirs[0]}")
 
     def text(row: dict) -> str:

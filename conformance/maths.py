@@ -1,16 +1,16 @@
-"""The scorer `maths` against math-verify: pairs of an expected answer and an answer, verdict by verdict.
+"""Compares the scorer `maths` with math-verify, verdict by verdict, on pairs of an expected answer and an answer.
 
-Two lists are scored. Of the first, pairs are made by a seeded generator (answers as MATH has them, each in other forms, right and wrong) and of the
-answers in files of JSON lines that are given. For pairs of the generator the truth is known, so that a
-disagreement says who errs. Disagreements are counted by the kind of pair. Speed is that of one core, on the same
-pairs, without starting either program.
+The first list contains pairs from a seeded generator (answers as in MATH, each in several forms, correct and
+incorrect) and answers from the given JSON-lines files. The generator knows the correct verdict, so a disagreement
+shows which side errs. Disagreements are counted by kind of pair. Speed is measured on one core with the same pairs,
+without the start of either program.
 
-The second list has pairs of our own with their truth: those that were written by hand, class by class
+The second list contains our own labeled pairs: handwritten ones by class
 (`crates/reward/tests/data/maths_pairs.jsonl`), and families of words that change a value, times, units, names, sets,
-matrices, bases and stated answers, right and wrong. Both accuracies are printed, and every false reward of ours; one
-fails the run.
+matrices, bases and stated answers, correct and incorrect. Prints both accuracies and every false reward of ours; a
+single one fails the check.
 
-Not checked: other options than the defaults.
+Not checked: non-default options.
 
     uv venv venv && uv pip install --python venv/bin/python 'math-verify[antlr4_13_2]==0.9.0'
     cargo build --release -p levade-reward --example grade
@@ -34,7 +34,7 @@ from math_verify import parse, verify
 ROOT = Path(__file__).resolve().parent.parent
 logging.disable(logging.CRITICAL)
 
-#: Kinds of pairs on which the two are known to differ, and why. They do not count for the agreement.
+# Kinds of pairs on which the two differ for a known reason. They do not count for the agreement.
 EXPLAINED = {
     "repeating": "math-verify reads 0.\\overline{3} as 0",
     "odd root": "math-verify takes the complex root of a negative number",
@@ -44,7 +44,7 @@ EXPLAINED = {
 
 
 class Generator:
-    """Pairs (kind, expected, answer, whether they mean the same), of one seed."""
+    """Generates pairs (kind, expected, answer, whether they are equal) from a seed."""
 
     def __init__(self, seed: int):
         self.r = random.Random(seed)
@@ -59,7 +59,7 @@ class Generator:
                 return found
 
     def written(self, q: Fraction) -> str:
-        """A fraction, in one of the ways in which people write it."""
+        """Returns a fraction in one of its common notations."""
         sign, a, b = "-" if q < 0 else "", abs(q.numerator), q.denominator
         if b == 1:
             return f"{sign}{a}"
@@ -93,7 +93,7 @@ class Generator:
         return "".join(terms).removeprefix("+") or "0"
 
     def pairs(self):
-        """One pair of each kind that is right, and one that is wrong."""
+        """Yields one correct and one incorrect pair of each kind."""
         r = self.r
         n, m = self.number(no=(0,)), self.number(no=(0,))
         other = self.number(no=(n,))
@@ -213,7 +213,9 @@ class Generator:
 
 
 class Families:
-    """Pairs (class, expected, reply, whether it is right) of values and of what changes them, of one seed."""
+    """Generates pairs (class, expected, completion, whether it is correct) of values and value-changing words from a
+    seed.
+    """
 
     def __init__(self, seed: int):
         self.r = random.Random(seed)
@@ -312,7 +314,7 @@ def own_pairs(seed: int, rounds: int):
 
 
 def graded(levade: Path, pairs: list[tuple[str, str]]) -> list[dict]:
-    """Our scores of (expected, reply)."""
+    """Returns our scores of (expected, completion) pairs."""
     lines = "".join(json.dumps({"text": reply, "expected": gold}) + "\n" for gold, reply in pairs)
     ran = subprocess.run([levade], input=lines, capture_output=True, text=True, check=True)
     scores = [json.loads(line) for line in ran.stdout.splitlines()]
@@ -328,7 +330,9 @@ def verified(gold: str, reply: str) -> bool:
 
 
 def compare_own(levade: Path, seed: int, rounds: int) -> bool:
-    """Scores our own pairs by both; whether ours has no false reward and at least 98 % of the right ones."""
+    """Scores our own pairs with both. Returns whether we give no false reward and accept at least 98 % of correct
+    answers.
+    """
     pairs = list(own_pairs(seed, rounds))
     ours = [score["value"] == 1 for score in graded(levade, [pair[1:3] for pair in pairs])]
     theirs = [verified(gold, reply) for _, gold, reply, _ in pairs]
@@ -348,7 +352,7 @@ def compare_own(levade: Path, seed: int, rounds: int) -> bool:
 
 
 def of_files(paths: list[Path], most: int, r: random.Random):
-    """Answers of data sets: each as it is, next to another one, and in other forms."""
+    """Yields answers of datasets: unchanged, paired with another answer, and in other forms."""
     for path in paths:
         golds = []
         for line in path.read_text().splitlines():

@@ -1,8 +1,9 @@
-"""What a run measures, as a real MLflow server has it.
+"""Compares a run's metrics with those on a real MLflow server.
 
-Trains a recipe with a server beside it, kills the run after a step whose numbers the server already has, takes the server away while the run
-goes on, and brings it back. In the end every number of `metrics.jsonl` must be in the run on the server, under its name and step, once (the
-global step twice where an evaluation follows a step). Done for a server with a database and for one with a folder of files.
+Trains a recipe with a server, kills the run after a step whose metrics the server already has, stops the server while
+the run continues, and restarts it. At the end, the server must have every number of `metrics.jsonl` exactly once,
+under its name and step (the global step twice if an evaluation follows a step). Runs for a server with a database and
+for one with a directory of files.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Seconds that a server may take to answer for the first time.
+# Timeout for a server's first response, in seconds.
 START = 120
 
 
@@ -44,7 +45,7 @@ class Server:
         self.folder = folder
 
     def start(self) -> None:
-        # Servers refuse folders of files unless they are told that this is meant.
+        # Servers reject file stores unless this variable allows them.
         environment = os.environ | {"MLFLOW_ALLOW_FILE_STORE": "true"}
         with (self.folder / "server.log").open("a") as log:
             self.process = subprocess.Popen(
@@ -85,7 +86,7 @@ def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) ->
     if train(False, "metrics_written:2").wait() != -signal.SIGKILL:
         sys.exit(f"{kind}: the run did not come to its second step; see {folder}/run.log")
     going_on = train(True)
-    # The server is away for a while in the middle.
+    # The server is down for a while during the run.
     time.sleep(arguments.away_after)
     server.stop()
     time.sleep(arguments.away)
@@ -119,7 +120,7 @@ def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) ->
     }
     wrong = []
     for name in sorted(expected.keys() | found.keys()):
-        # What was done again takes another time.
+        # Repeated work has different timings.
         timed = name.startswith(("timing_s/", "perf/", "sampler/"))
         sides = [sorted(side.get(name, [])) for side in (expected, found)]
         if timed:

@@ -1,22 +1,23 @@
-"""Weights that the PyTorch learner broadcasts straight into the servers' memory (`cluster.samplers.weights = "group"`).
+"""Checks weights that the PyTorch learner broadcasts into server memory (`cluster.samplers.weights = "group"`).
 
-Starts a learner of several ranks (`levade_torch`, gloo) and real servers, drives them through `Server`, `Router`, `Publishing`
-and `Pushing` (the example `fleet` of the crate `levade-remote`), and checks, with replies in flight:
+Starts a learner with several ranks (`levade_torch`, gloo) and real servers, and drives them through `Server`, `Router`
+and the weight broadcast (the example `fleet` of the crate `levade-remote`). Checks, during generation:
 
-- that weights came over the group, by its own account;
-- that replies end at the tokens that requests name, and go on past those that end texts by the model's files;
-- the versions of tokens, and each token's log-probability under the weights of its version, against transformers on the folder
-  that the learner wrote for that version (`--bound`, 1e-3 in f32);
-- pushes with a server killed (kill -9) in the middle, and pushes with the learner killed in the middle: nothing hangs, no fleet is
-  mixed, and the next learner's weights reach all.
+- The weights came over the group, as the fleet reports.
+- Completions end at the stop tokens of their requests, and continue past the end tokens of the model's files.
+- The versions of tokens, and each token's log-probability under the weights of its version, against transformers on the files
+  that the learner wrote for that version (`--bound`, 1e-3 in f32).
+- After a kill (kill -9) of a server, or of the learner, during a push: nothing hangs, no fleet has mixed versions, and the next
+  learner's weights reach all servers.
 
-It runs in the Python of `levade_torch`; the servers have their own:
+Runs in the Python of `levade_torch`; the servers have their own:
 
     cargo build -p levade-remote --example fleet
     TORCH/bin/python conformance/push.py --server-python VLLM/bin/python --fleet target/debug/examples/fleet
 
-vLLM gets the plugin `python/levade_vllm`, which is the gloo twin of its NCCL backend. What it does not check: NCCL, GPUs,
-tensor parallelism of servers.
+vLLM gets the plugin `python/levade_vllm`, a gloo equivalent of its NCCL backend.
+
+Not checked: NCCL, GPUs, tensor parallelism of servers.
 """
 
 import argparse
@@ -43,12 +44,12 @@ from torch_group import Group
 PLUGIN = ROOT / "python" / "levade_vllm"
 
 
-# Tokens that end texts by the model's files, which no request asks for.
+# Tokens that end texts according to the model's files, but that are no stop tokens of requests.
 ENDS = list(range(3, VOCABULARY, 16))
 
 
 def make_model(folder: Path, width: int, layers: int) -> None:
-    """Random weights, large enough that distributions are far from flat and that a push takes a moment."""
+    """Creates random weights, large enough for non-uniform distributions and for a push that takes a moment."""
     torch.manual_seed(1)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -59,7 +60,7 @@ def make_model(folder: Path, width: int, layers: int) -> None:
         num_key_value_heads=width // 64,
         head_dim=32,
         max_position_embeddings=CONTEXT,
-        # vLLM 0.32 on processors packs a head of its own, which it does not pack anew when tied weights change.
+        # vLLM 0.32 on CPUs packs a copy of the head, and does not repack it when tied weights change.
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=ENDS,
@@ -70,19 +71,19 @@ def make_model(folder: Path, width: int, layers: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
-                # Scales of 1 would look the same if none ever arrived.
+                # Norm weights of 1 would look the same if none ever arrived.
                 parameter.normal_(1.0, 0.2)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
 
 
 class Sglang(Vllm):
-    """A server of SGLang on processors."""
+    """An SGLang server on CPUs."""
 
     label = "/model_info"
 
     def words(self, model: Path, python: str, args: list[str]) -> list[str]:
-        """The command line."""
+        """Returns the command line."""
         flags = {
             "model-path": model,
             "host": "127.0.0.1",
@@ -95,9 +96,9 @@ class Sglang(Vllm):
 
 
 def plugin(folder: Path, python: str) -> Path:
-    """A folder with vLLM's plugin, installed there alone."""
+    """Creates a directory in which only vLLM's plugin is installed."""
     pip = ["uv", "pip", "install", "--python", python] if shutil.which("uv") else [python, "-m", "pip", "install"]
-    # Building leaves files beside the source.
+    # A build leaves files in its source directory, so the source is copied.
     source = shutil.copytree(PLUGIN, folder.with_name("plugin-source"))
     command = [*pip, "--quiet", "--no-deps", "--target", folder, source]
     subprocess.run(command, check=True, timeout=300)
@@ -105,7 +106,7 @@ def plugin(folder: Path, python: str) -> Path:
 
 
 class Trial:
-    """A learner, servers, and what is between them."""
+    """A learner, servers, and the fleet program between them."""
 
     def __init__(self, options: argparse.Namespace, root: Path, report: Report) -> None:
         self.options, self.root, self.report = options, root, report
@@ -131,7 +132,7 @@ class Trial:
         return Vllm(self.model, log, args, o.server_python, {"PYTHONPATH": str(target)})
 
     def start(self, in_flight: str) -> None:
-        """A learner from the beginning, and a fleet that it publishes to."""
+        """Starts a learner from its initial weights, and a fleet to which it publishes."""
         self.starts += 1
         folder = self.root / f"run-{self.starts}"
         self.group = Group(self.options.processes, folder, model=self.model, keep_published=100).wait()
@@ -146,7 +147,7 @@ class Trial:
             self.report.expect("a server is recognised", "what" in looked, json.dumps(looked)[:200])
 
     def stop(self) -> None:
-        """Ends fleet and learner."""
+        """Stops the fleet and the learner."""
         if self.fleet:
             self.fleet.close()
         if self.group:
@@ -154,11 +155,11 @@ class Trial:
         self.fleet = self.group = None
 
     def prompt(self) -> list[int]:
-        """Random tokens."""
+        """Returns random tokens."""
         return [random.randrange(VOCABULARY) for _ in range(40)]
 
     def learn(self) -> None:
-        """A step, large enough to show in every number."""
+        """Takes a training step that is large enough to change every number."""
         paths = [self.prompt() for _ in range(2)]
         self.fleet.tell(do="learn", paths=paths, rate=2e-3)
         learnt = self.fleet.hear(self.options.seconds, learnt=None)
@@ -166,13 +167,13 @@ class Trial:
             self.report.expect("a step is learnt", False, learnt["error"])
 
     def publish(self) -> int:
-        """Begins to publish."""
+        """Starts a publication."""
         self.version += 1
         self.fleet.tell(do="publish", version=self.version)
         return self.version
 
     def published(self, version: int) -> Path:
-        """The folder that the learner wrote for a version."""
+        """Returns the directory that the learner wrote for a version."""
         return self.group.root / "published" / "policy" / f"v{version}"
 
     def remember(self, version: int) -> None:
@@ -182,14 +183,14 @@ class Trial:
             self.models[version] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def ask(self, tokens: int, least: int = 0) -> tuple[int, list[int]]:
-        """Begins a reply."""
+        """Starts a completion."""
         self.number += 1
         asked = self.prompt()
         self.fleet.sample(self.number, asked, least, max_tokens=tokens, temperature=1.0)
         return self.number, asked
 
     def check(self, what: str, number: int, asked: list[int], tokens: int, bound: float) -> list:
-        """Waits for a reply, and compares it with the weights that it says drew it. Returns their versions."""
+        """Waits for a completion, and compares it with the weights of its reported versions. Returns the versions."""
         reply = self.fleet.hear(self.options.seconds, reply=number)
         runs = [(run["version"], run["len"]) for run in reply.get("versions", [])]
         whole = len(reply.get("tokens", [])) == tokens
@@ -198,7 +199,7 @@ class Trial:
         return runs
 
     def ends(self) -> None:
-        """Replies end where the request says, and not where the model's files do."""
+        """Checks that completions end at the request's stop tokens, and not at those of the model's files."""
         for stops in (list(range(0, VOCABULARY, 8)), [VOCABULARY - 1]):
             self.number += 1
             asked, tokens = self.prompt(), 200
@@ -214,7 +215,7 @@ class Trial:
             self.report.check(f"{what}: its numbers", check_reply(self.models, reply, asked, 1.0), self.options.bound)
 
     def pushes(self, in_flight: str) -> None:
-        """Pushes while replies are drawn."""
+        """Pushes weights during generation."""
         seconds = self.options.seconds
         self.start(in_flight)
         version = self.publish()
@@ -233,7 +234,8 @@ class Trial:
             self.remember(version)
             what = f"push {version} ({in_flight})"
             self.report.expect(f"{what} is adopted", adopted["error"] is None, f"{took:.1f} s {json.dumps(adopted)}")
-            # Kept keys and values are of the old weights: the numbers of the new ones are not transformers'.
+            # Cached keys and values come from the old weights, so log-probabilities under the new weights differ from
+            # transformers.
             bound = self.options.bound if in_flight == "recompute" else 9.0
             crossed += sum(len(self.check(what, *one, 400, bound)) > 1 for one in asked)
             runs = self.check(f"{what}, afterwards", *self.ask(20, version), 20, self.options.bound)
@@ -247,13 +249,13 @@ class Trial:
         self.stop()
 
     def sending(self, opened: int) -> None:
-        """Waits until the learner has opened a group more than `opened` times."""
+        """Waits until the learner has opened more than `opened` groups."""
         until = time.monotonic() + self.options.seconds
         while self.opened() <= opened and time.monotonic() < until:
             time.sleep(0.005)
 
     def opened(self) -> int:
-        """How many groups the learner has opened."""
+        """Returns how many groups the learner has opened."""
         return len(re.findall("push_open of policy: done", self.group.log.read_text()))
 
     def settle(self, what: str) -> None:
@@ -274,7 +276,7 @@ class Trial:
         self.report.expect(f"{what}: no fleet is mixed", pure, f"{labels} {[m['health'] for m in members]}")
 
     def kills_of_servers(self) -> None:
-        """A server dies in the middle of a push."""
+        """Kills a server during a push."""
         self.start("recompute")
         version = self.publish()
         self.fleet.hear(self.options.seconds, adopted=version)
@@ -301,7 +303,7 @@ class Trial:
         self.stop()
 
     def kills_of_learners(self) -> None:
-        """The learner dies in the middle of a push; another takes its place."""
+        """Kills the learner during a push, and starts another."""
         for _ in range(self.options.learner_kills):
             self.start("recompute")
             version = self.publish()

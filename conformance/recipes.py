@@ -1,9 +1,10 @@
-"""Recipes with written replies: a policy that says these gets the full reward, with the recipe's own tools and scorer.
+"""Checks that scripted completions get the full reward in the recipes, with the recipes' own tools and scorers.
 
-Each recipe makes its made-up tasks, and begins the imitation of as many demonstrations as it may try: attempts are made
-with the replies, tools answer, the end is scored. Checked: every one of them scores 1. Not checked: whether a model
-learns it. `mcp` needs `mcp-server-time` on the PATH, and `calc-x` a `python3` with AutoGen; name others, or give
-`--path`.
+Each recipe generates its tasks, and starts supervised training on as many demonstrations as it may try: attempts
+replay the scripted completions, tools return results, and the end is scored. Checks that each attempt scores 1.
+
+Not checked: whether a model learns the task. `mcp` needs `mcp-server-time` on the PATH, and `calc-x` a `python3` with
+AutoGen; select other recipes, or pass `--path`.
 """
 
 import argparse
@@ -18,12 +19,12 @@ from contextlib import closing
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Recipe, and the phases whose replies are tried.
+# Recipes, and the phases whose scripted completions are tested.
 RECIPES = {"retool": [0], "search-r1": [0], "sql": [0, 1], "mcp": [0], "calc-x": [0]}
 
 
 def scores(record: Path) -> list[tuple[str, float | None]]:
-    """Status and score of each demonstration that is recorded so far."""
+    """Returns status and score of each recorded demonstration so far."""
     try:
         with closing(sqlite3.connect(f"file:{record}?mode=ro", uri=True)) as file:
             asked = "SELECT status, score FROM attempts WHERE purpose = 'demonstration' AND status <> 'superseded'"
@@ -33,7 +34,7 @@ def scores(record: Path) -> list[tuple[str, float | None]]:
 
 
 def tried(arguments: argparse.Namespace, name: str, phase: int, environment: dict, folder: Path) -> list[float]:
-    """The scores of written replies in one phase of a recipe."""
+    """Returns the scores of scripted completions in one phase of a recipe."""
     recipe, text = ROOT / "recipes" / name, (ROOT / "recipes" / name / "recipe.toml").read_text(encoding="utf-8")
     fields = [line.split('"')[1] for line in text.splitlines() if line.startswith("source = { field")]
     values = {

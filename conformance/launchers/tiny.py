@@ -1,4 +1,5 @@
-"""A model of a few ten thousand random weights, with a token for each byte and ChatML, and a recipe that trains it on two machines."""
+"""A model of a few ten thousand random weights, with a byte-level tokenizer and ChatML, and a recipe for two machines.
+"""
 
 from pathlib import Path
 
@@ -67,7 +68,7 @@ start_seconds = 240
 call_seconds = 120
 restarts = 9
 """
-# A step takes a second, so that a run is still there when something happens to it.
+# A step takes a second, so that the run still exists when it is disturbed.
 SCORE = """
 import time
 import zlib
@@ -79,7 +80,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def make_model(folder: Path) -> None:
-    """Writes it in the layout of Hugging Face."""
+    """Writes the model in the Hugging Face layout."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
