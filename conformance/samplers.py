@@ -1,20 +1,19 @@
-"""Servers of vLLM as samplers: what comes through Levade, beside transformers on the same weights.
+"""Compares vLLM servers as samplers with transformers on the same weights.
 
-Starts real servers over a small model with random weights, and drives them through `Server` and `Router` (the
-example `fleet` of the crate `levade-remote`):
+Starts real servers with a small model of random weights, and drives them through `Server` and `Router` (the example
+`fleet` of the crate `levade-remote`). Checks:
 
-- log-probabilities of replies, at temperature 1 and others, against transformers (`--bound`, 1e-3 in f32);
-- weights pushed while replies are drawn: the versions of their tokens, and each token's log-probability under
-  the weights of its version;
-- pushes with a server killed (kill -9) in the middle, and started again: no fleet is mixed, nothing hangs;
-- a folder that is half written is refused before a server hears of it.
+- Log-probabilities of completions, at temperature 1 and others, against transformers (`--bound`, 1e-3 in f32).
+- Weights pushed during generation: the versions of tokens, and each token's log-probability under the weights of its version.
+- A server killed (kill -9) during a push and restarted: no fleet has mixed versions, and nothing hangs.
+- An incomplete weight directory is rejected before a server is notified.
 
-Run it with the Python of an environment that has vLLM (it needs torch, transformers and tokenizers as well):
+Run it with the Python of an environment that has vLLM (it also needs torch, transformers and tokenizers):
 
     cargo build -p levade-remote --example fleet
     VLLM/bin/python conformance/samplers.py --fleet target/debug/examples/fleet
 
-What it does not check: GPUs, tensor parallelism, adapters, SGLang.
+Not checked: GPUs, tensor parallelism, adapters, SGLang.
 """
 
 import argparse
@@ -39,7 +38,7 @@ TEXT = "A farmer has 17 cows, buys 25 more, and sells 8 of them."
 
 
 def make_tokenizer(folder: Path) -> list[int]:
-    """One token a byte. Returns the tokens of the probe's text."""
+    """Creates a byte-level tokenizer. Returns the tokens of the probe's text."""
     from transformers import PreTrainedTokenizerFast
 
     from byte_level import byte_level
@@ -50,7 +49,7 @@ def make_tokenizer(folder: Path) -> list[int]:
 
 
 def make_model(folder: Path, seed: int, probe: list[int]) -> None:
-    """Random weights, large enough that distributions are far from flat, with what the learner would say."""
+    """Creates random weights, large enough for non-uniform distributions, with the learner's metadata."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -78,7 +77,7 @@ def make_model(folder: Path, seed: int, probe: list[int]) -> None:
 
 
 def logprobs_of(model, path: list[int], start: int, temperature: float) -> list[float]:
-    """Log-probabilities of `path[start:]`."""
+    """Computes the log-probabilities of `path[start:]`."""
     import torch
 
     with torch.no_grad():
@@ -94,7 +93,7 @@ def free_port() -> int:
 
 
 class Vllm:
-    """A server that can be killed, with all its processes, and started again at its address."""
+    """A vLLM server that can be killed with all its processes, and restarted at its address."""
 
     def __init__(
         self, model: Path, log: Path, args: list[str], python: str = sys.executable, variables: dict | None = None
@@ -105,7 +104,7 @@ class Vllm:
         self.start()
 
     def words(self, model: Path, python: str, args: list[str]) -> list[str]:
-        """The command line."""
+        """Returns the command line."""
         return [
             python,
             "-m",
@@ -168,7 +167,7 @@ class Vllm:
 
 
 class Fleet:
-    """The example program, and the lines that it says."""
+    """The example program `fleet`, and its output lines."""
 
     def __init__(self, binary: Path, servers: list[Vllm], in_flight: str, probe: list[int], seconds: float, **more):
         self.process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
@@ -199,7 +198,7 @@ class Fleet:
         self.process.stdin.flush()
 
     def hear(self, seconds: float, **wanted) -> dict:
-        """The next line that has these keys with these values (any for None); others are kept for later."""
+        """Returns the next line with these keys and values (any value for None). Other lines are kept for later."""
 
         def fits(line: dict) -> bool:
             return all(k in line and v in (None, line[k]) for k, v in wanted.items())
@@ -241,7 +240,9 @@ class Fleet:
 
 
 def check_reply(models: dict, reply: dict, prompt: list[int], temperature: float) -> float:
-    """Largest difference between the log-probabilities of a reply and those of the weights that drew each token."""
+    """Returns the largest difference between a completion's log-probabilities and those of the weights that sampled
+    each token.
+    """
     path, start, worst = prompt + reply["tokens"], len(prompt), 0.0
     for run in reply["versions"]:
         expected = logprobs_of(models[run["version"]], path[: start + run["len"]], start, temperature)
@@ -328,7 +329,8 @@ def main() -> None:
                 good = adopted["error"] is None and "tokens" in reply
                 worst = check_reply(models, reply, asked, 1.0) if good else 9.0
                 spans.append([(run["version"], run["len"]) for run in reply.get("versions", [])])
-                # Kept keys and values are of the old weights: the numbers of the new ones are not transformers'.
+                # Cached keys and values come from the old weights, so log-probabilities under the new weights differ
+                # from transformers.
                 bound = options.bound if in_flight == "recompute" else 9.0
                 report(f"a push in the middle ({in_flight})", worst < bound, f"{spans[-1]}, {worst:.1e} nats {adopted}")
             crossed = sum(len(runs) > 1 for runs in spans)

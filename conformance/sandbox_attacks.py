@@ -1,15 +1,17 @@
-"""Attacks on the sandbox, by class: over HTTP against `levade sandbox serve`, as root and as a user of no rights.
+"""Attacks the sandbox, by class: over HTTP against `levade sandbox serve`, as root and as an unprivileged user.
 
-The programs are those of crates/sandbox/tests/escapes/attacks, whose `prelude.py` says how a title states the outcome. This
-script adds what they need of the host (sockets, a pipe, a database, a secret), attacks that only the host can judge (does a
-message arrive at a service in a shown folder, can the host still lock a file, how much memory is gone), and requests to the
-service itself. It prints a table by class and each attack that gets through, and ends with code 1 if one does.
+The attack programs are in crates/sandbox/tests/escapes/attacks; `prelude.py` there explains how a title states the
+expected outcome. This script adds what they need on the host (sockets, a pipe, a database, a secret), attacks whose
+outcome only the host can determine (whether a message reaches a service in a shared directory, whether the host can
+still lock a file, how much memory is missing), and requests to the service itself. It prints a table by class and each
+successful attack, and exits with code 1 if there is one.
 
     cargo build --release
-    python3 conformance/sandbox_attacks.py                    # as root: both; as another user: that user
-    python3 conformance/sandbox_attacks.py --only memory      # classes or titles with this text
+    python3 conformance/sandbox_attacks.py                 # as root: both users; otherwise the current user
+    python3 conformance/sandbox_attacks.py --only memory   # classes or titles with this text
 
-As root, the user of no rights is `nobody`; it runs /usr/bin/python3, since it cannot read an interpreter in a home folder.
+If the script runs as root, the unprivileged user is `nobody`. It runs /usr/bin/python3, since it cannot read an
+interpreter in a home directory.
 """
 
 import argparse
@@ -31,11 +33,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ATTACKS = ROOT / "crates/sandbox/tests/escapes/attacks"
 NOBODY = 65534
-MEMORY, DISK = 256, 128  # MiB of a run: --memory-mb, and the files of a run.
+MEMORY, DISK = 256, 128  # Limits of a run, in MiB: --memory-mb, and its files.
 
 
 def programs() -> list:
-    """Class, expectation, title and code of every program."""
+    """Yields class, expectation, title and code of every program."""
     prelude = (ATTACKS / "prelude.py").read_text()
     found = []
     for path in sorted(ATTACKS.glob("*.py")):
@@ -49,7 +51,7 @@ def programs() -> list:
 
 
 class Host:
-    """Things of the host that attacks are after."""
+    """Resources of the host that attacks target."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="attacked-", dir="/var/tmp"))
@@ -93,7 +95,7 @@ class Host:
         return server
 
     def writes(self) -> None:
-        """Writes a secret into the pipe of the shown folder whenever a process reads it."""
+        """Writes a secret to the pipe in the shared directory whenever a process reads the pipe."""
         while not self.ends.wait(0.05):
             try:
                 pipe = os.open(self.shown / "pipe", os.O_WRONLY | os.O_NONBLOCK)
@@ -161,7 +163,7 @@ class Service:
 
 
 def judged(expect: str, answer: dict):
-    """What is wrong with the outcome of a program; nothing if it ended as its title says."""
+    """Returns what is wrong with the outcome of a program, or nothing if the outcome matches its title."""
     result = answer.get("run_result") or {}
     out, err, code = result.get("stdout") or "", result.get("stderr") or "", result.get("return_code")
     late = result.get("status") == "TimeLimitExceeded"
@@ -191,11 +193,11 @@ def available() -> int:
 
 
 def of_the_host(host: Host, service: Service, programs: list):
-    """Attacks that only the host can judge: title, and what is wrong."""
+    """Runs attacks whose outcome only the host can determine. Yields title and problem."""
     shown = host.shown
 
     def while_running(code: str, look, seconds: float = 3):
-        """What `look` finds once a program says that it is ready; its own output, too."""
+        """Returns the result of `look` after a program reports that it is ready, and the program's output."""
         ready = shown / "ready"
         with ThreadPoolExecutor(1) as pool:
             run = pool.submit(service.run, host.put_in(code), seconds + 5)
@@ -266,7 +268,7 @@ def of_the_host(host: Host, service: Service, programs: list):
         for _ in range(20):
             subprocess.run(["true"])
         yield "processes of the host are seen", int(run.result()["run_result"]["stdout"]) > 3
-    # Two runs at once, of which one takes what it can.
+    # Two simultaneous runs, one of which takes all that it can.
     takes = """import os, select, socket, time
 kept = []
 try:
@@ -306,7 +308,7 @@ asyncio.run(main())"""
 
 
 def of_the_service(service: Service):
-    """Requests to the service itself: title, and what is wrong."""
+    """Sends requests to the service itself. Yields title and problem."""
     body = json.dumps({"code": "print(1)", "language": "python"})
     own = f"127.0.0.1:{service.port}"
     good = {"content-type": "application/json", "host": own}
@@ -358,7 +360,7 @@ def of_the_service(service: Service):
 
 
 def attack(arguments) -> int:
-    """Runs all attacks as the user of this process. Returns how many got through."""
+    """Runs all attacks as the user of this process. Returns the number of successful attacks."""
     host, found = Host(), programs()
     through, table = [], {}
     service = Service(arguments.levade, arguments.python, host.shown, arguments.more)
@@ -385,7 +387,7 @@ def attack(arguments) -> int:
                 return kind, name, f"the service: {error}"
 
         chosen = [p for p in found if arguments.only in f"{p[0]}: {p[2]}"]
-        # Not the file-wide ones at once: what one takes, another would miss.
+        # Runs attacks on file limits one by one, since one attack could hide the failure of another.
         for program in chosen:
             count(*one(program))
         if arguments.only in "between host and runs":
@@ -422,7 +424,7 @@ def main() -> None:
     if arguments.user == "both":
         bad = subprocess.run([sys.executable, *sys.argv, "--as", "root"]).returncode != 0
     with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
-        # Nobody may read neither a checkout in a home folder nor what was built there.
+        # `nobody` can read neither a checkout in a home directory nor its build output.
         home = Path(home)
         shutil.copy(arguments.levade, home / "levade")
         shutil.copytree(ATTACKS, home / "crates/sandbox/tests/escapes/attacks")

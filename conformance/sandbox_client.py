@@ -1,8 +1,8 @@
-"""The client `sandbox-fusion` of PyPI, unchanged, against `levade sandbox serve`.
+"""Checks the unmodified client `sandbox-fusion` from PyPI against `levade sandbox serve`.
 
-Each verb of the client that a sandbox answers is called, over its synchronous and its asynchronous half: results, files in and
-out, standard input, exit codes, time limits, languages that are not here, cells of notebooks, many calls at once. verl's way of
-calling (`requests` alone, its fields, its reading of `status` and `run_result`) is checked beside it.
+Calls each of the client's functions that a sandbox implements, synchronously and asynchronously: results, files in and
+out, standard input, exit codes, time limits, unsupported languages, notebook cells, many concurrent calls. Also checks
+verl's calls (only `requests`, verl's fields, and how verl reads `status` and `run_result`).
 
     cargo build --release
     python3 -m venv .sandbox && .sandbox/bin/pip install sandbox-fusion==0.3.7
@@ -44,7 +44,7 @@ def cells(*texts: str, **fields) -> fusion.RunJupyterResponse:
 def raised(call) -> str:
     try:
         call()
-    except Exception as error:  # The client raises nothing more precise.
+    except Exception as error:  # The client raises no specific exception.
         return str(error)
     return ""
 
@@ -107,7 +107,7 @@ async def at_once(count: int) -> None:
 
 
 def verl(url: str) -> None:
-    """Its request, and how it reads the answer."""
+    """Sends verl's request, and reads the response as verl does."""
     body = {
         "compile_timeout": 10, "run_timeout": 10, "code": "print(int(input()) * 2)", "stdin": "21", "memory_limit_MB": 1024,
         "language": "python", "files": {}, "fetch_files": [],

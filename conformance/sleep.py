@@ -1,17 +1,18 @@
-"""A real vLLM in its sleep: what Levade relies on where servers and learner share devices (`placement = "colocated"`).
+"""Checks sleep mode on a real vLLM server, as Levade uses it for colocated devices (`placement = "colocated"`).
 
-vLLM refuses `--enable-sleep-mode` on processors. This check gives it one, by a plugin that it loads by itself: a worker that sleeps
-forgets its weights and its cache (they become NaN), and ends when it is to compute without them, as one does on a GPU. Routes,
-scheduler, labels and reading of weights are vLLM's own. It checks
+On CPUs, vLLM rejects `--enable-sleep-mode`. This check adds sleep mode with a plugin that vLLM loads. A sleeping
+worker forgets its weights and cache (they become NaN), and exits if it must compute without them, as on a GPU. Routes,
+scheduler, labels and weight loading are vLLM's own. Checks:
 
-- that without the plugin the server says why it does not start, and without the flag `/server_info` says so;
-- that in its sleep it answers questions and no requests, keeps the label that it is given, and tells that it sleeps;
-- the order of waking: place of the weights, folder, label, cache, resume; and that log-probabilities are then those of transformers;
-- that it can be woken twice, put to sleep twice, and woken with the weights that it was started with.
+- Without the plugin, the server reports why it does not start; without the flag, `/server_info` reports that.
+- While asleep, the server responds to queries but to no requests, keeps its label, and reports that it sleeps.
+- The order of wake-up: memory of the weights, directory, label, cache, resume. Afterwards, log-probabilities match
+  transformers.
+- A server can be woken twice, put to sleep twice, and woken with its initial weights.
 
     VLLM/bin/python conformance/sleep.py
 
-What it does not check: the memory of a GPU, SGLang.
+Not checked: the memory of a GPU, SGLang.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def register():
 
 
 def write_plugin(folder: Path) -> None:
-    """A plugin as it would be installed, in a folder that Python looks into."""
+    """Writes the plugin as if installed, in a directory on Python's search path."""
     information = folder / "levade_sleep-1.0.dist-info"
     information.mkdir(parents=True)
     (folder / "levade_sleep.py").write_text(PLUGIN)
@@ -64,13 +65,13 @@ def write_plugin(folder: Path) -> None:
 
 
 class Asked:
-    """A server, asked over its routes as Levade does it."""
+    """A client that calls a server's routes as Levade does."""
 
     def __init__(self, url: str, seconds: float) -> None:
         self.url, self.seconds = url, seconds
 
     def ask(self, method: str, path: str, body: dict | None = None, seconds: float | None = None):
-        """Status, and the answer in JSON."""
+        """Returns status and JSON response."""
         data = json.dumps(body or {}).encode() if method == "POST" else None
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
         try:
@@ -81,37 +82,37 @@ class Asked:
             return error.code, error.read().decode()
 
     def good(self, method: str, path: str, body: dict | None = None):
-        """The answer of what must succeed."""
+        """Returns the response of a call that must succeed."""
         status, answer = self.ask(method, path, body)
         assert status == 200, f"{path} answers {status}: {answer}"
         return answer
 
     def label(self) -> str:
-        """Label of its weights."""
+        """Returns the label of the server's weights."""
         return self.good("GET", "/weight_info")["weight_version"]
 
     def sleep(self) -> None:
-        """As `crates/remote/src/server/vllm.rs` does it."""
+        """Puts the server to sleep, as `crates/remote/src/server/vllm.rs` does."""
         self.good("POST", "/pause?mode=abort")
         self.good("POST", "/sleep?level=2&mode=abort")
         self.good("POST", "/update_weight_version", {"new_version": "levade-asleep"})
 
     def read(self, folder: Path | None, label: str) -> None:
-        """Weights of a folder, or those that it was started with."""
+        """Loads the weights of a directory, or the initial weights."""
         call = {"weights_path": str(folder or self.good("GET", "/v1/models")["data"][0]["root"])}
         self.good("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": call, "timeout": self.seconds})
         self.good("POST", "/reset_prefix_cache")
         self.good("POST", "/update_weight_version", {"new_version": label})
 
     def wake(self, folder: Path | None, label: str) -> None:
-        """Likewise."""
+        """Wakes the server, as `crates/remote/src/server/vllm.rs` does."""
         self.good("POST", "/wake_up?tags=weights")
         self.read(folder, label)
         self.good("POST", "/wake_up?tags=kv_cache")
         self.good("POST", "/resume")
 
     def drawn(self, prompt: list[int], salt: str) -> tuple[list[int], list[float]]:
-        """A reply of twelve tokens."""
+        """Samples a completion of twelve tokens."""
         params = {
             "max_tokens": 12,
             "temperature": 1.0,
@@ -191,7 +192,7 @@ def main() -> None:
             waiting.join(options.seconds)
             report.expect("and the request is answered", len(late) == 1, f"{len(late)} answers")
             check(f"weights {version} after sleep {round_ + 1}", version, f"s{round_}")
-        # A part that is awake is left alone.
+        # Waking a part that is awake changes nothing.
         asked.good("POST", "/wake_up?tags=weights")
         asked.good("POST", "/wake_up?tags=kv_cache")
         check("after it was woken once more", 1, "t")

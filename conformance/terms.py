@@ -1,16 +1,17 @@
-"""Adds up the terms that `levade inspect --terms` shows: they must give the loss that each step recorded, to the bit.
+"""Checks that the terms of `levade inspect --terms` add up to the loss that each step recorded, bit for bit.
 
 Trains toy recipes (terms_recipes.py) of every algorithm, loss and KL estimator from a tiny model that calls the
 calculator, with stale tokens, several mini-batches and epochs, a critic, adapters, two policies, summaries, programs
-and demonstrations. For some steps of each phase it asks `inspect RUN --attempt ID --step STEP --terms --json` for the
-trained tokens of every attempt that the step trained. Then it checks three things:
+and demonstrations. For some steps of each phase, it runs `inspect RUN --attempt ID --step STEP --terms --json` to get
+the trained tokens of every attempt that the step trained. Then it checks three properties:
 
-- All terms of the step are there, and added in the learner's order they are the loss in `metrics.jsonl`, to the bit.
-- `part` is `weight` × (`loss` − `bonus`), to the bit.
+- All terms of the step are present. Added in the learner's order, they equal the loss in `metrics.jsonl`, bit for bit.
+- `part` equals `weight` × (`loss` − `bonus`), bit for bit.
 - The printed formula with the token's own numbers gives `loss`, within 1e-9 of the formula's largest part.
 
-Prints a line for each recipe, with counts of what it exercised. Not checked: a critic's loss, which has no terms, and
-learners other than the embedded engine.
+Prints a line for each recipe, with counts of what it exercised.
+
+Not checked: a critic's loss, which has no terms, and learners other than the embedded engine.
 """
 
 import argparse
@@ -37,7 +38,7 @@ UPDATES = "actor/updates"
 
 
 def order(term: dict) -> tuple:
-    """Returns where the learner adds a term."""
+    """Returns the position at which the learner adds a term."""
     return tuple(term[key] for key in ("micro_batch", "unit", "row", "term"))
 
 
@@ -58,17 +59,17 @@ def total(terms: list[dict]) -> float:
                 unit_loss += row_loss - row_bonus
             batch_loss += unit_loss
         loss += batch_loss
-    # The metrics of a step have the mean over its updates.
+    # A step's metrics contain the mean over its updates.
     return loss / max(updates(terms), 1)
 
 
 def updates(terms: list[dict]) -> int:
-    """Returns the number of updates of the optimizer that have terms."""
+    """Returns the number of optimizer updates that have terms."""
     return len({term["update"] for term in terms})
 
 
 def gap(terms: list[dict]) -> str | None:
-    """Describes the first term that is missing or there twice, if any. Units can be without terms."""
+    """Describes the first missing or duplicate term, if any. Units can be without terms."""
     expected = None
     for term in sorted(terms, key=order):
         batch, unit, row, index = order(term)
@@ -85,10 +86,10 @@ def gap(terms: list[dict]) -> str | None:
 
 
 def policy_loss(formula: str, term: dict) -> float:
-    """Evaluates the policy's part of a formula; symbols as in `Loss::formula`."""
+    """Evaluates the policy's part of a formula. Symbols are those of `Loss::formula`."""
     a, logp, rho = term["advantage"], term["logp"], term["ratio"]
     sequence = term["sequence_log_ratio"]
-    # A divergence beyond its bound is a clip that leaves nothing.
+    # A divergence beyond its bound is a clip that removes the loss.
     zero = {"outside of the trust region": "dropped", "if marked": "dropped", "where p has left .*": "clipped"}
     for condition, flag in zero.items():
         if match := re.fullmatch(f"(.*), 0 {condition}", formula):
@@ -136,7 +137,7 @@ def policy_loss(formula: str, term: dict) -> float:
 
 
 def evaluated(term: dict) -> tuple[float, float]:
-    """Returns the loss by the printed formula, without the bonus for entropy, and the size of its largest part."""
+    """Returns the loss by the printed formula, without the entropy bonus, and the magnitude of its largest part."""
     formula, kl, bonus = term["formula"], 0.0, 0.0
     if match := re.fullmatch(rf"(.*) − ({NUMBER}) · H", formula):
         formula, bonus = match[1], float(match[2]) * term["entropy"]
@@ -152,7 +153,7 @@ def evaluated(term: dict) -> tuple[float, float]:
 
 
 def steps_of(run: Path, most: int) -> Iterator[tuple[int, int, list[str]]]:
-    """Yields phase, step and attempts of up to `most` steps of each phase: the first, the last, others between."""
+    """Yields phase, step and attempts of up to `most` steps of each phase: the first, the last, and some between."""
     with closing(sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True)) as db:
         planned: dict[tuple[int, int], list[str]] = {
             (phase, step): [] for phase, step in db.execute("SELECT phase, step FROM steps ORDER BY phase, step")
@@ -177,14 +178,14 @@ def recorded(run: Path) -> dict[tuple[int, int], dict]:
 
 
 def loss_in(metrics: dict, policy: str) -> float:
-    """Returns the loss of a policy in the metrics of a step; several policies have prefixes."""
+    """Returns the loss of a policy in a step's metrics. With several policies, metrics have prefixes."""
     names = [prefix + name for prefix in ("", f"{policy}/") for name in ("actor/pg_loss", "actor/loss", "train/loss")]
     (found,) = (metrics[name] for name in names if name in metrics)
     return found
 
 
 def terms_of(binary: Path, folder: Path, attempt: str, step: int) -> list[dict]:
-    """Returns the terms of an attempt in a step. There are none while only a critic learns."""
+    """Returns the terms of an attempt in a step. There are none while only a critic trains."""
     command = ["inspect", "run", "--attempt", attempt, "--step", str(step), "--terms", "--json"]
     try:
         return [json.loads(line) for line in call(binary, folder, *command).splitlines()]
@@ -195,7 +196,7 @@ def terms_of(binary: Path, folder: Path, attempt: str, step: int) -> list[dict]:
 
 
 def check(binary: Path, folder: Path, most: int) -> tuple[str | None, str]:
-    """Checks the steps of a run; returns the first difference and counts of what was exercised."""
+    """Checks the steps of a run. Returns the first difference, and counts of what was exercised."""
     run = folder / "run"
     metrics, counts = recorded(run), Counter()
     for phase, step, attempts in steps_of(run, most):

@@ -1,11 +1,16 @@
-"""Groups of `levade_torch` whose processes are killed or stopped, resumed, replayed and asked for nonsense.
+"""Checks groups of `levade_torch` after kills, stops, resumes, replays and invalid requests, against their own
+checkpoints.
 
-Checks, on a tiny model and two ranks: an update done again from a checkpoint gives equal bits (checksums of weights and moments),
-also after kill -9 of a rank in the middle of `train` and a new start; a call that comes again is not done again; a killed or
-stopped rank ends the group within its deadline, and client and log are told which; checkpoints load on another number of ranks,
-where the same update agrees to 1e-5; bad requests change nothing and are answered with a reason.
+Checks, on a tiny model and two ranks:
 
-Not checked here: several machines, CUDA.
+- An update repeated from a checkpoint gives equal bits (checksums of weights and moments), also after kill -9 of a rank during
+  `train` and a restart.
+- A repeated call is not executed again.
+- A killed or stopped rank ends the group within its timeout. The client and the log name the rank.
+- Checkpoints load on another number of ranks, where the same update agrees to 1e-5.
+- Invalid requests change nothing, and get a reason.
+
+Not checked: several machines, CUDA.
 """
 
 import contextlib
@@ -31,12 +36,12 @@ DEADLINE = 60
 
 
 def crcs(manifest: dict) -> dict[str, int]:
-    """Checksums of saved files."""
+    """Returns the checksums of saved files."""
     return {file["name"]: file["crc32c"] for file in manifest["manifest"]["files"]}
 
 
 class Run:
-    """Updates of a policy in a folder, on groups that come and go."""
+    """Updates of a policy in a directory, on successive groups."""
 
     def __init__(self, folder: Path) -> None:
         self.made = make(MODELS["qwen3"], folder)
@@ -44,7 +49,7 @@ class Run:
         self.updates = [self._update(seed) for seed in (20, 40)]
 
     def _update(self, seed: int) -> list[dict]:
-        """Enough paths for a step that lasts, with log-probabilities about those of a model that knows nothing."""
+        """Creates enough sequences for a long step, with log-probabilities near those of an untrained model."""
         rng = random.Random(seed)
         found = [path for number in range(6) for path in paths(BASE["vocab_size"], seed + number, longest=60)]
         for target in (target for path in found for target in path["targets"]):
@@ -52,33 +57,35 @@ class Run:
         return found
 
     def group(self, processes: int = 2, launcher=Forked, **options) -> Group:
-        """A new group over the same folder."""
+        """Starts a new group on the same directory."""
         return Group(processes, self.root, launcher, model=self.made, collective_seconds=DEADLINE, **options)
 
     def cut(self, group: Group, number: int) -> dict:
-        """How the group would cut an update."""
+        """Returns the group's micro-batch plan of an update."""
         batch = self.updates[number]
         arrays = group_arrays([batch[i : i + 6] for i in range(0, len(batch), 6)])
         return group.call("policy", "plan", {"micro_batch_tokens": 60}, arrays)[0]["cut"]
 
     def train(self, group: Group, number: int, name: str | None = None) -> dict:
-        """One update."""
+        """Runs one update."""
         control = {"loss": GRPO, "params": OPTIM | {"max_grad_norm": 1.0}, "cut": self.cut(group, number)}
         return group.call("policy", "train", control, path_arrays(self.updates[number]), name)[0]
 
     def save(self, group: Group, name: str) -> dict[str, int]:
-        """A checkpoint; returns checksums."""
+        """Saves a checkpoint. Returns checksums."""
         folder = self.root / name
         folder.mkdir(exist_ok=True)
         return crcs(group.call("policy", "save", {"folder": str(folder), "with_optimiser": True})[0])
 
     def load(self, group: Group, name: str) -> None:
-        """Goes back to a checkpoint."""
+        """Loads a checkpoint."""
         group.call("policy", "load", {"folder": str(self.root / name), "with_optimiser": True})
 
 
 def first_group(report: Report, run: Run) -> dict[str, int]:
-    """A checkpoint after one update, and what the next makes of it; replay; calls twice; nonsense."""
+    """Saves a checkpoint after one update and compares the next update. Checks replay, repeated calls and invalid
+    requests.
+    """
     with run.group() as group:
         cut = run.cut(group, 0)
         report.expect(
@@ -105,7 +112,7 @@ def first_group(report: Report, run: Run) -> dict[str, int]:
 
 
 def nonsense(report: Report, run: Run, group: Group) -> None:
-    """Requests that are refused, each with its status and a part of its reason."""
+    """Sends invalid requests, and checks the status and a part of the reason."""
     batch, update = batch_arrays(run.updates[0]), path_arrays(run.updates[0])
     cut = run.cut(group, 0)
     fewer = cut | {"micro_batches": cut["micro_batches"][1:]}
@@ -148,7 +155,7 @@ def nonsense(report: Report, run: Run, group: Group) -> None:
 
 
 def publications(report: Report, run: Run, group: Group) -> None:
-    """Three versions, of which two stay; the last is what transformers loads."""
+    """Publishes three versions, of which two stay. transformers loads the last one."""
     found = [group.call("policy", "publish", {"version": version})[0]["weights"] for version in (1, 2, 3)]
     folder = Path(found[-1]["at"]["manifest"]["place"]["local"])
     report.expect("two publications stay", sorted(p.name for p in folder.parent.iterdir()) == ["v2", "v3"])
@@ -159,7 +166,7 @@ def publications(report: Report, run: Run, group: Group) -> None:
 
 
 def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=Forked, **options) -> None:
-    """A rank is killed or stopped in the middle of `train`."""
+    """Kills or stops a rank during `train`."""
     what = f"{how.name} of rank {rank} in the middle of train ({launcher.__name__.lower()})"
     with run.group(launcher=launcher, **options) as group:
         run.load(group, "first")
@@ -181,7 +188,7 @@ def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=For
         if how is signal.SIGSTOP:
             while group.processes.ended() is None and time.monotonic() - start < 4 * DEADLINE:
                 time.sleep(0.1)
-            # Nobody else ends it where ranks were forked.
+            # With forked ranks, no other process ends a stopped rank.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
         code = group.processes.wait(4 * DEADLINE)
@@ -197,7 +204,7 @@ def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=For
 
 
 def other_sizes(report: Report, run: Run) -> None:
-    """One process takes the checkpoint of two, and two take that of one."""
+    """Loads a checkpoint of two processes on one, and a checkpoint of one process on two."""
     with run.group(1) as group:
         run.load(group, "first")
         report.expect("one rank loads what two saved", run.save(group, "alone") == crcs_of(run.root / "first"))
@@ -211,14 +218,14 @@ def other_sizes(report: Report, run: Run) -> None:
 
 
 def crcs_of(folder: Path) -> dict[str, int]:
-    """Checksums of files as they lie."""
+    """Returns checksums of the files on disk."""
     from levade_torch.files import checksum
 
     return {path.name: checksum(path)[1] for path in folder.iterdir()}
 
 
 def refused_starts(report: Report, run: Run) -> None:
-    """Groups that do not start, and say why."""
+    """Starts groups with invalid input, which must fail with a reason."""
     taken = socket.create_server(("127.0.0.1", 0))
     empty = run.root / "empty"
     empty.mkdir(exist_ok=True)

@@ -1,12 +1,18 @@
-"""Stages of a pipeline of `levade_torch`: what the checks of gradients in torch_learner.py do not look at.
+"""Checks pipeline stages of `levade_torch`, except for gradients, which torch_learner.py compares.
 
-Checks, on tiny models, over gloo: a checkpoint of two stages loads in one process, and one of one process in two stages, with equal
-bits, where the same update agrees to 1e-5; the same update again gives equal bits; an embedding that is also the head stays equal
-on both ends, to the bit (log-probabilities are those of the files that the first stage writes); published folders are whole, and
-plain transformers loads them; a process that joins a push gets the tensors of all stages; kill -9 of a later stage ends the group,
-and the client is told; an adapter starts with equal bits; groups that cannot be cut into stages do not start, and say why.
+Checks, on tiny models, over gloo:
 
-Not checked here: CUDA (NCCL), several machines.
+- A checkpoint of two stages loads in one process, and a checkpoint of one process in two stages, with equal bits. There, the
+  same update agrees to 1e-5.
+- The same update, repeated, gives equal bits.
+- A tied embedding stays bit-identical on both ends (log-probabilities match the files that the first stage writes).
+- Published directories are complete, and plain transformers loads them.
+- A process that joins a push gets the tensors of all stages.
+- kill -9 of a later stage ends the group, and the client gets an error.
+- An adapter starts with equal bits.
+- Groups that cannot be split into stages fail to start, with a reason.
+
+Not checked: CUDA (NCCL), several machines.
 """
 
 import multiprocessing
@@ -34,7 +40,7 @@ SECONDS = 60.0
 
 
 class Staged(Run):
-    """Updates of a model whose head is its embedding."""
+    """Updates of a model with a tied embedding."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -42,7 +48,7 @@ class Staged(Run):
 
 
 def checkpoints(report: Report, run: Run) -> None:
-    """From two stages to one process, and back."""
+    """Moves checkpoints from two stages to one process, and back."""
     with run.group(2, pp=2) as group:
         told = group.description
         report.expect("two stages are described", (told["pp"], told["world_size"], told["processes"]) == (2, 1, 2))
@@ -77,14 +83,14 @@ def checkpoints(report: Report, run: Run) -> None:
 
 
 def nothing(report: Report, run: Run, group: Group) -> None:
-    """An update without paths."""
+    """Runs an update without sequences."""
     control = {"loss": GRPO, "params": OPTIM, "cut": {"world_size": 1, "micro_batches": []}}
     answer, _ = group.call("policy", "train", control, path_arrays([]))
     report.expect("an update without paths", answer["sums"] == [] and answer["step"]["grad_norm"] == 0.0, str(answer))
 
 
 def adapters(report: Report, run: Run) -> None:
-    """One adapter, however it is shared out."""
+    """Checks that an adapter does not depend on the sharding."""
     found = []
     for stages in (1, 2):
         with run.group(stages, pp=stages, lora_rank=4) as group:
@@ -94,7 +100,9 @@ def adapters(report: Report, run: Run) -> None:
 
 
 def ends(report: Report, run: Run, group: Group) -> None:
-    """Log-probabilities come from the head of the last stage, files from the embedding of the first."""
+    """Compares log-probabilities, which use the last stage's head, with files, which contain the first stage's
+    embedding.
+    """
     arrays = batch_arrays(run.updates[0])
 
     def logprobs():
@@ -114,7 +122,7 @@ def ends(report: Report, run: Run, group: Group) -> None:
 
 
 def published(report: Report, run: Run, group: Group) -> None:
-    """A folder that plain transformers loads."""
+    """Loads a published directory with plain transformers."""
     weights = group.call("policy", "publish", {"version": 1})[0]["weights"]
     folder = Path(weights["at"]["manifest"]["place"]["local"])
     run.save(group, "published")
@@ -125,11 +133,11 @@ def published(report: Report, run: Run, group: Group) -> None:
 
 
 def receive(told: dict, pipe) -> None:
-    """A server's process: joins the group of a push and takes all tensors."""
+    """Runs a server process, which joins the group of a push and receives all tensors."""
     meeting = told["meeting"]
     wait = timedelta(seconds=SECONDS)
     store = dist.TCPStore(meeting["address"], meeting["port"], 2, False, wait)
-    # As `torch.distributed` names the part of a group that is made beside the default one.
+    # The prefixes that `torch.distributed` uses for an additional group's part of a store.
     store = dist.PrefixStore("cpu/", dist.PrefixStore("push/", dist.PrefixStore("push", store)))
     group = dist.ProcessGroupGloo(store, 1, 2, wait)
     sums = {}
@@ -142,7 +150,7 @@ def receive(told: dict, pipe) -> None:
 
 
 def pushed(report: Report, run: Run, group: Group) -> None:
-    """All tensors, as they were published."""
+    """Checks that a push sends all tensors as they were published."""
     asked = {
         "group": "push",
         "backend": "gloo",
@@ -167,7 +175,7 @@ def pushed(report: Report, run: Run, group: Group) -> None:
 
 
 def refused_starts(report: Report, run: Run) -> None:
-    """Groups that do not start, and say why."""
+    """Starts groups with invalid input, which must fail with a reason."""
     granite = make(GRANITE, run.root)
     cases = [
         ("more stages than layers", 4, {"pp": 4}, "has 3 layers, and a stage needs one"),

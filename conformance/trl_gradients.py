@@ -1,14 +1,15 @@
-"""A step of GRPO: the gradient that Levade takes against the one of TRL, on the same attempts of several turns.
+"""Compares the gradient of a GRPO step with TRL's, on the same attempts of several turns.
 
-Reads a step from the record of a run: the attempts, tool results included, and the plan with the advantages and weights that the trainer
-gave them. TRL gets the very tokens, which of them were sampled, and the rewards, through its `rollout_func`; advantages, masks and averages are
-its own. Checks that the gradients agree to 1e-4 for every tensor, as ||a − b|| / ||b||.
+Reads a step from a run's store: the attempts with tool results, and the plan with the trainer's advantages and
+weights. TRL gets the same tokens, which of them were sampled, and the rewards, through its `rollout_func`. It computes
+advantages, masks and averages on its own. Checks that the gradients agree to 1e-4 for every tensor, as ||a − b|| /
+||b||.
 
-`--model` holds the weights that drew the step: for the first step of a run that begins with reinforcement, the model that the recipe names. The
-recipe's averages are TRL's `--loss-type`: token_mean is "dapo", rollout_mean is "grpo". Advantages must not be divided by the deviation:
-to that TRL adds 1e-4, and Levade 1e-6.
+`--model` contains the weights that sampled the step: for the first step of a run without earlier phases, the model in
+the recipe. The recipe's averaging corresponds to TRL's `--loss-type`: token_mean is "dapo", rollout_mean is "grpo".
+Advantages must not be divided by the deviation, to which TRL adds 1e-4 and Levade 1e-6.
 
-Not checked here: sampling, the optimiser, learning curves (bench/learning.py).
+Not checked: sampling, the optimizer, learning curves (bench/learning.py).
 """
 
 import os
@@ -27,7 +28,7 @@ from record import Step
 
 
 class Keep(TrainerCallback):
-    """Keeps the gradient that the optimiser is about to use."""
+    """Stores the gradient before the optimizer uses it."""
 
     def __init__(self) -> None:
         self.gradient: dict[str, torch.Tensor] = {}

@@ -1,10 +1,10 @@
-"""`mini-swe-agent`, a coding agent, with its own instructions and its shell, in an empty folder."""
+"""Runs `mini-swe-agent`, a coding agent, with its own instructions and shell, in an empty directory."""
 
 import os
 import tempfile
 from pathlib import Path
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # fetches nothing
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # prevents downloads
 os.environ["MSWEA_SILENT_STARTUP"] = "1"
 
 import minisweagent

@@ -1,4 +1,4 @@
-"""An agent of OpenHands' SDK with its own instructions and a calculator."""
+"""Runs an agent of OpenHands' SDK with its own instructions and a calculator."""
 
 import gc
 import os
@@ -51,5 +51,6 @@ with tempfile.TemporaryDirectory() as folder:
         conversation.run()
     conversation.close()
 done("")
-# The interpreter's last garbage collection visits 500,000 objects of 4,500 modules: 2 s of processor time after the answer, a minute on a busy machine.
+# The final garbage collection visits 500,000 objects of 4,500 modules. It takes 2 s of processor time after the
+# answer, and a minute on a busy machine.
 gc.freeze()
