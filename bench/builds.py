@@ -1,7 +1,7 @@
-"""Two builds of the engine side by side: has a change made it slower?
+"""Compares the speed of two builds of the engine, alternately in the same run.
 
-Both answer the same requests turn by turn in the same run: a training step of 512 tokens, and greedy replies at two batch
-sizes. Prints how many times as fast the build of `--levade` is as that of `--before`.
+Both execute the same requests: a training step of 512 tokens, and greedy completions at two batch sizes. Prints the
+ratio of the speed of `--levade` to that of `--before`.
 """
 
 import random

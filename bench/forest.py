@@ -1,14 +1,14 @@
-"""Training a tree: attempts that share a prompt, merged, against the same attempts as separate sequences.
+"""Compares training on a tree of attempts that share a prompt with training on the same attempts as separate
+sequences.
 
-For token ratios of about 2, 4 and 8 (tokens of all paths over tokens of the merged tree), forward and backward of cross-entropy, in
-turns: Levade on the tree, Levade on sequences of the same lengths that share nothing, packed alike, and PyTorch on the
-same sequences in batches without padding, its head computed for the targets only. Once with every token a target, and once
-with only what an attempt does not share, as in reinforcement learning: there the head's share of the work does not
-shrink, which bounds what merging can give.
+For token ratios of about 2, 4 and 8 (tokens of all sequences over tokens of the merged tree), measures forward and
+backward of cross-entropy, alternating between: Levade on the tree; Levade on sequences of the same lengths without
+common prefixes, packed alike; and PyTorch on the same sequences in batches without padding, with its head computed
+only for targets. Once every token is a target, and once only the tokens that an attempt does not share, as in
+reinforcement learning. In the latter case the head's work does not shrink, which bounds the gain from merging. Before
+timing, the tree's loss must equal that of the separate sequences on both sides.
 
-Before anything is timed, the loss of the tree must be that of the separate sequences on both sides.
-
-Not measured here: the optimiser's step, which does not depend on the batch.
+Not measured: the optimizer step, which does not depend on the batch.
 """
 
 import random

@@ -1,14 +1,17 @@
-"""The cost of the gateway, alone and beside LiteLLM's proxy in front of it.
+"""Measures the cost of the gateway, alone and behind LiteLLM's proxy.
 
-Serves the gateway over a sampler that costs next to nothing, and asks it for chat completions of 200-token prompts and 16-token
-replies; in turns with that, the same load goes through LiteLLM's proxy, whose backend is that server. So what LiteLLM adds is
-measured on top of Levade, and favours it where throughput is compared: it is spared no work but sampling's. The servers have a
-processor each (Levade the first, LiteLLM the second beside the load, which takes little of it), one worker each. Besides times
-on the clock, the processor time that each server takes for a call is read, which a busy machine disturbs less.
+Serves the gateway over a sampler of negligible cost, and requests chat completions of 200-token prompts and 16-token
+completions. Alternately, the same load goes through LiteLLM's proxy, whose backend is that server. So LiteLLM's
+overhead is measured on top of Levade's. This setup favors LiteLLM in the throughput comparison: only sampling is
+omitted from its work.
+
+Each server has one processor and one worker (Levade the first processor, LiteLLM the second together with the load
+generator, which needs little of it). In addition to wall-clock times, the script reads each server's processor time
+per call, which a busy machine disturbs less.
 
     cargo build --release -p levade-gateway --example load
-    python3 bench/gateway.py --litellm VENV/bin/litellm     # of pip install 'litellm[proxy]'; without it, Levade alone
-    python3 bench/gateway.py --before OTHER/load --rounds 7 # two builds of the gateway in turns, nothing else
+    python3 bench/gateway.py --litellm VENV/bin/litellm       # from pip install 'litellm[proxy]'; without it, only Levade
+    python3 bench/gateway.py --before OTHER/load --rounds 7   # two builds of the gateway, alternately, and nothing else
 """
 
 import argparse
@@ -31,13 +34,13 @@ model_list:
       api_base: http://{address}/v1
       api_key: sk-none
 """
-#: Without telemetry, tables fetched from elsewhere, or logs.
+# Disables telemetry, downloaded tables and logs.
 ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_TELEMETRY": "False",
     "LITELLM_LOG": "ERROR",
     "LITELLM_MODE": "PRODUCTION",
-    # On the loopback alone, and spared the check of a key.
+    # Listens only on the loopback, and skips the check of a key.
     "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
 }
 
@@ -65,7 +68,7 @@ class Server:
         self.process = subprocess.Popen(pinned, stdout=subprocess.PIPE, env=os.environ | environment, text=True)
 
     def seconds(self) -> float:
-        """Processor time so far."""
+        """Returns the processor time so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / TICK
 
@@ -88,7 +91,7 @@ def litellm(program: Path, address: str, folder: str, port: int = 18991) -> tupl
     config.write_text(CONFIG.format(address=address))
     command = [program, "--config", config, "--host", "127.0.0.1", "--port", port, "--num_workers", 1]
     server = Server(1, command, **ENVIRONMENT)
-    # It prints a lot, which nobody reads.
+    # Discards the large output.
     subprocess.Popen(["cat"], stdin=server.process.stdout, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 400
     while True:
@@ -112,7 +115,7 @@ def asked(load: Path, *command) -> dict:
 
 
 def measured(load: Path, server: Server, address: str, connections: int, seconds: float, stream: list[str]) -> dict:
-    """Latency and throughput of `load calls`, with the processor time that the server takes for a call."""
+    """Returns latency and throughput of `load calls`, and the server's processor time per call."""
     before = server.seconds()
     one = asked(load, "calls", address, connections, seconds, *stream)
     one["cpu_ms"] = (server.seconds() - before) / (one["calls"] + connections) * 1e3
@@ -120,12 +123,12 @@ def measured(load: Path, server: Server, address: str, connections: int, seconds
 
 
 def spread(values: list[float], digits: int = 2) -> str:
-    """Median (least–most)."""
+    """Formats median (min–max)."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
 def beside(a: argparse.Namespace, folder: str) -> None:
-    """Latency at one connection and throughput at many, in turns with LiteLLM where there is one."""
+    """Measures latency at one connection and throughput at many, alternating with LiteLLM if it is available."""
     server, address = levade(a.load)
     sides = {"levade": (server, address)}
     try:
@@ -175,7 +178,9 @@ def beside(a: argparse.Namespace, folder: str) -> None:
 
 
 def compare_builds(a: argparse.Namespace) -> None:
-    """Prints latency and processor time of the build before, over those of this one: above 1 is faster now."""
+    """Prints the ratio of latency and processor time of the earlier build to this build. Above 1, this build is
+    faster.
+    """
     sides: dict[str, tuple] = {}
     ratios: dict[tuple, list[float]] = {}
     try:

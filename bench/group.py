@@ -1,11 +1,12 @@
-"""A GRPO step over a group of rollouts of several turns: Levade against TRL, turn by turn in the same run.
+"""Compares a GRPO step over a group of rollouts of several turns with TRL, alternately in the same run.
 
-A step is: 8 rollouts of 4 turns over one prompt of 1,000 tokens, 32 tokens drawn and 16 given a turn, then one update by the
-clipped loss. Both draw the very number of tokens asked for, so that lengths are equal. TRL samples with transformers and a cache that
-lives from turn to turn, and trains on as many sequences side by side as memory holds, adding up their gradients; Levade computes the prompt
-once and trains on the tree. Printed are seconds of sampling, of training, and of both.
+A step is: 8 rollouts of 4 turns over one prompt of 1,000 tokens, with 32 sampled tokens and 16 context tokens per
+turn, then one update with the clipped loss. Both sample exactly the requested number of tokens, so that lengths are
+equal. TRL samples with transformers and a cache that persists between turns, and trains on as many sequences at a time
+as fit into memory, accumulating their gradients. Levade computes the prompt once and trains on the tree. Prints the
+seconds of sampling, of training, and of both.
 
-Not measured here: tools, rewards, several groups.
+Not measured: tools, rewards, several groups.
 """
 
 import json
@@ -44,7 +45,7 @@ def main() -> None:
         print(f"{machine()}\n{ours.name} against {theirs.name}, {arguments.threads} threads")
         parts = {"sampling": [], "training": [], "seconds": []}
         for number in range(rounds):
-            # A prompt of its own each round, so that no cache of prefixes helps.
+            # A new prompt each round, so that prefix caches do not help.
             prompt = [number + 2, *job["prompt"][1:]]
             pair = ours.ask(do="group", **job | {"prompt": prompt}), theirs.ask(do="step")
             if pair[0]["mismatched"] > 0:

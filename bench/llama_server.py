@@ -1,6 +1,7 @@
-"""llama.cpp's server by way of `xllamacpp`, for `serve.py`: continuous batching over a GGUF file in the precision that it has.
+"""Runs llama.cpp's server through `xllamacpp`, for `serve.py`: continuous batching over a GGUF file in its own
+precision.
 
-python bench/llama_server.py MODEL.gguf --threads 2 --parallel 64 --context 512
+    python bench/llama_server.py MODEL.gguf --threads 2 --parallel 64 --context 512
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""Peak memory of Levade against the plan it prints before the start, for several sizes; and a path of 16,384 tokens.
+"""Compares Levade's peak memory with the memory that it plans at startup, for several sizes and a sequence of 16,384
+tokens.
 
-Each size is a process of its own: a model is loaded with room for micro-batches of `batch` tokens, trained for two steps on a path of `path`
-tokens, and sampled from until its cache is full. Models are made here with random weights, but for the one given with `--model`. The largest
-resident size must lie within a tenth of the plan.
+Each size runs in its own process: it loads a model with room for micro-batches of `batch` tokens, trains two steps on
+a sequence of `path` tokens, and samples until the cache is full. Models have random weights, except for the one given
+with `--model`. The peak resident size must be within a tenth of the plan.
 
-Not measured here: anybody else's memory.
+Not measured: the memory of other programs.
 """
 
 import json
@@ -18,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Con
 
 from turns import levade, machine, parser
 
-#: name, configuration, micro-batch, path, cache in MiB
+# name, configuration, micro-batch, sequence, cache in MiB
 SIZES = [
     ("21 M", LlamaConfig(hidden_size=256, intermediate_size=768, num_hidden_layers=12, num_attention_heads=4, num_key_value_heads=2,
                          vocab_size=49152, max_position_embeddings=4096, tie_word_embeddings=True), 4096, 4096, 64),
@@ -52,13 +53,13 @@ def main() -> None:
 
 
 def measure(arguments, name: str, folder: Path, batch: int, path: int, cache: int) -> float:
-    """Trains and samples; returns how far the peak is from the plan, as a share of it."""
+    """Trains and samples. Returns the deviation of the peak from the plan, as a fraction of the plan."""
     peer = levade(arguments, folder, context=path, batch_tokens=batch, kv_memory_mb=cache)
     rng = random.Random(0)
     vocabulary = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
     tokens = [rng.randrange(vocabulary) for _ in range(path)]
     losses = [peer.ask(do="train", tokens=tokens) for _ in range(2)]
-    # Prompts of their own until the cache has been full.
+    # Uses new prompts until the cache has been full.
     length = min(path, 1024) - 8
     for _ in range(8):
         prompts = [[rng.randrange(vocabulary) for _ in range(length)] for _ in range(8)]

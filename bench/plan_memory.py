@@ -1,12 +1,13 @@
-"""The memory that `levade plan` says a process of the learner on PyTorch takes, beside its peak in a real step.
+"""Compares the memory that `levade plan` predicts for a process of the PyTorch learner with its peak in a real step.
 
-For models of four sizes with random weights: plans a recipe with a learner of two processes, starts these processes (torchrun, gloo, f32), lets them do
-two steps over a micro-batch as large as the recipe allows, and reads the largest resident size that the kernel has seen of each (VmHWM, which counts
-the pages of files that are mapped, too).
+For models of four sizes with random weights: plans a recipe with a learner of two processes, starts these processes
+(torchrun, gloo, f32), runs two steps over a micro-batch of the maximum size, and reads the peak resident size of each
+from the kernel (VmHWM, which also counts pages of mapped files).
 
     VENV/bin/python bench/plan_memory.py    # an environment with levade_torch's packages; 10 GiB of memory
 
-Not here: GPUs, adapters, references, critics, other kinds of parallelism; the embedded engine, whose plan `memory.py` checks.
+Not measured: GPUs, adapters, references, critics, other kinds of parallelism; the embedded engine, whose plan
+`memory.py` checks.
 """
 
 import argparse
@@ -52,7 +53,7 @@ learning_rate = 1e-5
 
 
 def made(folder: Path, size: tuple) -> Path:
-    """A model of this size, with random weights and without a tokenizer."""
+    """Creates a model of this size, with random weights and without a tokenizer."""
     hidden, layers, heads, wide, vocabulary, _ = size
     config = LlamaConfig(
         hidden_size=hidden,
@@ -69,7 +70,7 @@ def made(folder: Path, size: tuple) -> Path:
 
 
 def planned(levade: Path, folder: Path, model: Path, tokens: int) -> tuple[float, str]:
-    """GiB of a process, and what the plan says of its parts."""
+    """Returns the planned GiB of a process, and the planned parts."""
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE.format(model=model, tokens=tokens))
     command = [levade, "plan", recipe, "--config", model / "config.json"]
@@ -81,10 +82,10 @@ def planned(levade: Path, folder: Path, model: Path, tokens: int) -> tuple[float
 
 
 def peak(group: Group, tokens: int, vocabulary: int) -> float:
-    """GiB of the larger process after two steps."""
+    """Returns the GiB of the larger process after two steps."""
     rng = random.Random(0)
     for _ in range(2):
-        # One micro-batch of two paths for each rank.
+        # One micro-batch of two sequences for each rank.
         paths = [[rng.randrange(vocabulary) for _ in range(tokens // 2)] for _ in range(2 * RANKS)]
         made = inputs(paths, 1, 1 / (RANKS * tokens))
         train(group, [made[2 * rank : 2 * rank + 2] for rank in range(RANKS)], tokens)

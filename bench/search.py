@@ -1,8 +1,10 @@
-"""Retrieval beside bm25s, rank_bm25 and sentence-transformers: recall and speed, in one run.
+"""Compares recall and speed of retrieval with bm25s, rank_bm25 and sentence-transformers, in one run.
 
-Every side indexes the same passages and answers the same questions; recall@k is the share of questions whose passage is
-among the first k. Ours are asked over HTTP for recall, and by `examples/scan` for speed. Data sets are the user's:
-passages with `id`, `title`, `text`, and questions with `question`, `gold_document`. Not covered: other corpora, GPUs.
+Every side indexes the same passages and answers the same questions. recall@k is the fraction of questions whose
+passage is among the first k. Levade's recall is measured over HTTP, its speed by `examples/scan`. You provide the
+data: passages with `id`, `title`, `text`, and questions with `question`, `gold_document`.
+
+Not covered: other corpora, GPUs.
 """
 
 import argparse
@@ -38,7 +40,7 @@ def say(name: str, found: list[list[str]], gold: list[str], index_s: float, per_
 
 
 class Server:
-    """`levade search serve` in one mode."""
+    """Runs `levade search serve` in one mode."""
 
     def __init__(self, levade: Path, index: Path, mode: str):
         command = [levade, "search", "serve", index, "--mode", mode, "--port", "0"]

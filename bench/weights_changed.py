@@ -1,10 +1,11 @@
-"""How many of a model's weights a step changes once they are bf16, as servers have them: what sending only those would save.
+"""Counts how many of a model's weights a step changes in bf16, the format of servers: the saving of sending only
+these.
 
     TORCH/bin/python bench/weights_changed.py RUN/checkpoints/step-000004 RUN/checkpoints/step-000005
     TORCH/bin/python bench/weights_changed.py RUN/checkpoints/step-000005 --rate 5e-5 --beta2 0.95
 
-With one checkpoint, the weights before its last step are worked out from the moments that it holds, which is exact for AdamW without
-decay, whatever was clipped; `--rate` is the learning rate of that step.
+With one checkpoint, the weights before its last step are computed from the stored moments. This is exact for AdamW
+without decay, with any clipping. `--rate` is the learning rate of that step.
 """
 
 import argparse
@@ -20,7 +21,7 @@ RUN = 1024
 
 
 def tensors(folder: Path, pattern: str = "model*.safetensors") -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a folder, one at a time."""
+    """Yields names and tensors of a directory, one at a time."""
     for path in sorted(folder.glob(pattern)):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 a file is no dict
@@ -28,7 +29,7 @@ def tensors(folder: Path, pattern: str = "model*.safetensors") -> Iterator[tuple
 
 
 def pairs(options: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
-    """Weights before and after a step."""
+    """Yields the weights before and after a step."""
     if options.after:
         before = dict(tensors(options.checkpoint))
         for name, tensor in tensors(options.after):

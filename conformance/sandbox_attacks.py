@@ -387,7 +387,7 @@ def attack(arguments) -> int:
                 return kind, name, f"the service: {error}"
 
         chosen = [p for p in found if arguments.only in f"{p[0]}: {p[2]}"]
-        # Runs attacks on file limits one by one, since one attack could hide the failure of another.
+        # Runs programs one by one, since an attack that exhausts a resource would take it from another.
         for program in chosen:
             count(*one(program))
         if arguments.only in "between host and runs":
