@@ -49,7 +49,7 @@ def make_tokenizer(folder: Path) -> list[int]:
 
 
 def make_model(folder: Path, seed: int, probe: list[int]) -> None:
-    """Creates random weights, large enough for non-uniform distributions, with the learner's metadata."""
+    """Creates random weights, large enough for non-uniform distributions, and the learner's `probe.json`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
