@@ -169,9 +169,7 @@ def beside(a: argparse.Namespace, folder: str) -> None:
         print(
             f"added p50, {kind}: LiteLLM {spread([peer['p50_ms'] - own['p50_ms'] for own, peer in pairs])} ms over Levade"
         )
-        pairs = list(
-            zip(found["levade", a.connections, stream], found["litellm", a.connections, stream], strict=True)
-        )
+        pairs = list(zip(found["levade", a.connections, stream], found["litellm", a.connections, stream], strict=True))
         clock = spread([own["calls_a_second"] / peer["calls_a_second"] for own, peer in pairs], 1)
         cpu = spread([peer["cpu_ms"] / own["cpu_ms"] for own, peer in pairs], 1)
         print(f"throughput, {kind}: {clock} times LiteLLM's by the clock, {cpu} by processor time")

@@ -148,9 +148,7 @@ def started(a: argparse.Namespace, folder: Path, most: int):
     """Starts the servers to compare, and returns them when they are ready."""
     length = 512
     command = [a.levade, "serve", f"model={a.model}", "--port", "0", "--threads", a.threads, "--context", length]
-    yield Server(
-        "levade", [*command, "--running", most], folder / "levade.log", r"serving.* at http://([\d.:]+)/v1"
-    )
+    yield Server("levade", [*command, "--running", most], folder / "levade.log", r"serving.* at http://([\d.:]+)/v1")
     if a.llama:
         command = [a.llama, Path(__file__).with_name("llama_server.py"), a.gguf or a.model]
         command += ["--threads", a.threads, "--parallel", most, "--context", length]

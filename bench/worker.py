@@ -1,5 +1,4 @@
-"""Shared code of the peers' programs: requests on standard input, responses on standard output, one line of JSON each.
-"""
+"""Shared code of the peers' programs: requests on standard input, responses on standard output, one line of JSON each."""
 
 import json
 import os

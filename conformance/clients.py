@@ -264,8 +264,7 @@ def small_model(folder, beside):
 
 
 class Teacher(http.server.BaseHTTPRequestHandler):
-    """Chat completions of a teacher that calls the client's shell or calculator twice per question, and then answers.
-    """
+    """Chat completions of a teacher that calls the client's shell or calculator twice per question, and then answers."""
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))

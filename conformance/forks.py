@@ -126,8 +126,7 @@ def environment(base, key):
 
 
 def talk(arguments, installed, program, texts):
-    """Runs a client against a model that says `texts`. Returns the origins of its prompts, its last line, and errors.
-    """
+    """Runs a client against a model that says `texts`. Returns the origins of its prompts, its last line, and errors."""
     name, *mode = program.split()
     python = arguments.python or interpreter(arguments.environments, installed, name)
     server = subprocess.Popen([arguments.scripted, "127.0.0.1:0", *texts], stdout=subprocess.PIPE, text=True)

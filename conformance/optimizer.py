@@ -26,8 +26,7 @@ BETAS, EPSILON, DECAY = (f32(0.9), f32(0.95)), f32(1e-4), f32(0.1)
 
 
 def train(model) -> tuple[list[dict], list[float]]:
-    """Trains in PyTorch. Returns the job's steps and the gradient norms. Every other step is clipped to half its norm.
-    """
+    """Trains in PyTorch. Returns the job's steps and the gradient norms. Every other step is clipped to half its norm."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]

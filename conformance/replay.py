@@ -157,8 +157,7 @@ class Recording:
         return requests
 
     def sendable(self, request):
-        """Completes a request that the recording abridged: tools given only by name, streams, schemas given as lists.
-        """
+        """Completes a request that the recording abridged: tools given only by name, streams, schemas given as lists."""
         request = {**request, "model": "scripted", "stream": False}
         request.pop("stream_options", None)
 

@@ -356,7 +356,10 @@ def of_the_service(service: Service):
     )
     fields = {"code": shrinks, "language": "python", "fetch_files": ["out"]}
     answer = json.loads(service.ask("POST", "/run_code", json.dumps(fields), good)[1])
-    yield "a failed run makes the service fail", (answer["status"], list(answer["files"])) != ("Failed", ["out"]) and answer
+    yield (
+        "a failed run makes the service fail",
+        (answer["status"], list(answer["files"])) != ("Failed", ["out"]) and answer,
+    )
 
 
 def attack(arguments) -> int:

@@ -161,9 +161,7 @@ def difference(a: dict, b: dict) -> str | None:
     """Describes how two outcomes differ. Returns None if they agree."""
     if "error" in a or "error" in b:
         return (
-            None
-            if "error" in a and "error" in b
-            else f"transformers: {str(a)[:160]}\n      Levade:     {str(b)[:160]}"
+            None if "error" in a and "error" in b else f"transformers: {str(a)[:160]}\n      Levade:     {str(b)[:160]}"
         )
     if a["text"] == b["text"]:
         return None

@@ -74,8 +74,7 @@ def algorithm(name: str) -> str:
 
 
 def penalty(estimator: str) -> str:
-    """Returns a recipe with a KL penalty in the loss. Weights it if the estimator would otherwise contribute no value.
-    """
+    """Returns a recipe with a KL penalty in the loss. Weights it if the estimator would otherwise contribute no value."""
     weighted = ", importance_weighted = true" if estimator != "k2" else ""
     kl = f'kl = {{estimator = "{estimator}", coefficient = 0.05, reference_every = 2{weighted}}}\n'
     return recipe(rl=f"{kl}{AGAIN}entropy = 0.01\n")

@@ -158,9 +158,7 @@ class Group:
             "--token-env",
             "LEVADE_TEST_TOKEN",
         ]
-        self.processes = launcher(
-            processes, given, {"LEVADE_TEST_TOKEN": self.token, "OMP_NUM_THREADS": "1"}, self.log
-        )
+        self.processes = launcher(processes, given, {"LEVADE_TEST_TOKEN": self.token, "OMP_NUM_THREADS": "1"}, self.log)
         self.description: dict = {}
 
     def wait(self) -> "Group":

@@ -1,5 +1,4 @@
-"""A model of a few ten thousand random weights, with a byte-level tokenizer and ChatML, and a recipe for two machines.
-"""
+"""A model of a few ten thousand random weights, with a byte-level tokenizer and ChatML, and a recipe for two machines."""
 
 from pathlib import Path
 

@@ -133,8 +133,7 @@ def test_schedule_finishes_with_rendezvous_transfers(size, batches):
 
 
 def work(rank: int, size: int, meeting: str, batches: int, seconds: float, pipe) -> None:
-    """Runs one stage in its own process. It multiplies by its own weight; every pass takes `seconds` and is recorded.
-    """
+    """Runs one stage in its own process. It multiplies by its own weight; every pass takes `seconds` and is recorded."""
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     pipeline = Pipeline.of(size, size, rank, 60.0)
     weight = torch.tensor(float(rank + 2), requires_grad=True)

@@ -47,8 +47,7 @@ def _flex():
 
 
 def tree_attention(module, query, key, value, attention_mask, scaling=None, sliding_window=None, tree=None, **options):
-    """Computes attention of [1, heads, rows, width] queries to their visible tokens. Returns [1, rows, heads, width].
-    """
+    """Computes attention of [1, heads, rows, width] queries to their visible tokens. Returns [1, rows, heads, width]."""
     if tree is None:
         raise NotImplementedError(f"{type(module).__name__} does not hand on keyword arguments to its attention")
     if odd := [name for name in REFUSED if options.get(name) is not None]:

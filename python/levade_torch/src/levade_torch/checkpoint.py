@@ -75,8 +75,7 @@ def of_head(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _entries(parameters: dict, parts: dict[str, Tensor], dtype: torch.dtype, ranks: Ranks) -> list[Entry]:
-    """Returns tensors of all stages. `parameters` are those of this stage, and `parts` are this rank's parts of them.
-    """
+    """Returns tensors of all stages. `parameters` are those of this stage, and `parts` are this rank's parts of them."""
     own = [
         (name, tuple(parameter.shape), dtype, lambda n=name, p=parameter: whole(parts[n], p, ranks.device))
         for name, parameter in parameters.items()

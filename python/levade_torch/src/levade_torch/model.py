@@ -36,8 +36,7 @@ COMBINES_SPLITS = any(field.name == "ep_size" for field in fields(DistributedCon
 
 
 class TreeModel:
-    """Mixin for a transformers model class. `forward` runs the model on a layout and passes the last hidden states on.
-    """
+    """Mixin for a transformers model class. `forward` runs the model on a layout and passes the last hidden states on."""
 
     has_value_head = False
     precision: Precision
@@ -76,8 +75,7 @@ class TreeModel:
         return model
 
     def keep_stage(self, stages: DeviceMesh) -> None:
-        """Keeps the layers of this stage, the embedding on the first stage, and the final norm and heads on the last.
-        """
+        """Keeps the layers of this stage, the embedding on the first stage, and the final norm and heads on the last."""
         apply_pipeline_parallelism(self, stages)
         # The replaced forward pass accepts no trees, and lets only one stage work at a time.
         del self.forward
@@ -114,8 +112,7 @@ class TreeModel:
             self.config._attn_implementation = ours
 
     def without_layers(self, states: Tensor) -> Tensor:
-        """Runs hidden states [rows, width] through a stage whose layers are identities. They must come out unchanged.
-        """
+        """Runs hidden states [rows, width] through a stage whose layers are identities. They must come out unchanged."""
         base = self.base_model
         layers, norm = base.layers, base.norm
         base.layers, base.norm = nn.ModuleList(PipelineIdentityLayer() for _ in layers), PipelineIdentityLayer()

@@ -36,8 +36,7 @@ def order(batches: int, size: int, stage: int) -> Iterator[tuple[str, int]]:
 
 @dataclass
 class Way:
-    """One direction between neighboring stages. Keeps sent tensors until they have arrived, at most `most` at a time.
-    """
+    """One direction between neighboring stages. Keeps sent tensors until they have arrived, at most `most` at a time."""
 
     group: dist.ProcessGroup | None = None
     most: int = 0

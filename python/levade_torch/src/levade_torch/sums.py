@@ -1,5 +1,4 @@
-"""Statistics of a forward and backward pass: `ForwardBackward` of the crate `levade-policy`. All are sums or extrema.
-"""
+"""Statistics of a forward and backward pass: `ForwardBackward` of the crate `levade-policy`. All are sums or extrema."""
 
 from dataclasses import asdict, dataclass
 

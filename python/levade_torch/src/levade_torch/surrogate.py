@@ -103,8 +103,7 @@ def clip(x: Tensor, advantage: Tensor, low: float, high: float, dual: float | No
 
 
 def clip_keeping(x: Tensor, advantage: Tensor, low: float, high: float, keep: dict) -> Surrogate:
-    """PPO's clip that keeps a part of the gradient beyond its bounds. With `in_value_only`, that part has no gradient.
-    """
+    """PPO's clip that keeps a part of the gradient beyond its bounds. With `in_value_only`, that part has no gradient."""
     ratio = bounded_exp(x)[0]
     below = (ratio < 1.0 - low) & (advantage < 0)
     above = (ratio > 1.0 + high) & (advantage > 0)
