@@ -56,8 +56,8 @@ def phase(arguments: argparse.Namespace, algorithm: str, staleness: int) -> dict
 
 def train(arguments: argparse.Namespace, name: str, keys: dict, seed: int, *changes: str) -> list[dict]:
     """Runs a variant to its end. Returns its metrics."""
-    folder = arguments.out / f"{name}-seed{seed}"
-    command = [arguments.levade, "train", ROOT / "recipes/calculator", "--run", folder]
+    directory = arguments.out / f"{name}-seed{seed}"
+    command = [arguments.levade, "train", ROOT / "recipes/calculator", "--run", directory]
     sets = [
         f"model.source={arguments.model.resolve()}",
         f"run.seed={seed}",
@@ -68,19 +68,19 @@ def train(arguments: argparse.Namespace, name: str, keys: dict, seed: int, *chan
         *changes,
     ]
     command += [part for change in sets for part in ("--set", change)]
-    done = folder / "done"
+    done = directory / "done"
     if not done.exists():
-        if (folder / "recipe.toml").exists():
+        if (directory / "recipe.toml").exists():
             command.append("--resume")
         arguments.out.mkdir(parents=True, exist_ok=True)
-        with (arguments.out / f"{folder.name}.log").open("a") as log:
+        with (arguments.out / f"{directory.name}.log").open("a") as log:
             status = subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL).returncode
         if status != 0:
-            sys.exit(f"{folder.name} ended with {status}; see {log.name}")
+            sys.exit(f"{directory.name} ended with {status}; see {log.name}")
         done.touch()
         # No run resumes from these checkpoints, which take gigabytes.
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        shutil.rmtree(directory / "checkpoints", ignore_errors=True)
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
 def curve(lines: list[dict]) -> dict[int, float]:

@@ -123,16 +123,16 @@ def main() -> None:
         found = service(peer)
         peer.stop()
     print(machine(), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         runs = []
         for name, setting in SETTINGS.items():
-            runs.append(run(a, name, setting, Path(folder) / name.replace(" ", "-")))
+            runs.append(run(a, name, setting, Path(directory) / name.replace(" ", "-")))
             print(f"{name}: {runs[-1].mean('timing_s/step'):.1f} s", flush=True)
-        learnt = [step for one in runs[:2] for step in one.steps]
-        seconds = [step["timing_s/update_actor"] for step in learnt]
-        found["learn"], found["update"] = fit([[step[LEARNT], 1] for step in learnt], seconds)
+        trained = [step for one in runs[:2] for step in one.steps]
+        seconds = [step["timing_s/update_actor"] for step in trained]
+        found["learn"], found["update"] = fit([[step[LEARNT], 1] for step in trained], seconds)
         print("seconds: " + ", ".join(f"{name} {value:.6f}" for name, value in found.items()))
-        (Path(folder) / "service.json").write_text(json.dumps(found))
+        (Path(directory) / "service.json").write_text(json.dumps(found))
         for one in runs:
             command = [
                 a.binary,
@@ -142,7 +142,7 @@ def main() -> None:
                 "--fleet",
                 "1",
                 "--service",
-                Path(folder) / "service.json",
+                Path(directory) / "service.json",
             ]
             said = subprocess.run([*command, *one.told()], capture_output=True, text=True, check=False)
             line = next((line for line in said.stdout.splitlines() if line.split()[:2] == ["1", "1"]), None)

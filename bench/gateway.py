@@ -86,8 +86,8 @@ def levade(load: Path, *pace: int) -> tuple[Server, str]:
     return server, json.loads(server.process.stdout.readline())["address"]
 
 
-def litellm(program: Path, address: str, folder: str, port: int = 18991) -> tuple[Server, str]:
-    config = Path(folder) / "litellm.yaml"
+def litellm(program: Path, address: str, directory: str, port: int = 18991) -> tuple[Server, str]:
+    config = Path(directory) / "litellm.yaml"
     config.write_text(CONFIG.format(address=address))
     command = [program, "--config", config, "--host", "127.0.0.1", "--port", port, "--num_workers", 1]
     server = Server(1, command, **ENVIRONMENT)
@@ -127,13 +127,13 @@ def spread(values: list[float], digits: int = 2) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
-def beside(a: argparse.Namespace, folder: str) -> None:
+def beside(a: argparse.Namespace, directory: str) -> None:
     """Measures latency at one connection and throughput at many, alternating with LiteLLM if it is available."""
     server, address = levade(a.load)
     sides = {"levade": (server, address)}
     try:
         if a.litellm:
-            sides["litellm"] = litellm(a.litellm, address, folder)
+            sides["litellm"] = litellm(a.litellm, address, directory)
         found: dict[tuple, list[dict]] = {}
         alone = []
         for number in range(a.rounds):
@@ -207,8 +207,8 @@ def main() -> None:
     if a.litellm:
         asks = [a.litellm.with_name("python"), "-c", "import importlib.metadata as m; print(m.version('litellm'))"]
         print(f"LiteLLM {subprocess.run(asks, capture_output=True, text=True, check=True).stdout.strip()}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        beside(a, folder)
+    with tempfile.TemporaryDirectory() as directory:
+        beside(a, directory)
     turns = [asked(a.load, "turns", 100, 10) for _ in range(a.rounds)]
     last = turns[-1]
     print(

@@ -37,8 +37,8 @@ def main() -> None:
     rounds = 4 * arguments.rounds + 1
     options = {"threads": arguments.threads, "precision": arguments.precision}
     ours = levade(arguments, arguments.model)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "job.json"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "job.json"
         path.write_text(json.dumps(job | options | {"steps": rounds, "side_by_side": arguments.side_by_side}))
         worker = Path(__file__).with_name("trl_worker.py")
         theirs = Peer.listen([arguments.python, worker, arguments.model, path])

@@ -80,19 +80,19 @@ beta2 = {BETA2}
 """
 
 
-def levade(arguments: argparse.Namespace, folder: Path, seed: int, verb: str, *more: str | Path) -> str:
+def levade(arguments: argparse.Namespace, directory: Path, seed: int, verb: str, *more: str | Path) -> str:
     """Returns the output of `levade VERB RECIPE …`."""
-    file = folder / "tasks.jsonl"
+    file = directory / "tasks.jsonl"
     file.write_text("".join(json.dumps(task) + "\n" for task in tasks()))
-    (folder / "recipe.toml").write_text(recipe(arguments, file, seed))
-    command = [arguments.levade, verb, folder / "recipe.toml", *more]
+    (directory / "recipe.toml").write_text(recipe(arguments, file, seed))
+    command = [arguments.levade, verb, directory / "recipe.toml", *more]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         sys.exit(f"levade {verb} failed: {done.stderr[-2000:]}")
     return done.stdout
 
 
-def asked(arguments: argparse.Namespace, folder: Path, seed: int, model: Path) -> float:
+def asked(arguments: argparse.Namespace, directory: Path, seed: int, model: Path) -> float:
     """Returns a model's fraction of correct completions at the training temperature.
 
     Covers all tasks except the one that a recipe reserves for training.
@@ -105,13 +105,13 @@ def asked(arguments: argparse.Namespace, folder: Path, seed: int, model: Path) -
         f"eval.temperature={TEMPERATURE}",
     ]
     changes = [word for key in keys for word in ("--set", key)]
-    said = levade(arguments, folder, seed, "eval", "--model", model, "--json", *changes)
+    said = levade(arguments, directory, seed, "eval", "--model", model, "--json", *changes)
     return json.loads(said)["overall"]["success"]["estimate"]
 
 
-def of_levade(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[list[dict], Path]:
-    run = folder / f"run-{seed}"
-    levade(arguments, folder, seed, "train", "--run", run)
+def of_levade(arguments: argparse.Namespace, directory: Path, seed: int) -> tuple[list[dict], Path]:
+    run = directory / f"run-{seed}"
+    levade(arguments, directory, seed, "train", "--run", run)
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     steps = [
         {"reward": line["critic/score/mean"], "seconds": line["timing_s/step"]} for line in lines if "eval" not in line
@@ -119,8 +119,8 @@ def of_levade(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[l
     return steps, run
 
 
-def of_trl(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[list[dict], Path]:
-    model = folder / f"trl-{seed}"
+def of_trl(arguments: argparse.Namespace, directory: Path, seed: int) -> tuple[list[dict], Path]:
+    model = directory / f"trl-{seed}"
     job = {
         "save": str(model),
         "threads": arguments.threads,
@@ -134,7 +134,7 @@ def of_trl(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[list
         "beta2": BETA2,
         "tasks": tasks(),
     }
-    path = folder / f"job-{seed}.json"
+    path = directory / f"job-{seed}.json"
     path.write_text(json.dumps(job))
     command = [arguments.python, ROOT / "bench/trl_learner.py", arguments.model, path]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | KEEP_BLOCKS)
@@ -144,20 +144,20 @@ def of_trl(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[list
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')], model
 
 
-def measure(arguments: argparse.Namespace, folder: Path, name: str, seed: int) -> dict:
+def measure(arguments: argparse.Namespace, directory: Path, name: str, seed: int) -> dict:
     """Measures a curve: `steps` with reward and seconds each, and `last`, the final model's fraction of correct
     completions.
     """
-    steps, model = {"Levade": of_levade, "TRL": of_trl}[name](arguments, folder, seed)
-    last = asked(arguments, folder, seed, model)
+    steps, model = {"Levade": of_levade, "TRL": of_trl}[name](arguments, directory, seed)
+    last = asked(arguments, directory, seed, model)
     shutil.rmtree(model)
     return {"steps": steps, "last": last}
 
 
-def measured(arguments: argparse.Namespace, folder: Path, name: str, seed: int) -> dict:
+def measured(arguments: argparse.Namespace, directory: Path, name: str, seed: int) -> dict:
     """Returns a curve, from `--out` if it is stored there. A curve of an earlier version of this file has no `last`."""
     if arguments.out is None:
-        return measure(arguments, folder, name, seed)
+        return measure(arguments, directory, name, seed)
     settings = {
         "steps": arguments.steps,
         "learning_rate": arguments.learning_rate,
@@ -175,7 +175,7 @@ def measured(arguments: argparse.Namespace, folder: Path, name: str, seed: int) 
         if kept["settings"] != settings:
             sys.exit(f"{file} was measured with {kept['settings']}, not with {settings}: give --out another folder")
         return kept
-    curve = measure(arguments, folder, name, seed)
+    curve = measure(arguments, directory, name, seed)
     arguments.out.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
     part.write_text(json.dumps({"settings": settings} | curve))
@@ -250,11 +250,11 @@ def main() -> None:
     p.add_argument("--learning-rate", type=float, default=1e-5)
     p.add_argument("--goal", type=float, default=0.75)
     arguments = p.parse_args()
-    with tempfile.TemporaryDirectory(prefix="levade-learning-") as folder:
+    with tempfile.TemporaryDirectory(prefix="levade-learning-") as directory:
         found: dict[str, list[dict]] = {"Levade": [], "TRL": []}
         both = [(seed, name) for seed in arguments.seeds for name in found]
         for seed, name in both + [(seed, "Levade") for seed in arguments.more]:
-            curve = measured(arguments, Path(folder), name, seed)
+            curve = measured(arguments, Path(directory), name, seed)
             found[name].append(curve)
             lines = curve["steps"]
             means = " ".join(f"{mean_of(lines, steps):.0f}" for steps in windows(len(lines), WINDOW))

@@ -43,20 +43,20 @@ def main() -> None:
             config.max_position_embeddings = 16384
             sizes = [("SmolLM2-135M, context 16,384", config, 2048, 16384, 64)]
         for number, (name, config, batch, path, cache) in enumerate(sizes):
-            folder = arguments.model
+            directory = arguments.model
             if config is not None:
-                folder = Path(scratch) / str(number)
-                AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-            worst = max(worst, measure(arguments, name, folder, batch, path, cache))
+                directory = Path(scratch) / str(number)
+                AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+            worst = max(worst, measure(arguments, name, directory, batch, path, cache))
     if worst > 0.1:
         sys.exit(f"a plan is off by {worst:.0%}")
 
 
-def measure(arguments, name: str, folder: Path, batch: int, path: int, cache: int) -> float:
+def measure(arguments, name: str, directory: Path, batch: int, path: int, cache: int) -> float:
     """Trains and samples. Returns the deviation of the peak from the plan, as a fraction of the plan."""
-    peer = levade(arguments, folder, context=path, batch_tokens=batch, kv_memory_mb=cache)
+    peer = levade(arguments, directory, context=path, batch_tokens=batch, kv_memory_mb=cache)
     rng = random.Random(0)
-    vocabulary = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
+    vocabulary = json.loads((Path(directory) / "config.json").read_text())["vocab_size"]
     tokens = [rng.randrange(vocabulary) for _ in range(path)]
     losses = [peer.ask(do="train", tokens=tokens) for _ in range(2)]
     # Uses new prompts until the cache has been full.

@@ -52,7 +52,7 @@ learning_rate = 1e-5
 """
 
 
-def made(folder: Path, size: tuple) -> Path:
+def made(directory: Path, size: tuple) -> Path:
     """Creates a model of this size, with random weights and without a tokenizer."""
     hidden, layers, heads, wide, vocabulary, _ = size
     config = LlamaConfig(
@@ -65,13 +65,13 @@ def made(folder: Path, size: tuple) -> Path:
         max_position_embeddings=1024,
         tie_word_embeddings=True,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
 
 
-def planned(levade: Path, folder: Path, model: Path, tokens: int) -> tuple[float, str]:
+def planned(levade: Path, directory: Path, model: Path, tokens: int) -> tuple[float, str]:
     """Returns the planned GiB of a process, and the planned parts."""
-    recipe = folder / "recipe.toml"
+    recipe = directory / "recipe.toml"
     recipe.write_text(RECIPE.format(model=model, tokens=tokens))
     command = [levade, "plan", recipe, "--config", model / "config.json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -106,11 +106,11 @@ def main() -> None:
         if a.only not in name:
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            folder, tokens = Path(scratch), size[-1]
-            model = made(folder / "model", size)
-            said, text = planned(a.levade, folder, model, tokens)
+            directory, tokens = Path(scratch), size[-1]
+            model = made(directory / "model", size)
+            said, text = planned(a.levade, directory, model, tokens)
             options = {"model": model, "tokens": tokens, "no_probe": True}
-            with Group(RANKS, folder / "run", Torchrun, **options) as group:
+            with Group(RANKS, directory / "run", Torchrun, **options) as group:
                 found = peak(group, tokens, size[4])
             if a.verbose:
                 print(text)

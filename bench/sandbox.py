@@ -89,27 +89,27 @@ class Interpreter:
         pass
 
 
-def fusion(folder: Path, python: Path) -> Service:
+def fusion(directory: Path, python: Path) -> Service:
     """Starts SandboxFusion's server. A virtual environment with a directory `condabin` passes for Conda."""
-    (folder / "docs/build").mkdir(parents=True, exist_ok=True)
+    (directory / "docs/build").mkdir(parents=True, exist_ok=True)
     (python.absolute().parent.parent / "condabin").mkdir(exist_ok=True)
     number = port()
     command = [python.absolute(), "-m", "uvicorn", "sandbox.server.server:app", "--port", str(number)]
     environment = os.environ | {"SANDBOX_CONFIG": "local"}
-    return Service("SandboxFusion", command, f"http://127.0.0.1:{number}", cwd=folder, env=environment)
+    return Service("SandboxFusion", command, f"http://127.0.0.1:{number}", cwd=directory, env=environment)
 
 
 def measured(who, code: str, calls: int, at_once: int) -> dict:
     """Returns sequential times in seconds, concurrent calls per second, and the number of successful calls."""
     times, good = [], 0
     for _ in range(calls):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         good += who.run(code)
-        times.append(time.perf_counter() - begun)
-    begun = time.perf_counter()
+        times.append(time.perf_counter() - started)
+    started = time.perf_counter()
     with ThreadPoolExecutor(at_once) as pool:
         good += sum(pool.map(lambda _: who.run(code), range(calls)))
-    rate = calls / (time.perf_counter() - begun)
+    rate = calls / (time.perf_counter() - started)
     return {"times": times, "rate": rate, "good": good, "all": 2 * calls}
 
 

@@ -66,20 +66,20 @@ class Server:
 
 
 def ours(args: argparse.Namespace, queries: list[str], gold: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        index = Path(folder) / "index"
+    with tempfile.TemporaryDirectory() as directory:
+        index = Path(directory) / "index"
         for dense in ([], ["--dense", str(args.model)]):
             command = [args.levade, "search", "index", args.passages, "--out", index, *dense]
-            begun = time.perf_counter()
+            started = time.perf_counter()
             subprocess.run(command, check=True, capture_output=True)
-            index_s = time.perf_counter() - begun
+            index_s = time.perf_counter() - started
             for mode in ("dense", "hybrid") if dense else ("bm25",):
                 server = Server(args.levade, index, mode)
                 try:
                     server.ask(queries[:32])
-                    begun = time.perf_counter()
+                    started = time.perf_counter()
                     found = server.ask(queries)
-                    seconds = time.perf_counter() - begun
+                    seconds = time.perf_counter() - started
                 finally:
                     server.stop()
                 say(f"levade {mode}, over HTTP", found, gold, index_s, len(queries) / seconds)
@@ -99,28 +99,28 @@ def bm25s_side(texts: list[str], ids: list[str], queries: list[str], gold: list[
     import Stemmer
 
     stemmer = Stemmer.Stemmer("english")
-    begun = time.perf_counter()
+    started = time.perf_counter()
     corpus = bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, show_progress=False)
     retriever = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
     retriever.index(corpus, show_progress=False)
-    index_s = time.perf_counter() - begun
-    begun = time.perf_counter()
+    index_s = time.perf_counter() - started
+    started = time.perf_counter()
     tokens = bm25s.tokenize(queries, stopwords="en", stemmer=stemmer, show_progress=False)
     found, _ = retriever.retrieve(tokens, k=max(KS), n_threads=2, show_progress=False)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     say("bm25s, stemmed", [[ids[at] for at in row] for row in found], gold, index_s, len(queries) / seconds)
 
 
 def rank_bm25_side(texts: list[str], ids: list[str], queries: list[str], gold: list[str]) -> None:
     from rank_bm25 import BM25Okapi
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     ranker = BM25Okapi([text.lower().split() for text in texts])
-    index_s = time.perf_counter() - begun
+    index_s = time.perf_counter() - started
     some = range(0, len(queries), max(1, len(queries) // 200))
-    begun = time.perf_counter()
+    started = time.perf_counter()
     found = [ranker.get_scores(queries[at].lower().split()).argsort()[::-1][: max(KS)] for at in some]
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     found = [[ids[at] for at in row] for row in found]
     say(f"rank_bm25, {len(some)} questions", found, [gold[at] for at in some], index_s, len(some) / seconds)
 
@@ -133,13 +133,13 @@ def sentence_transformers_side(
 
     torch.set_num_threads(2)
     encoder = SentenceTransformer(str(model), device="cpu")
-    begun = time.perf_counter()
+    started = time.perf_counter()
     passages = encoder.encode(texts, convert_to_tensor=True, normalize_embeddings=True)
-    index_s = time.perf_counter() - begun
-    begun = time.perf_counter()
+    index_s = time.perf_counter() - started
+    started = time.perf_counter()
     asked = encoder.encode(queries, convert_to_tensor=True, normalize_embeddings=True)
     best = (asked @ passages.T).topk(max(KS), dim=1).indices.tolist()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     say("sentence-transformers", [[ids[at] for at in row] for row in best], gold, index_s, len(queries) / seconds)
 
 

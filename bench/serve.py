@@ -144,15 +144,15 @@ async def load(server: Server, texts: list[str], clients: int, tokens: int) -> M
     return found
 
 
-def started(a: argparse.Namespace, folder: Path, most: int):
+def started(a: argparse.Namespace, directory: Path, most: int):
     """Starts the servers to compare, and returns them when they are ready."""
     length = 512
     command = [a.levade, "serve", f"model={a.model}", "--port", "0", "--threads", a.threads, "--context", length]
-    yield Server("levade", [*command, "--running", most], folder / "levade.log", r"serving.* at http://([\d.:]+)/v1")
+    yield Server("levade", [*command, "--running", most], directory / "levade.log", r"serving.* at http://([\d.:]+)/v1")
     if a.llama:
         command = [a.llama, Path(__file__).with_name("llama_server.py"), a.gguf or a.model]
         command += ["--threads", a.threads, "--parallel", most, "--context", length]
-        yield Server("llama.cpp", command, folder / "llama.log", r"serving at http://([\d.:]+)")
+        yield Server("llama.cpp", command, directory / "llama.log", r"serving at http://([\d.:]+)")
     if a.vllm:
         # `vllm serve` looks for the package `vllm`, which has another name on the CPU.
         command = [a.vllm, "-m", "vllm.entrypoints.openai.api_server", "--model", a.folder or a.model]
@@ -161,7 +161,7 @@ def started(a: argparse.Namespace, folder: Path, most: int):
         environment = {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_CPU_OMP_THREADS_BIND": f"0-{a.threads - 1}"}
         environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         log, begun = (
-            folder / "vllm.log",
+            directory / "vllm.log",
             r"Starting vLLM (?:API )?server.* on http://([\d.:]+)(?s:.*)Application startup complete",
         )
         yield Server("vllm", command, log, begun, **environment)
@@ -189,10 +189,10 @@ def main() -> None:
     p.add_argument("--replies", type=int, default=4, help="fewest of one load; of more clients one each")
     a = p.parse_args()
     figures: dict[tuple, list[dict[str, float]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         servers: list[Server] = []
         try:
-            for server in started(a, Path(folder), max(a.clients)):
+            for server in started(a, Path(directory), max(a.clients)):
                 servers.append(server)
                 print(f"{server.name} is up", flush=True)
             for server in servers:

@@ -48,13 +48,13 @@ def plain(rank: int, port: int, model: Path, pipe) -> None:
     pipe.send("ready")
     while (rows := pipe.recv()) is not None:
         mine = torch.tensor(rows[rank::RANKS])
-        begun = time.perf_counter()
+        started = time.perf_counter()
         loaded(input_ids=mine, labels=mine).loss.backward()
         torch.nn.utils.clip_grad_norm_(loaded.parameters(), OPTIM["max_grad_norm"])
         adamw.step()
         adamw.zero_grad()
         dist.barrier()
-        pipe.send(time.perf_counter() - begun)
+        pipe.send(time.perf_counter() - started)
     dist.destroy_process_group()
 
 
@@ -90,9 +90,9 @@ class Plain:
 
 def step(group: Group, groups: list[list[dict]], tokens: int) -> float:
     """Returns the seconds of a step of the learner, including its plan and its request body."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     train(group, groups, tokens)
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def spread(values: list[float]) -> str:

@@ -53,11 +53,11 @@ def number_in(text: str) -> float | None:
 
 
 def main() -> None:
-    folder, job = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+    directory, job = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     torch.set_num_threads(job["threads"])
     set_seed(job["seed"])
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
     tasks, stop = job["tasks"], tokenizer.eos_token_id
     for task in tasks:
         messages = [{"role": "user", "content": task["question"]}]

@@ -47,10 +47,10 @@ class Clock(TrainerCallback):
 
 
 def main() -> None:
-    folder, job = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+    directory, job = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     torch.set_num_threads(job["threads"])
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
     clock, rng = Clock(), random.Random(0)
     new, given, bf16 = job["new"], job["given"], job["precision"] == "bf16"
 

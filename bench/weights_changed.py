@@ -20,9 +20,9 @@ from torch import Tensor
 RUN = 1024
 
 
-def tensors(folder: Path, pattern: str = "model*.safetensors") -> Iterator[tuple[str, Tensor]]:
+def tensors(directory: Path, pattern: str = "model*.safetensors") -> Iterator[tuple[str, Tensor]]:
     """Yields names and tensors of a directory, one at a time."""
-    for path in sorted(folder.glob(pattern)):
+    for path in sorted(directory.glob(pattern)):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 a file is no dict
                 yield name, file.get_tensor(name)
@@ -36,12 +36,12 @@ def pairs(options: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
             if name in before:
                 yield before[name], tensor
         return
-    folder = options.checkpoint
-    steps = json.loads((folder / "optimiser.json").read_text())["steps"]
-    first, second = (tensors(folder, f"optimiser.{which}.safetensors") for which in ("first", "second"))
-    for (name, after), (one, m), (two, v) in zip(tensors(folder), first, second, strict=True):
+    directory = options.checkpoint
+    steps = json.loads((directory / "optimiser.json").read_text())["steps"]
+    first, second = (tensors(directory, f"optimiser.{which}.safetensors") for which in ("first", "second"))
+    for (name, after), (one, m), (two, v) in zip(tensors(directory), first, second, strict=True):
         if not name == one == two:
-            raise SystemExit(f"{folder}: {name} has its moments under {one} and {two}")
+            raise SystemExit(f"{directory}: {name} has its moments under {one} and {two}")
         m, v = m / (1 - options.beta1**steps), v / (1 - options.beta2**steps)
         yield after + options.rate * m / (v.sqrt() + options.epsilon), after
 

@@ -63,11 +63,11 @@ def main() -> None:
     levade, report = begin(arguments)
     with scratch() as scratched:
         for number, (name, path) in enumerate(all_models(Path(scratched), arguments.only, arguments.model)):
-            folder, out = Path(scratched) / f"adapter-{number}", Path(scratched) / "out"
+            directory, out = Path(scratched) / f"adapter-{number}", Path(scratched) / "out"
             model = adapted(path, KINDS[number % len(KINDS)])
-            model.save_pretrained(folder)
+            model.save_pretrained(directory)
             sequences = ragged(model.config.vocab_size, seed=4, longest=60)
-            levade.run("logits", path, out, sequences=sequences, adapter=str(folder))
+            levade.run("logits", path, out, sequences=sequences, adapter=str(directory))
             logits_agree(report, f"{name}: logits", model, sequences, tensors(out))
 
             for kind, loss in {"cross-entropy": CROSS_ENTROPY, "clip, k3": grpo("k3")}.items():
@@ -76,7 +76,7 @@ def main() -> None:
                     off_policy(model, batch, loss, seed=3)
                 model.zero_grad()
                 theirs, magnitude = backward(model, batch, loss)
-                ours = levade.run("gradients", path, out, batch=batch, loss=loss, adapter=str(folder))["loss"]
+                ours = levade.run("gradients", path, out, batch=batch, loss=loss, adapter=str(directory))["loss"]
                 report.check(f"{name}, {kind}: loss", abs(ours - theirs) / magnitude, 1e-5, f"{theirs:.6f}")
                 found = tensors(out)
                 wanted = {
@@ -89,7 +89,7 @@ def main() -> None:
 
             batch = paths(model.config.vocab_size, seed=6, longest=60)
             step = {"batches": [batch], "loss": CROSS_ENTROPY, "optim": OPTIM}
-            levade.run("steps", path, out, steps=[step, step], adapter=str(folder))
+            levade.run("steps", path, out, steps=[step, step], adapter=str(directory))
             trained = Path(scratched) / f"trained-{number}"
             (out / "checkpoint").rename(trained)
             levade.run("logits", path, out, sequences=sequences, adapter=str(trained))

@@ -36,15 +36,15 @@ def gradients(model, batch: list[dict], *, autocast: bool) -> tuple[float, dict]
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     levade, report = begin(arguments)
-    with scratch() as folder:
-        for name, path in all_models(Path(folder), arguments.only, arguments.model):
+    with scratch() as directory:
+        for name, path in all_models(Path(directory), arguments.only, arguments.model):
             model = reference(path)
             kinds: dict[str, list[tuple[float, float]]] = {}
             for seed in (2, 5):
                 batch = paths(model.config.vocab_size, seed=seed, longest=150)
                 exact_loss, exact = gradients(model, batch, autocast=False)
                 _, theirs = gradients(model, batch, autocast=True)
-                out = Path(folder) / "out"
+                out = Path(directory) / "out"
                 job = {"batch": batch, "loss": CROSS_ENTROPY, "precision": "bf16"}
                 loss = levade.run("gradients", path, out, **job)["loss"]
                 report.check(f"{name}: loss", abs(loss - exact_loss) / abs(exact_loss), 5e-3, f"{exact_loss:.6f}")

@@ -49,7 +49,7 @@ CRASHES = ["after_optim_step:4", "attempt_recorded:18"]
 
 
 @contextlib.contextmanager
-def served(binary: Path, folder: Path, recipe: str) -> Iterator[str]:
+def served(binary: Path, directory: Path, recipe: str) -> Iterator[str]:
     """Serves the model if the recipe calls it. Yields the recipe with the server's port."""
     if "PORT" not in recipe:
         yield recipe
@@ -57,8 +57,8 @@ def served(binary: Path, folder: Path, recipe: str) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [binary, "serve", f"toy={folder / 'model'}", "--port", str(port), "--temperature", "0"]
-    with (folder / "serve.log").open("w") as log:
+    command = [binary, "serve", f"toy={directory / 'model'}", "--port", str(port), "--temperature", "0"]
+    with (directory / "serve.log").open("w") as log:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         for _ in range(300):
@@ -66,46 +66,46 @@ def served(binary: Path, folder: Path, recipe: str) -> Iterator[str]:
                 break
             time.sleep(0.1)
         else:
-            raise RuntimeError(f"{binary.name} serve did not start: {(folder / 'serve.log').read_text()}")
+            raise RuntimeError(f"{binary.name} serve did not start: {(directory / 'serve.log').read_text()}")
         yield recipe.replace("PORT", str(port))
     finally:
         server.kill()
         server.wait()
 
 
-def prepare(folder: Path, model: Path) -> None:
+def prepare(directory: Path, model: Path) -> None:
     """Writes the model and the recipes' programs to a new directory."""
-    shutil.copytree(model, folder / "model")
+    shutil.copytree(model, directory / "model")
     for name, text in FILES.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(text)
 
 
-def call(binary: Path, folder: Path, *arguments: str, crash_at: str | None = None) -> str:
+def call(binary: Path, directory: Path, *arguments: str, crash_at: str | None = None) -> str:
     """Runs a subcommand in a directory and returns its output. Only a run with `crash_at` may end by a signal."""
     environment = {key: value for key, value in os.environ.items() if not key.endswith("_CRASH_AT")}
     if crash_at:
         environment |= {"DRESSAGE_CRASH_AT": crash_at, "LEVADE_CRASH_AT": crash_at}
     command = [binary, *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    done = subprocess.run(command, cwd=folder, env=environment, timeout=600, **pipes)
-    with (folder / "log").open("a") as log:
+    done = subprocess.run(command, cwd=directory, env=environment, timeout=600, **pipes)
+    with (directory / "log").open("a") as log:
         log.write(done.stdout + done.stderr)
     if done.returncode != (-signal.SIGKILL if crash_at else 0):
         raise RuntimeError(f"{binary.name} {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return done.stdout
 
 
-def train(binary: Path, folder: Path, model: Path, name: str, *changes: str, crash_at: str | None = None) -> Path:
+def train(binary: Path, directory: Path, model: Path, name: str, *changes: str, crash_at: str | None = None) -> Path:
     """Trains a recipe in a new directory, and returns that directory."""
-    prepare(folder, model)
-    with served(binary, folder, RECIPES[name]) as text:
-        (folder / "recipe.toml").write_text(text)
+    prepare(directory, model)
+    with served(binary, directory, RECIPES[name]) as text:
+        (directory / "recipe.toml").write_text(text)
         if "./school" in text:
-            call(binary, folder, "train", "school.toml")
+            call(binary, directory, "train", "school.toml")
         sets = [part for change in changes for part in ("--set", change)]
-        call(binary, folder, "train", "recipe.toml", *sets, crash_at=crash_at)
-    return folder
+        call(binary, directory, "train", "recipe.toml", *sets, crash_at=crash_at)
+    return directory
 
 
 def numbers(kind: str, blob: bytes | None) -> list | None:
@@ -113,12 +113,12 @@ def numbers(kind: str, blob: bytes | None) -> list | None:
     return None if blob is None else [list(item) for item in struct.iter_unpack(f"<{kind}", blob)]
 
 
-def record(folder: Path) -> dict:
+def record(directory: Path) -> dict:
     """Returns what a run trained and recorded."""
-    last = max((folder / "run/checkpoints").glob("step-*"))
+    last = max((directory / "run/checkpoints").glob("step-*"))
     files = [file for file in last.rglob("*.safetensors") if not file.name.startswith("optimi")]
     weights = {str(file.relative_to(last)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    with contextlib.closing(sqlite3.connect(f"file:{folder / 'run/run.db'}?mode=ro", uri=True)) as db:
+    with contextlib.closing(sqlite3.connect(f"file:{directory / 'run/run.db'}?mode=ro", uri=True)) as db:
         db.row_factory = sqlite3.Row
         # Tries that a kill interrupted are repeated, so tries are numbered without the interrupted ones.
         kept = "SELECT * FROM attempts WHERE status NOT IN ('running', 'abandoned') ORDER BY number"
@@ -161,22 +161,22 @@ def segments(db: sqlite3.Connection, attempt: int) -> list[dict]:
     ]
 
 
-def difference(before: object, after: object, place: str = "") -> str | None:
+def difference(before: object, after: object, location: str = "") -> str | None:
     """Returns the first difference between two values, with its location."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in [*before, *(key for key in after if key not in before)]:
             if key not in before or key not in after:
-                return f"{place}: {key} is only in the run {'before' if key in before else 'after'}"
-            if found := difference(before[key], after[key], f"{place} · {key}" if place else key):
+                return f"{location}: {key} is only in the run {'before' if key in before else 'after'}"
+            if found := difference(before[key], after[key], f"{location} · {key}" if location else key):
                 return found
     elif isinstance(before, list) and isinstance(after, list):
         for index, pair in enumerate(zip(before, after, strict=False)):
-            if found := difference(*pair, f"{place}[{index}]"):
+            if found := difference(*pair, f"{location}[{index}]"):
                 return found
         if len(before) != len(after):
-            return f"{place}: {len(before)} and {len(after)} items"
+            return f"{location}: {len(before)} and {len(after)} items"
     elif repr(before) != repr(after):
-        return f"{place}: {before!r:.200} and {after!r:.200}"
+        return f"{location}: {before!r:.200} and {after!r:.200}"
     return None
 
 
@@ -192,8 +192,8 @@ def checks(options: argparse.Namespace) -> Iterator[tuple[str, object]]:
     """Yields each check: its name, and a function from a directory to a difference and a summary."""
     before, after, model = options.before, options.after, options.model
 
-    def pair(name: str, folder: Path) -> tuple[str | None, str]:
-        runs = [train(binary, folder / key, model, name) for key, binary in (("before", before), ("after", after))]
+    def pair(name: str, directory: Path) -> tuple[str | None, str]:
+        runs = [train(binary, directory / key, model, name) for key, binary in (("before", before), ("after", after))]
         found = [record(run) for run in runs]
         if name == "stale":
             call(before, runs[1], "replay", "run")
@@ -203,14 +203,14 @@ def checks(options: argparse.Namespace) -> Iterator[tuple[str, object]]:
             call(after, runs[0], "replay", "run")
         return differs, summary(found[0])
 
-    def resumed(name: str, folder: Path) -> tuple[str | None, str]:
+    def resumed(name: str, directory: Path) -> tuple[str | None, str]:
         keys = ["phase.0.steps=6", "eval.tasks=0", "run.checkpoint_every=1"]
-        whole = train(before, folder / "whole", model, name, *keys)
-        stopped = train(before, folder / "stopped", model, name, f"phase.0.steps={STOPPED_AT}", *keys[1:])
+        whole = train(before, directory / "whole", model, name, *keys)
+        stopped = train(before, directory / "stopped", model, name, f"phase.0.steps={STOPPED_AT}", *keys[1:])
         call(after, stopped, "train", "run", "--resume", "--set", keys[0])
         runs = {"stopped": stopped}
         for moment in CRASHES:
-            runs[moment] = train(before, folder / moment.replace(":", "-"), model, name, *keys, crash_at=moment)
+            runs[moment] = train(before, directory / moment.replace(":", "-"), model, name, *keys, crash_at=moment)
             call(after, runs[moment], "train", "run", "--resume")
         want = record(whole)
         for moment, run in runs.items():
@@ -220,9 +220,9 @@ def checks(options: argparse.Namespace) -> Iterator[tuple[str, object]]:
         return None, f"{len(runs)} resumed, 1 replayed"
 
     for name in RECIPES:
-        yield name, lambda folder, name=name: pair(name, folder)
+        yield name, lambda directory, name=name: pair(name, directory)
     for name in RESUMED:
-        yield f"resume-{name}", lambda folder, name=name: resumed(name, folder)
+        yield f"resume-{name}", lambda directory, name=name: resumed(name, directory)
 
 
 def main() -> None:

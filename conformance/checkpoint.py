@@ -95,16 +95,16 @@ def main() -> None:
     if arguments.checkpoint and not arguments.model:
         p.error("--checkpoint needs --model, the model that the training started from")
     levade, report = begin(arguments)
-    with scratch() as folder, torch.inference_mode():
-        out = Path(folder) / "out"
+    with scratch() as directory, torch.inference_mode():
+        out = Path(directory) / "out"
         if arguments.checkpoint:
             name = arguments.checkpoint.name
             check_model(report, levade, name, arguments.checkpoint, out)
             check_text(report, levade, name, arguments.model, arguments.checkpoint, out)
             report.finish()
             return
-        for name, path in all_models(Path(folder), arguments.only, arguments.model):
-            saved = Path(folder) / f"saved-{name}"
+        for name, path in all_models(Path(directory), arguments.only, arguments.model):
+            saved = Path(directory) / f"saved-{name}"
             levade.run("save", path, saved)
             checkpoint = saved / "checkpoint"
             weights = check_model(report, levade, name, checkpoint, out)

@@ -214,38 +214,38 @@ def interpreter(environments, name, program):
     """Returns the interpreter for a set-up's program, and installs missing packages."""
     if not name:
         return sys.executable
-    folder = environments / name
+    directory = environments / name
     if name in NODE:
-        if not (folder / "node_modules").is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            install = ["npm", "install", "--prefix", folder, "--no-audit", "--no-fund", *NODE[name]]
+        if not (directory / "node_modules").is_dir():
+            directory.mkdir(parents=True, exist_ok=True)
+            install = ["npm", "install", "--prefix", directory, "--no-audit", "--no-fund", *NODE[name]]
             subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
-        own = folder / "node_modules/.bin/node"
+        own = directory / "node_modules/.bin/node"
         return sys.executable if program.endswith(".py") else own if own.exists() else shutil.which("node")
-    python = folder / "bin/python"
+    python = directory / "bin/python"
     if not python.is_file():
-        subprocess.run([INTERPRETERS.get(name, sys.executable), "-m", "venv", folder], check=True)
+        subprocess.run([INTERPRETERS.get(name, sys.executable), "-m", "venv", directory], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PYTHON[name]], check=True)
     return python
 
 
-def with_programs(environments, name, folder):
+def with_programs(environments, name, directory):
     """Copies the programs to a directory in which JavaScript modules find their packages."""
-    shutil.copytree(ROOT / "conformance/clients", folder, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "conformance/clients", directory, dirs_exist_ok=True)
     if name in NODE:
-        (folder / "node_modules").symlink_to(environments / name / "node_modules")
+        (directory / "node_modules").symlink_to(environments / name / "node_modules")
 
 
-def small_model(folder, beside):
+def small_model(directory, beside):
     """Creates a model of random weights that reads long prompts, with the tokenizer and chat template of `beside`."""
-    folder.mkdir(parents=True)
+    directory.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(beside / name, folder)
+        shutil.copy(beside / name, directory)
     config = json.loads((beside / "config.json").read_text())
     hidden, heads, inner = 64, 2, 128
     shape = {"hidden_size": hidden, "num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": heads}
     shape |= {"head_dim": hidden // heads, "intermediate_size": inner, "max_position_embeddings": 1 << 17}
-    (folder / "config.json").write_text(json.dumps(config | shape | {"rope_theta": 1e6}))
+    (directory / "config.json").write_text(json.dumps(config | shape | {"rope_theta": 1e6}))
     shapes = {"model.embed_tokens.weight": [config["vocab_size"], hidden], "model.norm.weight": [hidden]}
     layer = "model.layers.0"
     shapes |= {f"{layer}.{name}.weight": [hidden] for name in ("input_layernorm", "post_attention_layernorm")}
@@ -258,7 +258,7 @@ def small_model(folder, beside):
         values.extend([1.0] * count if len(shape) == 1 else (rng.uniform(-0.1, 0.1) for _ in range(count)))
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, 4 * len(values)]}
     text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
+    with (directory / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         values.tofile(file)
 
@@ -313,16 +313,16 @@ def teacher():
         server.shutdown()
 
 
-def run(arguments, environment, program, mode, folder):
+def run(arguments, environment, program, mode, directory):
     """Trains a step with a client. Returns the reason for a failure, if any."""
-    folder.mkdir(parents=True)
+    directory.mkdir(parents=True)
     command = [str(interpreter(arguments.environments, environment, program)), program, *mode.split()]
-    with_programs(arguments.environments, environment, folder)
+    with_programs(arguments.environments, environment, directory)
     small = arguments.small or environment in LONG
     filled = {"command": json.dumps(command), "attempts": arguments.attempts, "turns": 12}
     if small:
-        small_model(folder / "model", arguments.model)
-        filled |= {"model": folder / "model", "context": 1 << 16, "temperature": 0.8}
+        small_model(directory / "model", arguments.model)
+        filled |= {"model": directory / "model", "context": 1 << 16, "temperature": 0.8}
         filled["imitation"] = IMITATION.format(epochs=arguments.epochs)
     else:
         context = 2560 if environment == "mini-swe-agent" else 1536
@@ -331,9 +331,9 @@ def run(arguments, environment, program, mode, folder):
     with teacher() as url:
         if small:
             filled["model_keys"] = TAUGHT.format(url=url)
-        (folder / "recipe.toml").write_text(RECIPE.format(**filled))
+        (directory / "recipe.toml").write_text(RECIPE.format(**filled))
         train = [arguments.levade, "train", "recipe.toml", "--log", "info", "--log-file", "log.txt"]
-        done = subprocess.run(train, cwd=folder, capture_output=True, text=True, timeout=3600, env=os.environ)
+        done = subprocess.run(train, cwd=directory, capture_output=True, text=True, timeout=3600, env=os.environ)
     return None if done.returncode == 0 else (done.stderr.strip() or done.stdout).splitlines()[-1]
 
 
@@ -365,9 +365,9 @@ def sampled_of(db, attempt):
     return sampled
 
 
-def checked(folder):
+def checked(directory):
     """Returns the counts of a recorded run, and its errors."""
-    db = sqlite3.connect(f"file:{folder / 'run/run.db'}?mode=ro", uri=True)
+    db = sqlite3.connect(f"file:{directory / 'run/run.db'}?mode=ro", uri=True)
     rows = db.execute("SELECT id, outcome, status FROM attempts WHERE purpose = 'train'").fetchall()
     counts, forked, wrong, targets, distinct = collections.Counter(), collections.Counter(), [], 0, set()
     for attempt, outcome, status in rows:
@@ -405,7 +405,7 @@ def checked(folder):
             != outcome["turns"]
         ):
             wrong.append(f"{outcome['turns']} calls, but {forks}")
-    metrics = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (directory / "run/metrics.jsonl").read_text().splitlines()]
     last = [line for line in metrics if "training/logprob_mismatch" in line]
     if not last:
         return counts, forked, [*wrong, "nothing was trained"]
@@ -451,17 +451,17 @@ def main():
             name = f"{program} {mode}".strip()
             if arguments.only not in name:
                 continue
-            folder = arguments.folder / name.replace(" ", "-")
-            shutil.rmtree(folder, ignore_errors=True)
+            directory = arguments.folder / name.replace(" ", "-")
+            shutil.rmtree(directory, ignore_errors=True)
             try:
-                why = run(arguments, environment, program, mode, folder)
+                why = run(arguments, environment, program, mode, directory)
             except subprocess.SubprocessError as error:
                 why = str(error)
-            found = checked(folder) if (folder / "run/metrics.jsonl").is_file() else ({}, {}, [])
+            found = checked(directory) if (directory / "run/metrics.jsonl").is_file() else ({}, {}, [])
             wrong = report(name, *found[:2], [why, *found[2]] if why else found[2])
             failures += wrong
             if not wrong and not arguments.keep:
-                shutil.rmtree(folder)
+                shutil.rmtree(directory)
     sys.exit(min(failures, 1))
 
 

@@ -115,7 +115,7 @@ class Run:
         if (self.folder / "recipe.toml").exists():
             # Truncates the phase. The remaining steps must suffice for all kills.
             resume = ["--resume"]
-            left = {part: max(step, len(self.steps()) + 1 + place) for place, (part, step) in enumerate(plan.items())}
+            left = {part: max(step, len(self.steps()) + 1 + index) for index, (part, step) in enumerate(plan.items())}
         while True:
             log = (self.folder.with_suffix(".log")).open("a")
             process = subprocess.Popen(
@@ -173,7 +173,7 @@ def success(lines: list[dict]) -> tuple[float, float, tuple[float, float]]:
     return found[0]["eval/success"], last["eval/success"], (last["eval/success_low"], last["eval/success_high"])
 
 
-def places(sampler: str, learner: str, options: argparse.Namespace) -> dict[str, str]:
+def recipe_keys(sampler: str, learner: str, options: argparse.Namespace) -> dict[str, str]:
     """Returns the recipe keys of a sampler and a learner. Texts and lists in JSON are valid TOML."""
     keys = {}
     if sampler != "embedded":
@@ -261,7 +261,7 @@ def main() -> None:
     for sampler, learner in chosen:
         name = f"{sampler}+{learner}"
         keys = {
-            **places(sampler, learner, options),
+            **recipe_keys(sampler, learner, options),
             "run.skip_phases": last_phase,
             "model.source": untied(options.checkpoint.resolve(), options.folder / "untied"),
             f"phase.{last_phase}.steps": options.steps,
@@ -269,20 +269,20 @@ def main() -> None:
             "run.checkpoint_every": 5,
         }
         sets = [f"{key}={value}" for key, value in keys.items()] + options.set
-        folder = options.folder / name
-        command = [str(options.binary), "train", str(options.recipe), "--run", str(folder)]
-        run = Run(name, folder, [*command, *(part for key in sets for part in ("--set", key))], options.seconds)
-        begun = time.monotonic()
+        directory = options.folder / name
+        command = [str(options.binary), "train", str(options.recipe), "--run", str(directory)]
+        run = Run(name, directory, [*command, *(part for key in sets for part in ("--set", key))], options.seconds)
+        started = time.monotonic()
         parts = [
             "levade",
             *(["server"] if sampler != "embedded" else []),
             *(["learner"] if learner != "embedded" else []),
         ]
-        plan = {part: 3 + options.steps * place // (len(parts) + 1) for place, part in enumerate(parts)}
-        ended = folder.with_suffix(".ended")
+        plan = {part: 3 + options.steps * index // (len(parts) + 1) for index, part in enumerate(parts)}
+        ended = directory.with_suffix(".ended")
         if not ended.exists():
             run.follow(plan if options.kill else {})
-            took = {"seconds": time.monotonic() - begun, "processor": run.processor(), "killed": run.killed}
+            took = {"seconds": time.monotonic() - started, "processor": run.processor(), "killed": run.killed}
             ended.write_text(json.dumps(took))
         took = json.loads(ended.read_text())
         first, last, own = success(run.lines())

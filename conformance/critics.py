@@ -51,13 +51,13 @@ def backward(model, head: dict, batch: list[dict]) -> tuple[float, float, dict]:
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     levade, report = begin(arguments)
-    with scratch() as folder:
-        for name, path in all_models(Path(folder), arguments.only, arguments.model):
+    with scratch() as directory:
+        for name, path in all_models(Path(directory), arguments.only, arguments.model):
             model = reference(path).double()
             torch.manual_seed(3)
             hidden = model.config.hidden_size
             head = {"value_head.weight": torch.randn(1, hidden) * 0.1, "value_head.bias": torch.randn(1)}
-            save_file(head, Path(folder) / "head.safetensors")
+            save_file(head, Path(directory) / "head.safetensors")
             head = {n: p.double().requires_grad_() for n, p in head.items()}
             batch = paths(model.config.vocab_size, seed=2, longest=150)
             rng = random.Random(9)
@@ -69,8 +69,8 @@ def main() -> None:
             total, magnitude, wanted = backward(model, head, batch)
             theirs = {n: p.detach().float().requires_grad_() for n, p in head.items()}
             theirs = backward(reference(path), theirs, batch)[2]
-            out = Path(folder) / "out"
-            job = {"batch": batch, "loss": LOSS, "value_head": str(Path(folder) / "head.safetensors")}
+            out = Path(directory) / "out"
+            job = {"batch": batch, "loss": LOSS, "value_head": str(Path(directory) / "head.safetensors")}
             ours = levade.run("gradients", path, out, **job)["loss"]
             report.check(f"{name}: loss", abs(ours - total) / magnitude, 1e-5, f"{total:.6f}")
             gradients = tensors(out) | load_file(out / "value_head.safetensors")

@@ -147,9 +147,9 @@ def train(arguments: argparse.Namespace, rule, source: str, agent: str, count: i
     """Generates attempts in Levade with a teacher, and returns them."""
     teacher = Teacher(rule)
     worker = f"worker = {{ python = {json.dumps(sys.executable)}, environment = ['SSL_CERT_FILE'], seconds = 900 }}"
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         head = HEAD.format(model=json.dumps(arguments.model), port=teacher.port, count=count)
-        recipe, run = Path(folder) / "recipe.toml", Path(folder) / "run"
+        recipe, run = Path(directory) / "recipe.toml", Path(directory) / "run"
         recipe.write_text(f"{head}\n[[tasks]]\n{source}\n{worker}\n{agent}")
         command = [arguments.levade, "train", recipe, "--run", run]
         done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.seconds, check=False)

@@ -44,8 +44,8 @@ def binaries(profile):
 
 def fuzzed(program, crate, test, seconds):
     """Runs a test in rounds. Returns the number of passed cases, and the output of a failed round."""
-    cases, held, begun = 100, 0, time.monotonic()
-    while (left := seconds - (time.monotonic() - begun)) > 0:
+    cases, held, started = 100, 0, time.monotonic()
+    while (left := seconds - (time.monotonic() - started)) > 0:
         environment = os.environ | {"PROPTEST_CASES": str(cases), "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
         start = time.monotonic()
         command = [program, "--exact", test, "--test-threads", "1"]
@@ -79,9 +79,9 @@ def main():
     programs = binaries(profile)
     failures = 0
     for name, crate, test in surfaces:
-        begun = time.monotonic()
+        started = time.monotonic()
         held, why = fuzzed(programs[crate], crate, test, arguments.seconds)
-        print(f"{'FAIL' if why else 'ok  '} {name:10} {held:8} cases in {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"{'FAIL' if why else 'ok  '} {name:10} {held:8} cases in {time.monotonic() - started:.0f} s", flush=True)
         if why:
             print(why, flush=True)
             failures += 1

@@ -115,13 +115,13 @@ def write(path: Path, arch: str, kind: Type) -> None:
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     levade, report = begin(arguments)
-    with scratch() as folder, torch.inference_mode():
+    with scratch() as directory, torch.inference_mode():
         for arch in ("llama", "qwen2", "qwen3"):
             for kind in TYPES:
                 name = f"{arch}-{kind.name}.gguf"
                 if arguments.only not in name:
                     continue
-                path, out = Path(folder) / name, Path(folder) / f"out-{name}"
+                path, out = Path(directory) / name, Path(directory) / f"out-{name}"
                 write(path, arch, kind)
                 model = reference(path)
                 theirs = dict(model.named_parameters())

@@ -44,8 +44,8 @@ def compare(report: Report, what: str, ours: dict, model) -> None:
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     levade, report = begin(arguments)
-    with scratch() as folder:
-        for name, path in all_models(Path(folder), arguments.only, arguments.model):
+    with scratch() as directory:
+        for name, path in all_models(Path(directory), arguments.only, arguments.model):
             model = reference(path)
             for kind, loss in LOSSES.items():
                 batch = paths(model.config.vocab_size, seed=2, longest=150)
@@ -53,7 +53,7 @@ def main() -> None:
                     off_policy(model, batch, loss, seed=3)
                 model.zero_grad()
                 theirs, magnitude = backward(model, batch, loss)
-                out = Path(folder) / "out"
+                out = Path(directory) / "out"
                 ours = levade.run("gradients", path, out, batch=batch, loss=loss)["loss"]
                 report.check(f"{name}, {kind}: loss", abs(ours - theirs) / magnitude, 1e-5, f"{theirs:.6f}")
                 compare(report, f"{name}, {kind}", tensors(out), model)

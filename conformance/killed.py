@@ -89,7 +89,7 @@ def main() -> None:
     print(f"undisturbed: {length:.0f} s")
 
     rng = random.Random(arguments.seed)
-    plan = [(place, None) for place in PLACES]
+    plan = [(position, None) for position in PLACES]
     plan += [(None, rng.uniform(0.1, 0.5) * length) for _ in range(arguments.random)]
     rng.shuffle(plan)
     runs = deaths = 0
@@ -98,11 +98,11 @@ def main() -> None:
         killed = arguments.folder / f"killed-{runs}"
         survived = 0
         while plan:
-            place, seconds = plan[0]
-            status = train(killed, resume=killed.exists(), crash_at=place, kill_after=seconds)
+            position, seconds = plan[0]
+            status = train(killed, resume=killed.exists(), crash_at=position, kill_after=seconds)
             if status == 0:
                 break
-            what = place or f"after {seconds:.1f} s"
+            what = position or f"after {seconds:.1f} s"
             if status != -signal.SIGKILL:
                 sys.exit(f"exit status {status} at {what}; see {killed}.log")
             print(f"  run {runs} killed: {what}", flush=True)
@@ -158,15 +158,15 @@ def rows(run: Path, query: str) -> list[tuple]:
 
 def audit(run: Path, levade: Path) -> None:
     """Exits with an error if a run does not agree with its ledger."""
-    places = [
-        (phase, place)
+    taken = [
+        (phase, position)
         for phase, plan in rows(run, "SELECT phase, plan FROM steps ORDER BY phase, step")
-        for place in json.loads(plan).get("places", [])
+        for position in json.loads(plan).get("places", [])
     ]
-    if len(places) != len(set(places)):
+    if len(taken) != len(set(taken)):
         sys.exit(f"{run.name}: a task was taken twice")
-    for phase in {phase for phase, _ in places}:
-        mine = sorted(place for at, place in places if at == phase)
+    for phase in {phase for phase, _ in taken}:
+        mine = sorted(position for at, position in taken if at == phase)
         if mine != list(range(len(mine))):
             sys.exit(f"{run.name}: tasks of phase {phase} were left out: {mine}")
     missing = (
@@ -185,7 +185,7 @@ def audit(run: Path, levade: Path) -> None:
     replayed = subprocess.run([levade, "replay", run], capture_output=True, text=True)
     if replayed.returncode != 0:
         sys.exit(f"{run.name} is not done again: {replayed.stdout}{replayed.stderr}")
-    print(f"ok    {run.name}: {len(places)} tasks taken once, {len(steps)} steps done again to the bit", flush=True)
+    print(f"ok    {run.name}: {len(taken)} tasks taken once, {len(steps)} steps done again to the bit", flush=True)
 
 
 if __name__ == "__main__":

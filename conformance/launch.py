@@ -49,12 +49,12 @@ RECOVERY = 420
 class Launched:
     """A launched run, observed from outside."""
 
-    def __init__(self, arguments: argparse.Namespace, folder: Path, run: str, on: str, options: list[str]) -> None:
-        self.run, self.log = folder / run, folder / f"{run}.log"
+    def __init__(self, arguments: argparse.Namespace, directory: Path, run: str, on: str, options: list[str]) -> None:
+        self.run, self.log = directory / run, directory / f"{run}.log"
         self.command = [
             str(arguments.levade),
             "launch",
-            str(folder / "recipe.toml"),
+            str(directory / "recipe.toml"),
             "--on",
             on,
             "--run",
@@ -126,15 +126,15 @@ class Launched:
 
 
 @contextmanager
-def cluster(arguments: argparse.Namespace, folder: Path, mark: str):
+def cluster(arguments: argparse.Namespace, directory: Path, mark: str):
     """Sets up the launcher, and removes it afterwards."""
     match arguments.on:
         case "slurm":
-            there = Slurm(folder, mark)
+            there = Slurm(directory, mark)
         case "ray":
-            there = Ray(folder, mark, arguments.ray)
+            there = Ray(directory, mark, arguments.ray)
         case "ssh":
-            there = Ssh(folder, mark)
+            there = Ssh(directory, mark)
         case _:
             yield None
             return
@@ -158,7 +158,7 @@ def hurt(report: Report, run: Launched, name: str, kill) -> None:
 
 def compare(report: Report, calm: Path, run: Path) -> None:
     """Compares every checkpoint and the store."""
-    names = [sorted(path.name for path in (folder / "checkpoints").glob("step-*")) for folder in (calm, run)]
+    names = [sorted(path.name for path in (directory / "checkpoints").glob("step-*")) for directory in (calm, run)]
     report.expect("checkpoints of the same steps", names[0] == names[1], f"{len(names[1])} of {len(names[0])}")
     files = [path for name in names[0] for path in (calm / "checkpoints" / name).glob("*.safetensors")]
     other = [run / path.relative_to(calm) for path in files]
@@ -185,13 +185,13 @@ def logs(report: Report, run: Path, further: tuple[str, ...]) -> None:
         report.expect(f"launch/{name}", text in found and found != "", f"{len(found.splitlines())} lines")
 
 
-def launched(arguments: argparse.Namespace, report: Report, folder: Path) -> None:
+def launched(arguments: argparse.Namespace, report: Report, directory: Path) -> None:
     """Compares an undisturbed run with disturbed ones."""
-    mark = folder.name
+    mark = directory.name
     os.environ[MARK] = mark
-    calm = Launched(arguments, folder, "calm", "local", [])
+    calm = Launched(arguments, directory, "calm", "local", [])
     # Reuses the undisturbed run of an earlier launcher in this directory.
-    whole = folder / "calm.whole"
+    whole = directory / "calm.whole"
     if not whole.exists():
         calm.start({})
         code = calm.process.wait(1800)
@@ -199,8 +199,8 @@ def launched(arguments: argparse.Namespace, report: Report, folder: Path) -> Non
         if code:
             return
         whole.touch()
-    with cluster(arguments, folder, mark) as there:
-        run = Launched(arguments, folder, f"run-{arguments.on}", arguments.on, there.options() if there else [])
+    with cluster(arguments, directory, mark) as there:
+        run = Launched(arguments, directory, f"run-{arguments.on}", arguments.on, there.options() if there else [])
         kills = {what: lambda what=what: run.kill(what) for what in ("rank", "part", "trainer")}
         kills |= there.kills if there else {}
         kills["stop"] = run.stop
@@ -230,23 +230,23 @@ def launched(arguments: argparse.Namespace, report: Report, folder: Path) -> Non
         compare(report, calm.run, run.run)
     # Supervisors take some seconds to end their processes.
     deadline = time.monotonic() + 15
-    while (left := left_of(mark, folder)) and time.monotonic() < deadline:
+    while (left := left_of(mark, directory)) and time.monotonic() < deadline:
         time.sleep(0.5)
     report.expect("nothing is left running", not left, "; ".join(one.command[:60] for one in left))
     for one in left:
         one.kill()
 
 
-def manifests(arguments: argparse.Namespace, report: Report, folder: Path) -> None:
+def manifests(arguments: argparse.Namespace, report: Report, directory: Path) -> None:
     """Renders and validates manifests for Kubernetes."""
-    options = ["--image", "registry/levade:1", "--claim", f"runs:{folder}", "--namespace", "ml", "--dry-run"]
-    run = Launched(arguments, folder, "k8s", "k8s", options)
+    options = ["--image", "registry/levade:1", "--claim", f"runs:{directory}", "--namespace", "ml", "--dry-run"]
+    run = Launched(arguments, directory, "k8s", "k8s", options)
     text = said(*run.command)
     rendered = text.split("job.yaml\n", 1)[1].split("\n$ ")[0]
     for kind, key in (("Service", "publishNotReadyAddresses"), ("Job", "backoffLimit")):
         (document,) = (part for part in rendered.split("---\n") if f'"kind": "{kind}"' in part)
         for wrong in ("", f"{key}s"):
-            path = folder / "document.yaml"
+            path = directory / "document.yaml"
             path.write_text(document.replace(f'"{key}"', f'"{wrong}"') if wrong else document)
             done = subprocess.run([arguments.validate, "--strict", path], capture_output=True, text=True)
             said_so = done.stdout + done.stderr
@@ -277,22 +277,24 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit("told to end"))
     report = Report()
-    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="launch-", dir="/tmp"))
-    folder = folder.absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "model").exists():
-        make_model(folder / "model")
-    python = folder / "python"
+    directory = arguments.folder or Path(tempfile.mkdtemp(prefix="launch-", dir="/tmp"))
+    directory = directory.absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    if not (directory / "model").exists():
+        make_model(directory / "model")
+    python = directory / "python"
     source = ROOT / "python/levade_torch/src"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={source} PYTHONDONTWRITEBYTECODE=1 exec {arguments.python} "$@"\n')
     python.chmod(0o755)
-    (folder / "recipe.toml").write_text(RECIPE.format(model=folder / "model", python=python, steps=arguments.steps))
-    (folder / "score.py").write_text(SCORE)
+    (directory / "recipe.toml").write_text(
+        RECIPE.format(model=directory / "model", python=python, steps=arguments.steps)
+    )
+    (directory / "score.py").write_text(SCORE)
     start = time.monotonic()
-    (manifests if arguments.on == "k8s" else launched)(arguments, report, folder)
-    print(f"      {time.monotonic() - start:.0f} s in all; in {folder}", flush=True)
+    (manifests if arguments.on == "k8s" else launched)(arguments, report, directory)
+    print(f"      {time.monotonic() - start:.0f} s in all; in {directory}", flush=True)
     if not report.failures and arguments.folder is None:
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)
     report.finish()
 
 

@@ -54,9 +54,9 @@ metric_list: [{{metric: exact_match}}]
 """
 
 
-def write_tasks(folder: Path, items: int) -> None:
+def write_tasks(directory: Path, items: int) -> None:
     """Writes the tasks and their items."""
-    folder.mkdir(parents=True)
+    directory.mkdir(parents=True)
     rng = random.Random(33)
     choices, written = [], []
     for _ in range(items):
@@ -68,9 +68,9 @@ def write_tasks(folder: Path, items: int) -> None:
         a, b = rng.randrange(1, 20), rng.randrange(1, 20)
         written.append({"question": f"What is {a} plus {b}?", "answer": str(a + b)})
     for name, rows, text in [("choice", choices, CHOICE), ("written", written, WRITTEN)]:
-        data = folder / f"{name}.jsonl"
+        data = directory / f"{name}.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / f"{name}.yaml").write_text(text.format(data=data))
+        (directory / f"{name}.yaml").write_text(text.format(data=data))
 
 
 def write_model(model: Path, out: Path) -> None:
@@ -163,26 +163,26 @@ def main() -> None:
         sys.exit("Name SmolLM2-135M-Instruct with --model or LEVADE_CONFORMANCE_MODEL: random weights write no sums.")
     _, report = begin(args)
     with scratch() as name:
-        folder = Path(name)
-        tasks, weights = folder / "tasks", folder / "model"
+        directory = Path(name)
+        tasks, weights = directory / "tasks", directory / "model"
         write_tasks(tasks, args.items)
         write_model(args.model, weights)
         hf = {"pretrained": weights, "dtype": "float32"}
-        choices = measured(folder / "hf-choice", tasks, "levade_choice", "hf", hf, "--batch_size", "8")
+        choices = measured(directory / "hf-choice", tasks, "levade_choice", "hf", hf, "--batch_size", "8")
         chat = ["--apply_chat_template"]
-        texts = measured(folder / "hf-written", tasks, "levade_written", "hf", hf, "--batch_size", "1", *chat)
-        with served(args.levade, args.model, args.threads, folder / "serve.log") as base:
+        texts = measured(directory / "hf-written", tasks, "levade_written", "hf", hf, "--batch_size", "1", *chat)
+        with served(args.levade, args.model, args.threads, directory / "serve.log") as base:
             api = {"model": "small", "num_concurrent": 4, "base_url": f"{base}/v1/completions"}
             for tokenizer in ["huggingface", "remote"]:
                 given = api | {"tokenizer_backend": tokenizer}
                 if tokenizer == "huggingface":
                     given |= {"tokenizer": weights, "tokenized_requests": True}
                 more = ["--batch_size", "4" if tokenizer == "huggingface" else "1"]
-                out = folder / f"ours-{tokenizer}"
+                out = directory / f"ours-{tokenizer}"
                 ours = measured(out, tasks, "levade_choice", "local-completions", given, *more)
                 compare_choices(report, f"local-completions, tokenizer {tokenizer}", ours, choices)
             given = api | {"base_url": f"{base}/v1/chat/completions"}
-            ours = measured(folder / "ours-chat", tasks, "levade_written", "local-chat-completions", given, *chat)
+            ours = measured(directory / "ours-chat", tasks, "levade_written", "local-chat-completions", given, *chat)
             compare_texts(report, "local-chat-completions", ours, texts)
     report.finish()
 

@@ -21,11 +21,11 @@ BOUND = 1e-3
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     levade, report = begin(arguments)
-    with scratch() as folder, torch.inference_mode():
-        for name, path in all_models(Path(folder), arguments.only, arguments.model):
+    with scratch() as directory, torch.inference_mode():
+        for name, path in all_models(Path(directory), arguments.only, arguments.model):
             model = reference(path)
             sequences = ragged(model.config.vocab_size, seed=1, longest=200)
-            out = Path(folder) / "out"
+            out = Path(directory) / "out"
             levade.run("logits", path, out, sequences=sequences)
             ours = tensors(out)
             worst, spread, agree, rows = 0.0, 0.0, 0, 0

@@ -390,9 +390,9 @@ def main() -> int:
     pairs += list(of_files(args.files, args.most, random.Random(args.seed)))
 
     ours = graded(args.levade, [(f"${a}$", f"\\boxed{{{b}}}") for _, a, b, _ in pairs])
-    begun = time.process_time()
+    started = time.process_time()
     theirs = [verified(a, f"\\boxed{{{b}}}") for _, a, b, _ in pairs]
-    seconds = time.process_time() - begun
+    seconds = time.process_time() - started
 
     wrong, agree, explained, apart = Counter(), 0, Counter(), defaultdict(list)
     for (kind, a, b, truth), our, their in zip(pairs, ours, theirs, strict=True):

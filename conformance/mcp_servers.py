@@ -37,8 +37,8 @@ kind = "mcp"
 def run(
     arguments: argparse.Namespace, tool: str, call: str | None = None, values: dict | None = None
 ) -> tuple[int, str, str]:
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = Path(folder) / "recipe.toml"
+    with tempfile.TemporaryDirectory() as directory:
+        recipe = Path(directory) / "recipe.toml"
         recipe.write_text(RECIPE.format(model=json.dumps(arguments.model)) + tool)
         more = ["--call", call, "--arguments", json.dumps(values)] if call else []
         done = subprocess.run(

@@ -25,7 +25,7 @@ START = 120
 
 
 class Server:
-    def __init__(self, store: str, folder: Path) -> None:
+    def __init__(self, store: str, directory: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -42,7 +42,7 @@ class Server:
             "--workers",
             "1",
         ]
-        self.folder = folder
+        self.folder = directory
 
     def start(self) -> None:
         # Servers reject file stores unless this variable allows them.
@@ -65,8 +65,8 @@ class Server:
         self.process.wait()
 
 
-def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) -> None:
-    server, run = Server(store, folder), folder / "run"
+def check(kind: str, store: str, directory: Path, arguments: argparse.Namespace) -> None:
+    server, run = Server(store, directory), directory / "run"
     changes = [part for change in [*arguments.set, f"metrics.mlflow={server.url}"] for part in ("--set", change)]
 
     def train(resume: bool, crash_at: str | None = None) -> subprocess.Popen:
@@ -77,14 +77,14 @@ def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) ->
             *(["--resume"] if resume else changes),
         ]
         environment = os.environ | ({"LEVADE_CRASH_AT": crash_at} if crash_at else {})
-        with (folder / "run.log").open("a") as log:
+        with (directory / "run.log").open("a") as log:
             return subprocess.Popen(
                 [*command, "--run", run], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
 
     server.start()
     if train(False, "metrics_written:2").wait() != -signal.SIGKILL:
-        sys.exit(f"{kind}: the run did not come to its second step; see {folder}/run.log")
+        sys.exit(f"{kind}: the run did not come to its second step; see {directory}/run.log")
     going_on = train(True)
     # The server is down for a while during the run.
     time.sleep(arguments.away_after)
@@ -92,9 +92,9 @@ def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) ->
     time.sleep(arguments.away)
     server.start()
     if going_on.wait() != 0:
-        sys.exit(f"{kind}: the run failed; see {folder}/run.log")
+        sys.exit(f"{kind}: the run failed; see {directory}/run.log")
 
-    if "not all metrics were taken" in (log := (folder / "run.log").read_text()):
+    if "not all metrics were taken" in (log := (directory / "run.log").read_text()):
         sys.exit(f"{kind}: the run ended before the server was back; give more steps:\n{log[-500:]}")
 
     import mlflow
@@ -144,9 +144,9 @@ def main() -> None:
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     arguments = p.parse_args()
     for kind in ("database", "files"):
-        with tempfile.TemporaryDirectory(prefix="levade-mlflow-") as folder:
-            store = f"sqlite:///{folder}/store.db" if kind == "database" else f"{folder}/store"
-            check(kind, store, Path(folder), arguments)
+        with tempfile.TemporaryDirectory(prefix="levade-mlflow-") as directory:
+            store = f"sqlite:///{directory}/store.db" if kind == "database" else f"{directory}/store"
+            check(kind, store, Path(directory), arguments)
 
 
 if __name__ == "__main__":

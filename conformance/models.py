@@ -162,7 +162,7 @@ BASE = {
 GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 168}
 
 
-def make(case: Case, folder: Path) -> Path:
+def make(case: Case, directory: Path) -> Path:
     """Writes the model to `folder / name`."""
     config_class, model_class, extra = FAMILIES[case.family]
     grouped = {} if "num_key_value_heads" in case.shape else GROUPED
@@ -180,7 +180,7 @@ def make(case: Case, folder: Path) -> Path:
                 parameter.normal_(0.0, 0.2)
             else:
                 parameter.normal_(0.0, 1.3 * parameter.shape[-1] ** -0.5)
-    out = folder / case.name
+    out = directory / case.name
     model.to(case.dtype).save_pretrained(out, max_shard_size=case.shard)
     if case.shard != "5GB" and not (out / "model.safetensors.index.json").exists():
         raise RuntimeError(f"{case.name} was meant to be sharded, but fits into one file")
@@ -206,10 +206,10 @@ def respell(path: Path) -> None:
     path.write_text(json.dumps(config, indent=2))
 
 
-def all_models(folder: Path, only: str, given: Path | None) -> Iterator[tuple[str, Path]]:
+def all_models(directory: Path, only: str, given: Path | None) -> Iterator[tuple[str, Path]]:
     """Yields names and paths: the user's model, if given, and the cases whose names contain `only`."""
     if given is not None and only in Path(given).name:
         yield Path(given).name, Path(given)
     for case in CASES:
         if only in case.name:
-            yield case.name, make(case, folder)
+            yield case.name, make(case, directory)

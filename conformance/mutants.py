@@ -288,19 +288,19 @@ def blamed(errors, planted):
 def ran(copy, program, tests, environment, limit):
     """Runs tests of a crate's program. Returns whether they passed, the output, and the seconds; None on a timeout."""
     crate, program = program
-    folder = copy / "crates" / crate
+    directory = copy / "crates" / crate
     environment = (
         os.environ
-        | {"CARGO_MANIFEST_DIR": str(folder), "CARGO_PKG_NAME": f"levade-{crate}"}
+        | {"CARGO_MANIFEST_DIR": str(directory), "CARGO_PKG_NAME": f"levade-{crate}"}
         | {"PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
         | environment
     )
-    begun = time.monotonic()
+    started = time.monotonic()
     command = [program, "--exact", *tests, "--test-threads", "1"]
     # A separate process group, so that child processes of tests end with them.
     process = subprocess.Popen(
         command,
-        cwd=folder,
+        cwd=directory,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -310,7 +310,7 @@ def ran(copy, program, tests, environment, limit):
     )
     try:
         out, _ = process.communicate(timeout=limit)
-        return process.returncode == 0, out, time.monotonic() - begun
+        return process.returncode == 0, out, time.monotonic() - started
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.communicate()

@@ -60,12 +60,12 @@ def train(model) -> tuple[list[dict], list[float]]:
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     levade, report = begin(arguments)
-    with scratch() as folder:
-        for name, path in all_models(Path(folder), arguments.only, None):
+    with scratch() as directory:
+        for name, path in all_models(Path(directory), arguments.only, None):
             model = reference(path)
             before = {n: p.detach().clone() for n, p in model.named_parameters()}
             steps, norms = train(model)
-            out = Path(folder) / "out"
+            out = Path(directory) / "out"
             result = levade.run("steps", path, out, steps=steps)
             reported = [step["grad_norm"] for step in result["steps"]]
             drift = max(abs(a / b - 1.0) for a, b in zip(reported, norms, strict=True))

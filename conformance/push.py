@@ -48,7 +48,7 @@ PLUGIN = ROOT / "python" / "levade_vllm"
 ENDS = list(range(3, VOCABULARY, 16))
 
 
-def make_model(folder: Path, width: int, layers: int) -> None:
+def make_model(directory: Path, width: int, layers: int) -> None:
     """Creates random weights, large enough for non-uniform distributions and for a push that takes a moment."""
     torch.manual_seed(1)
     config = LlamaConfig(
@@ -66,15 +66,15 @@ def make_model(folder: Path, width: int, layers: int) -> None:
         eos_token_id=ENDS,
         initializer_range=0.08,
     )
-    folder.mkdir(parents=True)
+    directory.mkdir(parents=True)
     model = LlamaForCausalLM(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 # Norm weights of 1 would look the same if none ever arrived.
                 parameter.normal_(1.0, 0.2)
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
+    model.save_pretrained(directory)
+    (directory / "generation_config.json").unlink(missing_ok=True)
 
 
 class Sglang(Vllm):
@@ -95,14 +95,14 @@ class Sglang(Vllm):
         return [python, "-m", "sglang.launch_server", *words, *sglang_cpu.FLAGS, *args]
 
 
-def plugin(folder: Path, python: str) -> Path:
+def plugin(directory: Path, python: str) -> Path:
     """Creates a directory in which only vLLM's plugin is installed."""
     pip = ["uv", "pip", "install", "--python", python] if shutil.which("uv") else [python, "-m", "pip", "install"]
     # A build leaves files in its source directory, so the source is copied.
-    source = shutil.copytree(PLUGIN, folder.with_name("plugin-source"))
-    command = [*pip, "--quiet", "--no-deps", "--target", folder, source]
+    source = shutil.copytree(PLUGIN, directory.with_name("plugin-source"))
+    command = [*pip, "--quiet", "--no-deps", "--target", directory, source]
     subprocess.run(command, check=True, timeout=300)
-    return folder
+    return directory
 
 
 class Trial:
@@ -134,8 +134,8 @@ class Trial:
     def start(self, in_flight: str) -> None:
         """Starts a learner from its initial weights, and a fleet to which it publishes."""
         self.starts += 1
-        folder = self.root / f"run-{self.starts}"
-        self.group = Group(self.options.processes, folder, model=self.model, keep_published=100).wait()
+        directory = self.root / f"run-{self.starts}"
+        self.group = Group(self.options.processes, directory, model=self.model, keep_published=100).wait()
         address = self.group.port_file.read_text().strip()
         learner = {"url": f"http://{address}", "token": self.group.token, "weights": "group"}
         seconds = self.options.seconds
@@ -162,9 +162,9 @@ class Trial:
         """Takes a training step that is large enough to change every number."""
         paths = [self.prompt() for _ in range(2)]
         self.fleet.tell(do="learn", paths=paths, rate=2e-3)
-        learnt = self.fleet.hear(self.options.seconds, learnt=None)
-        if learnt["learnt"] is None:
-            self.report.expect("a step is learnt", False, learnt["error"])
+        trained = self.fleet.hear(self.options.seconds, learnt=None)
+        if trained["learnt"] is None:
+            self.report.expect("a step is learnt", False, trained["error"])
 
     def publish(self) -> int:
         """Starts a publication."""
@@ -179,8 +179,8 @@ class Trial:
     def remember(self, version: int) -> None:
         """Loads the weights of a version, as the learner wrote them."""
         if self.published(version).exists():
-            folder = self.published(version)
-            self.models[version] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            directory = self.published(version)
+            self.models[version] = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
     def ask(self, tokens: int, least: int = 0) -> tuple[int, list[int]]:
         """Starts a completion."""
@@ -228,9 +228,9 @@ class Trial:
             self.learn()
             asked = [self.ask(400) for _ in range(2)]
             time.sleep(random.uniform(0.2, 1.0))
-            version, begun = self.publish(), time.monotonic()
+            version, started = self.publish(), time.monotonic()
             adopted = self.fleet.hear(seconds, adopted=version)
-            took = time.monotonic() - begun
+            took = time.monotonic() - started
             self.remember(version)
             what = f"push {version} ({in_flight})"
             self.report.expect(f"{what} is adopted", adopted["error"] is None, f"{took:.1f} s {json.dumps(adopted)}")
@@ -286,7 +286,7 @@ class Trial:
             self.learn()
             asked = self.ask(200)
             victim, opened = self.servers[kill % len(self.servers)], self.opened()
-            version, begun = self.publish(), time.monotonic()
+            version, started = self.publish(), time.monotonic()
             self.sending(opened)
             time.sleep(random.uniform(0.0, self.options.moment))
             victim.kill()
@@ -294,7 +294,7 @@ class Trial:
             victim.start()
             adopted = self.fleet.hear(self.options.seconds, adopted=version)
             self.remember(version)
-            took = time.monotonic() - begun
+            took = time.monotonic() - started
             self.report.expect(f"{what} is survived", adopted["error"] is None, f"{took:.1f} s {json.dumps(adopted)}")
             self.check(what, *asked, 200, self.options.bound)
             self.settle(what)
@@ -312,12 +312,12 @@ class Trial:
             self.learn()
             asked = self.ask(200)
             what, opened = f"the learner killed in push {self.version + 1}", self.opened()
-            version, begun = self.publish(), time.monotonic()
+            version, started = self.publish(), time.monotonic()
             self.sending(opened)
             time.sleep(random.uniform(0.0, self.options.moment))
             self.group.processes.kill()
             adopted = self.fleet.hear(self.options.seconds, adopted=version)
-            took = time.monotonic() - begun
+            took = time.monotonic() - started
             self.remember(version)
             self.report.expect(
                 f"{what} does not hang", took < self.options.seconds, f"{took:.1f} s {json.dumps(adopted)}"

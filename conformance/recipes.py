@@ -33,7 +33,7 @@ def scores(record: Path) -> list[tuple[str, float | None]]:
         return []  # not there yet
 
 
-def tried(arguments: argparse.Namespace, name: str, phase: int, environment: dict, folder: Path) -> list[float]:
+def tried(arguments: argparse.Namespace, name: str, phase: int, environment: dict, directory: Path) -> list[float]:
     """Returns the scores of scripted completions in one phase of a recipe."""
     recipe, text = ROOT / "recipes" / name, (ROOT / "recipes" / name / "recipe.toml").read_text(encoding="utf-8")
     fields = [line.split('"')[1] for line in text.splitlines() if line.startswith("source = { field")]
@@ -44,10 +44,10 @@ def tried(arguments: argparse.Namespace, name: str, phase: int, environment: dic
         "phase.0.demonstrations": arguments.tasks,
     }
     changes = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-    run = folder / f"{name}-{phase}"
+    run = directory / f"{name}-{phase}"
     command = [arguments.levade, "train", recipe, "--run", run, *changes]
     began, found = time.monotonic(), []
-    with (folder / f"{name}-{phase}.log").open("w") as log:
+    with (directory / f"{name}-{phase}.log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             while process.poll() is None and time.monotonic() - began < arguments.seconds:
@@ -60,7 +60,7 @@ def tried(arguments: argparse.Namespace, name: str, phase: int, environment: dic
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if len(found) < arguments.tasks:
-        print((folder / f"{name}-{phase}.log").read_text()[-2000:], file=sys.stderr)
+        print((directory / f"{name}-{phase}.log").read_text()[-2000:], file=sys.stderr)
     return [score or 0.0 for _, score in scores(run / "run.db")]
 
 
@@ -76,7 +76,7 @@ def main() -> None:
         parser.error(f"there is no recipe {unknown[0]} among {', '.join(RECIPES)}")
     environment = os.environ | {"PATH": ":".join([*arguments.path, os.environ["PATH"]])}
     good = True
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         for name in arguments.recipes or RECIPES:
             recipe = ROOT / "recipes" / name
             subprocess.run([sys.executable, recipe / "prepare.py"], check=True, stdout=subprocess.DEVNULL)
@@ -84,7 +84,7 @@ def main() -> None:
                 index = [recipe / "data/made-up-passages.jsonl", "--out", recipe / "data/index"]
                 subprocess.run([arguments.levade, "search", "index", *index], check=True)
             for phase in RECIPES[name]:
-                found = tried(arguments, name, phase, environment, Path(folder))
+                found = tried(arguments, name, phase, environment, Path(directory))
                 right = sum(score >= 1.0 for score in found)
                 good &= right == len(found) == arguments.tasks
                 print(f"{name}, phase {phase}: {right} of {arguments.tasks} with a score of 1", flush=True)

@@ -37,18 +37,18 @@ VOCABULARY, CONTEXT = 320, 512
 TEXT = "A farmer has 17 cows, buys 25 more, and sells 8 of them."
 
 
-def make_tokenizer(folder: Path) -> list[int]:
+def make_tokenizer(directory: Path) -> list[int]:
     """Creates a byte-level tokenizer. Returns the tokens of the probe's text."""
     from transformers import PreTrainedTokenizerFast
 
     from byte_level import byte_level
 
     tokenizer = byte_level()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
     return tokenizer.encode(TEXT).ids
 
 
-def make_model(folder: Path, seed: int, probe: list[int]) -> None:
+def make_model(directory: Path, seed: int, probe: list[int]) -> None:
     """Creates random weights, large enough for non-uniform distributions, and the learner's `probe.json`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -69,11 +69,11 @@ def make_model(folder: Path, seed: int, probe: list[int]) -> None:
         initializer_range=0.2,
     )
     model = LlamaForCausalLM(config)
-    folder.mkdir(parents=True)
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
+    directory.mkdir(parents=True)
+    model.save_pretrained(directory)
+    (directory / "generation_config.json").unlink(missing_ok=True)
     logprobs = logprobs_of(model, probe, 1, 1.0)
-    (folder / "probe.json").write_text(json.dumps({"tokens": probe, "logprobs": logprobs}))
+    (directory / "probe.json").write_text(json.dumps({"tokens": probe, "logprobs": logprobs}))
 
 
 def logprobs_of(model, path: list[int], start: int, temperature: float) -> list[float]:
@@ -154,11 +154,11 @@ class Vllm:
         self.process.wait()
 
     def wait(self, seconds: float) -> float:
-        begun = time.time()
-        while time.time() - begun < seconds:
+        started = time.time()
+        while time.time() - started < seconds:
             try:
                 urllib.request.urlopen(f"{self.url}/health", timeout=5)
-                return time.time() - begun
+                return time.time() - started
             except OSError:
                 if self.process.poll() is not None:
                     break
@@ -231,8 +231,8 @@ class Fleet:
             },
         )
 
-    def adopt(self, version: int, folder: Path) -> None:
-        self.tell(do="adopt", version=version, folder=str(folder))
+    def adopt(self, version: int, directory: Path) -> None:
+        self.tell(do="adopt", version=version, folder=str(directory))
 
     def close(self) -> None:
         self.process.stdin.close()

@@ -242,9 +242,9 @@ def of_the_host(host: Host, service: Service, programs: list):
     lease = take % (data, "fcntl(file, 1024, fcntl.F_RDLCK)")
 
     def opened_late() -> bool:
-        begun = time.monotonic()
+        started = time.monotonic()
         data.open("r+").close()
-        return time.monotonic() - begun > 0.5
+        return time.monotonic() - started > 0.5
 
     yield "a lease delays the host's write", while_running(lease, opened_late)
     before = len(host.arrived)

@@ -22,12 +22,12 @@ FLAGS = [
 ]
 
 
-def variables(folder: Path) -> dict[str, str]:
+def variables(directory: Path) -> dict[str, str]:
     """Returns a server's environment variables. Builds the driver stub in this directory (with gcc)."""
-    folder.mkdir(exist_ok=True)
-    library = folder / "libcuda.so.1"
+    directory.mkdir(exist_ok=True)
+    library = directory / "libcuda.so.1"
     if not library.exists():
-        source = folder / "cuda.c"
+        source = directory / "cuda.c"
         source.write_text("".join(f"int cu{name}(){{return 100;}}\n" for name in DRIVER.split()))
         subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
-    return {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": str(folder)}
+    return {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": str(directory)}

@@ -55,11 +55,11 @@ def register():
 """
 
 
-def write_plugin(folder: Path) -> None:
+def write_plugin(directory: Path) -> None:
     """Writes the plugin as if installed, in a directory on Python's search path."""
-    information = folder / "levade_sleep-1.0.dist-info"
+    information = directory / "levade_sleep-1.0.dist-info"
     information.mkdir(parents=True)
-    (folder / "levade_sleep.py").write_text(PLUGIN)
+    (directory / "levade_sleep.py").write_text(PLUGIN)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: levade-sleep\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[vllm.general_plugins]\nlevade_sleep = levade_sleep:register\n")
 
@@ -97,17 +97,17 @@ class Asked:
         self.good("POST", "/sleep?level=2&mode=abort")
         self.good("POST", "/update_weight_version", {"new_version": "levade-asleep"})
 
-    def read(self, folder: Path | None, label: str) -> None:
+    def read(self, directory: Path | None, label: str) -> None:
         """Loads the weights of a directory, or the initial weights."""
-        call = {"weights_path": str(folder or self.good("GET", "/v1/models")["data"][0]["root"])}
+        call = {"weights_path": str(directory or self.good("GET", "/v1/models")["data"][0]["root"])}
         self.good("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": call, "timeout": self.seconds})
         self.good("POST", "/reset_prefix_cache")
         self.good("POST", "/update_weight_version", {"new_version": label})
 
-    def wake(self, folder: Path | None, label: str) -> None:
+    def wake(self, directory: Path | None, label: str) -> None:
         """Wakes the server, as `crates/remote/src/server/vllm.rs` does."""
         self.good("POST", "/wake_up?tags=weights")
-        self.read(folder, label)
+        self.read(directory, label)
         self.good("POST", "/wake_up?tags=kv_cache")
         self.good("POST", "/resume")
 

@@ -56,9 +56,11 @@ def accumulate(model: torch.nn.Module, step: Step) -> float:
         logits = model(ids).logits
         loss = torch.zeros(())
         for row, ((tokens, sampled, _), advantage) in zip(logits, these, strict=True):
-            places = torch.tensor([place for place, _, _ in sampled])
+            indices = torch.tensor([index for index, _, _ in sampled])
             temperature = sampled[0][2]
-            logps = (row[places - 1] / temperature).log_softmax(-1).gather(1, torch.tensor(tokens)[places, None])[:, 0]
+            logps = (
+                (row[indices - 1] / temperature).log_softmax(-1).gather(1, torch.tensor(tokens)[indices, None])[:, 0]
+            )
             recorded = torch.tensor([logp for _, logp, _ in sampled])
             worst = max(worst, (logps.detach() - recorded).abs().max().item())
             loss = loss - advantage * (logps - logps.detach()).exp().sum() / tokens_of_step
@@ -79,7 +81,7 @@ def main() -> None:
     phase = tomllib.loads((arguments.run / "recipe.toml").read_text())["phase"][-1]
     adam = phase["optimiser"]
     model = reference(arguments.model)
-    begun = {name: weight.clone() for name, weight in model.state_dict().items()}
+    started = {name: weight.clone() for name, weight in model.state_dict().items()}
     optimiser = torch.optim.AdamW(
         model.parameters(),
         lr=phase["learning_rate"],
@@ -95,8 +97,8 @@ def main() -> None:
         optimiser.step()
         optimiser.zero_grad()
     ended = load_file(arguments.checkpoint / "model.safetensors")
-    ours = torch.cat([(ended[name].float() - begun[name]).flatten() for name in ended])
-    theirs = torch.cat([(model.state_dict()[name] - begun[name]).flatten() for name in ended])
+    ours = torch.cat([(ended[name].float() - started[name]).flatten() for name in ended])
+    theirs = torch.cat([(model.state_dict()[name] - started[name]).flatten() for name in ended])
     report.check("how the weights have moved", relative(ours, theirs), 1e-2, f"by {theirs.norm():.4f} in all")
     report.finish()
 

@@ -184,34 +184,34 @@ def loss_in(metrics: dict, policy: str) -> float:
     return found
 
 
-def terms_of(binary: Path, folder: Path, attempt: str, step: int) -> list[dict]:
+def terms_of(binary: Path, directory: Path, attempt: str, step: int) -> list[dict]:
     """Returns the terms of an attempt in a step. There are none while only a critic trains."""
     command = ["inspect", "run", "--attempt", attempt, "--step", str(step), "--terms", "--json"]
     try:
-        return [json.loads(line) for line in call(binary, folder, *command).splitlines()]
+        return [json.loads(line) for line in call(binary, directory, *command).splitlines()]
     except RuntimeError as error:
         if "trained no token of" in str(error):
             return []
         raise
 
 
-def check(binary: Path, folder: Path, most: int) -> tuple[str | None, str]:
+def check(binary: Path, directory: Path, most: int) -> tuple[str | None, str]:
     """Checks the steps of a run. Returns the first difference, and counts of what was exercised."""
-    run = folder / "run"
+    run = directory / "run"
     metrics, counts = recorded(run), Counter()
     for phase, step, attempts in steps_of(run, most):
-        place, terms = f"phase {phase}, step {step}", []
+        location, terms = f"phase {phase}, step {step}", []
         for attempt in attempts:
-            terms += terms_of(binary, folder, attempt, step)
+            terms += terms_of(binary, directory, attempt, step)
         if not terms and any(metrics[phase, step][name] for name in metrics[phase, step] if name.endswith(UPDATES)):
-            return f"{place}: no terms, though the step had updates", ""
+            return f"{location}: no terms, though the step had updates", ""
         for policy, of_policy in groupby(sorted(terms, key=lambda t: t["policy"]), key=lambda t: t["policy"]):
             of_policy = list(of_policy)
             if missing := gap(of_policy):
-                return f"{place}, {policy}: {missing}", ""
+                return f"{location}, {policy}: {missing}", ""
             want, got = loss_in(metrics[phase, step], policy), total(of_policy)
             if want != got:
-                return f"{place}, {policy}: terms add up to {got!r}, recorded is {want!r}", ""
+                return f"{location}, {policy}: terms add up to {got!r}, recorded is {want!r}", ""
             counts["sums"] += 1
             counts["off in another order"] += sum(term["part"] for term in of_policy) != want * updates(of_policy)
             counts["updates"] += updates(of_policy)
@@ -220,10 +220,10 @@ def check(binary: Path, folder: Path, most: int) -> tuple[str | None, str]:
         for term in terms:
             part = term["weight"] * (term["loss"] - term["bonus"]) if term["weight"] else 0.0
             if part != term["part"]:
-                return f"{place}: a part of {term['part']!r}, but weight × (loss − bonus) is {part!r}: {term}", ""
+                return f"{location}: a part of {term['part']!r}, but weight × (loss − bonus) is {part!r}: {term}", ""
             loss, size = evaluated(term)
             if not abs(loss - term["loss"]) <= 1e-9 * size:
-                return f"{place}: the formula gives {loss!r}: {term}", ""
+                return f"{location}: the formula gives {loss!r}: {term}", ""
             counts["terms"] += 1
             counts["of several in a row"] += term["term"] > 0
             for name in ("clipped", "dual_clipped", "dropped", "marked"):
@@ -255,16 +255,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         root = (options.keep or Path(temporary)).resolve()
         for name, recipe in chosen.items():
-            start, folder = time.monotonic(), root / name
-            folder.mkdir(parents=True)
+            start, directory = time.monotonic(), root / name
+            directory.mkdir(parents=True)
             try:
-                prepare(folder, model)
-                with served(binary, folder, recipe) as text:
-                    (folder / "recipe.toml").write_text(text)
+                prepare(directory, model)
+                with served(binary, directory, recipe) as text:
+                    (directory / "recipe.toml").write_text(text)
                     if "./school" in text:
-                        call(binary, folder, "train", "school.toml")
-                    call(binary, folder, "train", "recipe.toml", "--set", "eval.tasks=0")
-                    found, what = check(binary, folder, options.steps)
+                        call(binary, directory, "train", "school.toml")
+                    call(binary, directory, "train", "recipe.toml", "--set", "eval.tasks=0")
+                    found, what = check(binary, directory, options.steps)
             except (RuntimeError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
                 found, what = f"{type(error).__name__}: {error}", ""
             if found:
@@ -272,7 +272,7 @@ def main() -> None:
             line = f"{'FAIL' if found else 'ok  '}  {name}: {found or what}"
             print(f"{line} ({time.monotonic() - start:.1f} s)", flush=True)
             if not options.keep:
-                shutil.rmtree(folder)
+                shutil.rmtree(directory)
     if failures:
         sys.exit(f"{len(failures)} of {len(chosen)} recipes failed: {', '.join(failures)}")
     print(f"all {len(chosen)} recipes passed")

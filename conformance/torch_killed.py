@@ -43,9 +43,9 @@ def crcs(manifest: dict) -> dict[str, int]:
 class Run:
     """Updates of a policy in a directory, on successive groups."""
 
-    def __init__(self, folder: Path) -> None:
-        self.made = make(MODELS["qwen3"], folder)
-        self.root = folder / "run"
+    def __init__(self, directory: Path) -> None:
+        self.made = make(MODELS["qwen3"], directory)
+        self.root = directory / "run"
         self.updates = [self._update(seed) for seed in (20, 40)]
 
     def _update(self, seed: int) -> list[dict]:
@@ -73,9 +73,9 @@ class Run:
 
     def save(self, group: Group, name: str) -> dict[str, int]:
         """Saves a checkpoint. Returns checksums."""
-        folder = self.root / name
-        folder.mkdir(exist_ok=True)
-        return crcs(group.call("policy", "save", {"folder": str(folder), "with_optimiser": True})[0])
+        directory = self.root / name
+        directory.mkdir(exist_ok=True)
+        return crcs(group.call("policy", "save", {"folder": str(directory), "with_optimiser": True})[0])
 
     def load(self, group: Group, name: str) -> None:
         """Loads a checkpoint."""
@@ -157,12 +157,12 @@ def nonsense(report: Report, run: Run, group: Group) -> None:
 def publications(report: Report, run: Run, group: Group) -> None:
     """Publishes three versions, of which two stay. transformers loads the last one."""
     found = [group.call("policy", "publish", {"version": version})[0]["weights"] for version in (1, 2, 3)]
-    folder = Path(found[-1]["at"]["manifest"]["place"]["local"])
-    report.expect("two publications stay", sorted(p.name for p in folder.parent.iterdir()) == ["v2", "v3"])
-    saved, published = load_file(run.root / "after" / "model.safetensors"), load_file(folder / "model.safetensors")
+    directory = Path(found[-1]["at"]["manifest"]["place"]["local"])
+    report.expect("two publications stay", sorted(p.name for p in directory.parent.iterdir()) == ["v2", "v3"])
+    saved, published = load_file(run.root / "after" / "model.safetensors"), load_file(directory / "model.safetensors")
     report.check("published weights", distance(published, saved), 0.0)
     report.expect("the published version is described", group.get("/v1/describe")["learners"]["policy"]["version"] == 3)
-    Plain(folder, critic=False)
+    Plain(directory, critic=False)
 
 
 def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=Forked, **options) -> None:
@@ -217,11 +217,11 @@ def other_sizes(report: Report, run: Run) -> None:
         report.expect("two ranks load what one saved", run.save(group, "back") == crcs_of(run.root / "second of one"))
 
 
-def crcs_of(folder: Path) -> dict[str, int]:
+def crcs_of(directory: Path) -> dict[str, int]:
     """Returns checksums of the files on disk."""
     from levade_torch.files import checksum
 
-    return {path.name: checksum(path)[1] for path in folder.iterdir()}
+    return {path.name: checksum(path)[1] for path in directory.iterdir()}
 
 
 def refused_starts(report: Report, run: Run) -> None:
@@ -244,8 +244,8 @@ def refused_starts(report: Report, run: Run) -> None:
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     report = Report()
-    with scratch() as folder:
-        run = Run(Path(folder))
+    with scratch() as directory:
+        run = Run(Path(directory))
         steps = {
             "first": lambda: None,
             "kill 1": lambda: ended(report, run, 1, signal.SIGKILL),

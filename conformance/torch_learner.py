@@ -117,8 +117,8 @@ KINDS = [
 class Plain:
     """A transformers model, with a value head if it is a critic."""
 
-    def __init__(self, folder: Path, critic: bool) -> None:
-        self.model = reference(folder)
+    def __init__(self, directory: Path, critic: bool) -> None:
+        self.model = reference(directory)
         self.head = torch.nn.Linear(self.model.config.hidden_size, 1) if critic else None
         if critic:
             torch.nn.init.zeros_(self.head.weight)
@@ -241,12 +241,12 @@ def distance(ours: dict, theirs: dict) -> float:
 class Check:
     """Checks on one group."""
 
-    def __init__(self, report: Report, group: Group, name: str, folder: Path, bounds: tuple[float, float]) -> None:
-        self.report, self.group, self.name, self.folder = report, group, name, folder
+    def __init__(self, report: Report, group: Group, name: str, directory: Path, bounds: tuple[float, float]) -> None:
+        self.report, self.group, self.name, self.folder = report, group, name, directory
         self.bound, self.logp_bound = bounds
         self.saved = group.root / "saved"
         self.saved.mkdir(exist_ok=True)
-        self.plain = {learner: Plain(folder, critic=learner == "critic") for learner in ("policy", "critic")}
+        self.plain = {learner: Plain(directory, critic=learner == "critic") for learner in ("policy", "critic")}
 
     def start(self, learner: str) -> Plain:
         """Resets both sides to the initial weights, with fresh optimizers."""
@@ -389,12 +389,12 @@ def unstacked(theirs: dict, ours: dict) -> dict:
     return found
 
 
-def run(report: Report, kind: Kind, model: str, folder: Path) -> None:
+def run(report: Report, kind: Kind, model: str, directory: Path) -> None:
     """Runs all checks of a kind of group on one model."""
-    made = make(MODELS[model], folder)
+    made = make(MODELS[model], directory)
     name = f"{kind.name}, {model}"
     options = {"model": made, "critic": made} | kind.options
-    with Group(kind.processes, folder / f"{kind.name} {model}", kind.launcher, **options) as group:
+    with Group(kind.processes, directory / f"{kind.name} {model}", kind.launcher, **options) as group:
         check = Check(report, group, name, made, kind.bounds)
         batch = furnish(check.plain["policy"], paths(BASE["vocab_size"], 2, longest=60), 3)
         check.predictions(batch)
@@ -416,11 +416,11 @@ def main() -> None:
     arguments = p.parse_args()
     torch.set_num_threads(1)
     report = Report()
-    with scratch() as folder:
+    with scratch() as directory:
         exactly = [kind for kind in KINDS if kind.name == arguments.kind]
         for kind in exactly or [kind for kind in KINDS if arguments.kind in kind.name]:
             for model in (model for model in kind.models if arguments.only in model):
-                run(report, kind, model, Path(folder))
+                run(report, kind, model, Path(directory))
     report.finish()
 
 

@@ -42,9 +42,9 @@ SECONDS = 60.0
 class Staged(Run):
     """Updates of a model with a tied embedding."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.made = make(MODELS[TIED], folder)
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.made = make(MODELS[TIED], directory)
 
 
 def checkpoints(report: Report, run: Run) -> None:
@@ -114,21 +114,21 @@ def ends(report: Report, run: Run, group: Group) -> None:
         run.train(group, seed)
     report.expect("updates move log-probabilities", (logprobs() != before).any())
     run.save(group, "ends")
-    learnt = logprobs()
+    trained = logprobs()
     run.load(group, "ends")
     report.expect(
-        "tied ends are equal after updates, to the bit", (logprobs() == learnt).all(), f"{len(learnt)} targets"
+        "tied ends are equal after updates, to the bit", (logprobs() == trained).all(), f"{len(trained)} targets"
     )
 
 
 def published(report: Report, run: Run, group: Group) -> None:
     """Loads a published directory with plain transformers."""
     weights = group.call("policy", "publish", {"version": 1})[0]["weights"]
-    folder = Path(weights["at"]["manifest"]["place"]["local"])
+    directory = Path(weights["at"]["manifest"]["place"]["local"])
     run.save(group, "published")
-    ours, saved = (load_file(path / "model.safetensors") for path in (folder, run.root / "published"))
+    ours, saved = (load_file(path / "model.safetensors") for path in (directory, run.root / "published"))
     report.check("published weights", distance(ours, saved), 0.0)
-    plain = Plain(folder, critic=False).parameters
+    plain = Plain(directory, critic=False).parameters
     report.check("published weights in transformers", distance({n: p.detach() for n, p in plain.items()}, ours), 0.0)
 
 
@@ -195,8 +195,8 @@ def main() -> None:
     arguments = parser(__doc__).parse_args()
     torch.set_num_threads(1)
     report = Report()
-    with scratch() as folder:
-        run = Staged(Path(folder))
+    with scratch() as directory:
+        run = Staged(Path(directory))
         steps = {
             "checkpoints": lambda: checkpoints(report, run),
             "adapters": lambda: adapters(report, run),

@@ -37,9 +37,9 @@ class Keep(TrainerCallback):
         self.gradient = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def of_trl(step: Step, folder: Path, loss_type: str, clip: tuple[float, float], scratch_folder: Path) -> dict:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+def of_trl(step: Step, directory: Path, loss_type: str, clip: tuple[float, float], scratch_folder: Path) -> dict:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     model.get_input_embeddings().padding_idx = None
     groups = sorted({group for group, _ in step.attempts})
     size = len(step.attempts) // len(groups)
@@ -56,11 +56,11 @@ def of_trl(step: Step, folder: Path, loss_type: str, clip: tuple[float, float], 
             tokens, sampled, reward = step.attempts[group, seen[group]]
             seen[group] += 1
             start, end = sampled[0][0], sampled[-1][0] + 1
-            of_model = {place for place, _, _ in sampled}
+            of_model = {index for index, _, _ in sampled}
             out["prompt_ids"].append(tokens[:start])
             out["completion_ids"].append(tokens[start:end])
             out["logprobs"].append([0.0] * (end - start))
-            out["env_mask"].append([int(place in of_model) for place in range(start, end)])
+            out["env_mask"].append([int(index in of_model) for index in range(start, end)])
             rewards.append(reward)
         return out
 
@@ -116,11 +116,11 @@ def main() -> None:
     batch = step.batch()
     low, high = arguments.clip
     loss = {"policy": {"clip": {"low": low, "high": high, "dual": None}}, "kl": None}
-    with scratch() as folder:
-        out = Path(folder) / "out"
+    with scratch() as directory:
+        out = Path(directory) / "out"
         result = levade.run("gradients", arguments.model, out, batch=batch, loss=loss)
         ours = tensors(out)
-        theirs = of_trl(step, arguments.model, arguments.loss_type, (low, high), Path(folder))
+        theirs = of_trl(step, arguments.model, arguments.loss_type, (low, high), Path(directory))
         report.expect("tensors", ours.keys() == theirs.keys(), f"{len(ours)} of Levade, {len(theirs)} of TRL")
         errors = {name: relative(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}
         worst = max(errors, key=errors.__getitem__)

@@ -68,11 +68,11 @@ def claude(home):
 def pi(home):
     provider = {"baseUrl": os.environ["OPENAI_BASE_URL"], "apiKey": os.environ["OPENAI_API_KEY"]}
     provider |= {"api": "openai-completions", "models": [{"id": MODEL}]}
-    folder = home / ".pi/agent"
-    folder.mkdir(parents=True)
-    (folder / "models.json").write_text(json.dumps({"providers": {"here": provider}}))
+    directory = home / ".pi/agent"
+    directory.mkdir(parents=True)
+    (directory / "models.json").write_text(json.dumps({"providers": {"here": provider}}))
     command = ["pi", "--offline", "--provider", "here", "--model", MODEL]
-    return [*command, "-p"], [*command, "--continue", "-p"], {"PI_CODING_AGENT_DIR": str(folder)}
+    return [*command, "-p"], [*command, "--continue", "-p"], {"PI_CODING_AGENT_DIR": str(directory)}
 
 
 def qwen(home):
@@ -83,8 +83,8 @@ def qwen(home):
 
 
 PREPARED = {"codex": codex, "opencode": opencode, "claude": claude, "pi": pi, "qwen": qwen}
-with tempfile.TemporaryDirectory() as folder:
-    home, work = Path(folder, "home"), Path(folder, "work")
+with tempfile.TemporaryDirectory() as directory:
+    home, work = Path(directory, "home"), Path(directory, "work")
     home.mkdir()
     work.mkdir()
     first, later, environment = PREPARED[sys.argv[1]](home)

@@ -19,10 +19,10 @@ limits = {"max_tokens": 96}
 model = LitellmModel(model_name=f"openai/{MODEL}", model_kwargs=limits, cost_tracking="ignore_errors")
 answer = ""
 for question in questions():
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         agent = DefaultAgent(
             model,
-            LocalEnvironment(cwd=folder, timeout=10),
+            LocalEnvironment(cwd=directory, timeout=10),
             system_template=settings["agent"]["system_template"],
             instance_template=settings["agent"]["instance_template"],
             step_limit=4,

@@ -43,9 +43,9 @@ llm = LLM(
     api_key=SecretStr(os.environ["OPENAI_API_KEY"]),
     native_tool_calling=True,
 )
-with tempfile.TemporaryDirectory() as folder:
+with tempfile.TemporaryDirectory() as directory:
     agent = Agent(llm=llm, tools=[Tool(name=CalculatorTool.name)], include_default_tools=[])
-    conversation = Conversation(agent, workspace=folder, visualizer=None, max_iteration_per_run=6)
+    conversation = Conversation(agent, workspace=directory, visualizer=None, max_iteration_per_run=6)
     for question in questions():
         conversation.send_message(question)
         conversation.run()

@@ -59,10 +59,10 @@ def below(roots: set[int]) -> list[Process]:
     return found
 
 
-def left_of(mark: str, folder: Path) -> list[Process]:
+def left_of(mark: str, directory: Path) -> list[Process]:
     """Returns the processes that a check has started, identified by environment or command line."""
     mine = os.getpid()
-    named = (one for one in processes() if one.variable(MARK) == mark or str(folder) in one.command)
+    named = (one for one in processes() if one.variable(MARK) == mark or str(directory) in one.command)
     return [one for one in named if one.pid != mine]
 
 
@@ -85,10 +85,10 @@ def free_port() -> int:
 class Programs:
     """Foreground programs of a set-up, each with a log. They end in reverse order."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.folder = directory
         self.running: dict[str, subprocess.Popen] = {}
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, command: list[str], **variables: str) -> subprocess.Popen:
         """Starts a program, possibly again."""

@@ -15,11 +15,11 @@ class Ray:
     needs = ()
     logs = ("ray.log",)
 
-    def __init__(self, folder: Path, mark: str, program: Path) -> None:
-        self.folder, self.program = folder / "ray", program
+    def __init__(self, directory: Path, mark: str, program: Path) -> None:
+        self.folder, self.program = directory / "ray", program
         self.programs = Programs(self.folder)
         # Sockets are created below this directory, and their names are limited to 107 characters.
-        self.session = folder / "r"
+        self.session = directory / "r"
         self.port, self.dashboard = free_port(), free_port()
         self.variables = {MARK: mark, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 

@@ -52,8 +52,8 @@ class Slurm:
     needs = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
     logs = ("slurm.log",)
 
-    def __init__(self, folder: Path, mark: str) -> None:
-        self.folder, self.mark = folder / "slurm", mark
+    def __init__(self, directory: Path, mark: str) -> None:
+        self.folder, self.mark = directory / "slurm", mark
         self.programs = Programs(self.folder)
         self.conf = self.folder / "slurm.conf"
         self.variables = {"SLURM_CONF": str(self.conf), MARK: mark}

@@ -28,8 +28,8 @@ class Ssh:
     needs = ("ssh", "/usr/sbin/sshd", "ip", "ssh-keygen")
     logs = ()
 
-    def __init__(self, folder: Path, mark: str) -> None:
-        self.folder, self.variables = folder / "ssh", {MARK: mark}
+    def __init__(self, directory: Path, mark: str) -> None:
+        self.folder, self.variables = directory / "ssh", {MARK: mark}
         self.programs = Programs(self.folder)
         self.hosts = {f"levade-{number}": f"{NET}.{number}" for number in (1, 2)}
 

@@ -78,7 +78,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def make_model(folder: Path) -> None:
+def make_model(directory: Path) -> None:
     """Writes the model in the Hugging Face layout."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -88,7 +88,7 @@ def make_model(folder: Path) -> None:
     chat = PreTrainedTokenizerFast(
         tokenizer_object=byte_level(tuple(SPECIAL)), eos_token="<|im_end|>", chat_template=TEMPLATE
     )
-    chat.save_pretrained(folder)
+    chat.save_pretrained(directory)
     ids = chat.convert_tokens_to_ids(SPECIAL)
     torch.manual_seed(1)
     config = LlamaConfig(
@@ -104,4 +104,4 @@ def make_model(folder: Path) -> None:
         eos_token_id=[ids[2], ids[0]],
         initializer_range=0.1,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(config).save_pretrained(directory)

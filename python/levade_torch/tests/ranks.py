@@ -33,7 +33,7 @@ VALUES = {"policy": {"value": {"clip": None}}, "kl": None, "entropy": 0.0, "inte
 ABSENT = ("value", "behaviour", "proximal", "reference", "path_log_ratio", "correction")
 
 
-def make_model(folder: Path) -> Path:
+def make_model(directory: Path) -> Path:
     """Creates a small model with a tied head in a directory."""
     torch.manual_seed(1)
     config = LlamaConfig(
@@ -47,8 +47,8 @@ def make_model(folder: Path) -> Path:
         initializer_range=0.3,
         tie_word_embeddings=True,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
 
 
 def path_arrays(paths: list[list[int]], seed: int = 0) -> dict[str, np.ndarray]:
@@ -113,7 +113,7 @@ class Rank:
     def train(self, paths: list[list[int]], of: str = "policy") -> dict | None:
         """Runs an update whose sequences go to the ranks in turn. Returns rank 0's response."""
         world = self.host.ranks.shape.data
-        batches = [{"rank": place % world, "paths": [place]} for place in range(len(paths))]
+        batches = [{"rank": index % world, "paths": [index]} for index in range(len(paths))]
         loss = VALUES if of == "critic" else IMITATION
         control = {"loss": loss, "params": ADAM, "cut": {"world_size": world, "micro_batches": batches}}
         told = self.ask("train", control, path_arrays(paths), of)
@@ -121,12 +121,12 @@ class Rank:
 
     def save(self, name: str, of: str = "policy") -> dict[str, bytes]:
         """Returns the files of a checkpoint with optimizer state."""
-        folder = self.root / name
+        directory = self.root / name
         if not self.group.rank:
-            folder.mkdir(exist_ok=True)
+            directory.mkdir(exist_ok=True)
         dist.barrier(self.group.control)
-        self.ask("save", {"folder": str(folder), "with_optimiser": True}, of=of)
-        return contents(folder)
+        self.ask("save", {"folder": str(directory), "with_optimiser": True}, of=of)
+        return contents(directory)
 
     def publish(self, version: int, of: str = "policy") -> dict[str, bytes]:
         """Returns the files of a publication."""
@@ -134,9 +134,9 @@ class Rank:
         return contents(self.root / "published" / of / f"v{version}")
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(directory: Path) -> dict[str, bytes]:
     """Returns the contents of files by name."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
 def _life(number: int, variables: dict[str, str], arguments: list[str], work: Callable, given: tuple, pipe) -> None:
@@ -153,7 +153,7 @@ def _life(number: int, variables: dict[str, str], arguments: list[str], work: Ca
         os._exit(0)
 
 
-def run(world: int, work: Callable, folder: Path, *given, seconds: float = 240.0, **options) -> list:
+def run(world: int, work: Callable, directory: Path, *given, seconds: float = 240.0, **options) -> list:
     """Runs `work(rank, *given)` on every rank of a group of size `world`, and returns the results.
 
     The root of the run is `folder/run`; `options` become command-line options. The model is in `folder/model`, and is
@@ -162,12 +162,12 @@ def run(world: int, work: Callable, folder: Path, *given, seconds: float = 240.0
     splits = [name for name in ("tp", "ep", "pp") if options.get(name, 1) > 1]
     if splits and not COMBINES_SPLITS:
         pytest.skip(f"transformers {transformers.__version__} does not combine --{splits[0]} with FSDP2")
-    (folder / "run").mkdir(exist_ok=True)
-    (folder / "token").write_text("of the tests, long enough")
-    if "model" not in options and not (folder / "model").exists():
-        make_model(folder / "model")
-    options = {"model": folder / "model", "dtype": "f32", "export_dtype": "f32", "device": "cpu"} | options
-    options |= {"run_root": folder / "run", "token_file": folder / "token"}
+    (directory / "run").mkdir(exist_ok=True)
+    (directory / "token").write_text("of the tests, long enough")
+    if "model" not in options and not (directory / "model").exists():
+        make_model(directory / "model")
+    options = {"model": directory / "model", "dtype": "f32", "export_dtype": "f32", "device": "cpu"} | options
+    options |= {"run_root": directory / "run", "token_file": directory / "token"}
     arguments = ["--no-probe"]
     for name, value in options.items():
         arguments += [f"--{name.replace('_', '-')}", str(value)]

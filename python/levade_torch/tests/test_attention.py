@@ -54,8 +54,8 @@ def shown(found: blocks.Blocks) -> torch.Tensor:
     bounds = np.cumsum([0, *found.parts])
     mask, first = torch.zeros(sum(found.rows), sum(found.parts), dtype=torch.bool), 0
     for rows, columns, seen in zip(found.rows, found.columns, found.masks, strict=True):
-        places = np.concatenate([np.arange(bounds[part], bounds[part + 1]) for part in columns])
-        mask[first : first + rows, places] = seen
+        indices = np.concatenate([np.arange(bounds[part], bounds[part + 1]) for part in columns])
+        mask[first : first + rows, indices] = seen
         first += rows
     return mask
 

@@ -40,19 +40,19 @@ def test_branch_runs_preserve_ancestors_and_targets(seed):
     assert runs[-1][1] == len(batch.tokens)
     targets = []
     for start, end in runs:
-        part, places = batch.take(start, end)
+        part, indices = batch.take(start, end)
         part.check()
         assert len(part.tokens) <= max(most, batch.position[start:end].max() + 1)
-        for token, before, place in zip(part.target_token, part.predictor, places, strict=True):
+        for token, before, index in zip(part.target_token, part.predictor, indices, strict=True):
             # Compares the ancestors of a target, token for token, up to the target.
-            there = whole[batch.target_token[place]]
+            there = whole[batch.target_token[index]]
             here = np.flatnonzero(part.subtree_end[: token + 1] > token)
             assert part.tokens[here].tolist() == batch.tokens[there].tolist()
             assert part.position[here].tolist() == list(range(len(here)))
             assert here[-1] == token and here[-2] == before
         same = ("temperature", "first_term", "term_count")
-        assert all(np.array_equal(getattr(part, name), getattr(batch, name)[places]) for name in same)
-        targets += places.tolist()
+        assert all(np.array_equal(getattr(part, name), getattr(batch, name)[indices]) for name in same)
+        targets += indices.tolist()
     assert sorted(targets) == list(range(len(batch.target_token)))
 
 

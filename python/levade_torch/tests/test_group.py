@@ -23,20 +23,20 @@ def test_interface_towards_invalid_address_is_none():
     assert interface_towards("no.such.host.invalid") is None
 
 
-def rank(number: int, folder: str, found) -> None:
+def rank(number: int, directory: str, found) -> None:
     """Waits in a mesh's group for the other rank, which never joins."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", world_size=2, rank=number)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/meet", world_size=2, rank=number)
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("fsdp", "tp"))
     limit_waits(timedelta(seconds=WAIT))
     if number:
         time.sleep(ABSENT)
         return
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         dist.all_reduce(torch.ones(1), group=mesh.get_group("fsdp"))
         found.put(None)
     except RuntimeError:
-        found.put(time.monotonic() - begun)
+        found.put(time.monotonic() - started)
 
 
 def test_mesh_group_wait_respects_timeout(tmp_path):

@@ -116,8 +116,8 @@ def test_take_keeps_targets_of_complete_trees():
         [0, 1, 2],
     )
     assert batch.branches().tolist() == [0, 2, 3, 4, 6]
-    part, places = batch.take(4, 6)
-    assert part.tokens.tolist() == [5, 6] and part.subtree_end.tolist() == [2, 2] and places.tolist() == [3]
+    part, indices = batch.take(4, 6)
+    assert part.tokens.tolist() == [5, 6] and part.subtree_end.tolist() == [2, 2] and indices.tolist() == [3]
     assert (part.target_token.tolist(), part.predictor.tolist(), part.term_index.tolist()) == ([1], [0], [3])
-    first, places = batch.take(0, 4)
-    assert first.target_token.tolist() == [1, 2, 3] and places.tolist() == [0, 1, 2]
+    first, indices = batch.take(0, 4)
+    assert first.target_token.tolist() == [1, 2, 3] and indices.tolist() == [0, 1, 2]

@@ -141,9 +141,9 @@ def work(rank: int, size: int, meeting: str, batches: int, seconds: float, pipe)
     under_way, spans = {}, []
 
     def take_time() -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         time.sleep(seconds)
-        spans.append((begun, time.monotonic()))
+        spans.append((started, time.monotonic()))
 
     for what, number in order(batches, size, rank):
         if what == FORWARD:
@@ -174,7 +174,7 @@ def work(rank: int, size: int, meeting: str, batches: int, seconds: float, pipe)
     os._exit(0)
 
 
-def staged(size: int, batches: int, seconds: float, folder) -> list[tuple]:
+def staged(size: int, batches: int, seconds: float, directory) -> list[tuple]:
     """Returns the results of every stage."""
     # Forks from a process that has not used autograd: its threads do not survive a fork, and other tests use autograd
     # here.
@@ -182,7 +182,7 @@ def staged(size: int, batches: int, seconds: float, folder) -> list[tuple]:
     context.set_forkserver_preload(["torch", "levade_torch.pipeline"])
     pipes = [context.Pipe() for _ in range(size)]
     for rank, (_, theirs) in enumerate(pipes):
-        options = (rank, size, folder / "meeting", batches, seconds, theirs)
+        options = (rank, size, directory / "meeting", batches, seconds, theirs)
         context.Process(target=work, args=options, daemon=True).start()
     found = []
     for ours, _ in pipes:

@@ -8,15 +8,15 @@ import pytest
 from levade_torch.files import remove_old
 
 
-def publish(folder: Path, versions: list[int], keep: int) -> list[list[int]]:
+def publish(directory: Path, versions: list[int], keep: int) -> list[list[int]]:
     """Publishes versions one after another. Returns the versions on disk after each."""
     left = []
     for time, version in enumerate(versions):
-        path = folder / f"v{version}"
+        path = directory / f"v{version}"
         path.mkdir(exist_ok=True)
         os.utime(path, (time, time))
-        remove_old(folder, keep, version)
-        left.append(sorted(int(found.name[1:]) for found in folder.iterdir()))
+        remove_old(directory, keep, version)
+        left.append(sorted(int(found.name[1:]) for found in directory.iterdir()))
     return left
 
 

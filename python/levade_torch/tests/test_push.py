@@ -103,11 +103,11 @@ def test_push_delivers_tensors_in_export_dtype(dtype):
 
 def test_push_times_out_if_server_never_joins():
     got = []
-    sent, begun = push(1.0, got=got), time.monotonic()
+    sent, started = push(1.0, got=got), time.monotonic()
     with pytest.raises(VerbError, match=r"not all 1 processes of the server joined g within 1 s") as caught:
         sent.send()
     assert caught.value.code == "push" and not caught.value.retry
-    assert time.monotonic() - begun < SECONDS
+    assert time.monotonic() - started < SECONDS
     # Other ranks of the learner meet this rank at every tensor even after a failure.
     assert got == list(TENSORS)
 
@@ -125,10 +125,10 @@ def test_push_fails_at_once_if_server_exits():
         return get()
 
     sent.entries[1] = (first, *sent.entries[1][1:3], after_its_end)
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(VerbError, match="is gone or late"):
         sent.send()
-    assert time.monotonic() - begun < SECONDS
+    assert time.monotonic() - started < SECONDS
     assert got == list(TENSORS)
 
 
@@ -138,10 +138,10 @@ def test_push_times_out_if_server_stalls(monkeypatch):
     server = Started(Server(takes=0, hangs=True))
     sent = push(10.0)
     server.pipe.send(sent.told())
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(VerbError, match="is gone or late"):
         sent.send()
-    assert time.monotonic() - begun < SECONDS
+    assert time.monotonic() - started < SECONDS
     server.process.kill()
 
 

@@ -104,11 +104,11 @@ def test_offloaded_learners_keep_bits(tmp_path, world):
     model = make_model(tmp_path / "model")
     found, roots = [], []
     for disturbed in (False, True):
-        folder = tmp_path / f"disturbed-{disturbed}"
-        roots.append(folder / "run")
+        directory = tmp_path / f"disturbed-{disturbed}"
+        roots.append(directory / "run")
         for name in ("policy", "critic"):
             (roots[-1] / name).mkdir(parents=True)
-        replies, *_ = run(world, work, folder, disturbed, model=model, critic=model, reference=model)
+        replies, *_ = run(world, work, directory, disturbed, model=model, critic=model, reference=model)
         found.append(replies)
     assert found[0] == found[1]
     files = [

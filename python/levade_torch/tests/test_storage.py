@@ -14,27 +14,27 @@ SOON, WAIT = 5.0, 20.0
 
 def refused(rank: Rank, verb: str, control: dict) -> str:
     """Returns the reason for which a verb is rejected, which must arrive soon."""
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(VerbError) as caught:
         rank.ask(verb, control)
-    assert time.monotonic() - begun < SOON
+    assert time.monotonic() - started < SOON
     assert (caught.value.code, caught.value.status) == ("storage", 422)
     return caught.value.message
 
 
 def saves_in_the_way(rank: Rank, obstacle: str, full: bool) -> list:
     rank.train(PATHS)
-    folder = rank.root / "refused"
+    directory = rank.root / "refused"
     if not rank.group.rank:
-        folder.mkdir()
+        directory.mkdir()
         if full:
-            (folder / obstacle).symlink_to("/dev/full")
+            (directory / obstacle).symlink_to("/dev/full")
         else:
             # Root can write everywhere, but not over a directory.
-            (folder / obstacle).mkdir()
+            (directory / obstacle).mkdir()
     rank.group.agree(None)
-    said = refused(rank, "save", {"folder": str(folder), "with_optimiser": True})
-    left = sorted(path.name for path in folder.iterdir() if path.is_file())
+    said = refused(rank, "save", {"folder": str(directory), "with_optimiser": True})
+    left = sorted(path.name for path in directory.iterdir() if path.is_file())
     return [said, left, rank.save("elsewhere"), rank.train(PATHS)]
 
 

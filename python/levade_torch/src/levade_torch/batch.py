@@ -197,14 +197,14 @@ class TreeBatch:
         rows = np.concatenate([above, np.arange(start, end)])
         # A target's predecessor is always among the rows: it is an ancestor of the first token, or it follows that
         # token.
-        place = np.full(end, -1)
-        place[rows] = np.arange(len(rows))
+        row_of = np.full(end, -1)
+        row_of[rows] = np.arange(len(rows))
         part = TreeBatch(
             self.tokens[rows],
             self.position[rows],
             np.minimum(self.subtree_end[rows], end) - start + len(above),
-            place[self.target_token[chosen]],
-            place[self.predictor[chosen]],
+            row_of[self.target_token[chosen]],
+            row_of[self.predictor[chosen]],
             self.temperature[chosen],
             self.first_term[chosen],
             self.term_count[chosen],

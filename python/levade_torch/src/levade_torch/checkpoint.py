@@ -149,64 +149,64 @@ def write_head(model: nn.Module, writer: Writer, ranks: Ranks) -> None:
         writer.tensors(HEAD, _entries(head, {n: local(p) for n, p in head.items()}, torch.float32, ranks))
 
 
-def check(model: nn.Module, folder: Path, with_optimiser: bool) -> None:
+def check(model: nn.Module, directory: Path, with_optimiser: bool) -> None:
     """Checks that the files in a directory fit the model. Changes nothing.
 
     Raises `storage` with the first difference.
     """
     if hasattr(model, "levade_lora"):
-        lora.check(model, folder)
+        lora.check(model, directory)
     else:
-        _check_config(model, folder)
-        _check_weights(model, folder)
+        _check_config(model, directory)
+        _check_weights(model, directory)
     head = of_head(model)
-    if head and (folder / HEAD).exists():
-        _fits(folder / HEAD, head)
-    if with_optimiser and (folder / STEPS).exists():
+    if head and (directory / HEAD).exists():
+        _fits(directory / HEAD, head)
+    if with_optimiser and (directory / STEPS).exists():
         for file in MOMENTS:
-            _fits(folder / file, of_weights(model))
-        for file in HEAD_MOMENTS if head and (folder / HEAD_MOMENTS[0]).exists() else ():
-            _fits(folder / file, head)
+            _fits(directory / file, of_weights(model))
+        for file in HEAD_MOMENTS if head and (directory / HEAD_MOMENTS[0]).exists() else ():
+            _fits(directory / file, head)
 
 
-def check_source(model: nn.Module, folder: Path) -> None:
+def check_source(model: nn.Module, directory: Path) -> None:
     """Checks that the model's source directory is still complete. Changes nothing.
 
     Tensor names are left to transformers. Raises `storage` with the first problem.
     """
-    _check_config(model, folder)
-    files = sorted(folder.glob("*.safetensors"))
+    _check_config(model, directory)
+    files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise VerbError("storage", f"{folder} has no safetensors files any more")
+        raise VerbError("storage", f"{directory} has no safetensors files any more")
     for file in files:
         read_header(file)
-    if (head := of_head(model)) and (folder / HEAD).exists():
-        _fits(folder / HEAD, head)
+    if (head := of_head(model)) and (directory / HEAD).exists():
+        _fits(directory / HEAD, head)
 
 
-def _check_config(model: nn.Module, folder: Path) -> None:
+def _check_config(model: nn.Module, directory: Path) -> None:
     try:
-        found = AutoConfig.from_pretrained(folder, local_files_only=True)
+        found = AutoConfig.from_pretrained(directory, local_files_only=True)
     except OSError as error:
-        raise storage(error, "read", folder / CONFIG) from None
+        raise storage(error, "read", directory / CONFIG) from None
     except (ValueError, KeyError) as error:
-        raise VerbError("storage", f"{folder / CONFIG} is no configuration: {error}") from None
+        raise VerbError("storage", f"{directory / CONFIG} is no configuration: {error}") from None
     for key in SHAPE:
         there, here = (getattr(config, key, None) for config in (found, model.config))
         if there != here:
             raise VerbError(
-                "storage", f"{folder} holds a model with {key} = {there}; the learner was started with {here}"
+                "storage", f"{directory} holds a model with {key} = {there}; the learner was started with {here}"
             )
 
 
-def _check_weights(model: nn.Module, folder: Path) -> None:
-    files = sorted(folder.glob("model*.safetensors"))
+def _check_weights(model: nn.Module, directory: Path) -> None:
+    files = sorted(directory.glob("model*.safetensors"))
     if not files:
-        raise VerbError("storage", f"{folder} has no {WEIGHTS}")
+        raise VerbError("storage", f"{directory} has no {WEIGHTS}")
     headers = {name: shape for file in files for name, shape in read_header(file).items()}
     if getattr(model, "_weight_conversions", None):
         return
-    _compare(folder, headers, of_weights(model))
+    _compare(directory, headers, of_weights(model))
 
 
 def _fits(path: Path, parameters: dict[str, nn.Parameter]) -> None:
@@ -221,25 +221,25 @@ def _compare(where: Path, header: dict[str, tuple[int, ...]], parameters: dict[s
             )
 
 
-def read_head(model: nn.Module, folder: Path) -> None:
+def read_head(model: nn.Module, directory: Path) -> None:
     """Reads the value head, if both the model and the directory have one."""
-    if of_head(model) and (folder / HEAD).exists():
-        _fits(folder / HEAD, of_head(model))
-        _read(folder / HEAD, {name: (p, local(p)) for name, p in of_head(model).items()})
+    if of_head(model) and (directory / HEAD).exists():
+        _fits(directory / HEAD, of_head(model))
+        _read(directory / HEAD, {name: (p, local(p)) for name, p in of_head(model).items()})
 
 
-def read_optimiser(optimiser: Optimiser, model: nn.Module, folder: Path) -> None:
+def read_optimiser(optimiser: Optimiser, model: nn.Module, directory: Path) -> None:
     """Reads step count and moments; every rank reads its own part. Without these files, the optimizer starts from
     zero.
     """
-    if not (folder / STEPS).exists():
+    if not (directory / STEPS).exists():
         return
     optimiser.ensure()
-    optimiser.steps = int(json.loads((folder / STEPS).read_text())["steps"])
+    optimiser.steps = int(json.loads((directory / STEPS).read_text())["steps"])
     for names, parameters in ((MOMENTS, of_weights(model)), (HEAD_MOMENTS, of_head(model))):
         for file, moments in zip(names, (optimiser.first, optimiser.second), strict=True):
-            if parameters and (folder / file).exists():
-                _read(folder / file, {name: (p, moments[name]) for name, p in parameters.items()})
+            if parameters and (directory / file).exists():
+                _read(directory / file, {name: (p, moments[name]) for name, p in parameters.items()})
 
 
 @torch.no_grad()
@@ -252,13 +252,13 @@ def _read(path: Path, into: dict[str, tuple[Tensor, Tensor]]) -> None:
             part.copy_(found)
 
 
-def save(model, optimiser: Optimiser | None, source: Path, folder: Path, ranks: Ranks) -> list[str]:
+def save(model, optimiser: Optimiser | None, source: Path, directory: Path, ranks: Ranks) -> list[str]:
     """Writes weights in f32, the value head and, if given, the optimizer state to an existing directory. Returns file
     names.
 
     Raises `storage` on the writing rank, after all ranks have finished.
     """
-    writer = Writer(folder if ranks.rank == 0 else None)
+    writer = Writer(directory if ranks.rank == 0 else None)
     write_weights(model, source, writer, torch.float32, ranks)
     write_head(model, writer, ranks)
     if optimiser:

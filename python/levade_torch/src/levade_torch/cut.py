@@ -98,10 +98,10 @@ def filled(groups: list[list[np.ndarray]], most: int, share: int | None = None) 
     longer than `most` gets its own micro-batch.
     """
     share = most if share is None else share
-    places = iter(range(sum(map(len, groups))))
+    indices = iter(range(sum(map(len, groups))))
     pieces: list[list[tuple[int, np.ndarray]]] = []
     for group in groups:
-        placed = [(next(places), tokens) for tokens in group]
+        placed = [(next(indices), tokens) for tokens in group]
         pieces += [placed] if placed and merged(group) <= most else [[path] for path in placed]
     batches: list[list[tuple[int, np.ndarray]]] = []
     for piece in pieces:
@@ -109,7 +109,7 @@ def filled(groups: list[list[np.ndarray]], most: int, share: int | None = None) 
             batches[-1] = batches[-1] + piece
         else:
             batches.append(piece)
-    return [[place for place, _ in batch] for batch in batches]
+    return [[index for index, _ in batch] for batch in batches]
 
 
 def plan(groups: list[list[np.ndarray]], micro_batch_tokens: int, world_size: int) -> Cut:
@@ -141,20 +141,20 @@ def deal(bounds: np.ndarray, above: np.ndarray, most: int, world_size: int) -> l
 
     def runs(limit: int) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
-        begun = 0
+        started = 0
         for (start, end), before in zip(pairwise(bounds.tolist()), above.tolist(), strict=True):
-            if found and end - begun <= limit:
+            if found and end - started <= limit:
                 found[-1] = (found[-1][0], end)
             else:
                 found.append((start, end))
-                begun = start - before
+                started = start - before
         return found
 
     # The smallest limit that needs no more rounds. A limit below the largest branch would save no time.
-    places = -(-len(runs(most)) // world_size) * world_size
+    indices = -(-len(runs(most)) // world_size) * world_size
     low, high = min(most, int((np.diff(bounds) + above).max(initial=1))) - 1, most
     while high - low > 1:
         limit = (low + high) // 2
-        low, high = (low, limit) if len(runs(limit)) <= places else (limit, high)
+        low, high = (low, limit) if len(runs(limit)) <= indices else (limit, high)
     dealt = runs(high)
     return [dealt[i : i + world_size] for i in range(0, len(dealt), world_size)]

@@ -36,17 +36,17 @@ def storage(error: OSError, what: str, path: Path) -> VerbError:
     return VerbError("storage", f"cannot {what} {path}: {error.strerror or error}")
 
 
-def inside(root: Path, folder: str) -> Path:
+def inside(root: Path, directory: str) -> Path:
     """Resolves an absolute directory under the root of the run, following links.
 
     Raises `invalid` if the directory is outside the root or the path is relative.
     """
-    path = Path(folder)
+    path = Path(directory)
     if not path.is_absolute():
-        raise invalid(f"the folder {folder!r} is relative; give the whole path")
+        raise invalid(f"the folder {directory!r} is relative; give the whole path")
     resolved = path.resolve()
     if not resolved.is_relative_to(root):
-        raise invalid(f"the folder {folder} is not under the root of the run, {root}")
+        raise invalid(f"the folder {directory} is not under the root of the run, {root}")
     return resolved
 
 
@@ -72,8 +72,8 @@ class Writer:
     written after it, and `finish` raises it.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder, self.names = folder, []
+    def __init__(self, directory: Path | None) -> None:
+        self.folder, self.names = directory, []
         self.failed: VerbError | None = None
 
     @property
@@ -188,12 +188,12 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(entry["shape"]) for name, entry in header.items()}
 
 
-def copy_companions(source: Path, folder: Path) -> list[str]:
+def copy_companions(source: Path, directory: Path) -> list[str]:
     """Copies tokenizer and templates of a model. Returns the file names."""
     names = sorted({path.name for pattern in COMPANIONS for path in source.glob(pattern) if path.is_file()})
     for name in names:
-        shutil.copyfile(source / name, folder / name)
-        flush(folder / name)
+        shutil.copyfile(source / name, directory / name)
+        flush(directory / name)
     return names
 
 
@@ -207,30 +207,30 @@ def checksum(path: Path) -> tuple[int, int]:
     return size, int.from_bytes(found.digest(), "big")
 
 
-def manifest(folder: Path, content, names: Iterable[str]) -> dict:
+def manifest(directory: Path, content, names: Iterable[str]) -> dict:
     """Returns the `Manifest` of new files: location, content, and each file with size and checksum."""
     files = []
     for name in sorted(names):
-        size, crc = checksum(folder / name)
+        size, crc = checksum(directory / name)
         files.append({"name": name, "bytes": size, "crc32c": crc})
-    return {"place": {"local": str(folder)}, "content": content, "files": files}
+    return {"place": {"local": str(directory)}, "content": content, "files": files}
 
 
-def published(folder: Path) -> Iterator[tuple[int, Path]]:
+def published(directory: Path) -> Iterator[tuple[int, Path]]:
     """Returns the published versions in a directory, in ascending order."""
-    found = (path for path in folder.glob("v*") if path.name[1:].isdigit() and path.is_dir())
+    found = (path for path in directory.glob("v*") if path.name[1:].isdigit() and path.is_dir())
     yield from sorted((int(path.name[1:]), path) for path in found)
 
 
-def remove_old(folder: Path, keep: int, newest: int) -> None:
+def remove_old(directory: Path, keep: int, newest: int) -> None:
     """Removes publications until `keep` are left, and incomplete files of killed processes.
 
     The newest publication always stays. The publication before it goes last, since samplers may still read it.
     Versions above the newest were abandoned when the run returned to a checkpoint; they go first.
     """
-    for path in folder.glob(".*"):
+    for path in directory.glob(".*"):
         shutil.rmtree(path, ignore_errors=True)
-    others = [(path.stat().st_mtime_ns, version, path) for version, path in published(folder) if version != newest]
+    others = [(path.stat().st_mtime_ns, version, path) for version, path in published(directory) if version != newest]
     before = max(others, default=None)
     others.sort(key=lambda other: (other is before, other[1] < newest, other[1]))
     for _, _, path in others[: max(0, len(others) - (keep - 1))]:

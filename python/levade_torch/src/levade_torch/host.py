@@ -33,25 +33,25 @@ class Host:
         self.precision = Precision(DTYPES[options.dtype], options.offload, options.recompute)
         self.flexible = options.attention == "flex" or (options.attention == "auto" and on_cuda)
         named = {"policy": options.model, "critic": options.critic, "reference": options.reference}
-        self.sources = {name: folder for name, folder in named.items() if folder is not None}
+        self.sources = {name: directory for name, directory in named.items() if directory is not None}
         self.versions: dict[str, int | None] = dict.fromkeys(self.sources)
         # The optimizer's step count at the newest publication, for learners that still hold those weights.
         self.exported: dict[str, int] = {}
         self.push: push.Push | None = None
         self.shelves = Shelves(ranks.device)
-        self.learners = {name: self._make(name, folder) for name, folder in self.sources.items()}
+        self.learners = {name: self._make(name, directory) for name, directory in self.sources.items()}
         if options.probe:
             for learner in self.learners.values():
                 probe.check(learner, self.precision.compute)
         self.description = self._describe()
 
-    def _make(self, name: str, folder: Path) -> Learner:
+    def _make(self, name: str, directory: Path) -> Learner:
         """Creates a learner from a directory."""
         frozen, critic = name == "reference", name == "critic"
-        made = model.load(folder, self.ranks, self.precision, value_head=critic, frozen=frozen)
+        made = model.load(directory, self.ranks, self.precision, value_head=critic, frozen=frozen)
         if self.options.lora and name == "policy":
             lora.inject(made, self.options.lora, self.ranks)
-        checkpoint.read_head(made, folder)
+        checkpoint.read_head(made, directory)
         trained = {} if frozen else checkpoint.of_weights(made) | checkpoint.of_head(made)
         limits = Limits(self.options.head_rows, self.options.tokens)
         return Learner(made, trained, self.ranks, self.control, limits, self.flexible, self.progress)
@@ -102,50 +102,50 @@ class Host:
             return {"adapter": {"base": str(self.sources[name])}}
         return "whole"
 
-    def save(self, name: str, folder: Path, with_optimiser: bool) -> dict | None:
+    def save(self, name: str, directory: Path, with_optimiser: bool) -> dict | None:
         """Writes a learner to an existing directory. Rank 0 gets the manifest."""
         learner = self.learners[name]
         optimiser = learner.optimiser if with_optimiser else None
-        names = checkpoint.save(learner.model, optimiser, self.sources[name], folder, self.ranks)
+        names = checkpoint.save(learner.model, optimiser, self.sources[name], directory, self.ranks)
         if self.ranks.rank:
             return None
         if self.content(name) == "whole":
-            names += files.copy_companions(self.sources[name], folder)
-        files.flush(folder)
-        return files.manifest(folder, self.content(name), names)
+            names += files.copy_companions(self.sources[name], directory)
+        files.flush(directory)
+        return files.manifest(directory, self.content(name), names)
 
-    def check_load(self, name: str, folder: Path | None, with_optimiser: bool) -> None:
+    def check_load(self, name: str, directory: Path | None, with_optimiser: bool) -> None:
         """Raises `storage` if a learner cannot load `folder`, or its initial state if `folder` is None."""
         held = self.learners[name].model
-        if folder is not None:
-            checkpoint.check(held, folder, with_optimiser)
+        if directory is not None:
+            checkpoint.check(held, directory, with_optimiser)
         elif self.content(name) == "whole":
             # An adapter's initial state depends only on its seed.
             checkpoint.check_source(held, self.sources[name])
 
-    def load(self, name: str, folder: Path | None, with_optimiser: bool) -> None:
+    def load(self, name: str, directory: Path | None, with_optimiser: bool) -> None:
         """Replaces the weights and, if requested and present, the optimizer state.
 
         If `folder` is None, restores the state in which the group was started. The caller must have called
         `check_load`.
         """
         learner = self.learners[name]
-        if folder is None:
+        if directory is None:
             self.versions[name] = None
         self.exported.pop(name, None)
         if hasattr(learner.model, "levade_lora"):
-            if folder is None:
+            if directory is None:
                 lora.restart(learner.model, self.options.lora)
             else:
-                lora.load(learner.model, folder)
+                lora.load(learner.model, directory)
             learner.optimiser.clear()
             learner.optimiser = Optimiser(learner.optimiser.parameters, self.ranks, None)
         else:
             # Drops the old weights first, since two models may not fit into memory.
             learner.model, learner.optimiser = None, None
-            self.learners[name] = learner = self._make(name, folder or self.sources[name])
-        if folder and with_optimiser and learner.optimiser:
-            checkpoint.read_optimiser(learner.optimiser, learner.model, folder)
+            self.learners[name] = learner = self._make(name, directory or self.sources[name])
+        if directory and with_optimiser and learner.optimiser:
+            checkpoint.read_optimiser(learner.optimiser, learner.model, directory)
 
     def publish(self, name: str, version: int) -> dict | None:
         """Writes the weights to a new directory, which appears atomically and complete. Rank 0 gets the reference."""
@@ -171,20 +171,20 @@ class Host:
 
     def offload(self, name: str, keeps_weights: bool) -> dict | None:
         """Moves all learners to host memory, optionally except the weights of `name`. Rank 0 gets the statistics."""
-        begun = time.monotonic()
+        started = time.monotonic()
         if not keeps_weights:
             self.end_push()
-        return self._moved(self.shelves.offload(self.learners, name if keeps_weights else None), begun)
+        return self._moved(self.shelves.offload(self.learners, name if keeps_weights else None), started)
 
     def onload(self, only: str | None = None) -> dict | None:
         """Moves all learners back to the devices, or the weights of one learner. Rank 0 gets the statistics."""
-        begun = time.monotonic()
-        return self._moved(self.shelves.onload(only), begun)
+        started = time.monotonic()
+        return self._moved(self.shelves.onload(only), started)
 
-    def _moved(self, mine: int, begun: float) -> dict | None:
+    def _moved(self, mine: int, started: float) -> dict | None:
         total = torch.tensor([mine], dtype=torch.int64)
         dist.all_reduce(total, group=self.control)
-        return None if self.ranks.rank else {"bytes": int(total.item()), "seconds": time.monotonic() - begun}
+        return None if self.ranks.rank else {"bytes": int(total.item()), "seconds": time.monotonic() - started}
 
     def check_push(self, name: str, version: int, wanted: push.Wanted) -> None:
         """Raises `invalid` if a learner no longer holds the weights of published `version`, or cannot send them."""

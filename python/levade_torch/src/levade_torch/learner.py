@@ -123,13 +123,13 @@ class Learner:
         rounds = [[(0, len(batch.tokens))]] if whole else self._deal(batch)
         found = []
         for number, runs in enumerate(rounds):
-            part, places = None, no_integers()
+            part, indices = None, no_integers()
             if self.ranks.data < len(runs):
-                part, places = batch.take(*runs[self.ranks.data])
+                part, indices = batch.take(*runs[self.ranks.data])
             part, layout, rows = self._layout(part)
             _, columns = self.through_stage(layout, len(layout.tokens), partial(self._columns, rows=rows, kind=kind))
             if self.ranks.reports:
-                mine = places[rows.place] if len(places) else places
+                mine = indices[rows.place] if len(indices) else indices
                 found.append((mine, [c.float().cpu().numpy() for c in columns]))
             self.progress(min((number + 1) * self.ranks.shape.data, sum(map(len, rounds))), sum(map(len, rounds)))
         self.pass_done()
@@ -149,9 +149,9 @@ class Learner:
         if gathered is None:
             return None
         arrays = {name: np.zeros(targets, np.float32) for name in names}
-        for places, columns in (part for parts in gathered for part in parts):
+        for indices, columns in (part for parts in gathered for part in parts):
             for name, column in zip(names, columns, strict=True):
-                arrays[name][places] = column
+                arrays[name][indices] = column
         return arrays
 
     def _gather(self, value) -> list | None:
@@ -243,7 +243,7 @@ class Learner:
     def train(self, paths: Paths, cut: Cut, loss: Loss, params: Params) -> tuple[list[Sums] | None, dict]:
         """Runs an update according to its micro-batch plan, and steps. Rank 0 gets the sums per micro-batch."""
         rounds, count = cut.rounds(), len(cut.micro_batches)
-        places = [runs.get(self.ranks.data) for runs in rounds]
+        indices = [runs.get(self.ranks.data) for runs in rounds]
         done = list(accumulate(map(len, rounds)))
 
         def part(place: int | None) -> TreeBatch | None:
@@ -251,9 +251,9 @@ class Learner:
             return merge(paths, list(chosen)) if chosen else None
 
         found = self.backward(
-            [partial(part, place) for place in places], loss, lambda number: self.progress(done[number], count)
+            [partial(part, place) for place in indices], loss, lambda number: self.progress(done[number], count)
         )
-        mine = [(place, sums) for place, sums in zip(places, found, strict=True) if place is not None]
+        mine = [(place, sums) for place, sums in zip(indices, found, strict=True) if place is not None]
         return self._collect(mine, count), self.step(params)
 
     def step(self, params: Params) -> dict:

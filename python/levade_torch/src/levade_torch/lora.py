@@ -112,33 +112,33 @@ def config_json(model: nn.Module, base: str) -> dict:
     return json.loads(json.dumps(config, default=lambda value: sorted(value) if isinstance(value, set) else str(value)))
 
 
-def check(model: nn.Module, folder: Path) -> None:
+def check(model: nn.Module, directory: Path) -> None:
     """Checks that an adapter's files fit. Changes nothing.
 
     Raises `storage` with the first difference.
     """
     wanted = model.levade_adapters
-    if (found := read_header(folder / WEIGHTS)) != wanted:
+    if (found := read_header(directory / WEIGHTS)) != wanted:
         odd = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
         raise VerbError(
             "storage",
-            f"{folder / WEIGHTS} does not fit the adapter: {odd[0]} is {found.get(odd[0])}, not {wanted.get(odd[0])}",
+            f"{directory / WEIGHTS} does not fit the adapter: {odd[0]} is {found.get(odd[0])}, not {wanted.get(odd[0])}",
         )
     try:
-        text = json.loads((folder / CONFIG).read_text())
+        text = json.loads((directory / CONFIG).read_text())
     except OSError as error:
-        raise storage(error, "read", folder / CONFIG) from None
+        raise storage(error, "read", directory / CONFIG) from None
     for key in ("r", "lora_alpha"):
         if text.get(key) != getattr(model.levade_lora, key):
             raise VerbError(
                 "storage",
-                f"{folder / CONFIG} has {key} = {text.get(key)}; the adapter has {getattr(model.levade_lora, key)}",
+                f"{directory / CONFIG} has {key} = {text.get(key)}; the adapter has {getattr(model.levade_lora, key)}",
             )
 
 
-def load(model: nn.Module, folder: Path) -> None:
+def load(model: nn.Module, directory: Path) -> None:
     """Reads an adapter that passed `check`."""
-    found = load_file(folder / WEIGHTS)
+    found = load_file(directory / WEIGHTS)
     with torch.no_grad():
         for name, parameter in adapters(model).items():
             parameter.copy_(found[name])

@@ -138,16 +138,16 @@ def merge(paths: Paths, chosen: list[int]) -> TreeBatch:
         return TreeBatch(tokens, position, end)
     token = np.concatenate([at[paths.index[w]] for at, w in zip(packed, wanted, strict=True)])
     before = np.concatenate([at[paths.index[w] - 1] for at, w in zip(packed, wanted, strict=True)])
-    place = np.concatenate([np.full(len(w), i) for i, w in enumerate(wanted)])
+    path_index = np.concatenate([np.full(len(w), i) for i, w in enumerate(wanted)])
     wanted = np.concatenate(wanted)
     bits = np.ascontiguousarray(paths.temperature[wanted]).view(np.uint32)
-    order = np.lexsort((place, bits, token))
-    token, before, bits, place, wanted = (a[order] for a in (token, before, bits, place, wanted))
+    order = np.lexsort((path_index, bits, token))
+    token, before, bits, path_index, wanted = (a[order] for a in (token, before, bits, path_index, wanted))
     new = np.ones(len(token), bool)
     new[1:] = (token[1:] != token[:-1]) | (bits[1:] != bits[:-1])
     first = np.flatnonzero(new)
     terms = paths.terms[wanted]
-    terms.path = place
+    terms.path = path_index
     count = np.diff(np.append(first, len(token)))
     return TreeBatch(
         tokens, position, end, token[first], before[first], paths.temperature[wanted][first], first, count, terms

@@ -132,35 +132,37 @@ class TreeModel:
         return next(name for name, parameter in self.named_parameters() if parameter is weight)
 
 
-def check_config(folder: Path) -> AutoConfig:
+def check_config(directory: Path) -> AutoConfig:
     """Loads the configuration of a model that can be trained on trees.
 
     Raises `StartError` if there is no configuration, or if the model is of an unsupported kind.
     """
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise StartError(f"{folder} has no configuration that transformers reads: {error}") from None
-    if not list(folder.glob("*.safetensors")):
-        raise StartError(f"{folder} has no safetensors files; others are not loaded, since pickles run code")
+        raise StartError(f"{directory} has no configuration that transformers reads: {error}") from None
+    if not list(directory.glob("*.safetensors")):
+        raise StartError(f"{directory} has no safetensors files; others are not loaded, since pickles run code")
     if getattr(config, "text_config", None) is not None:
         raise StartError(
-            f"{folder} is a {config.model_type} with more than text; the learner trains its text model alone: give a "
+            f"{directory} is a {config.model_type} with more than text; the learner trains its text model alone: give a "
             "folder of that"
         )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if odd := kinds - LAYERS:
         raise StartError(
-            f"{folder} is a {config.model_type} with layers of {', '.join(sorted(odd))}; trees need {', '.join(LAYERS)}"
+            f"{directory} is a {config.model_type} with layers of {', '.join(sorted(odd))}; trees need {', '.join(LAYERS)}"
         )
     if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise StartError(f"{folder} is a {config.model_type}, which is no causal language model in transformers")
+        raise StartError(f"{directory} is a {config.model_type}, which is no causal language model in transformers")
     return config
 
 
-def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = False, frozen: bool = False) -> nn.Module:
+def load(
+    directory: Path, ranks: Ranks, precision: Precision, value_head: bool = False, frozen: bool = False
+) -> nn.Module:
     """Loads a sharded model from a directory. Collective."""
-    config = check_config(folder)
+    config = check_config(directory)
     base = AutoModelForCausalLM._model_mapping[type(config)]
     model_class = type(
         base.__name__, (TreeModel, base), {"has_value_head": value_head, "precision": precision, "wait": ranks.wait}
@@ -168,14 +170,14 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
     shape = ranks.shape
     if shape.pipeline > config.num_hidden_layers:
         raise StartError(
-            f"--pp {shape.pipeline}, but {folder} has {config.num_hidden_layers} layers, and a stage needs one"
+            f"--pp {shape.pipeline}, but {directory} has {config.num_hidden_layers} layers, and a stage needs one"
         )
-    _check_shares(config, folder, shape)
+    _check_shares(config, directory, shape)
     split = DistributedConfig(tp_size=shape.tensor, fsdp_size=shape.shards, **_expert_options(shape))
     # Set afterwards, because transformers itself does not combine stages with FSDP2.
     split.pp_size = shape.pipeline
     model, report = model_class.from_pretrained(
-        folder,
+        directory,
         config=config,
         dtype=precision.compute if frozen else torch.float32,
         attn_implementation=NAME,
@@ -184,7 +186,7 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
         distributed_config=split if shape.world > 1 else None,
         output_loading_info=True,
     )
-    _check_report(folder, report)
+    _check_report(directory, report)
     if shape.world > 1:
         _leave_files(model)
     else:
@@ -195,7 +197,7 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
     # Some groups are created when they are first needed.
     limit_waits(ranks.wait)
     if shape.pipeline > 1:
-        _agree_on_files(model, folder, ranks)
+        _agree_on_files(model, directory, ranks)
     return _settle(model, frozen, precision)
 
 
@@ -215,23 +217,25 @@ def _expert_options(shape: Shape) -> dict[str, Any]:
     return {}
 
 
-def _check_shares(config, folder: Path, shape: Shape) -> None:
+def _check_shares(config, directory: Path, shape: Shape) -> None:
     """Raises `StartError` if heads or experts cannot be split evenly."""
     heads = getattr(config, "num_attention_heads", None)
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     for what, count in (("heads", heads), ("heads of keys and values", kv_heads)):
         if count and count % shape.tensor:
-            raise StartError(f"--tp {shape.tensor} does not divide the {count} {what} of {folder}")
+            raise StartError(f"--tp {shape.tensor} does not divide the {count} {what} of {directory}")
     if shape.expert == 1:
         return
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if not experts:
-        raise StartError(f"--ep {shape.expert}, but {folder} is a {config.model_type} without experts; leave out --ep")
+        raise StartError(
+            f"--ep {shape.expert}, but {directory} is a {config.model_type} without experts; leave out --ep"
+        )
     if experts % shape.expert:
-        raise StartError(f"--ep {shape.expert} does not divide the {experts} experts of {folder}")
+        raise StartError(f"--ep {shape.expert} does not divide the {experts} experts of {directory}")
 
 
-def _agree_on_files(model: nn.Module, folder: Path, ranks: Ranks) -> None:
+def _agree_on_files(model: nn.Module, directory: Path, ranks: Ranks) -> None:
     """Shares the file names of all stages' tensors with all stages, and checks that tied weights are equal."""
     conversions = ranks.pipeline.gather(getattr(model, "_weight_conversions", None))
     model._weight_conversions = max(conversions, key=lambda found: len(found or []))
@@ -241,7 +245,7 @@ def _agree_on_files(model: nn.Module, folder: Path, ranks: Ranks) -> None:
         and model.get_output_embeddings().weight is not model.get_parameter(model.tied)
     ):
         raise StartError(
-            f"{folder} has a head that differs from the embedding, although its config.json ties them; "
+            f"{directory} has a head that differs from the embedding, although its config.json ties them; "
             "set tie_word_embeddings to false there"
         )
 
@@ -259,13 +263,13 @@ def _leave_files(model: nn.Module) -> None:
             tensor.data = part.clone()
 
 
-def _check_report(folder: Path, report: dict) -> None:
+def _check_report(directory: Path, report: dict) -> None:
     """Raises `StartError` if tensors are missing, unknown or of a different shape."""
     missing = sorted(name for name in report["missing_keys"] if not name.startswith("value_head."))
     unknown = sorted(name for name in report["unexpected_keys"] if "rotary_emb" not in name)
     for what, names in (("lack", missing), ("have unknown", unknown), ("have misshapen", report["mismatched_keys"])):
         if names:
-            raise StartError(f"the safetensors files of {folder} {what} tensors: {', '.join(map(str, names))[:400]}")
+            raise StartError(f"the safetensors files of {directory} {what} tensors: {', '.join(map(str, names))[:400]}")
 
 
 def _settle(model: nn.Module, frozen: bool, precision: Precision) -> nn.Module:
@@ -301,12 +305,12 @@ def count(model: nn.Module, ranks: Ranks) -> int:
     return sum(found.values())
 
 
-def original_config(folder: Path) -> dict:
+def original_config(directory: Path) -> dict:
     """Returns `config.json` of a directory.
 
     Raises `storage` if the file is missing or is not JSON.
     """
-    path = folder / "config.json"
+    path = directory / "config.json"
     try:
         return json.loads(path.read_text())
     except OSError as error:

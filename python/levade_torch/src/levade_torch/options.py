@@ -107,9 +107,9 @@ def parse(arguments: list[str] | None = None) -> Options:
     """
     a = parser().parse_args(arguments)
     for name in ("model", "critic", "reference"):
-        folder = getattr(a, name)
-        if folder is not None and not (folder / "config.json").is_file():
-            raise StartError(f"--{name} {folder} is no folder with a config.json")
+        directory = getattr(a, name)
+        if directory is not None and not (directory / "config.json").is_file():
+            raise StartError(f"--{name} {directory} is no folder with a config.json")
     if not a.run_root.is_dir():
         raise StartError(f"--run-root {a.run_root} is no folder")
     if not 0 < a.collective_seconds < 1e9:

@@ -75,8 +75,8 @@ class Pipeline:
         if size == 1:
             return Pipeline()
         per_stage, found = world // size, None
-        for place in range(per_stage):
-            members = list(range(place, world, per_stage))
+        for offset in range(per_stage):
+            members = list(range(offset, world, per_stage))
             groups = [dist.new_group(members, timeout=timedelta(seconds=seconds)) for _ in range(2)]
             if rank in members:
                 found = Pipeline(size, members.index(rank), *(Way(group, size) for group in groups))

@@ -181,7 +181,7 @@ class Push:
 
         Raises `push` on rank 0 after all ranks have finished.
         """
-        why, sent, begun = None, 0, time.monotonic()
+        why, sent, started = None, 0, time.monotonic()
         if self.sender:
             try:
                 self.sender.joined()
@@ -204,4 +204,4 @@ class Push:
         self.sender.close()
         if why:
             raise why
-        return {"tensors": len(self.entries), "bytes": sent, "seconds": time.monotonic() - begun}
+        return {"tensors": len(self.entries), "bytes": sent, "seconds": time.monotonic() - started}

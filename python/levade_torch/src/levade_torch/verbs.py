@@ -86,12 +86,12 @@ def train(host: Host, name: str, control: Any, arrays: Arrays) -> Job:
 def _check_paths(host: Host, name: str, paths: Paths) -> None:
     config = host.learners[name].model.config
     context, vocabulary = context_of(config), config.vocab_size
-    for place, tokens in enumerate(paths.tokens):
+    for index, tokens in enumerate(paths.tokens):
         if len(tokens) > context:
-            raise invalid(f"path {place} has {len(tokens)} tokens, but the context holds {context}")
+            raise invalid(f"path {index} has {len(tokens)} tokens, but the context holds {context}")
         if tokens.min() < 0 or tokens.max() >= vocabulary:
             raise invalid(
-                f"path {place} has the ids {tokens.min()} to {tokens.max()}, but the vocabulary has {vocabulary} entries"
+                f"path {index} has the ids {tokens.min()} to {tokens.max()}, but the vocabulary has {vocabulary} entries"
             )
 
 
@@ -133,11 +133,11 @@ def optim_step(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
 
 def save(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
     """`save`: writes to a directory under the root of the run."""
-    folder = _folder(host, control)
+    directory = _folder(host, control)
     with_optimiser = _field(control, "with_optimiser", bool)
 
     def job() -> bytes | None:
-        manifest = host.save(name, folder, with_optimiser)
+        manifest = host.save(name, directory, with_optimiser)
         return wire.pack({"manifest": manifest}) if manifest else None
 
     return job
@@ -148,23 +148,23 @@ def load(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
     started.
     """
     if control.get("folder", "") is None:
-        folder, with_optimiser = None, False
+        directory, with_optimiser = None, False
     else:
-        folder, with_optimiser = _folder(host, control), _field(control, "with_optimiser", bool)
-    host.check_load(name, folder, with_optimiser)
+        directory, with_optimiser = _folder(host, control), _field(control, "with_optimiser", bool)
+    host.check_load(name, directory, with_optimiser)
 
     def job() -> bytes:
-        host.load(name, folder, with_optimiser)
+        host.load(name, directory, with_optimiser)
         return wire.pack({})
 
     return job
 
 
 def _folder(host: Host, control: Any) -> Path:
-    folder = files.inside(host.options.run_root, _field(control, "folder", str))
-    if not folder.is_dir():
-        raise invalid(f"{folder} is no folder on the machine of rank {host.ranks.rank}")
-    return folder
+    directory = files.inside(host.options.run_root, _field(control, "folder", str))
+    if not directory.is_dir():
+        raise invalid(f"{directory} is no folder on the machine of rank {host.ranks.rank}")
+    return directory
 
 
 def publish(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
