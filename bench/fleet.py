@@ -48,12 +48,12 @@ def service(peer) -> dict[str, float]:
     for prompt in (32, 256):
         for batch in (1, 4, 16, 64):
             for tokens in (8, 40):
-                asked = [
+                durations = [
                     peer.ask(do="generate", prompts=[ids(prompt) for _ in range(batch)], new_tokens=tokens)["seconds"]
                     for _ in range(3)
                 ]
                 rows.append([batch * prompt, tokens, tokens * batch])
-                seconds.append(statistics.median(asked))
+                seconds.append(statistics.median(durations))
     prompt, batch, sequence = fit(rows, seconds)
     return {"prompt": prompt, "batch": batch, "sequence": sequence, "publish": 0.0}
 

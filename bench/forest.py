@@ -39,19 +39,19 @@ def main() -> None:
         prompt = ids(shared)
         tree = [prompt + ids(own) for _ in range(attempts)]
         # The same lengths, but different from the first token on, so that nothing merges.
-        apart = [[i, *path[1:]] for i, path in enumerate(tree)]
+        separate = [[i, *path[1:]] for i, path in enumerate(tree)]
         for first, kind in ((1, "all tokens"), (shared, "own tokens")):
             request = {"do": "forest", "first": first}
-            check = ours.ask(**request, paths=apart), theirs.ask(**request, paths=apart, rows=arguments.rows)
+            check = ours.ask(**request, paths=separate), theirs.ask(**request, paths=separate, rows=arguments.rows)
             if abs(check[0]["loss"] - check[1]["loss"]) > 1e-2 * abs(check[1]["loss"]):
                 sys.exit(f"The losses differ: {check[0]['loss']} and {check[1]['loss']}.")
             merged = ours.ask(**request, paths=tree)
             ratio = merged["path_tokens"] / merged["tokens"]
             times: list[list[float]] = [[], [], []]
             for _ in range(4 * arguments.rounds):
-                answers = [ours.ask(**request, paths=tree), ours.ask(**request, paths=apart)]
+                answers = [ours.ask(**request, paths=tree), ours.ask(**request, paths=separate)]
                 if not arguments.without_torch:
-                    answers.append(theirs.ask(**request, paths=apart, rows=arguments.rows))
+                    answers.append(theirs.ask(**request, paths=separate, rows=arguments.rows))
                 if max(answer["foreign"] for answer in answers) <= arguments.disturbance:
                     for series, answer in zip(times, answers, strict=False):
                         series.append(answer["seconds"])

@@ -105,7 +105,7 @@ def litellm(program: Path, address: str, directory: str, port: int = 18991) -> t
             time.sleep(0.5)
 
 
-def asked(load: Path, *command) -> dict:
+def run_load(load: Path, *command) -> dict:
     done = subprocess.run(
         ["taskset", "-c", "1", load, *map(str, command)], stdout=subprocess.PIPE, text=True, timeout=600, check=False
     )
@@ -114,10 +114,10 @@ def asked(load: Path, *command) -> dict:
     return json.loads(done.stdout)
 
 
-def measured(load: Path, server: Server, address: str, connections: int, seconds: float, stream: list[str]) -> dict:
+def measure_load(load: Path, server: Server, address: str, connections: int, seconds: float, stream: list[str]) -> dict:
     """Returns latency and throughput of `load calls`, and the server's processor time per call."""
     before = server.seconds()
-    one = asked(load, "calls", address, connections, seconds, *stream)
+    one = run_load(load, "calls", address, connections, seconds, *stream)
     one["cpu_ms"] = (server.seconds() - before) / (one["calls"] + connections) * 1e3
     return one
 
@@ -127,7 +127,7 @@ def spread(values: list[float], digits: int = 2) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
-def beside(a: argparse.Namespace, directory: str) -> None:
+def compare_with_litellm(a: argparse.Namespace, directory: str) -> None:
     """Measures latency at one connection and throughput at many, alternating with LiteLLM if it is available."""
     server, address = levade(a.load)
     sides = {"levade": (server, address)}
@@ -137,11 +137,11 @@ def beside(a: argparse.Namespace, directory: str) -> None:
         found: dict[tuple, list[dict]] = {}
         alone = []
         for number in range(a.rounds):
-            alone.append(asked(a.load, "sampler", 2000))
+            alone.append(run_load(a.load, "sampler", 2000))
             for connections in (1, a.connections):
                 for stream in ([], ["stream"]):
                     for name, (program, at) in sides.items():
-                        one = measured(a.load, program, at, connections, a.seconds, stream)
+                        one = measure_load(a.load, program, at, connections, a.seconds, stream)
                         found.setdefault((name, connections, bool(stream)), []).append(one)
             print(f"round {number + 1} of {a.rounds}, load average {os.getloadavg()[0]:.1f}", flush=True)
     finally:
@@ -187,7 +187,7 @@ def compare_builds(a: argparse.Namespace) -> None:
         for number in range(a.rounds):
             for stream in ([], ["stream"]):
                 order = ("after", "before") if number % 2 else ("before", "after")
-                found = {name: measured(*sides[name], a.connections, a.seconds, stream) for name in order}
+                found = {name: measure_load(*sides[name], a.connections, a.seconds, stream) for name in order}
                 for figure in ("p50_ms", "cpu_ms"):
                     ratio = found["before"][figure] / found["after"][figure]
                     ratios.setdefault((figure, "streams" if stream else "whole"), []).append(ratio)
@@ -208,8 +208,8 @@ def main() -> None:
         asks = [a.litellm.with_name("python"), "-c", "import importlib.metadata as m; print(m.version('litellm'))"]
         print(f"LiteLLM {subprocess.run(asks, capture_output=True, text=True, check=True).stdout.strip()}", flush=True)
     with tempfile.TemporaryDirectory() as directory:
-        beside(a, directory)
-    turns = [asked(a.load, "turns", 100, 10) for _ in range(a.rounds)]
+        compare_with_litellm(a, directory)
+    turns = [run_load(a.load, "turns", 100, 10) for _ in range(a.rounds)]
     last = turns[-1]
     print(
         f"turn 100 ({last['prompt_tokens']} tokens) {spread([t['last_ms'] for t in turns], 3)} ms, turn 2 {spread([t['second_ms'] for t in turns], 3)} ms, "
@@ -217,7 +217,7 @@ def main() -> None:
     )
     server, address = levade(a.load, a.pace)
     try:
-        print(f"streams: {json.dumps(asked(a.load, 'streams', address, a.streams, server.process.pid))}")
+        print(f"streams: {json.dumps(run_load(a.load, 'streams', address, a.streams, server.process.pid))}")
     finally:
         server.stop()
 

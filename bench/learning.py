@@ -92,7 +92,7 @@ def levade(arguments: argparse.Namespace, directory: Path, seed: int, verb: str,
     return done.stdout
 
 
-def asked(arguments: argparse.Namespace, directory: Path, seed: int, model: Path) -> float:
+def success_rate(arguments: argparse.Namespace, directory: Path, seed: int, model: Path) -> float:
     """Returns a model's fraction of correct completions at the training temperature.
 
     Covers all tasks except the one that a recipe reserves for training.
@@ -105,11 +105,11 @@ def asked(arguments: argparse.Namespace, directory: Path, seed: int, model: Path
         f"eval.temperature={TEMPERATURE}",
     ]
     changes = [word for key in keys for word in ("--set", key)]
-    said = levade(arguments, directory, seed, "eval", "--model", model, "--json", *changes)
-    return json.loads(said)["overall"]["success"]["estimate"]
+    output = levade(arguments, directory, seed, "eval", "--model", model, "--json", *changes)
+    return json.loads(output)["overall"]["success"]["estimate"]
 
 
-def of_levade(arguments: argparse.Namespace, directory: Path, seed: int) -> tuple[list[dict], Path]:
+def train_levade(arguments: argparse.Namespace, directory: Path, seed: int) -> tuple[list[dict], Path]:
     run = directory / f"run-{seed}"
     levade(arguments, directory, seed, "train", "--run", run)
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
@@ -119,7 +119,7 @@ def of_levade(arguments: argparse.Namespace, directory: Path, seed: int) -> tupl
     return steps, run
 
 
-def of_trl(arguments: argparse.Namespace, directory: Path, seed: int) -> tuple[list[dict], Path]:
+def train_trl(arguments: argparse.Namespace, directory: Path, seed: int) -> tuple[list[dict], Path]:
     model = directory / f"trl-{seed}"
     job = {
         "save": str(model),
@@ -148,13 +148,13 @@ def measure(arguments: argparse.Namespace, directory: Path, name: str, seed: int
     """Measures a curve: `steps` with reward and seconds each, and `last`, the final model's fraction of correct
     completions.
     """
-    steps, model = {"Levade": of_levade, "TRL": of_trl}[name](arguments, directory, seed)
-    last = asked(arguments, directory, seed, model)
+    steps, model = {"Levade": train_levade, "TRL": train_trl}[name](arguments, directory, seed)
+    last = success_rate(arguments, directory, seed, model)
     shutil.rmtree(model)
     return {"steps": steps, "last": last}
 
 
-def measured(arguments: argparse.Namespace, directory: Path, name: str, seed: int) -> dict:
+def load_or_measure(arguments: argparse.Namespace, directory: Path, name: str, seed: int) -> dict:
     """Returns a curve, from `--out` if it is stored there. A curve of an earlier version of this file has no `last`."""
     if arguments.out is None:
         return measure(arguments, directory, name, seed)
@@ -204,18 +204,18 @@ def time_to(lines: list[dict], goal: float) -> float | None:
     return None
 
 
-def chance(one: list[float], other: list[float]) -> float:
+def split_probability(one: list[float], other: list[float]) -> float:
     """Returns the fraction of all divisions of these values, with these side sizes, whose means lie at least as far
     apart.
     """
     values, size = one + other, len(one)
 
-    def apart(chosen: tuple[int, ...]) -> float:
+    def mean_distance(chosen: tuple[int, ...]) -> float:
         inside = sum(values[index] for index in chosen)
         return abs(inside / size - (sum(values) - inside) / len(other))
 
-    found = apart(tuple(range(size)))
-    all_of = [apart(chosen) for chosen in itertools.combinations(range(len(values)), size)]
+    found = mean_distance(tuple(range(size)))
+    all_of = [mean_distance(chosen) for chosen in itertools.combinations(range(len(values)), size)]
     return sum(distance >= found - 1e-9 for distance in all_of) / len(all_of)
 
 
@@ -225,7 +225,7 @@ def compare(what: str, ours: list[float], theirs: list[float]) -> bool:
     """
     sides = " % against ".join(f"{statistics.mean(side):.1f} ± {standard_error(side):.1f}" for side in (ours, theirs))
     low, high = min(theirs), max(theirs)
-    spread = f"({low:.1f}–{high:.1f}); by chance {chance(theirs, ours):.0%}"
+    spread = f"({low:.1f}–{high:.1f}); by chance {split_probability(theirs, ours):.0%}"
     print(f"{what:<13}: {sides} % {spread}")
     return low <= statistics.mean(ours) <= high
 
@@ -254,7 +254,7 @@ def main() -> None:
         found: dict[str, list[dict]] = {"Levade": [], "TRL": []}
         both = [(seed, name) for seed in arguments.seeds for name in found]
         for seed, name in both + [(seed, "Levade") for seed in arguments.more]:
-            curve = measured(arguments, Path(directory), name, seed)
+            curve = load_or_measure(arguments, Path(directory), name, seed)
             found[name].append(curve)
             lines = curve["steps"]
             means = " ".join(f"{mean_of(lines, steps):.0f}" for steps in windows(len(lines), WINDOW))

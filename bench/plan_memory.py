@@ -52,7 +52,7 @@ learning_rate = 1e-5
 """
 
 
-def made(directory: Path, size: tuple) -> Path:
+def create_model(directory: Path, size: tuple) -> Path:
     """Creates a model of this size, with random weights and without a tokenizer."""
     hidden, layers, heads, wide, vocabulary, _ = size
     config = LlamaConfig(
@@ -87,8 +87,8 @@ def peak(group: Group, tokens: int, vocabulary: int) -> float:
     for _ in range(2):
         # One micro-batch of two sequences for each rank.
         paths = [[rng.randrange(vocabulary) for _ in range(tokens // 2)] for _ in range(2 * RANKS)]
-        made = inputs(paths, 1, 1 / (RANKS * tokens))
-        train(group, [made[2 * rank : 2 * rank + 2] for rank in range(RANKS)], tokens)
+        prepared = inputs(paths, 1, 1 / (RANKS * tokens))
+        train(group, [prepared[2 * rank : 2 * rank + 2] for rank in range(RANKS)], tokens)
     sizes = []
     for pid in group.processes.pids():
         status = Path(f"/proc/{pid}/status").read_text()
@@ -107,7 +107,7 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as scratch:
             directory, tokens = Path(scratch), size[-1]
-            model = made(directory / "model", size)
+            model = create_model(directory / "model", size)
             said, text = planned(a.levade, directory, model, tokens)
             options = {"model": model, "tokens": tokens, "no_probe": True}
             with Group(RANKS, directory / "run", Torchrun, **options) as group:

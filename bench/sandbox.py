@@ -99,7 +99,7 @@ def fusion(directory: Path, python: Path) -> Service:
     return Service("SandboxFusion", command, f"http://127.0.0.1:{number}", cwd=directory, env=environment)
 
 
-def measured(who, code: str, calls: int, at_once: int) -> dict:
+def measure(who, code: str, calls: int, at_once: int) -> dict:
     """Returns sequential times in seconds, concurrent calls per second, and the number of successful calls."""
     times, good = [], 0
     for _ in range(calls):
@@ -133,7 +133,7 @@ def main() -> None:
             for _ in range(arguments.rounds):
                 for who in everyone:
                     calls = max(2, arguments.calls // 5) if who.name == "SandboxFusion" else arguments.calls
-                    rounds[who.name].append(measured(who, code, calls, arguments.at_once))
+                    rounds[who.name].append(measure(who, code, calls, arguments.at_once))
             for name, found in rounds.items():
                 times = sorted(t for r in found for t in r["times"])
                 rate = statistics.median(r["rate"] for r in found)

@@ -29,11 +29,11 @@ def rows(path: Path) -> list[dict]:
 
 
 def recall(found: list[list[str]], gold: list[str]) -> str:
-    share = [sum(want in ids[:k] for ids, want in zip(found, gold, strict=True)) / len(gold) for k in KS]
-    return " / ".join(f"{value:.3f}" for value in share)
+    fractions = [sum(want in ids[:k] for ids, want in zip(found, gold, strict=True)) / len(gold) for k in KS]
+    return " / ".join(f"{value:.3f}" for value in fractions)
 
 
-def say(name: str, found: list[list[str]], gold: list[str], index_s: float, per_second: float) -> None:
+def print_result(name: str, found: list[list[str]], gold: list[str], index_s: float, per_second: float) -> None:
     print(
         f"{name:34} recall@1/3/10 {recall(found, gold)}  index {index_s:.2f} s  {per_second:,.0f} queries/s", flush=True
     )
@@ -82,7 +82,7 @@ def ours(args: argparse.Namespace, queries: list[str], gold: list[str]) -> None:
                     seconds = time.perf_counter() - started
                 finally:
                     server.stop()
-                say(f"levade {mode}, over HTTP", found, gold, index_s, len(queries) / seconds)
+                print_result(f"levade {mode}, over HTTP", found, gold, index_s, len(queries) / seconds)
             if not dense:
                 done = subprocess.run(
                     [args.scan, "bm25", index, args.questions, "2"], check=True, capture_output=True, text=True
@@ -108,7 +108,7 @@ def bm25s_side(texts: list[str], ids: list[str], queries: list[str], gold: list[
     tokens = bm25s.tokenize(queries, stopwords="en", stemmer=stemmer, show_progress=False)
     found, _ = retriever.retrieve(tokens, k=max(KS), n_threads=2, show_progress=False)
     seconds = time.perf_counter() - started
-    say("bm25s, stemmed", [[ids[at] for at in row] for row in found], gold, index_s, len(queries) / seconds)
+    print_result("bm25s, stemmed", [[ids[at] for at in row] for row in found], gold, index_s, len(queries) / seconds)
 
 
 def rank_bm25_side(texts: list[str], ids: list[str], queries: list[str], gold: list[str]) -> None:
@@ -122,7 +122,7 @@ def rank_bm25_side(texts: list[str], ids: list[str], queries: list[str], gold: l
     found = [ranker.get_scores(queries[at].lower().split()).argsort()[::-1][: max(KS)] for at in some]
     seconds = time.perf_counter() - started
     found = [[ids[at] for at in row] for row in found]
-    say(f"rank_bm25, {len(some)} questions", found, [gold[at] for at in some], index_s, len(some) / seconds)
+    print_result(f"rank_bm25, {len(some)} questions", found, [gold[at] for at in some], index_s, len(some) / seconds)
 
 
 def sentence_transformers_side(
@@ -140,7 +140,9 @@ def sentence_transformers_side(
     asked = encoder.encode(queries, convert_to_tensor=True, normalize_embeddings=True)
     best = (asked @ passages.T).topk(max(KS), dim=1).indices.tolist()
     seconds = time.perf_counter() - started
-    say("sentence-transformers", [[ids[at] for at in row] for row in best], gold, index_s, len(queries) / seconds)
+    print_result(
+        "sentence-transformers", [[ids[at] for at in row] for row in best], gold, index_s, len(queries) / seconds
+    )
 
 
 def main() -> None:

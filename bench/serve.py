@@ -38,7 +38,7 @@ LONGEST = 900
 
 
 @dataclass
-class Measured:
+class Measurements:
     """The measurements of one load."""
 
     tokens: int
@@ -94,7 +94,7 @@ def prompts(rng: random.Random, count: int, words: int, shared: bool) -> list[st
     return found
 
 
-async def asked(server: Server, prompt: str, tokens: int, into: Measured) -> None:
+async def request_completion(server: Server, prompt: str, tokens: int, into: Measurements) -> None:
     """Requests one completion, and records the arrival times of its tokens."""
     body = {"model": server.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
     body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
@@ -130,13 +130,13 @@ async def asked(server: Server, prompt: str, tokens: int, into: Measured) -> Non
     into.tokens += said
 
 
-async def load(server: Server, texts: list[str], clients: int, tokens: int) -> Measured:
+async def load(server: Server, texts: list[str], clients: int, tokens: int) -> Measurements:
     """Sends all prompts, from `clients` concurrent clients."""
-    found, waiting = Measured(0, 0.0, [], []), iter(texts)
+    found, waiting = Measurements(0, 0.0, [], []), iter(texts)
 
     async def client() -> None:
         for text in waiting:
-            await asyncio.wait_for(asked(server, text, tokens, found), LONGEST)
+            await asyncio.wait_for(request_completion(server, text, tokens, found), LONGEST)
 
     begun = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
@@ -144,20 +144,22 @@ async def load(server: Server, texts: list[str], clients: int, tokens: int) -> M
     return found
 
 
-def started(a: argparse.Namespace, directory: Path, most: int):
+def start_servers(a: argparse.Namespace, directory: Path, max_running: int):
     """Starts the servers to compare, and returns them when they are ready."""
     length = 512
     command = [a.levade, "serve", f"model={a.model}", "--port", "0", "--threads", a.threads, "--context", length]
-    yield Server("levade", [*command, "--running", most], directory / "levade.log", r"serving.* at http://([\d.:]+)/v1")
+    yield Server(
+        "levade", [*command, "--running", max_running], directory / "levade.log", r"serving.* at http://([\d.:]+)/v1"
+    )
     if a.llama:
         command = [a.llama, Path(__file__).with_name("llama_server.py"), a.gguf or a.model]
-        command += ["--threads", a.threads, "--parallel", most, "--context", length]
+        command += ["--threads", a.threads, "--parallel", max_running, "--context", length]
         yield Server("llama.cpp", command, directory / "llama.log", r"serving at http://([\d.:]+)")
     if a.vllm:
         # `vllm serve` looks for the package `vllm`, which has another name on the CPU.
         command = [a.vllm, "-m", "vllm.entrypoints.openai.api_server", "--model", a.folder or a.model]
         command += ["--host", "127.0.0.1", "--port", a.port, "--dtype", "float32"]
-        command += ["--max-model-len", length, "--max-num-seqs", most, "--served-model-name", "model"]
+        command += ["--max-model-len", length, "--max-num-seqs", max_running, "--served-model-name", "model"]
         environment = {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_CPU_OMP_THREADS_BIND": f"0-{a.threads - 1}"}
         environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         log, begun = (
@@ -192,7 +194,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         servers: list[Server] = []
         try:
-            for server in started(a, Path(directory), max(a.clients)):
+            for server in start_servers(a, Path(directory), max(a.clients)):
                 servers.append(server)
                 print(f"{server.name} is up", flush=True)
             for server in servers:
@@ -213,13 +215,13 @@ def main() -> None:
             for server in servers:
                 server.stop()
     for (clients, shared, name), rounds in figures.items():
-        told = ", ".join(f"{key} {spread([one[key] for one in rounds])}" for key in rounds[0])
+        summary = ", ".join(f"{key} {spread([one[key] for one in rounds])}" for key in rounds[0])
         if name != "levade":
             own = figures[clients, shared, "levade"]
             pairs = list(zip(own, rounds, strict=True))
             ratios = {key: spread([ours[key] / theirs[key] for ours, theirs in pairs], 2) for key in rounds[0]}
-            told += "; Levade / it: " + ", ".join(f"{key} {ratio}" for key, ratio in ratios.items())
-        print(f"{clients} clients, {'shared prefix' if shared else 'nothing shared'}, {name}: {told}")
+            summary += "; Levade / it: " + ", ".join(f"{key} {ratio}" for key, ratio in ratios.items())
+        print(f"{clients} clients, {'shared prefix' if shared else 'nothing shared'}, {name}: {summary}")
 
 
 if __name__ == "__main__":

@@ -147,8 +147,8 @@ def main() -> None:
                     shared = ids(prefix)
                     groups.append([shared + ids(tail) for _ in range(group_size)])
                 # The same sequences without a common prefix: the first token differs.
-                apart = [[[1000 + at, *path[1:]] for at, path in enumerate(paths)] for paths in groups]
-                merged, alone = ([inputs(paths, prefix, weight) for paths in kind] for kind in (groups, apart))
+                separate = [[[1000 + at, *path[1:]] for at, path in enumerate(paths)] for paths in groups]
+                merged, alone = ([inputs(paths, prefix, weight) for paths in kind] for kind in (groups, separate))
                 order = (merged, alone) if turn % 2 else (alone, merged)
                 seconds = {id(kind): step(group, kind, a.tokens) for kind in order}
                 shares.append(seconds[id(alone)] / seconds[id(merged)] / ideal)

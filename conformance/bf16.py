@@ -56,16 +56,16 @@ def main() -> None:
                     if yardstick(n, model) == n
                 }
                 worst = max(errors, key=lambda n: errors[n][0] / max(errors[n][1], 1e-6))
-                share = errors[worst][0] / errors[worst][1]
-                report.check(f"{name}: error, as a share of autocast's", share, 1.25, f"worst {worst}")
+                ratio = errors[worst][0] / errors[worst][1]
+                report.check(f"{name}: error, as a share of autocast's", ratio, 1.25, f"worst {worst}")
                 for n, pair in errors.items():
                     kinds.setdefault(re.sub(r"\d+", "*", n), []).append(pair)
-            shares = {k: math.hypot(*(e[0] for e in v)) / math.hypot(*(e[1] for e in v)) for k, v in kinds.items()}
-            worst = max(shares, key=shares.__getitem__)
+            ratios = {k: math.hypot(*(e[0] for e in v)) / math.hypot(*(e[1] for e in v)) for k, v in kinds.items()}
+            worst = max(ratios, key=ratios.__getitem__)
             both = [errors for kind in kinds.values() for errors in kind]
             nearer = sum(mine < other for mine, other in both) / len(both)
             note = f"worst {worst}; {100 * nearer:.0f} % of the tensors are nearer"
-            report.check(f"{name}: by kind, as a share of autocast's", shares[worst], 1.0, note)
+            report.check(f"{name}: by kind, as a share of autocast's", ratios[worst], 1.0, note)
     report.finish()
 
 

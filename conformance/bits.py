@@ -205,18 +205,18 @@ def checks(options: argparse.Namespace) -> Iterator[tuple[str, object]]:
 
     def resumed(name: str, directory: Path) -> tuple[str | None, str]:
         keys = ["phase.0.steps=6", "eval.tasks=0", "run.checkpoint_every=1"]
-        whole = train(before, directory / "whole", model, name, *keys)
+        undisturbed = train(before, directory / "whole", model, name, *keys)
         stopped = train(before, directory / "stopped", model, name, f"phase.0.steps={STOPPED_AT}", *keys[1:])
         call(after, stopped, "train", "run", "--resume", "--set", keys[0])
         runs = {"stopped": stopped}
         for moment in CRASHES:
             runs[moment] = train(before, directory / moment.replace(":", "-"), model, name, *keys, crash_at=moment)
             call(after, runs[moment], "train", "run", "--resume")
-        want = record(whole)
+        want = record(undisturbed)
         for moment, run in runs.items():
             if found := difference(want, record(run)):
                 return f"{moment}: {found}", ""
-        call(after, whole, "replay", "run")
+        call(after, undisturbed, "replay", "run")
         return None, f"{len(runs)} resumed, 1 replayed"
 
     for name in RECIPES:

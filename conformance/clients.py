@@ -277,7 +277,7 @@ class Teacher(http.server.BaseHTTPRequestHandler):
             if key in function["parameters"].get("properties", {})
         ]
         # Every client keeps its own messages, so they count the calls.
-        if named and sum(said["role"] == "assistant" for said in body["messages"]) % 3 < 2:
+        if named and sum(message["role"] == "assistant" for message in body["messages"]) % 3 < 2:
             function, key = named[0]
             required = function["parameters"].get("required", [])
             arguments = dict.fromkeys(required, "echo") | {key: "40 + 2" if key == "expression" else "echo 42"}
@@ -337,7 +337,7 @@ def run(arguments, environment, program, mode, directory):
     return None if done.returncode == 0 else (done.stderr.strip() or done.stdout).splitlines()[-1]
 
 
-def said(line):
+def last_line(line):
     """Returns the last line of a program, if it got that far."""
     try:
         return json.loads(line)
@@ -365,7 +365,7 @@ def sampled_of(db, attempt):
     return sampled
 
 
-def checked(directory):
+def check_run(directory):
     """Returns the counts of a recorded run, and its errors."""
     db = sqlite3.connect(f"file:{directory / 'run/run.db'}?mode=ro", uri=True)
     rows = db.execute("SELECT id, outcome, status FROM attempts WHERE purpose = 'train'").fetchall()
@@ -394,7 +394,7 @@ def checked(directory):
         counts["continued"] += forks.get("continued", 0)
         counts["trimmed"] += forks.get("trimmed", 0)
         counts["tokens"] += sampled
-        counts["tool calls"] += said(program.get("last_line")).get("tools", 0)
+        counts["tool calls"] += last_line(program.get("last_line")).get("tools", 0)
         forked.update(forks.get("forked", {}))
         if status == "completed":
             targets += sum(len(tokens) for _, tokens in learned)
@@ -420,9 +420,9 @@ def checked(directory):
 
 def report(name, counts, forked, wrong):
     """Prints the result of a set-up. Returns whether there was an error."""
-    told = ", ".join(f"{count} {what}" for what, count in counts.items())
+    summary = ", ".join(f"{count} {what}" for what, count in counts.items())
     reasons = "".join(f", forked {count} {reason}" for reason, count in forked.items())
-    print(f"{'FAIL' if wrong else 'ok  '} {name:36} {told}{reasons}", *wrong, sep="\n       ", flush=True)
+    print(f"{'FAIL' if wrong else 'ok  '} {name:36} {summary}{reasons}", *wrong, sep="\n       ", flush=True)
     return bool(wrong)
 
 
@@ -440,7 +440,7 @@ def main():
     p.add_argument("--check", type=Path, metavar="FOLDER", help="check the run in FOLDER/run, and start nothing")
     arguments = p.parse_args()
     if arguments.check:
-        sys.exit(int(report(arguments.check.name, *checked(arguments.check))))
+        sys.exit(int(report(arguments.check.name, *check_run(arguments.check))))
     for name in ("model", "environments", "folder", "levade"):
         if getattr(arguments, name) is None:
             p.error(f"--{name} is needed")
@@ -457,7 +457,7 @@ def main():
                 why = run(arguments, environment, program, mode, directory)
             except subprocess.SubprocessError as error:
                 why = str(error)
-            found = checked(directory) if (directory / "run/metrics.jsonl").is_file() else ({}, {}, [])
+            found = check_run(directory) if (directory / "run/metrics.jsonl").is_file() else ({}, {}, [])
             wrong = report(name, *found[:2], [why, *found[2]] if why else found[2])
             failures += wrong
             if not wrong and not arguments.keep:

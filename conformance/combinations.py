@@ -69,7 +69,7 @@ def processes() -> dict[int, tuple[int, str, float]]:
     return found
 
 
-def below(root: int) -> dict[int, tuple[str, float]]:
+def descendants(root: int) -> dict[int, tuple[str, float]]:
     """Returns a process and all its descendants: command line, processor seconds."""
     everything, found = processes(), [root]
     for pid in found:
@@ -101,8 +101,8 @@ class Run:
         if not file.exists():
             return []
         # The last line may be incomplete.
-        whole = file.read_text().rpartition("\n")[0]
-        return [json.loads(line) for line in whole.splitlines() if line]
+        complete_lines = file.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in complete_lines.splitlines() if line]
 
     def steps(self) -> list[dict]:
         """Returns the metrics of training steps."""
@@ -144,14 +144,16 @@ class Run:
 
     def look(self, root: int) -> None:
         """Records the processor time of the processes."""
-        for pid, (words, seconds) in below(root).items():
+        for pid, (words, seconds) in descendants(root).items():
             # Exited processes have no command line until they are reaped.
             part = part_of(pid, root, words) if words else self.spent.get(pid, ("levade", 0.0))[0]
             self.spent[pid] = part, seconds
 
     def kill(self, root: int, part: str) -> None:
         """Kills the process of a part that has used the most processor time."""
-        found = [(seconds, pid) for pid, (words, seconds) in below(root).items() if part_of(pid, root, words) == part]
+        found = [
+            (seconds, pid) for pid, (words, seconds) in descendants(root).items() if part_of(pid, root, words) == part
+        ]
         victim = root if part == "levade" else max(found)[1]
         os.kill(victim, signal.SIGKILL)
         self.killed.append(part)
@@ -210,9 +212,9 @@ def untied(checkpoint: Path, into: Path) -> Path:
         head = dict(header["model.embed_tokens.weight"])
         first, last = head["data_offsets"]
         head["data_offsets"] = [end - base, end - base + last - first]
-        told = json.dumps(header | {"lm_head.weight": head}).encode()
-        told += b" " * (-len(told) % 8)
-        out.write(len(told).to_bytes(8, "little") + told)
+        encoded_header = json.dumps(header | {"lm_head.weight": head}).encode()
+        encoded_header += b" " * (-len(encoded_header) % 8)
+        out.write(len(encoded_header).to_bytes(8, "little") + encoded_header)
         for at, count in ((base, end - base), (base + first, last - first)):
             source.seek(at)
             out.write(source.read(count))

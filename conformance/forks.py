@@ -125,7 +125,7 @@ def environment(base, key):
     }
 
 
-def talk(arguments, installed, program, texts):
+def run_client(arguments, installed, program, texts):
     """Runs a client against a model that says `texts`. Returns the origins of its prompts, its last line, and errors."""
     name, *mode = program.split()
     python = arguments.python or interpreter(arguments.environments, installed, name)
@@ -139,9 +139,9 @@ def talk(arguments, installed, program, texts):
             done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600, cwd=home)
         finally:
             server.send_signal(signal.SIGINT)
-            told, _ = server.communicate(timeout=60)
+            printed, _ = server.communicate(timeout=60)
     found = {"roots": 0, "continued": 0, "forked": collections.Counter(), "rewritten": 0, "refused": ""}
-    for line in told.splitlines():
+    for line in printed.splitlines():
         found["roots"] += line.startswith("Some(Began)")
         found["continued"] += line.startswith("Some(Continued)")
         if forked := re.match(r"Some\(Forked\(.*reason: (\w+)", line):
@@ -167,7 +167,7 @@ def main():
         if arguments.only not in name:
             continue
         try:
-            found, last, errors = talk(arguments, installed, program, texts)
+            found, last, errors = run_client(arguments, installed, program, texts)
         except subprocess.SubprocessError as error:
             print(f"FAIL {name:24} {error}", flush=True)
             failures += 1

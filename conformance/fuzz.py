@@ -42,7 +42,7 @@ def binaries(profile):
     return {line["target"]["name"].removeprefix("levade_"): line["executable"] for line in made}
 
 
-def fuzzed(program, crate, test, seconds):
+def run_rounds(program, crate, test, seconds):
     """Runs a test in rounds. Returns the number of passed cases, and the output of a failed round."""
     cases, held, started = 100, 0, time.monotonic()
     while (left := seconds - (time.monotonic() - started)) > 0:
@@ -80,7 +80,7 @@ def main():
     failures = 0
     for name, crate, test in surfaces:
         started = time.monotonic()
-        held, why = fuzzed(programs[crate], crate, test, arguments.seconds)
+        held, why = run_rounds(programs[crate], crate, test, arguments.seconds)
         print(f"{'FAIL' if why else 'ok  '} {name:10} {held:8} cases in {time.monotonic() - started:.0f} s", flush=True)
         if why:
             print(why, flush=True)

@@ -89,7 +89,7 @@ def main() -> None:
     print(f"undisturbed: {length:.0f} s")
 
     rng = random.Random(arguments.seed)
-    plan = [(position, None) for position in PLACES]
+    plan = [(crash_point, None) for crash_point in PLACES]
     plan += [(None, rng.uniform(0.1, 0.5) * length) for _ in range(arguments.random)]
     rng.shuffle(plan)
     runs = deaths = 0
@@ -98,11 +98,11 @@ def main() -> None:
         killed = arguments.folder / f"killed-{runs}"
         survived = 0
         while plan:
-            position, seconds = plan[0]
-            status = train(killed, resume=killed.exists(), crash_at=position, kill_after=seconds)
+            crash_point, seconds = plan[0]
+            status = train(killed, resume=killed.exists(), crash_at=crash_point, kill_after=seconds)
             if status == 0:
                 break
-            what = position or f"after {seconds:.1f} s"
+            what = crash_point or f"after {seconds:.1f} s"
             if status != -signal.SIGKILL:
                 sys.exit(f"exit status {status} at {what}; see {killed}.log")
             print(f"  run {runs} killed: {what}", flush=True)

@@ -148,7 +148,7 @@ def cluster(arguments: argparse.Namespace, directory: Path, mark: str):
         there.stop()
 
 
-def hurt(report: Report, run: Launched, name: str, kill) -> None:
+def disturb(report: Report, run: Launched, name: str, kill) -> None:
     """Disturbs a run in one way, and waits until it has finished another step."""
     before = run.steps()
     kill()
@@ -173,7 +173,7 @@ def compare(report: Report, calm: Path, run: Path) -> None:
         report.expect("the record", False, str(why))
 
 
-def logs(report: Report, run: Path, further: tuple[str, ...]) -> None:
+def check_logs(report: Report, run: Path, further: tuple[str, ...]) -> None:
     """Checks the logs of the machines."""
     for name, text in [
         ("node-0.log", "learner"),
@@ -191,14 +191,14 @@ def launched(arguments: argparse.Namespace, report: Report, directory: Path) -> 
     os.environ[MARK] = mark
     calm = Launched(arguments, directory, "calm", "local", [])
     # Reuses the undisturbed run of an earlier launcher in this directory.
-    whole = directory / "calm.whole"
-    if not whole.exists():
+    complete_marker = directory / "calm.whole"
+    if not complete_marker.exists():
         calm.start({})
         code = calm.process.wait(1800)
         report.expect("an undisturbed run, --on local", code == 0, f"code {code}, {calm.steps()} steps")
         if code:
             return
-        whole.touch()
+        complete_marker.touch()
     with cluster(arguments, directory, mark) as there:
         run = Launched(arguments, directory, f"run-{arguments.on}", arguments.on, there.options() if there else [])
         kills = {what: lambda what=what: run.kill(what) for what in ("rank", "part", "trainer")}
@@ -212,7 +212,7 @@ def launched(arguments: argparse.Namespace, report: Report, directory: Path) -> 
             took = run.reaches(2, RECOVERY)
             print(f"      two steps after {took:.0f} s", flush=True)
             for name in arguments.kills or kills:
-                hurt(report, run, f"{arguments.on}, {name}", kills[name])
+                disturb(report, run, f"{arguments.on}, {name}", kills[name])
             code = run.process.wait(900)
             report.expect(f"{arguments.on}: the run ends", code == 0, f"code {code}")
             took = wait("the run's processes to end", lambda: not run.own(), 60)
@@ -225,7 +225,7 @@ def launched(arguments: argparse.Namespace, report: Report, directory: Path) -> 
                 run.process.wait()
             for one in run.own():
                 one.kill()
-        logs(report, run.run, there.logs if there else ())
+        check_logs(report, run.run, there.logs if there else ())
     if not report.failures:
         compare(report, calm.run, run.run)
     # Supervisors take some seconds to end their processes.

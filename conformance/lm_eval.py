@@ -86,7 +86,7 @@ def write_model(model: Path, out: Path) -> None:
 
 
 @contextmanager
-def served(binary: Path, model: Path, threads: int, log: Path):
+def serve(binary: Path, model: Path, threads: int, log: Path):
     """Runs `levade serve` on a free port. Yields its base URL without `/v1`."""
     with log.open("w") as err:
         command = [binary, "serve", f"small={model}", "--port", "0", "--threads", str(threads), "--running", "8"]
@@ -106,7 +106,7 @@ def served(binary: Path, model: Path, threads: int, log: Path):
             server.kill()
 
 
-def measured(out: Path, tasks: Path, task: str, model: str, arguments: dict, *more: str) -> tuple[dict, list[dict]]:
+def run_harness(out: Path, tasks: Path, task: str, model: str, arguments: dict, *more: str) -> tuple[dict, list[dict]]:
     """Returns the scores and samples of the harness. Samples are in the order of the items."""
     given = ",".join(f"{name}={value}" for name, value in arguments.items())
     command = [sys.executable, "-m", "lm_eval", "--model", model, "--model_args", given, "--tasks", task]
@@ -168,10 +168,10 @@ def main() -> None:
         write_tasks(tasks, args.items)
         write_model(args.model, weights)
         hf = {"pretrained": weights, "dtype": "float32"}
-        choices = measured(directory / "hf-choice", tasks, "levade_choice", "hf", hf, "--batch_size", "8")
+        choices = run_harness(directory / "hf-choice", tasks, "levade_choice", "hf", hf, "--batch_size", "8")
         chat = ["--apply_chat_template"]
-        texts = measured(directory / "hf-written", tasks, "levade_written", "hf", hf, "--batch_size", "1", *chat)
-        with served(args.levade, args.model, args.threads, directory / "serve.log") as base:
+        texts = run_harness(directory / "hf-written", tasks, "levade_written", "hf", hf, "--batch_size", "1", *chat)
+        with serve(args.levade, args.model, args.threads, directory / "serve.log") as base:
             api = {"model": "small", "num_concurrent": 4, "base_url": f"{base}/v1/completions"}
             for tokenizer in ["huggingface", "remote"]:
                 given = api | {"tokenizer_backend": tokenizer}
@@ -179,10 +179,10 @@ def main() -> None:
                     given |= {"tokenizer": weights, "tokenized_requests": True}
                 more = ["--batch_size", "4" if tokenizer == "huggingface" else "1"]
                 out = directory / f"ours-{tokenizer}"
-                ours = measured(out, tasks, "levade_choice", "local-completions", given, *more)
+                ours = run_harness(out, tasks, "levade_choice", "local-completions", given, *more)
                 compare_choices(report, f"local-completions, tokenizer {tokenizer}", ours, choices)
             given = api | {"base_url": f"{base}/v1/chat/completions"}
-            ours = measured(directory / "ours-chat", tasks, "levade_written", "local-chat-completions", given, *chat)
+            ours = run_harness(directory / "ours-chat", tasks, "levade_written", "local-chat-completions", given, *chat)
             compare_texts(report, "local-chat-completions", ours, texts)
     report.finish()
 

@@ -313,7 +313,7 @@ def own_pairs(seed: int, rounds: int):
         yield from families.pairs()
 
 
-def graded(levade: Path, pairs: list[tuple[str, str]]) -> list[dict]:
+def grade(levade: Path, pairs: list[tuple[str, str]]) -> list[dict]:
     """Returns our scores of (expected, completion) pairs."""
     lines = "".join(json.dumps({"text": reply, "expected": gold}) + "\n" for gold, reply in pairs)
     ran = subprocess.run([levade], input=lines, capture_output=True, text=True, check=True)
@@ -334,7 +334,7 @@ def compare_own(levade: Path, seed: int, rounds: int) -> bool:
     answers.
     """
     pairs = list(own_pairs(seed, rounds))
-    ours = [score["value"] == 1 for score in graded(levade, [pair[1:3] for pair in pairs])]
+    ours = [score["value"] == 1 for score in grade(levade, [pair[1:3] for pair in pairs])]
     theirs = [verified(gold, reply) for _, gold, reply, _ in pairs]
     right = sum(truth for *_, truth in pairs)
     for name, verdicts in [("levade", ours), ("math-verify", theirs)]:
@@ -351,7 +351,7 @@ def compare_own(levade: Path, seed: int, rounds: int) -> bool:
     return not any(mine and not pair[3] for mine, pair in zip(ours, pairs, strict=True)) and lost <= 0.02 * right
 
 
-def of_files(paths: list[Path], most: int, r: random.Random):
+def answers_of_files(paths: list[Path], max_answers: int, r: random.Random):
     """Yields answers of datasets: unchanged, paired with another answer, and in other forms."""
     for path in paths:
         golds = []
@@ -360,7 +360,7 @@ def of_files(paths: list[Path], most: int, r: random.Random):
             answer = str(row.get("answer", "")).split("####")[-1].strip()
             if answer and re.fullmatch(r"[-+0-9.,/\\a-z{}()$%^ ]+", answer, re.IGNORECASE):
                 golds.append(answer)
-        for gold in r.sample(golds, min(most, len(golds))):
+        for gold in r.sample(golds, min(max_answers, len(golds))):
             kind = path.stem
             yield kind, gold, gold, True
             value = gold.replace(",", "")
@@ -387,9 +387,9 @@ def main() -> int:
     args = p.parse_args()
     generator = Generator(args.seed)
     pairs = [pair for _ in range(args.rounds) for pair in generator.pairs()]
-    pairs += list(of_files(args.files, args.most, random.Random(args.seed)))
+    pairs += list(answers_of_files(args.files, args.most, random.Random(args.seed)))
 
-    ours = graded(args.levade, [(f"${a}$", f"\\boxed{{{b}}}") for _, a, b, _ in pairs])
+    ours = grade(args.levade, [(f"${a}$", f"\\boxed{{{b}}}") for _, a, b, _ in pairs])
     started = time.process_time()
     theirs = [verified(a, f"\\boxed{{{b}}}") for _, a, b, _ in pairs]
     seconds = time.process_time() - started

@@ -124,7 +124,7 @@ def main() -> None:
         ("calculator", [python1("mcp-server-calculator")], 1, "calculate", sums, "42"),
     ]
     passed, failed = 0, []
-    for name, command, least, call, values, part in rows:
+    for name, command, min_tools, call, values, part in rows:
         if not Path(command[0]).exists():
             print(f"skip  {name}: {command[0]} is not there")
             continue
@@ -133,7 +133,7 @@ def main() -> None:
         count = len(out.splitlines())
         answer = run(arguments, tool, call, values) if code == 0 else (code, out, err)
         wrong = run(arguments, tool, call, {"nonsense": 1}) if code == 0 else (0, "", "")
-        good = code == 0 and count >= least and answer[0] == 0 and part in answer[1]
+        good = code == 0 and count >= min_tools and answer[0] == 0 and part in answer[1]
         # A call with wrong arguments returns an error, unless the tool accepts any arguments.
         good = good and "Traceback" not in wrong[2] and "panicked" not in wrong[2]
         print(f"{'ok   ' if good else 'WRONG'} {name}: {count} tools, {call} → {answer[1].strip()[:60]!r}")

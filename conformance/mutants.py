@@ -102,7 +102,7 @@ def changed_lines(since):
     return lines
 
 
-def listed(crate, changed):
+def list_mutants(crate, changed):
     """Returns the mutants of a crate: those of changed functions, and the remaining ones."""
     command = ["cargo", "mutants", "--list", "--json", "--no-shuffle", "-p", f"levade-{crate}"]
     found = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout)
@@ -224,7 +224,7 @@ def plant(copy, mutants):
     return planted
 
 
-def built(copy, arguments):
+def build_tests(copy, arguments):
     """Builds the tests. Returns crate and path of the test binaries by crate, the library's first, and the compiler's
     errors.
     """
@@ -251,7 +251,7 @@ def built(copy, arguments):
     return programs, errors
 
 
-def around(text, span, kind):
+def enclosing_node(text, span, kind):
     """Returns the text of the innermost node of a kind that contains a compiler span, or None."""
     node = Source(text).tree.root_node.descendant_for_byte_range(span["byte_start"], span["byte_end"])
     while node is not None and node.type != kind:
@@ -259,7 +259,7 @@ def around(text, span, kind):
     return node.text if node else b""
 
 
-def blamed(errors, planted):
+def blamed_mutants(errors, planted):
     """Returns the crates and numbers of the mutants that cause the compiler's errors."""
     numbers = set()
     for error in errors:
@@ -272,10 +272,10 @@ def blamed(errors, planted):
             first, last = span["line_start"] - 1, span["line_end"]
             calls = re.findall(rb"mutant\((\d+)\)", b"\n".join(lines[first:last]))
             if (error["code"] or {}).get("code") == NON_EXHAUSTIVE:
-                calls = re.findall(rb"if !crate::mutant\((\d+)\)", around(text, span, "match_expression"))
+                calls = re.findall(rb"if !crate::mutant\((\d+)\)", enclosing_node(text, span, "match_expression"))
             # Otherwise the last mutant before the error in its function. Code without a mutant, such as tests, has its
             # own errors.
-            function = around(text, span, "function_item")
+            function = enclosing_node(text, span, "function_item")
             before = function[: span["byte_end"] - text.find(function)]
             calls = calls or re.findall(rb"mutant\((\d+)\)", before)[-1:]
             found = {(span["file_name"].split("/")[1], int(number)) for number in calls}
@@ -285,7 +285,7 @@ def blamed(errors, planted):
     return numbers
 
 
-def ran(copy, program, tests, environment, limit):
+def run_tests(copy, program, tests, environment, limit):
     """Runs tests of a crate's program. Returns whether they passed, the output, and the seconds; None on a timeout."""
     crate, program = program
     directory = copy / "crates" / crate
@@ -317,13 +317,13 @@ def ran(copy, program, tests, environment, limit):
         return None, "", limit
 
 
-def reaches(copy, crate, programs, pool):
+def reached_tests(copy, crate, programs, pool):
     """Runs each test separately. Returns for each mutant the tests that reach it, with their seconds, by program."""
     reached = defaultdict(lambda: defaultdict(list))
 
     def one(program, test):
         with NamedTemporaryFile() as file:
-            ok, out, seconds = ran(copy, program, [test], {f"LEVADE_REACHED_{crate}": file.name}, 600)
+            ok, out, seconds = run_tests(copy, program, [test], {f"LEVADE_REACHED_{crate}": file.name}, 600)
             return program, test, ok, out, seconds, {int(n) for n in Path(file.name).read_text().split()}
 
     jobs = []
@@ -341,7 +341,7 @@ def reaches(copy, crate, programs, pool):
     return reached
 
 
-def judge(copy, m, programs, reached):
+def run_mutant(copy, m, programs, reached):
     """Runs a mutant's tests, the fastest first, until one fails twice."""
     m.outcome = "survived" if reached else "unreached"
     for program in programs:
@@ -350,7 +350,7 @@ def judge(copy, m, programs, reached):
             limit = SLOWER * sum(seconds for seconds, _ in chunk) + MORE_SECONDS
             names, again = [test for _, test in chunk], False
             while names:
-                ok, out, _ = ran(copy, program, names, {f"LEVADE_MUTANT_{m.crate}": str(m.number)}, limit)
+                ok, out, _ = run_tests(copy, program, names, {f"LEVADE_MUTANT_{m.crate}": str(m.number)}, limit)
                 if ok:
                     break
                 failed = re.findall(r"^test (\S+)(?: - should panic)? \.\.\. FAILED", out, re.MULTILINE)
@@ -361,14 +361,14 @@ def judge(copy, m, programs, reached):
                 names, again = failed, True
 
 
-def drawn(crate, arguments, changed, before):
+def sample_mutants(crate, arguments, changed, before):
     """Returns the mutants of a crate that the seed samples, or the previous survivors."""
-    inside, outside = listed(crate, changed)
-    whole = crate in arguments.all
+    inside, outside = list_mutants(crate, changed)
+    all_mutants = crate in arguments.all
     pick, mutants = random.Random(f"{arguments.seed} {crate}"), []
     for pool, wanted in (
-        (inside, len(inside) if whole else arguments.drawn),
-        (outside, arguments.drawn if whole else 0),
+        (inside, len(inside) if all_mutants else arguments.drawn),
+        (outside, arguments.drawn if all_mutants else 0),
     ):
         pick.shuffle(pool)
         # Some mutants do not compile; the next samples replace them.
@@ -390,10 +390,10 @@ def build(mutants, copy, arguments):
     while True:
         alive = [m for m in mutants if not m.outcome]
         planted = plant(copy, alive)
-        programs, errors = built(copy, arguments)
+        programs, errors = build_tests(copy, arguments)
         if not errors:
             return programs
-        bad = blamed(errors, planted)
+        bad = blamed_mutants(errors, planted)
         print(f"{len(bad)} do not compile as switches", flush=True)
         for m in alive:
             m.outcome = "unbuilt" if (m.crate, m.number) in bad else ""
@@ -431,7 +431,7 @@ def main():
     for crate in arguments.sample + arguments.all:
         path = copy / "target/mutants" / f"{crate}.json"
         records[crate] = path, json.loads(path.read_text()) if arguments.again else {}
-        drawn_of[crate] = drawn(crate, arguments, changed, records[crate][1])
+        drawn_of[crate] = sample_mutants(crate, arguments, changed, records[crate][1])
     programs = build([m for mutants in drawn_of.values() for m in mutants], copy, arguments)
     survivors = 0
     for crate, mutants in drawn_of.items():
@@ -440,9 +440,9 @@ def main():
             for pair in arguments.tests_of:
                 of, other = pair.split("=")
                 own += programs[other] if of == crate else []
-            reached = reaches(copy, crate, own, pool)
+            reached = reached_tests(copy, crate, own, pool)
             alive = [m for m in mutants if not m.outcome]
-            list(pool.map(lambda m: judge(copy, m, own, reached.get(m.number, {})), alive))  # noqa: B023
+            list(pool.map(lambda m: run_mutant(copy, m, own, reached.get(m.number, {})), alive))  # noqa: B023
         path, before = records[crate]
         write(path, json.dumps(before | {m.name: m.outcome for m in mutants}, indent=1).encode())
         counts = Counter(m.outcome for m in mutants)

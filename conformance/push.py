@@ -182,19 +182,19 @@ class Trial:
             directory = self.published(version)
             self.models[version] = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
-    def ask(self, tokens: int, least: int = 0) -> tuple[int, list[int]]:
+    def ask(self, tokens: int, min_version: int = 0) -> tuple[int, list[int]]:
         """Starts a completion."""
         self.number += 1
         asked = self.prompt()
-        self.fleet.sample(self.number, asked, least, max_tokens=tokens, temperature=1.0)
+        self.fleet.sample(self.number, asked, min_version, max_tokens=tokens, temperature=1.0)
         return self.number, asked
 
     def check(self, what: str, number: int, asked: list[int], tokens: int, bound: float) -> list:
         """Waits for a completion, and compares it with the weights of its reported versions. Returns the versions."""
         reply = self.fleet.hear(self.options.seconds, reply=number)
         runs = [(run["version"], run["len"]) for run in reply.get("versions", [])]
-        whole = len(reply.get("tokens", [])) == tokens
-        worst = check_reply(self.models, reply, asked, 1.0) if whole else 9.0
+        complete = len(reply.get("tokens", [])) == tokens
+        worst = check_reply(self.models, reply, asked, 1.0) if complete else 9.0
         self.report.check(f"{what}: numbers of a reply", worst, bound, f"{runs} {reply.get('error', '')}")
         return runs
 
@@ -207,8 +207,8 @@ class Trial:
             reply = self.fleet.hear(self.options.seconds, reply=self.number)
             drawn = reply.get("tokens", [])
             stopped = [at for at, token in enumerate(drawn) if token in stops]
-            whole = reply.get("finish") == "length" and len(drawn) == tokens and not stopped
-            good = whole or (reply.get("finish") == "stop_id" and stopped == [len(drawn) - 1])
+            complete = reply.get("finish") == "length" and len(drawn) == tokens and not stopped
+            good = complete or (reply.get("finish") == "stop_id" and stopped == [len(drawn) - 1])
             passed = sum(token in ENDS for token in drawn)
             what = f"a reply ends at one of {len(stops)} tokens"
             self.report.expect(what, good, f"{len(drawn)} tokens, {passed} the model's ends {reply.get('error', '')}")

@@ -33,7 +33,9 @@ def scores(record: Path) -> list[tuple[str, float | None]]:
         return []  # not there yet
 
 
-def tried(arguments: argparse.Namespace, name: str, phase: int, environment: dict, directory: Path) -> list[float]:
+def replay_scores(
+    arguments: argparse.Namespace, name: str, phase: int, environment: dict, directory: Path
+) -> list[float]:
     """Returns the scores of scripted completions in one phase of a recipe."""
     recipe, text = ROOT / "recipes" / name, (ROOT / "recipes" / name / "recipe.toml").read_text(encoding="utf-8")
     fields = [line.split('"')[1] for line in text.splitlines() if line.startswith("source = { field")]
@@ -84,7 +86,7 @@ def main() -> None:
                 index = [recipe / "data/made-up-passages.jsonl", "--out", recipe / "data/index"]
                 subprocess.run([arguments.levade, "search", "index", *index], check=True)
             for phase in RECIPES[name]:
-                found = tried(arguments, name, phase, environment, Path(directory))
+                found = replay_scores(arguments, name, phase, environment, Path(directory))
                 right = sum(score >= 1.0 for score in found)
                 good &= right == len(found) == arguments.tasks
                 print(f"{name}, phase {phase}: {right} of {arguments.tasks} with a score of 1", flush=True)

@@ -90,10 +90,10 @@ TEXT = "  Let me call the tool…\n\nCafé “quotes” \t\n"
 FINAL = "\n The answer is **12.50**.  \n"
 
 
-def said(text, calls, thought=THOUGHT):
+def completion(text, calls, reasoning=THOUGHT):
     """Returns a completion as the model writes it. `calls` are pairs of a name and JSON arguments."""
     tags = [f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {raw}}}\n</tool_call>' for name, raw in calls]
-    return (f"<think>{thought}</think>" if thought else "") + (text or "") + "\n".join(tags)
+    return (f"<think>{reasoning}</think>" if reasoning else "") + (text or "") + "\n".join(tags)
 
 
 def calls_in(value):
@@ -192,7 +192,7 @@ class Recording:
                     # `pairs` omits the calls of clients that join several messages into one.
                     found[id] = raw.get(id, (name, arguments))
             text = [None, TEXT][len(found) - 1] if found else (texts_alone.pop(0) if texts_alone else FINAL)
-            texts.append(said(text, found.values()))
+            texts.append(completion(text, found.values()))
         return texts
 
     def names(self, number, answer):
@@ -248,10 +248,10 @@ RAW = [
     '{"a":10,"b":2.50}',
 ]
 REPLIES = [
-    said("  Two at once…\n\n", [("add", RAW[0]), ("add", RAW[1])]),
-    said(None, [("add", RAW[2])]),
-    said("\n It is **12.50**. \t\n", []),
-    said("Bye. \n\n", []),
+    completion("  Two at once…\n\n", [("add", RAW[0]), ("add", RAW[1])]),
+    completion(None, [("add", RAW[2])]),
+    completion("\n It is **12.50**. \t\n", []),
+    completion("Bye. \n\n", []),
 ]
 
 
@@ -288,7 +288,7 @@ def floats(document):
     return {key: float(value) if isinstance(value, int) else value for key, value in document.items()}
 
 
-def whole(document):
+def integers_for_whole_floats(document):
     """Writes floats without a fraction as integers, as JavaScript does."""
     is_whole = lambda value: isinstance(value, float) and value == int(value)  # noqa: E731
     return {key: int(value) if is_whole(value) else value for key, value in document.items()}
@@ -298,7 +298,7 @@ def without(*fields):
     return lambda message: {key: value for key, value in message.items() if key not in fields}
 
 
-def thought(cut):
+def with_reasoning(cut):
     """Changes the reasoning, under both of its names."""
 
     def change(message):
@@ -335,7 +335,7 @@ def by_call(message):
 
 def as_text(message):
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
-    return {"role": "assistant", "content": said(message["content"], calls, thought=None)}
+    return {"role": "assistant", "content": completion(message["content"], calls, reasoning=None)}
 
 
 def merged(messages, tools):
@@ -391,15 +391,15 @@ KINDS = {
     "arguments in lines": (arguments(lambda d: json.dumps(d, indent=2)), "continued"),
     "arguments with keys sorted": (arguments(lambda d: json.dumps(d, sort_keys=True)), "continued"),
     "2 as 2.0": (arguments(lambda d: json.dumps(floats(d))), "continued"),
-    "4.0 as 4": (arguments(lambda d: json.dumps(whole(d))), "continued"),
+    "4.0 as 4": (arguments(lambda d: json.dumps(integers_for_whole_floats(d))), "continued"),
     "1.5 as 15e-1": (arguments(lambda d: json.dumps(d).replace("1.5", "15e-1")), "continued"),
     "no thought": (assistants(without("reasoning_content", "reasoning")), "continued"),
     "the thought under one name": (assistants(without("reasoning")), "continued"),
     "the thought under the other name": (assistants(without("reasoning_content")), "continued"),
-    "an empty thought": (assistants(thought(lambda text: "")), "continued"),
-    "the last chunk of the thought": (assistants(thought(lambda text: text[len(text) // 2 :])), "continued"),
-    "the first chunk of the thought": (assistants(thought(lambda text: text[: len(text) // 2])), "continued"),
-    "the thought trimmed": (assistants(thought(str.strip)), "continued"),
+    "an empty thought": (assistants(with_reasoning(lambda text: "")), "continued"),
+    "the last chunk of the thought": (assistants(with_reasoning(lambda text: text[len(text) // 2 :])), "continued"),
+    "the first chunk of the thought": (assistants(with_reasoning(lambda text: text[: len(text) // 2])), "continued"),
+    "the thought trimmed": (assistants(with_reasoning(str.strip)), "continued"),
     "the thought in tags within the content": (
         assistants(
             lambda m: without("reasoning_content", "reasoning")(
@@ -455,7 +455,7 @@ KINDS = {
     "another order": (reordered, "Reordered"),
     "another call": (arguments(lambda d: json.dumps(d | {"a": 11})), "CallsEdited"),
     # Completions with calls are recognized by their ids, even with changed reasoning; the answer is not.
-    "another thought": (assistants(thought(lambda text: "Something else.")), "ThoughtEdited"),
+    "another thought": (assistants(with_reasoning(lambda text: "Something else.")), "ThoughtEdited"),
     "another answer": (
         assistants(lambda m: m if m.get("tool_calls") else m | {"content": "It is 13."}),
         "ReplyEdited",
@@ -463,7 +463,7 @@ KINDS = {
 }
 
 
-def tried(binary, change):
+def origin_after(binary, change):
     """Returns the origin of the second question's prompt, if the client changes all preceding messages."""
     gateway = Gateway(binary, REPLIES)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add 2 and 1.5."}]
@@ -508,7 +508,7 @@ def main():
     for name, (change, expected) in KINDS.items():
         if arguments.only not in name:
             continue
-        found = tried(arguments.scripted, change)
+        found = origin_after(arguments.scripted, change)
         ok = found.rpartition(" ")[2] == expected
         wrong += not ok
         print(f"{'ok  ' if ok else 'FAIL'} {name:44} {found}{'' if ok else f'; expected {expected}'}")

@@ -162,7 +162,7 @@ class Service:
         self.process.wait(30)
 
 
-def judged(expect: str, answer: dict):
+def outcome_error(expect: str, answer: dict):
     """Returns what is wrong with the outcome of a program, or nothing if the outcome matches its title."""
     result = answer.get("run_result") or {}
     out, err, code = result.get("stdout") or "", result.get("stderr") or "", result.get("return_code")
@@ -192,7 +192,7 @@ def available() -> int:
     return int(text.split("MemAvailable:")[1].split()[0]) >> 10
 
 
-def of_the_host(host: Host, service: Service, programs: list):
+def host_attacks(host: Host, service: Service, programs: list):
     """Runs attacks whose outcome only the host can determine. Yields title and problem."""
     shown = host.shown
 
@@ -289,7 +289,7 @@ asyncio.run(main())"""
         out = service.run(uses)["run_result"]
         yield "a run takes pipes and watches of another one", out["stdout"] != "65536\nhi\n" and out
         [taker.result() for taker in takers]
-    least = available()
+    available_before = available()
     stop = threading.Event()
     seen = []
 
@@ -302,12 +302,12 @@ asyncio.run(main())"""
     service.run(host.put_in(code))
     stop.set()
     print(
-        f"  available memory fell by {least - min(seen)} MiB while socket buffers were filled (limit {MEMORY} MiB; the machine has other users)"
+        f"  available memory fell by {available_before - min(seen)} MiB while socket buffers were filled (limit {MEMORY} MiB; the machine has other users)"
     )
-    yield "memory of the machine is taken by socket buffers", least - min(seen) > 8 * MEMORY
+    yield "memory of the machine is taken by socket buffers", available_before - min(seen) > 8 * MEMORY
 
 
-def of_the_service(service: Service):
+def service_attacks(service: Service):
     """Sends requests to the service itself. Yields title and problem."""
     body = json.dumps({"code": "print(1)", "language": "python"})
     own = f"127.0.0.1:{service.port}"
@@ -385,7 +385,7 @@ def attack(arguments) -> int:
             kind, expect, name, code = program
             seconds = 2 if expect == "late" else 45
             try:
-                return kind, name, judged(expect, service.run(host.put_in(code), seconds))
+                return kind, name, outcome_error(expect, service.run(host.put_in(code), seconds))
             except (RuntimeError, OSError) as error:
                 return kind, name, f"the service: {error}"
 
@@ -394,10 +394,10 @@ def attack(arguments) -> int:
         for program in chosen:
             count(*one(program))
         if arguments.only in "between host and runs":
-            for name, wrong in of_the_host(host, service, found):
+            for name, wrong in host_attacks(host, service, found):
                 count("between host and runs", name, wrong)
         if arguments.only in "service":
-            for name, wrong in of_the_service(service):
+            for name, wrong in service_attacks(service):
                 count("service", name, wrong)
     finally:
         service.stop()

@@ -64,7 +64,7 @@ def write_plugin(directory: Path) -> None:
     (information / "entry_points.txt").write_text("[vllm.general_plugins]\nlevade_sleep = levade_sleep:register\n")
 
 
-class Asked:
+class ServerClient:
     """A client that calls a server's routes as Levade does."""
 
     def __init__(self, url: str, seconds: float) -> None:
@@ -157,7 +157,7 @@ def main() -> None:
     server = Vllm(served, root / "vllm.log", flag, variables={"PYTHONPATH": str(root / "plugin")})
     try:
         print(f"vLLM answers after {server.wait(options.seconds):.0f} s", flush=True)
-        asked = Asked(server.url, options.seconds)
+        asked = ServerClient(server.url, options.seconds)
 
         def check(what: str, version: int, salt: str) -> None:
             prompt = [random.randrange(VOCABULARY) for _ in range(40)]

@@ -152,19 +152,19 @@ def evaluated(term: dict) -> tuple[float, float]:
     return sum(parts), max(1.0, *map(abs, parts))
 
 
-def steps_of(run: Path, most: int) -> Iterator[tuple[int, int, list[str]]]:
-    """Yields phase, step and attempts of up to `most` steps of each phase: the first, the last, and some between."""
+def steps_of(run: Path, max_steps: int) -> Iterator[tuple[int, int, list[str]]]:
+    """Yields phase, step and attempts of up to `max_steps` steps of each phase: the first, the last, and some between."""
     with closing(sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True)) as db:
         planned: dict[tuple[int, int], list[str]] = {
             (phase, step): [] for phase, step in db.execute("SELECT phase, step FROM steps ORDER BY phase, step")
         }
-        asked = "SELECT DISTINCT phase, step, attempt FROM planned_paths ORDER BY phase, step, place"
-        for phase, step, attempt in db.execute(asked):
+        query = "SELECT DISTINCT phase, step, attempt FROM planned_paths ORDER BY phase, step, place"
+        for phase, step, attempt in db.execute(query):
             if attempt.hex() not in planned[phase, step]:
                 planned[phase, step].append(attempt.hex())
     for phase, of_phase in groupby(planned, key=lambda at: at[0]):
         steps = list(of_phase)
-        chosen = {round(at * (len(steps) - 1) / max(most - 1, 1)) for at in range(most)}
+        chosen = {round(at * (len(steps) - 1) / max(max_steps - 1, 1)) for at in range(max_steps)}
         for at in sorted(chosen):
             if planned[steps[at]]:
                 yield phase, steps[at][1], planned[steps[at]]
@@ -195,11 +195,11 @@ def terms_of(binary: Path, directory: Path, attempt: str, step: int) -> list[dic
         raise
 
 
-def check(binary: Path, directory: Path, most: int) -> tuple[str | None, str]:
+def check(binary: Path, directory: Path, max_steps: int) -> tuple[str | None, str]:
     """Checks the steps of a run. Returns the first difference, and counts of what was exercised."""
     run = directory / "run"
     metrics, counts = recorded(run), Counter()
-    for phase, step, attempts in steps_of(run, most):
+    for phase, step, attempts in steps_of(run, max_steps):
         location, terms = f"phase {phase}, step {step}", []
         for attempt in attempts:
             terms += terms_of(binary, directory, attempt, step)

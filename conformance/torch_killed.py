@@ -105,13 +105,13 @@ def first_group(report: Report, run: Run) -> dict[str, int]:
         report.expect("loading gives back every bit", run.save(group, "loaded") == run.save(group, "first"))
         report.expect("replay gives the same sums", run.train(group, 1) == answer)
         report.expect("replay gives the same bits", run.save(group, "replayed") == second)
-        nonsense(report, run, group)
+        invalid_requests(report, run, group)
         report.expect("nonsense has changed nothing", run.save(group, "after") == second)
         publications(report, run, group)
     return second
 
 
-def nonsense(report: Report, run: Run, group: Group) -> None:
+def invalid_requests(report: Report, run: Run, group: Group) -> None:
     """Sends invalid requests, and checks the status and a part of the reason."""
     batch, update = batch_arrays(run.updates[0]), path_arrays(run.updates[0])
     cut = run.cut(group, 0)
@@ -170,13 +170,13 @@ def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=For
     what = f"{how.name} of rank {rank} in the middle of train ({launcher.__name__.lower()})"
     with run.group(launcher=launcher, **options) as group:
         run.load(group, "first")
-        told: list[str] = []
+        results: list[str] = []
 
         def train() -> None:
             try:
-                told.append(str(run.train(group, 1)))
+                results.append(str(run.train(group, 1)))
             except (Refused, OSError, http.client.HTTPException) as error:
-                told.append(str(error))
+                results.append(str(error))
 
         thread = threading.Thread(target=train)
         thread.start()
@@ -198,9 +198,9 @@ def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=For
         report.expect(f"{what}: the group ends", code not in (0, None), f"code {code} after {seconds:.0f} s")
         if rank:
             report.expect(f"{what}: the log names it", f"dead or stopped: rank {rank}" in log)
-            report.expect(f"{what}: the client is told", f"rank {rank}" in told[0], told[0][:140])
+            report.expect(f"{what}: the client is told", f"rank {rank}" in results[0], results[0][:140])
         else:
-            report.expect(f"{what}: the client is told", bool(told) and "sums" not in told[0], told[0][:140])
+            report.expect(f"{what}: the client is told", bool(results) and "sums" not in results[0], results[0][:140])
 
 
 def other_sizes(report: Report, run: Run) -> None:

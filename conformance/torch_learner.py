@@ -185,7 +185,7 @@ def columns(terms: list[dict]) -> dict[str, torch.Tensor]:
     return found | {"marked": torch.tensor([t["marked"] for t in terms])}
 
 
-def furnish(plain: Plain, batch: list[dict], seed: int) -> list[dict]:
+def fill_terms(plain: Plain, batch: list[dict], seed: int) -> list[dict]:
     """Gives every term all numbers that a loss may need, around the model's own log-probabilities.
 
     The numbers lie within and beyond all bounds, but not on a bound.
@@ -322,7 +322,7 @@ class Check:
         )
         norms = 0.0
         for number in range(STEPS):
-            batch = furnish(plain, paths(BASE["vocab_size"], 20 + number, longest=60), 70 + number)
+            batch = fill_terms(plain, paths(BASE["vocab_size"], 20 + number, longest=60), 70 + number)
             for p in plain.parameters.values():
                 p.grad = torch.zeros_like(p)
             plain.backward(batch, loss)
@@ -396,14 +396,14 @@ def run(report: Report, kind: Kind, model: str, directory: Path) -> None:
     options = {"model": made, "critic": made} | kind.options
     with Group(kind.processes, directory / f"{kind.name} {model}", kind.launcher, **options) as group:
         check = Check(report, group, name, made, kind.bounds)
-        batch = furnish(check.plain["policy"], paths(BASE["vocab_size"], 2, longest=60), 3)
+        batch = fill_terms(check.plain["policy"], paths(BASE["vocab_size"], 2, longest=60), 3)
         check.predictions(batch)
         if "lora_rank" in kind.options:
             return adapter(check, made, batch)
         chosen = losses() if kind.every_loss else {"imitation": IMITATION, "GRPO": GRPO, "PPO": PPO}
         for what, loss in chosen.items():
             check.gradient("policy", what, loss, batch)
-        values = furnish(check.plain["critic"], paths(BASE["vocab_size"], 4, longest=60), 5)
+        values = fill_terms(check.plain["critic"], paths(BASE["vocab_size"], 4, longest=60), 5)
         check.gradient("critic", "PPO's critic", VALUE, values)
         for what, loss in (("imitation", IMITATION), ("GRPO", GRPO), ("PPO", PPO)):
             check.steps("policy", what, loss)

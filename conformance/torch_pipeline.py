@@ -61,10 +61,10 @@ def checkpoints(report: Report, run: Run) -> None:
         report.expect("loading gives back every bit", run.save(group, "loaded") == crcs_of(run.root / "first"))
         report.expect("the same update again: sums", run.train(group, 1) == answer)
         report.expect("the same update again: bits", run.save(group, "again") == second)
-        nothing(report, run, group)
-        ends(report, run, group)
-        published(report, run, group)
-        pushed(report, run, group)
+        empty_update(report, run, group)
+        check_tied_ends(report, run, group)
+        check_publication(report, run, group)
+        check_push(report, run, group)
     with run.group(1) as group:
         report.expect("parameters are counted once", group.description["parameters"] == parameters, f"{parameters}")
         run.load(group, "first")
@@ -82,7 +82,7 @@ def checkpoints(report: Report, run: Run) -> None:
         report.expect("two stages load what one process saved", same)
 
 
-def nothing(report: Report, run: Run, group: Group) -> None:
+def empty_update(report: Report, run: Run, group: Group) -> None:
     """Runs an update without sequences."""
     control = {"loss": GRPO, "params": OPTIM, "cut": {"world_size": 1, "micro_batches": []}}
     answer, _ = group.call("policy", "train", control, path_arrays([]))
@@ -99,7 +99,7 @@ def adapters(report: Report, run: Run) -> None:
     report.expect("an adapter starts alike in stages", found[0] == found[1], ", ".join(found[0]))
 
 
-def ends(report: Report, run: Run, group: Group) -> None:
+def check_tied_ends(report: Report, run: Run, group: Group) -> None:
     """Compares log-probabilities, which use the last stage's head, with files, which contain the first stage's
     embedding.
     """
@@ -114,14 +114,14 @@ def ends(report: Report, run: Run, group: Group) -> None:
         run.train(group, seed)
     report.expect("updates move log-probabilities", (logprobs() != before).any())
     run.save(group, "ends")
-    trained = logprobs()
+    updated = logprobs()
     run.load(group, "ends")
     report.expect(
-        "tied ends are equal after updates, to the bit", (logprobs() == trained).all(), f"{len(trained)} targets"
+        "tied ends are equal after updates, to the bit", (logprobs() == updated).all(), f"{len(updated)} targets"
     )
 
 
-def published(report: Report, run: Run, group: Group) -> None:
+def check_publication(report: Report, run: Run, group: Group) -> None:
     """Loads a published directory with plain transformers."""
     weights = group.call("policy", "publish", {"version": 1})[0]["weights"]
     directory = Path(weights["at"]["manifest"]["place"]["local"])
@@ -149,7 +149,7 @@ def receive(told: dict, pipe) -> None:
     os._exit(0)
 
 
-def pushed(report: Report, run: Run, group: Group) -> None:
+def check_push(report: Report, run: Run, group: Group) -> None:
     """Checks that a push sends all tensors as they were published."""
     asked = {
         "group": "push",

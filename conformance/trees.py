@@ -38,8 +38,8 @@ def paths(vocabulary: int, seed: int, longest: int) -> list[dict]:
 
     trunk = ids(longest // 3)
     branch = trunk + ids(longest // 5)
-    whole = branch + ids(longest - len(branch))
-    tokens = [whole, branch + ids(longest // 4), trunk + ids(11), whole, branch, ids(longest // 2)]
+    full = branch + ids(longest - len(branch))
+    tokens = [full, branch + ids(longest // 4), trunk + ids(11), full, branch, ids(longest // 2)]
     out = []
     for number, path in enumerate(tokens):
         temperature = f32(0.7) if number == 1 else 1.0

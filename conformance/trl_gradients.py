@@ -27,7 +27,7 @@ from common import begin, parser, relative, scratch, tensors
 from record import Step
 
 
-class Keep(TrainerCallback):
+class GradientCapture(TrainerCallback):
     """Stores the gradient before the optimizer uses it."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Keep(TrainerCallback):
         self.gradient = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def of_trl(step: Step, directory: Path, loss_type: str, clip: tuple[float, float], scratch_folder: Path) -> dict:
+def trl_gradient(step: Step, directory: Path, loss_type: str, clip: tuple[float, float], scratch_folder: Path) -> dict:
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     model.get_input_embeddings().padding_idx = None
@@ -64,7 +64,7 @@ def of_trl(step: Step, directory: Path, loss_type: str, clip: tuple[float, float
             rewards.append(reward)
         return out
 
-    keep = Keep()
+    keep = GradientCapture()
     config = GRPOConfig(
         output_dir=str(scratch_folder / "trl"),
         per_device_train_batch_size=len(step.attempts),
@@ -120,7 +120,7 @@ def main() -> None:
         out = Path(directory) / "out"
         result = levade.run("gradients", arguments.model, out, batch=batch, loss=loss)
         ours = tensors(out)
-        theirs = of_trl(step, arguments.model, arguments.loss_type, (low, high), Path(directory))
+        theirs = trl_gradient(step, arguments.model, arguments.loss_type, (low, high), Path(directory))
         report.expect("tensors", ours.keys() == theirs.keys(), f"{len(ours)} of Levade, {len(theirs)} of TRL")
         errors = {name: relative(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}
         worst = max(errors, key=errors.__getitem__)

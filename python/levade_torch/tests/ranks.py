@@ -116,8 +116,8 @@ class Rank:
         batches = [{"rank": index % world, "paths": [index]} for index in range(len(paths))]
         loss = VALUES if of == "critic" else IMITATION
         control = {"loss": loss, "params": ADAM, "cut": {"world_size": world, "micro_batches": batches}}
-        told = self.ask("train", control, path_arrays(paths), of)
-        return told and told[0]
+        response = self.ask("train", control, path_arrays(paths), of)
+        return response and response[0]
 
     def save(self, name: str, of: str = "policy") -> dict[str, bytes]:
         """Returns the files of a checkpoint with optimizer state."""
@@ -185,7 +185,7 @@ def run(world: int, work: Callable, directory: Path, *given, seconds: float = 24
     until, found = time.monotonic() + seconds, []
     for number, (ours, _) in enumerate(pipes):
         assert ours.poll(max(0.0, until - time.monotonic())), f"rank {number} did not come to its end"
-        well, told = ours.recv()
-        assert well, told
-        found.append(told)
+        well, response = ours.recv()
+        assert well, response
+        found.append(response)
     return found

@@ -31,9 +31,9 @@ def chains(batch: TreeBatch) -> list[list[int]]:
 def test_branch_runs_preserve_ancestors_and_targets(seed):
     random = np.random.default_rng(seed)
     batch = forest(random)
-    whole, bounds = chains(batch), batch.branches()
-    most, world = int(random.integers(1, 80)), int(random.integers(1, 5))
-    rounds = deal(bounds, batch.position[bounds[:-1]], most, world)
+    ancestors, bounds = chains(batch), batch.branches()
+    max_tokens, world = int(random.integers(1, 80)), int(random.integers(1, 5))
+    rounds = deal(bounds, batch.position[bounds[:-1]], max_tokens, world)
     runs = [run for one in rounds for run in one]
     assert [len(one) for one in rounds[:-1]] == [world] * (len(rounds) - 1)
     assert [start for start, _ in runs] == [0, *(end for _, end in runs[:-1])]
@@ -42,10 +42,10 @@ def test_branch_runs_preserve_ancestors_and_targets(seed):
     for start, end in runs:
         part, indices = batch.take(start, end)
         part.check()
-        assert len(part.tokens) <= max(most, batch.position[start:end].max() + 1)
+        assert len(part.tokens) <= max(max_tokens, batch.position[start:end].max() + 1)
         for token, before, index in zip(part.target_token, part.predictor, indices, strict=True):
             # Compares the ancestors of a target, token for token, up to the target.
-            there = whole[batch.target_token[index]]
+            there = ancestors[batch.target_token[index]]
             here = np.flatnonzero(part.subtree_end[: token + 1] > token)
             assert part.tokens[here].tolist() == batch.tokens[there].tolist()
             assert part.position[here].tolist() == list(range(len(here)))
@@ -92,14 +92,14 @@ def evaluates(rank: Rank) -> list:
 
 def test_ranks_split_completions_within_token_limit(tmp_path):
     options = {"critic": tmp_path / "model"}
-    ((_, whole, sums, step),) = run(1, evaluates, tmp_path, tokens=1000, **options)
+    ((_, ancestors, sums, step),) = run(1, evaluates, tmp_path, tokens=1000, **options)
     found = run(2, evaluates, tmp_path, tokens=1000, **options)
     # Two passes, with half of the completions on each rank.
     assert [one[0] for one in found] == [[TRUNK + LENGTH * BRANCHES // 2] * 2] * 2
     tight = run(2, evaluates, tmp_path, tokens=TRUNK + LENGTH, **options)
     assert all(max(one[0]) <= TRUNK + LENGTH and len(one[0]) == BRANCHES for one in tight)
-    for _, told, other_sums, other_step in (found[0], tight[0]):
-        for (_, ours), (_, theirs) in zip(told, whole, strict=True):
+    for _, results, other_sums, other_step in (found[0], tight[0]):
+        for (_, ours), (_, theirs) in zip(results, ancestors, strict=True):
             assert ours.keys() == theirs.keys()
             for name, column in theirs.items():
                 np.testing.assert_allclose(ours[name], column, atol=1e-5)

@@ -36,28 +36,28 @@ def test_plan_balances_ranks_and_fills_rounds():
 
 
 def test_plan_check_names_first_difference():
-    whole = Cut(1, (MicroBatch(0, (1, 0)), MicroBatch(0, ()), MicroBatch(0, (2,))))
-    whole.check(3, 1)
-    assert Cut.parse(whole.json()) == whole
-    for cut, paths, ranks, said in [
-        (whole, 3, 4, "made for 1 ranks, and there are 4"),
-        (whole, 4, 1, "path 3 is in no micro-batch"),
-        (whole, 2, 1, "micro-batch 2 has path 2, but there are 2"),
+    complete = Cut(1, (MicroBatch(0, (1, 0)), MicroBatch(0, ()), MicroBatch(0, (2,))))
+    complete.check(3, 1)
+    assert Cut.parse(complete.json()) == complete
+    for cut, paths, ranks, message in [
+        (complete, 3, 4, "made for 1 ranks, and there are 4"),
+        (complete, 4, 1, "path 3 is in no micro-batch"),
+        (complete, 2, 1, "micro-batch 2 has path 2, but there are 2"),
         (Cut(1, (MicroBatch(0, (0,)), MicroBatch(0, (1, 0)))), 2, 1, "micro-batch 1 has path 0, which came before"),
         (Cut(2, (MicroBatch(2, (0,)),)), 1, 2, "micro-batch 0 is for rank 2 of 2"),
     ]:
-        with pytest.raises(VerbError, match=said) as caught:
+        with pytest.raises(VerbError, match=message) as caught:
             cut.check(paths, ranks)
         assert caught.value.code == "cut" and caught.value.status == 409
 
 
 def test_branches_stay_complete_in_fewest_rounds():
-    apart = np.zeros(3, np.int64)
+    no_ancestors = np.zeros(3, np.int64)
     bounds = np.array([0, 5, 9, 12])
-    assert deal(bounds, apart, 100, 1) == [[(0, 12)]]
-    assert deal(bounds, apart, 100, 2) == [[(0, 5), (5, 12)]]
-    assert deal(bounds, apart, 100, 8) == [[(0, 5), (5, 9), (9, 12)]]
-    assert deal(bounds, apart, 9, 1) == [[(0, 5)], [(5, 12)]]
+    assert deal(bounds, no_ancestors, 100, 1) == [[(0, 12)]]
+    assert deal(bounds, no_ancestors, 100, 2) == [[(0, 5), (5, 12)]]
+    assert deal(bounds, no_ancestors, 100, 8) == [[(0, 5), (5, 9), (9, 12)]]
+    assert deal(bounds, no_ancestors, 9, 1) == [[(0, 5)], [(5, 12)]]
     assert deal(np.array([0, 50]), np.array([0]), 9, 4) == [[(0, 50)]]
     assert deal(np.array([0]), np.zeros(0, np.int64), 9, 4) == []
     # Three branches follow five tokens. Each run contains these five, which are no run by themselves.

@@ -33,7 +33,7 @@ def test_losses_match_levade_vectors(vectors):
 def test_loss_rejects_invalid_numbers_and_names():
     clip = {"policy": {"clip": {"low": 0.2, "high": 0.2}}}
     assert Loss.parse(clip).options == {"low": 0.2, "high": 0.2}
-    for wrong, said in [
+    for wrong, message in [
         ({"policy": "ppo"}, "not known"),
         ({"policy": {"clip": {"low": 0.2}}}, "lacks high"),
         ({"policy": {"clip": {"low": 0.2, "high": 0.2, "lo": 1}}}, "no option lo"),
@@ -42,7 +42,7 @@ def test_loss_rejects_invalid_numbers_and_names():
         ({"policy": {"value": {"clip": None}}, "entropy": 0.1}, "entropy"),
         ("clip", "no object"),
     ]:
-        with pytest.raises(VerbError, match=said):
+        with pytest.raises(VerbError, match=message):
             Loss.parse(wrong)
 
 
@@ -72,14 +72,14 @@ def test_loss_check_names_incomplete_term(vectors):
     full = vectors["points"][0]["term"] | {"behaviour": -1.0, "reference": -1.0, "path_log_ratio": 0.0, "path": 7}
     clip, kl = {"clip": {"low": 0.2, "high": 0.2}}, {"estimator": "k3", "coefficient": 0.1}
     Loss.parse({"policy": clip, "kl": kl}).check(terms_of([full]))
-    for loss, lacking, said in [
+    for loss, lacking, message in [
         ({"policy": clip}, {"behaviour": None, "proximal": None}, "path 7. lacks a behaviour"),
         ({"policy": clip, "kl": kl}, {"reference": None}, "a reference"),
         ({"policy": {"gspo": {"low": 0.2, "high": 0.2}}}, {"path_log_ratio": None}, "log-ratio of its path"),
         ({"policy": {"value": {"clip": 0.2}}}, {"value": None}, "the value before"),
         ({"policy": "reinforce"}, {"weight": float("inf")}, "a finite weight"),
     ]:
-        with pytest.raises(VerbError, match=said):
+        with pytest.raises(VerbError, match=message):
             Loss.parse(loss).check(terms_of([full, full | lacking]))
 
 

@@ -83,7 +83,7 @@ def golden() -> TreeBatch:
 
 def test_batch_check_rejects_inconsistent_arrays():
     golden().check()
-    for field, at, value, said in [
+    for field, at, value, message in [
         ("subtree_end", 3, 9, "subtree_end.3. is 9; it must be 4 to 8"),
         ("subtree_end", 0, 11, "subtree_end.0. is 11"),
         ("position", 5, 5, "position.5. is 5, but the path has 3"),
@@ -96,7 +96,7 @@ def test_batch_check_rejects_inconsistent_arrays():
     ]:
         batch = golden()
         getattr(batch, field)[at] = value
-        with pytest.raises(VerbError, match=said):
+        with pytest.raises(VerbError, match=message):
             batch.check()
     with pytest.raises(VerbError, match="token 9 has the id 10"):
         golden().check_fits(10, 99)

@@ -30,7 +30,7 @@ def describes(rank: Rank) -> dict:
 def test_describe_reports_dtypes_and_adapter(tmp_path):
     pytest.importorskip("peft")
     adapter = {"lora_rank": 2, "lora_alpha": 6.0, "lora_targets": "q_proj,v_proj"}
-    (told,) = run(1, describes, tmp_path, export_dtype="bf16", reference=tmp_path / "model", **adapter)
-    assert (told["dtype"], told["export_dtype"]) == ("f32", "bf16")
-    assert told["learners"]["policy"]["lora"] == {"rank": 2, "alpha": 6.0, "targets": ("q_proj", "v_proj")}
-    assert told["learners"]["reference"]["lora"] is None
+    (description,) = run(1, describes, tmp_path, export_dtype="bf16", reference=tmp_path / "model", **adapter)
+    assert (description["dtype"], description["export_dtype"]) == ("f32", "bf16")
+    assert description["learners"]["policy"]["lora"] == {"rank": 2, "alpha": 6.0, "targets": ("q_proj", "v_proj")}
+    assert description["learners"]["reference"]["lora"] is None

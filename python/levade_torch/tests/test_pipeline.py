@@ -219,13 +219,13 @@ def test_stage_ranks_are_neighbors_and_shard_its_weights():
 
 
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "message"),
     [
         (Shape(6, 2, 1, 1, 2), "do not divide into --tp 2 × --cp 1 × --pp 2"),
         (Shape(4, 1, 1, 4, 2), "divide the 2 processes of a stage"),
         (Shape(4, 1, 1, 1, 0), "--pp 0; it must be at least 1"),
     ],
 )
-def test_shape_check_rejects_impossible_sizes(shape, said):
-    with pytest.raises(StartError, match=said):
+def test_shape_check_rejects_impossible_sizes(shape, message):
+    with pytest.raises(StartError, match=message):
         shape.check()

@@ -53,15 +53,15 @@ class Server:
 
     def __call__(self, pipe) -> None:
         pipe.send("here")
-        told, seconds = pipe.recv(), timedelta(seconds=SECONDS)
-        meeting = told["meeting"]
+        message, seconds = pipe.recv(), timedelta(seconds=SECONDS)
+        meeting = message["meeting"]
         store = dist.TCPStore(meeting["address"], meeting["port"], 2, False, seconds)
         store = dist.PrefixStore("g", store)
         group, _ = _new_process_group_helper(
             2, 1, [], "gloo", store, group_name="g", timeout=seconds, backend_options=None
         )
         _world.pg_group_ranks[group] = {0: 0, 1: 1}
-        listed = zip(told["names"], told["dtypes"], told["shapes"], strict=True)
+        listed = zip(message["names"], message["dtypes"], message["shapes"], strict=True)
         found = {}
         for name, dtype, shape in list(listed)[: self.takes]:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype))
@@ -74,7 +74,7 @@ class Server:
         os._exit(0)
 
 
-class Started:
+class ServerProcess:
     """Starts a server process. It is spawned, since a fork with threads of earlier groups could crash anywhere."""
 
     def __init__(self, server: Server) -> None:
@@ -88,7 +88,7 @@ class Started:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_push_delivers_tensors_in_export_dtype(dtype):
-    server = Started(Server())
+    server = ServerProcess(Server())
     sent = push(SECONDS, dtype)
     server.pipe.send(sent.told())
     done = sent.send()
@@ -114,7 +114,7 @@ def test_push_times_out_if_server_never_joins():
 
 def test_push_fails_at_once_if_server_exits():
     got = []
-    server = Started(Server(takes=1))
+    server = ServerProcess(Server(takes=1))
     sent = push(SECONDS, got=got)
     server.pipe.send(sent.told())
     first, get = sent.entries[1][0], sent.entries[1][3]
@@ -135,7 +135,7 @@ def test_push_fails_at_once_if_server_exits():
 def test_push_times_out_if_server_stalls(monkeypatch):
     # More than the socket buffers hold.
     monkeypatch.setitem(TENSORS, "a", torch.zeros(1, 1 << 24))
-    server = Started(Server(takes=0, hangs=True))
+    server = ServerProcess(Server(takes=0, hangs=True))
     sent = push(10.0)
     server.pipe.send(sent.told())
     started = time.monotonic()

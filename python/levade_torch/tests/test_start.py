@@ -10,10 +10,10 @@ PATHS = [[1, 2, 3, 4, 5], [1, 2, 9, 8], [7, 7, 3], [5, 6, 7, 8]]
 
 def first_steps(rank: Rank, name: str, number: int) -> list:
     """Returns the files of a learner, before and after a step."""
-    told = [rank.host.describe()["learners"][name], rank.save(f"{name}-{number}", name), rank.publish(1, name)]
-    if told[0]["trains"]:
-        told += [rank.train(PATHS, name), rank.save(f"{name}-{number}-trained", name)]
-    return told
+    results = [rank.host.describe()["learners"][name], rank.save(f"{name}-{number}", name), rank.publish(1, name)]
+    if results[0]["trains"]:
+        results += [rank.train(PATHS, name), rank.save(f"{name}-{number}-trained", name)]
+    return results
 
 
 def goes_back(rank: Rank, names: tuple[str, ...]) -> None:
@@ -63,5 +63,5 @@ def has_lost_it(rank: Rank) -> tuple[str, dict | None]:
 
 
 def test_load_null_with_missing_source_changes_nothing(tmp_path):
-    (said, told), _ = run(2, has_lost_it, tmp_path, collective_seconds=60)
-    assert "model/model.safetensors" in said and told["step"]["applied"]
+    (message, results), _ = run(2, has_lost_it, tmp_path, collective_seconds=60)
+    assert "model/model.safetensors" in message and results["step"]["applied"]

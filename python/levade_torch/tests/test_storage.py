@@ -33,9 +33,9 @@ def saves_in_the_way(rank: Rank, obstacle: str, full: bool) -> list:
             # Root can write everywhere, but not over a directory.
             (directory / obstacle).mkdir()
     rank.group.agree(None)
-    said = refused(rank, "save", {"folder": str(directory), "with_optimiser": True})
+    message = refused(rank, "save", {"folder": str(directory), "with_optimiser": True})
     left = sorted(path.name for path in directory.iterdir() if path.is_file())
-    return [said, left, rank.save("elsewhere"), rank.train(PATHS)]
+    return [message, left, rank.save("elsewhere"), rank.train(PATHS)]
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_failed_save_is_reported_at_once_and_group_continues(tmp_path, world, ob
     found = run(world, saves_in_the_way, tmp_path, obstacle, full, collective_seconds=WAIT)
     name = obstacle.removeprefix(".").removesuffix(".part") if full else obstacle
     why = "No space left on device" if full else "Is a directory"
-    for said, left, saved, _ in found:
-        assert said == f"cannot write {tmp_path / 'run' / 'refused' / name}: {why}"
+    for message, left, saved, _ in found:
+        assert message == f"cannot write {tmp_path / 'run' / 'refused' / name}: {why}"
         # Nothing is written after the first failure, and no partial file stays.
         assert all(not name.endswith(".part") for name in left) and "optimiser.json" not in left
         assert len(saved) == 6
@@ -65,13 +65,13 @@ def publishes_in_the_way(rank: Rank) -> list:
     if not rank.group.rank:
         parent.write_text("a file where a folder should be")
     rank.group.agree(None)
-    said = refused(rank, "publish", {"version": 1})
+    message = refused(rank, "publish", {"version": 1})
     before = rank.host.describe()["learners"]["policy"]["version"]
     rank.group.agree(None)
     if not rank.group.rank:
         parent.unlink()
     rank.group.agree(None)
-    return [said, before, sorted(rank.publish(2))]
+    return [message, before, sorted(rank.publish(2))]
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -79,8 +79,8 @@ def test_failed_publish_is_reported_and_next_succeeds(tmp_path, world):
     found = run(world, publishes_in_the_way, tmp_path, collective_seconds=WAIT)
     # Only rank 0 knows and reports what was published.
     assert found[0][1] is None
-    for said, _, names in found:
-        assert "published" in said and "Not a directory" in said
+    for message, _, names in found:
+        assert "published" in message and "Not a directory" in message
         assert names == ["config.json", "generation_config.json", "model.safetensors"]
 
 
@@ -94,5 +94,5 @@ def loses_its_source(rank: Rank) -> list:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_missing_source_is_reported(tmp_path, world):
-    for said, _ in run(world, loses_its_source, tmp_path, collective_seconds=WAIT):
-        assert "cannot read" in said and "config.json" in said
+    for message, _ in run(world, loses_its_source, tmp_path, collective_seconds=WAIT):
+        assert "cannot read" in message and "config.json" in message

@@ -44,13 +44,13 @@ def test_unpack_rejects_truncated_or_inconsistent_bodies():
         with pytest.raises(VerbError, match=r"safetensors|does not lie|no JSON"):
             wire.unpack(broken)
     columns = wire.Columns({"a": np.arange(5), "b": np.zeros(2, np.float32)})
-    for ask, said in [
+    for ask, message in [
         (lambda: columns.integers("z"), "no tensor 'z'"),
         (lambda: columns.integers("b"), "takes integers"),
         (lambda: columns.floats("a"), "takes F32"),
         (lambda: columns.integers("a", 4), "shape"),
     ]:
-        with pytest.raises(VerbError, match=said):
+        with pytest.raises(VerbError, match=message):
             ask()
 
 
@@ -124,9 +124,9 @@ def test_request_without_token_is_rejected():
         ]:
             connection = http.client.HTTPConnection(*server.server_address, timeout=10)
             connection.request(method, path, body, headers)
-            answer = connection.getresponse()
-            answer.read()
-            assert (answer.status, answer.getheader("connection") == "close") == (status, closes), (path, headers)
+            response = connection.getresponse()
+            response.read()
+            assert (response.status, response.getheader("connection") == "close") == (status, closes), (path, headers)
             connection.close()
     finally:
         server.shutdown()

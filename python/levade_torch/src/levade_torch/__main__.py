@@ -52,11 +52,11 @@ class Rank:
             say(f"rank {self.rank}: {error}")
             self.end("the group could not start: " + str(error), EXIT_INPUT)
         except BaseException as error:
-            said = traceback.format_exc()
+            trace = traceback.format_exc()
             cause = self.group.heart.diagnosis() if self.group else "the group was not complete"
             message = f"rank {self.rank} failed: {type(error).__name__}: {error}; {cause}"
             # If another rank has exited, that explains the collective's error, and the traceback adds nothing.
-            say(message if cause.startswith("dead") else said + message)
+            say(message if cause.startswith("dead") else trace + message)
             self.end(message, EXIT_FAILED)
 
     def _work(self) -> None:

@@ -45,7 +45,7 @@ SHAPE = (
 )
 
 
-def whole(part: Tensor, like: Tensor, device: torch.device) -> Tensor:
+def full_tensor(part: Tensor, like: Tensor, device: torch.device) -> Tensor:
     """Gathers the full tensor from this rank's part, which is sharded like the parameter `like`. Collective."""
     if not isinstance(like, DTensor):
         return part
@@ -77,7 +77,7 @@ def of_head(model: nn.Module) -> dict[str, nn.Parameter]:
 def _entries(parameters: dict, parts: dict[str, Tensor], dtype: torch.dtype, ranks: Ranks) -> list[Entry]:
     """Returns tensors of all stages. `parameters` are those of this stage, and `parts` are this rank's parts of them."""
     own = [
-        (name, tuple(parameter.shape), dtype, lambda n=name, p=parameter: whole(parts[n], p, ranks.device))
+        (name, tuple(parameter.shape), dtype, lambda n=name, p=parameter: full_tensor(parts[n], p, ranks.device))
         for name, parameter in parameters.items()
     ]
     return ranks.pipeline.join(own, ranks.device)

@@ -91,21 +91,21 @@ def merged(paths: list[np.ndarray]) -> int:
     return total - sum(shared(a, b) for a, b in pairwise(ordered))
 
 
-def filled(groups: list[list[np.ndarray]], most: int, share: int | None = None) -> list[list[int]]:
-    """Fills micro-batches with sequence indices, in order, up to `share` or at most `most` merged tokens.
+def filled(groups: list[list[np.ndarray]], max_tokens: int, target_tokens: int | None = None) -> list[list[int]]:
+    """Fills micro-batches with sequence indices, in order, up to `target_tokens` or at most `max_tokens` merged tokens.
 
-    A group stays together if it has at most `most` merged tokens. Otherwise it is split between sequences. A sequence
-    longer than `most` gets its own micro-batch.
+    A group stays together if it has at most `max_tokens` merged tokens. Otherwise it is split between sequences. A sequence
+    longer than `max_tokens` gets its own micro-batch.
     """
-    share = most if share is None else share
+    target_tokens = max_tokens if target_tokens is None else target_tokens
     indices = iter(range(sum(map(len, groups))))
     pieces: list[list[tuple[int, np.ndarray]]] = []
     for group in groups:
         placed = [(next(indices), tokens) for tokens in group]
-        pieces += [placed] if placed and merged(group) <= most else [[path] for path in placed]
+        pieces += [placed] if placed and merged(group) <= max_tokens else [[path] for path in placed]
     batches: list[list[tuple[int, np.ndarray]]] = []
     for piece in pieces:
-        if batches and merged([tokens for _, tokens in batches[-1] + piece]) <= share:
+        if batches and merged([tokens for _, tokens in batches[-1] + piece]) <= target_tokens:
             batches[-1] = batches[-1] + piece
         else:
             batches.append(piece)
@@ -122,8 +122,8 @@ def plan(groups: list[list[np.ndarray]], micro_batch_tokens: int, world_size: in
         batches = filled(groups, micro_batch_tokens)
         return Cut(1, tuple(MicroBatch(0, tuple(batch)) for batch in batches))
     paths = [tokens for group in groups for tokens in group]
-    share = -(-sum(merged(group) for group in groups) // world_size)
-    batches = filled(groups, micro_batch_tokens, min(micro_batch_tokens, share))
+    target_tokens = -(-sum(merged(group) for group in groups) // world_size)
+    batches = filled(groups, micro_batch_tokens, min(micro_batch_tokens, target_tokens))
     sizes = [merged([paths[p] for p in batch]) for batch in batches]
     order = sorted(range(len(batches)), key=lambda b: (-sizes[b], b))
     batches = [batches[b] for b in order]
@@ -131,11 +131,11 @@ def plan(groups: list[list[np.ndarray]], micro_batch_tokens: int, world_size: in
     return Cut(world_size, tuple(MicroBatch(i % world_size, tuple(b)) for i, b in enumerate(batches)))
 
 
-def deal(bounds: np.ndarray, above: np.ndarray, most: int, world_size: int) -> list[list[tuple[int, int]]]:
+def deal(bounds: np.ndarray, above: np.ndarray, max_tokens: int, world_size: int) -> list[list[tuple[int, int]]]:
     """Returns rounds of runs `start..end` of complete branches for the ranks, of about equal size.
 
     A run is computed together with the ancestor tokens of its first branch. `bounds` [branches + 1] and `above`
-    [branches] are in tokens. Including ancestors, a run has at most `most` tokens unless a single sequence is longer.
+    [branches] are in tokens. Including ancestors, a run has at most `max_tokens` tokens unless a single sequence is longer.
     The last round may have fewer runs than ranks.
     """
 
@@ -151,10 +151,10 @@ def deal(bounds: np.ndarray, above: np.ndarray, most: int, world_size: int) -> l
         return found
 
     # The smallest limit that needs no more rounds. A limit below the largest branch would save no time.
-    indices = -(-len(runs(most)) // world_size) * world_size
-    low, high = min(most, int((np.diff(bounds) + above).max(initial=1))) - 1, most
+    slots = -(-len(runs(max_tokens)) // world_size) * world_size
+    low, high = min(max_tokens, int((np.diff(bounds) + above).max(initial=1))) - 1, max_tokens
     while high - low > 1:
         limit = (low + high) // 2
-        low, high = (low, limit) if len(runs(limit)) <= indices else (limit, high)
+        low, high = (low, limit) if len(runs(limit)) <= slots else (limit, high)
     dealt = runs(high)
     return [dealt[i : i + world_size] for i in range(0, len(dealt), world_size)]

@@ -32,7 +32,7 @@ def say(text: str) -> None:
 
 
 @dataclass
-class Where:
+class Activity:
     """A rank's current activity, for error messages."""
 
     what: str = "starting"
@@ -44,7 +44,7 @@ class Heart(threading.Thread):
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
         super().__init__(daemon=True, name="heart")
         self.store, self.rank, self.world = store, rank, world
-        self.where = Where()
+        self.where = Activity()
         self.beats = 0
 
     def run(self) -> None:
@@ -95,8 +95,8 @@ def interface_towards(host: str) -> str | None:
             mine = socket.inet_aton(probe.getsockname()[0])
             for _, name in socket.if_nameindex():
                 with contextlib.suppress(OSError):
-                    answer = fcntl.ioctl(probe.fileno(), address_of, struct.pack("256s", name.encode()[:15]))
-                    if answer[20:24] == mine:
+                    request = fcntl.ioctl(probe.fileno(), address_of, struct.pack("256s", name.encode()[:15]))
+                    if request[20:24] == mine:
                         return name
     except OSError:
         pass

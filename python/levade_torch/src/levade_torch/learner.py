@@ -222,8 +222,8 @@ class Learner:
         if gathered is None:
             return None
         total = [Sums() for _ in range(count)]
-        for place, sums in (part for parts in gathered for part in parts):
-            total[place].merge(sums)
+        for index, sums in (part for parts in gathered for part in parts):
+            total[index].merge(sums)
         return total
 
     def forward_backward(self, batch: TreeBatch, loss: Loss) -> Sums | None:
@@ -246,14 +246,14 @@ class Learner:
         indices = [runs.get(self.ranks.data) for runs in rounds]
         done = list(accumulate(map(len, rounds)))
 
-        def part(place: int | None) -> TreeBatch | None:
-            chosen = cut.micro_batches[place].paths if place is not None else ()
+        def part(index: int | None) -> TreeBatch | None:
+            chosen = cut.micro_batches[index].paths if index is not None else ()
             return merge(paths, list(chosen)) if chosen else None
 
         found = self.backward(
-            [partial(part, place) for place in indices], loss, lambda number: self.progress(done[number], count)
+            [partial(part, index) for index in indices], loss, lambda number: self.progress(done[number], count)
         )
-        mine = [(place, sums) for place, sums in zip(indices, found, strict=True) if place is not None]
+        mine = [(index, sums) for index, sums in zip(indices, found, strict=True) if index is not None]
         return self._collect(mine, count), self.step(params)
 
     def step(self, params: Params) -> dict:
@@ -270,10 +270,10 @@ def _weighed(found: tuple[Tensor, ...], batch: TreeBatch, rows: Rows, loss: Loss
     """
     terms, target = batch.terms[batch.term_index], batch.term_target
     # The index of every local target in the order of rows.
-    place = np.full(len(batch.target_token), -1)
-    place[rows.place] = np.arange(len(rows.place))
-    mine = np.flatnonzero(place[target] >= 0)
-    terms, target = terms[mine], torch.from_numpy(place[target[mine]])
+    row_of_target = np.full(len(batch.target_token), -1)
+    row_of_target[rows.place] = np.arange(len(rows.place))
+    mine = np.flatnonzero(row_of_target[target] >= 0)
+    terms, target = terms[mine], torch.from_numpy(row_of_target[target[mine]])
     weight = torch.from_numpy(terms.weight.astype(np.float64))
     at = found[0].detach().cpu()
     evaluated = loss.evaluate(at[target], terms)

@@ -35,7 +35,7 @@ def order(batches: int, size: int, stage: int) -> Iterator[tuple[str, int]]:
 
 
 @dataclass
-class Way:
+class Direction:
     """One direction between neighboring stages. Keeps sent tensors until they have arrived, at most `most` at a time."""
 
     group: dist.ProcessGroup | None = None
@@ -66,8 +66,8 @@ class Pipeline:
 
     size: int = 1
     stage: int = 0
-    down: Way = field(default_factory=Way)
-    up: Way = field(default_factory=Way)
+    down: Direction = field(default_factory=Direction)
+    up: Direction = field(default_factory=Direction)
 
     @staticmethod
     def of(size: int, world: int, rank: int, seconds: float) -> "Pipeline":
@@ -79,7 +79,7 @@ class Pipeline:
             members = list(range(offset, world, per_stage))
             groups = [dist.new_group(members, timeout=timedelta(seconds=seconds)) for _ in range(2)]
             if rank in members:
-                found = Pipeline(size, members.index(rank), *(Way(group, size) for group in groups))
+                found = Pipeline(size, members.index(rank), *(Direction(group, size) for group in groups))
         return found
 
     @property
@@ -149,8 +149,8 @@ class Pipeline:
             return entries
         own = {name: get for name, _, _, get in entries}
         joined: dict[str, Entry] = {}
-        for stage, told in enumerate(self.gather([entry[:3] for entry in entries])):
-            for name, shape, dtype in told:
+        for stage, stage_entries in enumerate(self.gather([entry[:3] for entry in entries])):
+            for name, shape, dtype in stage_entries:
                 get = partial(self._get, own.get(name), stage, shape, dtype, device)
                 joined.setdefault(name, (name, shape, dtype, get))
         return list(joined.values())

@@ -194,9 +194,9 @@ class Push:
             if not self.sender or why or not tensor.numel():
                 continue
             try:
-                whole = tensor.detach().to(self.sender.device, dtype).contiguous()
-                self.sender.broadcast(whole, until - time.monotonic())
-                sent += whole.nbytes
+                full = tensor.detach().to(self.sender.device, dtype).contiguous()
+                self.sender.broadcast(full, until - time.monotonic())
+                sent += full.nbytes
             except VerbError as error:
                 why = error
         if not self.sender:

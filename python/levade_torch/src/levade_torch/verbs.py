@@ -52,16 +52,16 @@ def _batch(host: Host, name: str, arrays: Arrays) -> TreeBatch:
 
 def plan_update(host: Host, name: str, control: Any, arrays: Arrays) -> Job:
     """`plan`: returns the micro-batch plan of an update for the ranks."""
-    most = _field(control, "micro_batch_tokens", int)
-    if most < 1:
-        raise invalid(f"micro_batch_tokens is {most}; it must be at least 1")
+    max_tokens = _field(control, "micro_batch_tokens", int)
+    if max_tokens < 1:
+        raise invalid(f"micro_batch_tokens is {max_tokens}; it must be at least 1")
     columns = Columns(arrays)
     tokens, sizes = read_tokens(columns), columns.integers("group_len")
     if (sizes < 0).any() or sizes.sum() != len(tokens):
         raise invalid(f"group_len adds up to {sizes.sum()} paths of {len(tokens)}")
     ends = np.cumsum(sizes)
     groups = [tokens[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    cut = plan(groups, most, host.ranks.shape.data)
+    cut = plan(groups, max_tokens, host.ranks.shape.data)
     return lambda: wire.pack({"cut": cut.json()})
 
 
@@ -199,8 +199,8 @@ def push_open(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
     host.check_push(name, _field(control, "version", int), wanted)
 
     def job() -> bytes | None:
-        told = host.open_push(name, wanted)
-        return wire.pack(told) if told else None
+        response = host.open_push(name, wanted)
+        return wire.pack(response) if response else None
 
     return job
 
