@@ -12,8 +12,8 @@ from turns import levade, machine, parser, take_turns
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--before", type=Path, required=True, help="the timing binary of the other build")
-    p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
+    p.add_argument("--before", type=Path, required=True, help="bench binary of the other build")
+    p.add_argument("--vocabulary", type=int, default=49152, help="upper bound of token ids (exclusive)")
     arguments = p.parse_args()
     after = levade(arguments, arguments.model)
     arguments.levade = arguments.before

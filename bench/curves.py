@@ -121,20 +121,25 @@ def slow_tools(arguments: argparse.Namespace, groups: int) -> None:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", type=Path, required=True, help="a checkpoint after imitation: a folder")
-    p.add_argument("--out", type=Path, required=True, help="where runs are kept")
+    p.add_argument(
+        "--model", type=Path, required=True, help="checkpoint directory of a model trained on demonstrations"
+    )
+    p.add_argument("--out", type=Path, required=True, help="directory of the runs")
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--precision", choices=["f32", "bf16"], default="bf16")
     p.add_argument("--steps", type=int, default=60)
     p.add_argument(
-        "--learning-rate", type=float, default=1e-5, help="larger ones ruin attempts that run four steps ahead"
+        "--learning-rate",
+        type=float,
+        default=1e-5,
+        help="learning rate; larger ones destabilize attempts that run four steps ahead",
     )
     p.add_argument(
-        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="for GRPO; the other algorithms take the first"
+        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds of GRPO; the other algorithms use the first"
     )
-    p.add_argument("--slow-tools", type=float, help="seconds that a tool takes; measures rollouts a minute")
+    p.add_argument("--slow-tools", type=float, help="duration of a tool call, in seconds; measures rollouts per minute")
     p.add_argument(
-        "--groups", type=int, nargs="+", default=[8], help="groups of eight rollouts a step, with --slow-tools"
+        "--groups", type=int, nargs="+", default=[8], help="groups of eight rollouts per step, with --slow-tools"
     )
     arguments = p.parse_args()
 

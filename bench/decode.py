@@ -31,15 +31,20 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--batches", default="1,16,64", help="batch sizes, with commas between")
+    p.add_argument("--batches", default="1,16,64", help="batch sizes, separated by commas")
     p.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
-    p.add_argument("--new", type=int, default=64, help="new tokens of each reply")
-    p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
-    p.add_argument("--peer", choices=["torch", "vllm", "llama"], default="torch", help="llama replies one by one")
+    p.add_argument("--new", type=int, default=64, help="new tokens per completion")
+    p.add_argument("--vocabulary", type=int, default=49152, help="upper bound of token ids (exclusive)")
+    p.add_argument(
+        "--peer",
+        choices=["torch", "vllm", "llama"],
+        default="torch",
+        help="peer; llama generates completions one by one",
+    )
     p.add_argument(
         "--peer-model",
         type=Path,
-        help="the model as the peer wants it: for llama a GGUF file in the precision compared",
+        help="model file for the peer; for llama a GGUF file in the compared precision",
     )
     arguments = p.parse_args()
     rng = random.Random(0)

@@ -111,10 +111,10 @@ class Real:
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--binary", type=Path, default=ROOT / "target/release/levade", help="the program")
+    p.add_argument("--binary", type=Path, default=ROOT / "target/release/levade", help="levade binary")
     p.add_argument("--recipe", type=Path, default=ROOT / "recipes/calculator")
-    p.add_argument("--service", type=Path, help="seconds of the engine that were measured before, as JSON")
-    p.add_argument("--steps", type=int, default=5, help="of each setting; the first is left out")
+    p.add_argument("--service", type=Path, help="previously measured engine times, as JSON")
+    p.add_argument("--steps", type=int, default=5, help="steps of each setting; the first is excluded")
     a = p.parse_args()
     if a.service:
         found = json.loads(a.service.read_text())

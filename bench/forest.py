@@ -23,9 +23,9 @@ SHAPES = [(8, 768, 576), (8, 768, 128), (16, 896, 64)]
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
-    p.add_argument("--rows", type=int, default=2048, help="tokens that a PyTorch batch holds at most")
-    p.add_argument("--without-torch", action="store_true", help="Levade alone")
+    p.add_argument("--vocabulary", type=int, default=49152, help="upper bound of token ids (exclusive)")
+    p.add_argument("--rows", type=int, default=2048, help="maximum number of tokens in a PyTorch batch")
+    p.add_argument("--without-torch", action="store_true", help="measure only Levade")
     arguments = p.parse_args()
     rng = random.Random(0)
 

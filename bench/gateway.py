@@ -48,15 +48,18 @@ ENVIRONMENT = {
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument(
-        "--load", type=Path, default=ROOT / "target/release/examples/load", help="the binary that serves and asks"
+        "--load",
+        type=Path,
+        default=ROOT / "target/release/examples/load",
+        help="load example, which serves and sends requests",
     )
-    p.add_argument("--litellm", type=Path, help="the program of LiteLLM's proxy")
-    p.add_argument("--before", type=Path, help="the load binary of another build, to compare with")
+    p.add_argument("--litellm", type=Path, help="executable of LiteLLM's proxy")
+    p.add_argument("--before", type=Path, help="load example of another build to compare with")
     p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--seconds", type=float, default=4, help="of each measurement")
-    p.add_argument("--connections", type=int, default=32, help="where throughput is measured")
-    p.add_argument("--streams", type=int, default=5000, help="that are open at once")
-    p.add_argument("--pace", type=int, default=4000, help="milliseconds of a token of these")
+    p.add_argument("--seconds", type=float, default=4, help="duration of each measurement")
+    p.add_argument("--connections", type=int, default=32, help="connections of the throughput measurement")
+    p.add_argument("--streams", type=int, default=5000, help="number of concurrently open streams")
+    p.add_argument("--pace", type=int, default=4000, help="milliseconds per token of these streams")
     return p.parse_args()
 
 

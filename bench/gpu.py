@@ -117,7 +117,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     p.add_argument("--rounds", type=int, default=10)
-    p.add_argument("--out", type=Path, help="a file for the figures as JSON")
+    p.add_argument("--out", type=Path, help="JSON file for the figures")
     arguments = p.parse_args()
     small = arguments.device == "cpu"
     device = "CPU" if small else torch.cuda.get_device_name()

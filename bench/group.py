@@ -24,12 +24,10 @@ def main() -> None:
     p.add_argument("--prompt", type=int, default=1000)
     p.add_argument("--rollouts", type=int, default=8)
     p.add_argument("--turns", type=int, default=4)
-    p.add_argument("--new", type=int, default=32, help="tokens drawn a turn")
-    p.add_argument("--given", type=int, default=16, help="tokens given between two turns")
-    p.add_argument(
-        "--side-by-side", type=int, default=2, help="sequences that TRL trains at a time: 8 need more than 20 GiB"
-    )
-    p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
+    p.add_argument("--new", type=int, default=32, help="sampled tokens per turn")
+    p.add_argument("--given", type=int, default=16, help="context tokens between two turns")
+    p.add_argument("--side-by-side", type=int, default=2, help="sequences per TRL batch; 8 need more than 20 GiB")
+    p.add_argument("--vocabulary", type=int, default=49152, help="upper bound of token ids (exclusive)")
     arguments = p.parse_args()
     rng = random.Random(0)
     job = {name: getattr(arguments, name) for name in ("rollouts", "turns", "new", "given")}

@@ -232,8 +232,8 @@ def compare(what: str, ours: list[float], theirs: list[float]) -> bool:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", type=Path, required=True, help="a Hugging Face folder")
-    p.add_argument("--python", default=sys.executable, help="the Python that has trl")
+    p.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
+    p.add_argument("--python", default=sys.executable, help="Python interpreter with trl")
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--steps", type=int, default=50)
@@ -243,10 +243,10 @@ def main() -> None:
         type=int,
         nargs="*",
         default=[],
-        help="seeds that Levade alone is run with as well: it takes a tenth of the time",
+        help="additional seeds only for Levade, which takes a tenth of the time",
     )
-    p.add_argument("--out", type=Path, help="a folder for the curves")
-    p.add_argument("--window", type=int, default=WINDOW, help="steps to average over for the comparison")
+    p.add_argument("--out", type=Path, help="directory for the curves")
+    p.add_argument("--window", type=int, default=WINDOW, help="steps per average in the comparison")
     p.add_argument("--learning-rate", type=float, default=1e-5)
     p.add_argument("--goal", type=float, default=0.75)
     arguments = p.parse_args()

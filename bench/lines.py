@@ -77,7 +77,7 @@ def count(commit: str | None) -> Counter:
 def main() -> None:
     """Prints a table."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--before", metavar="COMMIT", help="print the lines of this commit, too")
+    p.add_argument("--before", metavar="COMMIT", help="also print the lines at this commit")
     args = p.parse_args()
     now = count(None)
     before = count(args.before) if args.before else now

@@ -14,8 +14,8 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model")
     p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--parallel", type=int, default=64, help="replies at once")
-    p.add_argument("--context", type=int, default=512, help="of each reply, in tokens")
+    p.add_argument("--parallel", type=int, default=64, help="maximum number of concurrent completions")
+    p.add_argument("--context", type=int, default=512, help="context per completion, in tokens")
     a = p.parse_args()
     params = xllamacpp.CommonParams()
     params.model.path = a.model

@@ -32,7 +32,7 @@ SIZES = [
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--long", action="store_true", help="the path of 16,384 tokens alone")
+    p.add_argument("--long", action="store_true", help="run only the sequence of 16,384 tokens")
     arguments = p.parse_args()
     print(machine())
     worst = 0.0

@@ -99,7 +99,7 @@ def peak(group: Group, tokens: int, vocabulary: int) -> float:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
-    p.add_argument("--only", default="", help="the size of this name")
+    p.add_argument("--only", default="", help="run only the size with this name")
     p.add_argument("--verbose", action="store_true", help="print the parts of each plan")
     a = p.parse_args()
     for name, size in SIZES.items():

@@ -115,10 +115,15 @@ def measure(who, code: str, calls: int, at_once: int) -> dict:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="the binary")
-    p.add_argument("--fusion", type=Path, help="a checkout of SandboxFusion; without it, that is left out")
-    p.add_argument("--fusion-python", type=Path, default=Path(sys.executable), help="a Python with its dependencies")
-    p.add_argument("--calls", type=int, default=20, help="calls of a round, one after the other and again at once")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="levade binary")
+    p.add_argument("--fusion", type=Path, help="checkout of SandboxFusion; without it, SandboxFusion is skipped")
+    p.add_argument(
+        "--fusion-python",
+        type=Path,
+        default=Path(sys.executable),
+        help="Python interpreter with SandboxFusion's dependencies",
+    )
+    p.add_argument("--calls", type=int, default=20, help="calls per round, first sequentially and then concurrently")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--at-once", type=int, default=4)
     arguments = p.parse_args()

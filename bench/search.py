@@ -149,10 +149,14 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--passages", type=Path, required=True)
     p.add_argument("--questions", type=Path, required=True)
-    p.add_argument("--model", type=Path, required=True, help="folder of an encoder, as sentence-transformers saves it")
+    p.add_argument(
+        "--model", type=Path, required=True, help="directory of an encoder in the layout of sentence-transformers"
+    )
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--scan", type=Path, default=ROOT / "target/release/examples/scan")
-    p.add_argument("--vectors", type=int, default=1_000_000, help="made-up vectors of the scan; 0 for none")
+    p.add_argument(
+        "--vectors", type=int, default=1_000_000, help="number of random vectors in the scan; 0 skips the scan"
+    )
     args = p.parse_args()
     passages, questions = rows(args.passages), rows(args.questions)
     ids = [passage["id"] for passage in passages]

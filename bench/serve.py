@@ -176,19 +176,24 @@ def spread(values: list[float], digits: int = 1) -> str:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", type=Path, required=True, help="a GGUF file or a folder")
+    p.add_argument("--model", type=Path, required=True, help="GGUF file or directory")
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
-    p.add_argument("--llama", type=Path, help="a Python that has xllamacpp")
-    p.add_argument("--gguf", type=Path, help="the model for llama.cpp, in f32 (dequantise.py)")
-    p.add_argument("--vllm", type=Path, help="a Python that has vllm")
-    p.add_argument("--folder", type=Path, help="the model for vLLM: a folder")
-    p.add_argument("--port", type=int, default=18993, help="for vLLM")
-    p.add_argument("--threads", type=int, default=2, help="of each server")
+    p.add_argument("--llama", type=Path, help="Python interpreter with xllamacpp")
+    p.add_argument("--gguf", type=Path, help="f32 model for llama.cpp (dequantise.py)")
+    p.add_argument("--vllm", type=Path, help="Python interpreter with vllm")
+    p.add_argument("--folder", type=Path, help="model directory for vLLM")
+    p.add_argument("--port", type=int, default=18993, help="port of vLLM")
+    p.add_argument("--threads", type=int, default=2, help="threads per server")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
-    p.add_argument("--words", type=int, default=180, help="of a prompt; about as many tokens")
-    p.add_argument("--tokens", type=int, default=32, help="of a reply")
-    p.add_argument("--replies", type=int, default=4, help="fewest of one load; of more clients one each")
+    p.add_argument("--words", type=int, default=180, help="words per prompt, which give about as many tokens")
+    p.add_argument("--tokens", type=int, default=32, help="tokens per completion")
+    p.add_argument(
+        "--replies",
+        type=int,
+        default=4,
+        help="minimum number of completions per load; with more clients, one per client",
+    )
     a = p.parse_args()
     figures: dict[tuple, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as directory:

@@ -102,11 +102,11 @@ def spread(values: list[float]) -> str:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", type=Path, required=True, help="a folder of safetensors")
+    p.add_argument("--model", type=Path, required=True, help="directory with safetensors files")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--rows", type=int, default=8)
     p.add_argument("--length", type=int, default=256)
-    p.add_argument("--tokens", type=int, default=4096, help="of a rank's paths, where they share a prefix")
+    p.add_argument("--tokens", type=int, default=4096, help="tokens of a rank's sequences with a common prefix")
     a = p.parse_args()
     rng = random.Random(0)
 

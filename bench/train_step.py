@@ -15,7 +15,7 @@ from turns import machine, pair, parser, take_turns
 def main() -> None:
     p = parser(__doc__)
     p.add_argument("--tokens", type=int, default=512, help="length of the sequence")
-    p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
+    p.add_argument("--vocabulary", type=int, default=49152, help="upper bound of token ids (exclusive)")
     arguments = p.parse_args()
     rng = random.Random(0)
     tokens = [rng.randrange(arguments.vocabulary) for _ in range(arguments.tokens)]

@@ -28,31 +28,33 @@ TICK = os.sysconf("SC_CLK_TCK")
 def parser(description: str) -> argparse.ArgumentParser:
     """Creates a parser with the options that all comparisons share."""
     p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", type=Path, required=True, help="a GGUF file or a Hugging Face folder")
-    p.add_argument("--python", default=sys.executable, help="the Python that has torch and transformers")
+    p.add_argument("--model", type=Path, required=True, help="GGUF file or Hugging Face directory")
+    p.add_argument("--python", default=sys.executable, help="Python interpreter with torch and transformers")
     p.add_argument(
         "--levade",
         type=Path,
         default=os.environ.get("LEVADE_BENCH", ROOT / "target/release/examples/bench"),
-        help="the timing binary (env LEVADE_BENCH)",
+        help="bench binary (env LEVADE_BENCH)",
     )
     p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--precision", choices=["f32", "bf16"], default="f32", help="of both sides")
+    p.add_argument("--precision", choices=["f32", "bf16"], default="f32", help="precision of both sides")
     p.add_argument(
-        "--isa", choices=["amx", "avx512_bf16", "avx512", "avx2", "portable"], help="of Levade; the best by default"
+        "--isa",
+        choices=["amx", "avx512_bf16", "avx512", "avx2", "portable"],
+        help="instruction set of Levade; by default the best one",
     )
     p.add_argument(
         "--batch-tokens",
         type=int,
         default=4096,
-        help="that go through Levade's model at once, if a script has no sizes of its own",
+        help="maximum number of tokens per pass in Levade, unless a script has its own sizes",
     )
-    p.add_argument("--rounds", type=int, default=7, help="undisturbed rounds to take the median of")
+    p.add_argument("--rounds", type=int, default=7, help="number of undisturbed rounds for the median")
     p.add_argument(
         "--disturbance",
         type=float,
         default=0.05,
-        help="share of the processors that others may use during a request; above it the round is dropped",
+        help="maximum fraction of the processors that other processes may use during a request; above it, the round is dropped",
     )
     return p
 

@@ -227,11 +227,11 @@ def checks(options: argparse.Namespace) -> Iterator[tuple[str, object]]:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--before", type=Path, required=True, help="the build to compare with")
-    p.add_argument("--after", type=Path, required=True, help="the build that is checked")
-    p.add_argument("--model", type=Path, required=True, help="folder of a tiny model that calls the calculator")
+    p.add_argument("--before", type=Path, required=True, help="levade binary to compare with")
+    p.add_argument("--after", type=Path, required=True, help="levade binary under test")
+    p.add_argument("--model", type=Path, required=True, help="directory of a tiny model that calls the calculator")
     p.add_argument("--only", default="", metavar="NAME", help="checks whose names contain this")
-    p.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs in this folder, which must not exist")
+    p.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs in this directory, which must not exist")
     options = p.parse_args()
     for key in ("before", "after", "model"):
         setattr(options, key, getattr(options, key).resolve(strict=True))

@@ -90,7 +90,7 @@ def check_text(report: Report, levade: Levade, name: str, original: Path, checkp
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--checkpoint", type=Path, help="check this folder, written by `levade train` from --model")
+    p.add_argument("--checkpoint", type=Path, help="check this directory, written by `levade train` from --model")
     arguments = p.parse_args()
     if arguments.checkpoint and not arguments.model:
         p.error("--checkpoint needs --model, the model that the training started from")

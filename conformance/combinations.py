@@ -226,23 +226,25 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--binary", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--recipe", type=Path, default=ROOT / "recipes/calculator")
-    p.add_argument("--checkpoint", type=Path, required=True, help="a model that has imitated, safetensors")
-    p.add_argument("--torch", help="Python of the environment that has levade_torch")
-    p.add_argument("--vllm", help="Python of the environment that has vLLM")
-    p.add_argument("--sglang", help="Python of the environment that has SGLang")
-    p.add_argument("--only", default="", help="combinations whose names have this, and the embedded one")
+    p.add_argument(
+        "--checkpoint", type=Path, required=True, help="safetensors checkpoint of a model trained on demonstrations"
+    )
+    p.add_argument("--torch", help="Python interpreter with levade_torch")
+    p.add_argument("--vllm", help="Python interpreter with vLLM")
+    p.add_argument("--sglang", help="Python interpreter with SGLang")
+    p.add_argument("--only", default="", help="combinations whose names contain this, and the embedded one")
     p.add_argument("--steps", type=int, default=30)
-    p.add_argument("--tasks", type=int, default=100, help="held-out tasks")
-    p.add_argument("--set", action="append", default=[], help="further keys of the recipe")
-    p.add_argument("--kill", action="store_true", help="kill each part once in the middle of each run")
-    p.add_argument("--shared", action="store_true", help="vLLM and PyTorch on the same devices, by turns")
+    p.add_argument("--tasks", type=int, default=100, help="number of held-out tasks")
+    p.add_argument("--set", action="append", default=[], help="additional recipe keys")
+    p.add_argument("--kill", action="store_true", help="kill each part once during each run")
+    p.add_argument("--shared", action="store_true", help="colocate vLLM and PyTorch on the same devices")
     p.add_argument(
         "--folder",
         type=Path,
         required=True,
-        help="where runs go; those that have ended are taken as they are, others go on",
+        help="directory of the runs; finished runs are reused, and other runs resume",
     )
-    p.add_argument("--seconds", type=float, default=4 * 3600, help="longest time of a run")
+    p.add_argument("--seconds", type=float, default=4 * 3600, help="timeout of a run, in seconds")
     options = p.parse_args()
     options.folder = options.folder.resolve()
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -40,17 +40,16 @@ def parser(description: str) -> argparse.ArgumentParser:
         "--model",
         type=Path,
         default=variable("CONFORMANCE_MODEL"),
-        help="SmolLM2-135M-Instruct, a GGUF file or a Hugging Face folder; without it only the "
-        "random-weight models are checked (env LEVADE_CONFORMANCE_MODEL)",
+        help="SmolLM2-135M-Instruct as a GGUF file or Hugging Face directory; without it, only models with random weights are checked (env LEVADE_CONFORMANCE_MODEL)",
     )
     p.add_argument(
         "--levade",
         type=Path,
         default=variable("CONFORMANCE") or ROOT / "target/release/examples/conformance",
-        help="the helper binary (env LEVADE_CONFORMANCE)",
+        help="helper binary (env LEVADE_CONFORMANCE)",
     )
     p.add_argument("--threads", type=int, default=2, help="threads of Levade and of PyTorch")
-    p.add_argument("--only", default="", help="check only models whose name contains this")
+    p.add_argument("--only", default="", help="check only models whose names contain this")
     return p
 
 

@@ -149,12 +149,10 @@ def jobs(source: str) -> dict[str, dict]:
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("paths", nargs="+", type=Path, help="templates, or folders of *.jinja")
-    p.add_argument(
-        "--binary", type=Path, default=ROOT / "target/release/examples/continuation", help="the helper binary"
-    )
+    p.add_argument("paths", nargs="+", type=Path, help="templates, or directories with *.jinja files")
+    p.add_argument("--binary", type=Path, default=ROOT / "target/release/examples/continuation", help="helper binary")
     p.add_argument("--only", default="", help="check only names that contain this")
-    p.add_argument("--verbose", action="store_true", help="print what is left out, too")
+    p.add_argument("--verbose", action="store_true", help="also print skipped conversations")
     arguments = p.parse_args()
     files = [f for path in arguments.paths for f in (sorted(path.rglob("*.jinja")) if path.is_dir() else [path])]
     sources = {}

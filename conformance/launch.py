@@ -259,19 +259,21 @@ def manifests(arguments: argparse.Namespace, report: Report, directory: Path) ->
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--on", required=True, choices=["local", "ssh", "slurm", "ray", "k8s"])
-    p.add_argument("--kills", nargs="*", metavar="KILL", help="in this order, each a name from above; all without it")
-    p.add_argument("--steps", type=int, default=150, help="of the run, of a second each")
+    p.add_argument(
+        "--kills", nargs="*", metavar="KILL", help="kills from the list above, in this order; all if omitted"
+    )
+    p.add_argument("--steps", type=int, default=150, help="steps of the run, of about a second each")
     p.add_argument(
         "--folder",
         type=Path,
-        help="a folder of a short path to keep all in, one for all launchers; without it, a temporary one",
+        help="directory for all files, with a short path, usable for all launchers; a temporary one if omitted",
     )
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
-    p.add_argument("--python", default=sys.executable, help="of the learner")
+    p.add_argument("--python", default=sys.executable, help="Python interpreter of the learner")
     p.add_argument(
-        "--ray", type=Path, default=ROOT / ".ray/bin/ray", help="the program `ray` of an environment with ray[default]"
+        "--ray", type=Path, default=ROOT / ".ray/bin/ray", help="executable `ray` of an environment with ray[default]"
     )
-    p.add_argument("--validate", default="kubernetes-validate", help="the program of that package")
+    p.add_argument("--validate", default="kubernetes-validate", help="executable of kubernetes-validate")
     arguments = p.parse_args()
     # A signal also removes everything that was set up.
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -157,7 +157,7 @@ def compare_texts(report: Report, name: str, ours: tuple, theirs: tuple) -> None
 def main() -> None:
     p = parser(__doc__)
     p.set_defaults(levade=ROOT / "target/release/levade")
-    p.add_argument("--items", type=int, default=100, help="items of each task")
+    p.add_argument("--items", type=int, default=100, help="items per task")
     args = p.parse_args()
     if not args.model:
         sys.exit("Name SmolLM2-135M-Instruct with --model or LEVADE_CONFORMANCE_MODEL: random weights write no sums.")

@@ -377,13 +377,15 @@ def answers_of_files(paths: list[Path], max_answers: int, r: random.Random):
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("files", nargs="*", type=Path, help="JSON lines with a field `answer`")
-    p.add_argument("--levade", type=Path, default=ROOT / "target/release/examples/grade", help="the example `grade`")
-    p.add_argument("--rounds", type=int, default=30, help="pairs of each kind")
-    p.add_argument("--own-rounds", type=int, default=15, help="values of each family of our own")
-    p.add_argument("--most", type=int, default=150, help="answers of each file")
+    p.add_argument("files", nargs="*", type=Path, help="files with JSON lines that have a field `answer`")
+    p.add_argument(
+        "--levade", type=Path, default=ROOT / "target/release/examples/grade", help="binary of the example `grade`"
+    )
+    p.add_argument("--rounds", type=int, default=30, help="pairs per kind")
+    p.add_argument("--own-rounds", type=int, default=15, help="values per family of our own pairs")
+    p.add_argument("--most", type=int, default=150, help="maximum number of answers per file")
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--show", type=int, default=3, help="disagreements of a kind that are printed")
+    p.add_argument("--show", type=int, default=3, help="number of printed disagreements per kind")
     args = p.parse_args()
     generator = Generator(args.seed)
     pairs = [pair for _ in range(args.rounds) for pair in generator.pairs()]

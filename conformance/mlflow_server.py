@@ -137,10 +137,10 @@ def check(kind: str, store: str, directory: Path, arguments: argparse.Namespace)
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("recipe", help="a recipe of three steps or more; give --set so that it ends soon")
-    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `levade train`")
-    p.add_argument("--away-after", type=float, default=3, help="seconds after which the server goes away")
-    p.add_argument("--away", type=float, default=10, help="seconds that it is away")
+    p.add_argument("recipe", help="recipe of at least three steps; use --set to make it short")
+    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="recipe keys, as for `levade train`")
+    p.add_argument("--away-after", type=float, default=3, help="seconds after which the server stops")
+    p.add_argument("--away", type=float, default=10, help="seconds for which the server is down")
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     arguments = p.parse_args()
     for kind in ("database", "files"):

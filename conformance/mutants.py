@@ -401,30 +401,30 @@ def build(mutants, copy, arguments):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--sample", nargs="*", default=[], help="crates of which mutants in changed functions are drawn")
+    p.add_argument("--sample", nargs="*", default=[], help="crates of which mutants in changed functions are sampled")
     p.add_argument(
         "--all",
         nargs="*",
         default=[],
-        help="crates with all mutants in changed functions, and as many drawn of the rest",
+        help="crates with all mutants in changed functions, and equally many sampled from the rest",
     )
-    p.add_argument("--since", required=True, help="a commit: functions changed since then are looked at")
-    p.add_argument("--drawn", type=int, default=60, help="mutants drawn of a crate")
+    p.add_argument("--since", required=True, help="commit since which functions must have changed")
+    p.add_argument("--drawn", type=int, default=60, help="number of sampled mutants per crate")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument(
-        "--copy", type=Path, required=True, help="a folder for the copy of the tree, its build and the results"
+        "--copy", type=Path, required=True, help="directory for the copy of the tree, its build and the results"
     )
-    p.add_argument("--cargo", default="cargo", help="the command that builds")
-    p.add_argument("--tests", nargs="*", default=[], help="tests beside those of the libraries")
+    p.add_argument("--cargo", default="cargo", help="build command")
+    p.add_argument("--tests", nargs="*", default=[], help="integration tests in addition to the library tests")
     p.add_argument(
         "--tests-of",
         nargs="*",
         default=[],
         metavar="CRATE=OTHER",
-        help="OTHER's tests are run, too, for mutants of CRATE",
+        help="also run the tests of OTHER for mutants of CRATE",
     )
-    p.add_argument("--jobs", type=int, default=2, help="mutants at a time")
-    p.add_argument("--again", action="store_true", help="only those that survived the last time")
+    p.add_argument("--jobs", type=int, default=2, help="number of mutants tested in parallel")
+    p.add_argument("--again", action="store_true", help="test only the previous survivors")
     arguments = p.parse_args()
     copy = arguments.copy.resolve()
     changed, drawn_of, records = changed_lines(arguments.since), {}, {}

@@ -341,21 +341,25 @@ class Trial:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--fleet", type=Path, default=ROOT / "target/debug/examples/fleet", help="the helper binary")
+    p.add_argument("--fleet", type=Path, default=ROOT / "target/debug/examples/fleet", help="helper binary")
     p.add_argument("--kind", choices=["vllm", "sglang"], default="vllm")
-    p.add_argument("--server-python", default=sys.executable, help="Python of the servers' environment")
-    p.add_argument("--server-args", default="", help="further arguments of the servers")
+    p.add_argument("--server-python", default=sys.executable, help="Python interpreter of the servers")
+    p.add_argument("--server-args", default="", help="additional arguments of the servers")
     p.add_argument("--servers", type=int, default=1)
-    p.add_argument("--processes", type=int, default=2, help="ranks of the learner")
-    p.add_argument("--width", type=int, default=256, help="of the model's hidden states")
+    p.add_argument("--processes", type=int, default=2, help="number of learner ranks")
+    p.add_argument("--width", type=int, default=256, help="hidden size of the model")
     p.add_argument("--layers", type=int, default=6)
     p.add_argument("--in-flight", choices=["recompute", "keep"], nargs="*", default=["recompute", "keep"])
-    p.add_argument("--pushes", type=int, default=4, help="with replies in flight, of each way")
-    p.add_argument("--kills", type=int, default=2, help="pushes with a server killed in the middle")
-    p.add_argument("--learner-kills", type=int, default=2, help="pushes with the learner killed in the middle")
-    p.add_argument("--moment", type=float, default=0.15, help="longest time into a push at which somebody is killed")
-    p.add_argument("--bound", type=float, default=1e-3, help="nats between server and transformers")
-    p.add_argument("--seconds", type=float, default=300, help="longest wait for anything")
+    p.add_argument("--pushes", type=int, default=4, help="number of pushes during generation, per mode")
+    p.add_argument("--kills", type=int, default=2, help="number of pushes during which a server is killed")
+    p.add_argument("--learner-kills", type=int, default=2, help="number of pushes during which the learner is killed")
+    p.add_argument(
+        "--moment", type=float, default=0.15, help="maximum time from the start of a push to the kill, in seconds"
+    )
+    p.add_argument(
+        "--bound", type=float, default=1e-3, help="bound of the difference between server and transformers, in nats"
+    )
+    p.add_argument("--seconds", type=float, default=300, help="timeout of any wait, in seconds")
     options = p.parse_args()
     torch.set_num_threads(1)
     random.seed(1)

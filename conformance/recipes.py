@@ -70,8 +70,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", default=[], help=f"of {', '.join(RECIPES)}; all where none is given")
     parser.add_argument("--tasks", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=600, help="longest time for each")
-    parser.add_argument("--path", action="append", default=[], help="folders before those of PATH")
+    parser.add_argument("--seconds", type=float, default=600, help="timeout per recipe phase, in seconds")
+    parser.add_argument("--path", action="append", default=[], help="directories that precede those of PATH")
     parser.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.recipes if name not in RECIPES]:

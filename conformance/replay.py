@@ -483,10 +483,10 @@ def origin_after(binary, change):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("recordings", type=Path, nargs="?", help="a folder of recordings; without it, only kinds of our own")
-    p.add_argument("--only", default="", help="recordings and kinds whose names contain this")
+    p.add_argument("recordings", type=Path, nargs="?", help="directory of recordings; without it, only built-in cases")
+    p.add_argument("--only", default="", help="recordings and cases whose names contain this")
     p.add_argument(
-        "--scripted", type=Path, default=ROOT / "target/debug/examples/scripted", help="the gateway's example"
+        "--scripted", type=Path, default=ROOT / "target/debug/examples/scripted", help="binary of the gateway's example"
     )
     arguments = p.parse_args()
     if not arguments.scripted.is_file():

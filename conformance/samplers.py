@@ -255,14 +255,16 @@ def check_reply(models: dict, reply: dict, prompt: list[int], temperature: float
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--fleet", type=Path, default=Path("target/debug/examples/fleet"), help="the helper binary")
+    p.add_argument("--fleet", type=Path, default=Path("target/debug/examples/fleet"), help="helper binary")
     p.add_argument("--servers", type=int, default=1)
-    p.add_argument("--pushes", type=int, default=6, help="with replies in flight")
-    p.add_argument("--kills", type=int, default=2, help="pushes with a server killed in the middle")
-    p.add_argument("--bound", type=float, default=1e-3, help="nats between vLLM and transformers")
-    p.add_argument("--seconds", type=float, default=600, help="longest wait for anything")
+    p.add_argument("--pushes", type=int, default=6, help="number of pushes during generation")
+    p.add_argument("--kills", type=int, default=2, help="number of pushes during which a server is killed")
+    p.add_argument(
+        "--bound", type=float, default=1e-3, help="bound of the difference between vLLM and transformers, in nats"
+    )
+    p.add_argument("--seconds", type=float, default=600, help="timeout of any wait, in seconds")
     p.add_argument("--in-flight", choices=["recompute", "keep"], nargs="*", default=["recompute", "keep"])
-    p.add_argument("--vllm-args", default="", help="further arguments of the servers")
+    p.add_argument("--vllm-args", default="", help="additional arguments of the servers")
     options = p.parse_args()
     import torch
     from transformers import AutoModelForCausalLM

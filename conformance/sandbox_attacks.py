@@ -413,11 +413,11 @@ def attack(arguments) -> int:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="the binary")
-    p.add_argument("--python", help="interpreter of the runs [default: this one; /usr/bin/python3 for nobody]")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="levade binary")
+    p.add_argument("--python", help="interpreter for the programs [default: this one; /usr/bin/python3 for nobody]")
     p.add_argument("--only", default="", help="classes or titles with this text")
     p.add_argument("--as", dest="user", choices=["both", "root", "nobody", "self"], default="both")
-    p.add_argument("--more", nargs="*", default=[], help="further options of the service, such as --no-cgroup")
+    p.add_argument("--more", nargs="*", default=[], help="additional options of the service, such as --no-cgroup")
     arguments, options = p.parse_known_args()
     arguments.more += options
     if os.getuid() or arguments.user in ("root", "self"):

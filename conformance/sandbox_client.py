@@ -121,8 +121,8 @@ def verl(url: str) -> None:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="the binary")
-    p.add_argument("--protection", default="full", help="full or best-effort")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="levade binary")
+    p.add_argument("--protection", default="full", help="sandbox protection: full or best-effort")
     arguments = p.parse_args()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -128,9 +128,11 @@ class ServerClient:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--bound", type=float, default=1e-3, help="nats between vLLM and transformers")
-    p.add_argument("--seconds", type=float, default=600, help="longest wait for anything")
-    p.add_argument("--without", action="store_true", help="also start it with the flag and without the plugin")
+    p.add_argument(
+        "--bound", type=float, default=1e-3, help="bound of the difference between vLLM and transformers, in nats"
+    )
+    p.add_argument("--seconds", type=float, default=600, help="timeout of any wait, in seconds")
+    p.add_argument("--without", action="store_true", help="also start the server with the flag and without the plugin")
     options = p.parse_args()
     import torch
     from transformers import AutoModelForCausalLM

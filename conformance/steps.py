@@ -70,9 +70,9 @@ def accumulate(model: torch.nn.Module, step: Step) -> float:
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--run", type=Path, required=True, help="the folder of a run")
-    p.add_argument("--steps", type=int, default=10, help="so many from the first of the last phase")
-    p.add_argument("--checkpoint", type=Path, required=True, help="of the run, after so many steps")
+    p.add_argument("--run", type=Path, required=True, help="directory of a run")
+    p.add_argument("--steps", type=int, default=10, help="number of steps from the first of the last phase")
+    p.add_argument("--checkpoint", type=Path, required=True, help="checkpoint of the run after that many steps")
     arguments = p.parse_args()
     if arguments.model is None:
         sys.exit("--model is needed: the weights that drew the first step")

@@ -204,12 +204,12 @@ def recorded(jobs: dict[str, tuple], write: bool) -> list[str]:
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("paths", nargs="*", type=Path, help="templates, or folders of *.jinja")
-    p.add_argument("--snippets", type=Path, help="names and templates, in place of templates.json")
-    p.add_argument("--record", action="store_true", help="write what transformers prints for the snippets")
-    p.add_argument("--render", type=Path, default=ROOT / "target/release/examples/render", help="the helper binary")
+    p.add_argument("paths", nargs="*", type=Path, help="templates, or directories with *.jinja files")
+    p.add_argument("--snippets", type=Path, help="names and templates that replace templates.json")
+    p.add_argument("--record", action="store_true", help="store transformers' output for the snippets")
+    p.add_argument("--render", type=Path, default=ROOT / "target/release/examples/render", help="helper binary")
     p.add_argument("--only", default="", help="check only names that contain this")
-    p.add_argument("--verbose", action="store_true", help="print every difference, not two of a template")
+    p.add_argument("--verbose", action="store_true", help="print every difference instead of two per template")
     arguments = p.parse_args()
     os.environ["TZ"] = "UTC"
     snippets = {name: snippet["template"] for name, snippet in RECORD["snippets"].items()}

@@ -241,11 +241,11 @@ def check(binary: Path, directory: Path, max_steps: int) -> tuple[str | None, st
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--levade", type=Path, default=Path("target/release/levade"), help="the binary")
-    p.add_argument("--model", type=Path, required=True, help="folder of a tiny model that calls the calculator")
+    p.add_argument("--levade", type=Path, default=Path("target/release/levade"), help="levade binary")
+    p.add_argument("--model", type=Path, required=True, help="directory of a tiny model that calls the calculator")
     p.add_argument("--only", default="", metavar="NAME", help="recipes whose names contain this")
-    p.add_argument("--steps", type=int, default=3, help="steps of each phase that are checked")
-    p.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs in this folder, which must not exist")
+    p.add_argument("--steps", type=int, default=3, help="checked steps per phase")
+    p.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs in this directory, which must not exist")
     options = p.parse_args()
     binary, model = options.levade.resolve(strict=True), options.model.resolve(strict=True)
     chosen = {name: recipe for name, recipe in RECIPES.items() if options.only in name}

@@ -412,7 +412,7 @@ def run(report: Report, kind: Kind, model: str, directory: Path) -> None:
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--kind", default="", help="only the kind of group of this name, or those that contain it")
+    p.add_argument("--kind", default="", help="only kinds of groups whose names contain this")
     arguments = p.parse_args()
     torch.set_num_threads(1)
     report = Report()

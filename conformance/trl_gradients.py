@@ -103,11 +103,13 @@ def trl_gradient(step: Step, directory: Path, loss_type: str, clip: tuple[float,
 def main() -> None:
     p = parser(__doc__)
     p.add_argument(
-        "--run", type=Path, required=True, help="the folder of a run that ends with a phase of reinforcement"
+        "--run", type=Path, required=True, help="directory of a run whose last phase is reinforcement learning"
     )
-    p.add_argument("--step", type=int, default=0, help="of its last phase")
-    p.add_argument("--loss-type", default="dapo", help="TRL's name of how the recipe averages")
-    p.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.2), help="below and above 1, as in the recipe")
+    p.add_argument("--step", type=int, default=0, help="step of the last phase")
+    p.add_argument("--loss-type", default="dapo", help="TRL's loss type for the recipe's averaging")
+    p.add_argument(
+        "--clip", type=float, nargs=2, default=(0.2, 0.2), help="clip bounds below and above 1, as in the recipe"
+    )
     arguments = p.parse_args()
     if arguments.model is None:
         sys.exit("--model is needed: the weights that drew the step")
