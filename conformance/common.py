@@ -40,7 +40,7 @@ def parser(description: str) -> argparse.ArgumentParser:
         "--model",
         type=Path,
         default=variable("CONFORMANCE_MODEL"),
-        help="SmolLM2-135M-Instruct as a GGUF file or Hugging Face directory; without it, only models with random weights are checked (env LEVADE_CONFORMANCE_MODEL)",
+        help="SmolLM2-135M-Instruct as a GGUF file or directory; without it, only models with random weights are checked (env LEVADE_CONFORMANCE_MODEL)",
     )
     p.add_argument(
         "--levade",

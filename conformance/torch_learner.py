@@ -412,7 +412,7 @@ def run(report: Report, kind: Kind, model: str, directory: Path) -> None:
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--kind", default="", help="only kinds of groups whose names contain this")
+    p.add_argument("--kind", default="", help="kind of group with this name, or else all kinds whose names contain it")
     arguments = p.parse_args()
     torch.set_num_threads(1)
     report = Report()
