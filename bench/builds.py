@@ -30,7 +30,11 @@ def main() -> None:
         return {"do": "generate", "prompts": [ids(64) for _ in range(batch)], "new_tokens": 64}
 
     lines = []
-    for what, batch in [("training step, 512 tokens", None), ("replies, batch 1", 1), ("replies, batch 16", 16)]:
+    for what, batch in [
+        ("training step, 512 tokens", None),
+        ("completions, batch 1", 1),
+        ("completions, batch 16", 16),
+    ]:
         print(what)
         turn = 0
 

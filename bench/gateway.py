@@ -151,7 +151,9 @@ def compare_with_litellm(a: argparse.Namespace, directory: str) -> None:
         for program, _ in sides.values():
             program.stop()
     sampler = [one["p50_ms"] for one in alone]
-    print(f"{alone[0]['prompt_tokens']:.0f} tokens of prompt, {alone[0]['reply_tokens']:.1f} of reply; n = {a.rounds}")
+    print(
+        f"{alone[0]['prompt_tokens']:.0f} prompt tokens, {alone[0]['reply_tokens']:.1f} completion tokens; n = {a.rounds}"
+    )
     print(f"sampler alone: p50 {spread(sampler, 3)} ms")
     for (name, connections, stream), ones in sorted(found.items(), key=lambda item: item[0][1:]):
         kind = "streams" if stream else "whole"

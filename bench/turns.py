@@ -119,7 +119,7 @@ class Peer:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            sys.exit(f"{self.name or 'a peer'} stopped with code {self.process.wait()}; its last words are above")
+            sys.exit(f"{self.name or 'a peer'} stopped with code {self.process.wait()}; its last output is above")
         foreign = machine_seconds() - self._own_seconds() - before
         available = (time.perf_counter() - start) * (os.cpu_count() or 1)
         return json.loads(line) | {"foreign": max(foreign, 0.0) / available}
@@ -171,7 +171,7 @@ class Series:
         """Adds a round if nothing disturbed it."""
         worst = max(ours["foreign"], theirs["foreign"])
         clean = worst <= self.disturbance
-        mark = "" if clean else f"   dropped: others used {worst:.0%} of the processors"
+        mark = "" if clean else f"   dropped: other processes used {worst:.0%} of the processors"
         print(f"  {ours['seconds']:8.3f} s {theirs['seconds']:8.3f} s{mark}", flush=True)
         if clean:
             self.ours.append(ours["seconds"])

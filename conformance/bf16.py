@@ -57,7 +57,7 @@ def main() -> None:
                 }
                 worst = max(errors, key=lambda n: errors[n][0] / max(errors[n][1], 1e-6))
                 ratio = errors[worst][0] / errors[worst][1]
-                report.check(f"{name}: error, as a share of autocast's", ratio, 1.25, f"worst {worst}")
+                report.check(f"{name}: error, as a fraction of autocast's", ratio, 1.25, f"worst {worst}")
                 for n, pair in errors.items():
                     kinds.setdefault(re.sub(r"\d+", "*", n), []).append(pair)
             ratios = {k: math.hypot(*(e[0] for e in v)) / math.hypot(*(e[1] for e in v)) for k, v in kinds.items()}
@@ -65,7 +65,7 @@ def main() -> None:
             both = [errors for kind in kinds.values() for errors in kind]
             nearer = sum(mine < other for mine, other in both) / len(both)
             note = f"worst {worst}; {100 * nearer:.0f} % of the tensors are nearer"
-            report.check(f"{name}: by kind, as a share of autocast's", ratios[worst], 1.0, note)
+            report.check(f"{name}: by kind, as a fraction of autocast's", ratios[worst], 1.0, note)
     report.finish()
 
 

@@ -386,7 +386,7 @@ def check_run(directory):
         if sampled != outcome["sampled_tokens"] or any(len(tokens) != logprobs for *_, tokens, logprobs in segments):
             wrong.append(f"{sampled} sampled tokens in the tree, {outcome['sampled_tokens']} were drawn")
         if not len(segments) == len(turns) == outcome["turns"]:
-            wrong.append(f"{len(segments)} replies in the tree, {outcome['turns']} calls were answered")
+            wrong.append(f"{len(segments)} completions in the tree, but {outcome['turns']} completed calls")
         forks = program.get("forks", {})
         counts["attempts"] += 1
         counts["calls"] += outcome["turns"]

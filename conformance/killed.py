@@ -112,7 +112,7 @@ def main() -> None:
             plan.pop(0)
             survived += 1
         if survived == 0:
-            sys.exit(f"a whole run never came by {plan[0][0]}")
+            sys.exit(f"a complete run never reached {plan[0][0]}")
         if train(killed, resume=True) != 0:
             sys.exit(f"the last resumption failed; see {killed}.log")
         if arguments.ahead:

@@ -140,7 +140,7 @@ def cluster(arguments: argparse.Namespace, directory: Path, mark: str):
             return
     for program in there.needs:
         if shutil.which(program) is None:
-            sys.exit(f"{program} is not there; README.md says what to install")
+            sys.exit(f"{program} is missing; README.md lists what to install")
     try:
         there.start()
         yield there
@@ -153,7 +153,7 @@ def disturb(report: Report, run: Launched, name: str, kill) -> None:
     before = run.steps()
     kill()
     took = run.reaches(max(before, run.steps()) + 1, RECOVERY)
-    report.expect(f"{name}: the run goes on", True, f"at step {before}; a step more {took:.0f} s later")
+    report.expect(f"{name}: the run continues", True, f"at step {before}; next step {took:.0f} s later")
 
 
 def compare(report: Report, calm: Path, run: Path) -> None:

@@ -164,7 +164,7 @@ class Trial:
         self.fleet.tell(do="learn", paths=paths, rate=2e-3)
         trained = self.fleet.hear(self.options.seconds, learnt=None)
         if trained["learnt"] is None:
-            self.report.expect("a step is learnt", False, trained["error"])
+            self.report.expect("a training step succeeds", False, trained["error"])
 
     def publish(self) -> int:
         """Starts a publication."""
@@ -210,9 +210,11 @@ class Trial:
             complete = reply.get("finish") == "length" and len(drawn) == tokens and not stopped
             good = complete or (reply.get("finish") == "stop_id" and stopped == [len(drawn) - 1])
             passed = sum(token in ENDS for token in drawn)
-            what = f"a reply ends at one of {len(stops)} tokens"
+            what = f"a completion ends at one of {len(stops)} tokens"
             self.report.expect(what, good, f"{len(drawn)} tokens, {passed} the model's ends {reply.get('error', '')}")
-            self.report.check(f"{what}: its numbers", check_reply(self.models, reply, asked, 1.0), self.options.bound)
+            self.report.check(
+                f"{what}: log-probabilities", check_reply(self.models, reply, asked, 1.0), self.options.bound
+            )
 
     def pushes(self, in_flight: str) -> None:
         """Pushes weights during generation."""
@@ -245,7 +247,7 @@ class Trial:
         self.report.expect(
             f"all came over the group ({in_flight})", (sent, missed) == (wanted, 0), f"{sent} sent, {missed} not"
         )
-        self.report.expect(f"replies across a push ({in_flight})", crossed > 0, f"{crossed} replies")
+        self.report.expect(f"completions across a push ({in_flight})", crossed > 0, f"{crossed} completions")
         self.stop()
 
     def sending(self, opened: int) -> None:

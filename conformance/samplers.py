@@ -336,7 +336,7 @@ def main() -> None:
                 bound = options.bound if in_flight == "recompute" else 9.0
                 report(f"a push in the middle ({in_flight})", worst < bound, f"{spans[-1]}, {worst:.1e} nats {adopted}")
             crossed = sum(len(runs) > 1 for runs in spans)
-            report(f"replies across a push ({in_flight})", crossed > 0, f"{crossed} of {len(spans)}")
+            report(f"completions across a push ({in_flight})", crossed > 0, f"{crossed} of {len(spans)}")
             half = root / "half"
             shutil.copytree(root / "v0", half)
             weights = half / "model.safetensors"

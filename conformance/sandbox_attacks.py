@@ -349,7 +349,7 @@ def service_attacks(service: Service):
         "total_timeout": 20,
     }
     status, content = service.ask("POST", "/run_jupyter", json.dumps(sessions), good)
-    yield "a thread that goes on ends with its session", status != 200 and content
+    yield "a running thread ends with its session", status != 200 and content
     shrinks = (
         "import resource, sys\nopen('out', 'wb').write(bytes(1 << 20))\nfor kind in range(16):\n"
         "    try: resource.prlimit(1, kind, (0, 0))\n    except OSError: pass\nsys.exit(3)"

@@ -90,7 +90,9 @@ def notebooks() -> None:
     expect("streams", done.cells[2].stdout == "123\n" and done.cells[3].stderr == "e", done.cells)
     error = done.cells[4].error[0]
     expect(
-        "an exception, after which cells go on", (error["ename"], error["evalue"]) == ("RuntimeError", "error"), error
+        "an exception, after which further cells run",
+        (error["ename"], error["evalue"]) == ("RuntimeError", "error"),
+        error,
     )
     content = base64.b64encode(b"x").decode()
     files = cells("open('b', 'w').write(open('a').read())", files={"a": content}, fetch_files=["b"])

@@ -155,7 +155,7 @@ def main() -> None:
         plain = Vllm(served, root / "plain.log", flag)
         plain.process.wait(timeout=options.seconds)
         why = "Sleep mode is not supported on current platform." in (root / "plain.log").read_text()
-        report.expect("on processors it says why it does not start", why, f"exit code {plain.process.returncode}")
+        report.expect("on CPUs, the server reports why it does not start", why, f"exit code {plain.process.returncode}")
     server = Vllm(served, root / "vllm.log", flag, variables={"PYTHONPATH": str(root / "plugin")})
     try:
         print(f"vLLM answers after {server.wait(options.seconds):.0f} s", flush=True)
@@ -169,7 +169,9 @@ def main() -> None:
             report.expect(what, worst < options.bound, f"{worst:.1e} nats at most over {len(tokens)} tokens")
 
         config = asked.good("GET", "/server_info?config_format=json")["vllm_config"]["model_config"]
-        report.expect("the flag is told", config.get("enable_sleep_mode") is True, str(config.get("enable_sleep_mode")))
+        report.expect(
+            "the server reports the flag", config.get("enable_sleep_mode") is True, str(config.get("enable_sleep_mode"))
+        )
         check("before any sleep", 0, "a")
         for round_, version in enumerate([1, 2, 1]):
             asked.sleep()
@@ -205,9 +207,7 @@ def main() -> None:
         server.kill()
         server.start()
         server.wait(options.seconds)
-        report.expect(
-            "one that was started again is told by its label", asked.label() != "levade-asleep", asked.label()
-        )
+        report.expect("a restarted server is recognized by its label", asked.label() != "levade-asleep", asked.label())
         check("and draws from what it was started with", 0, "v")
     finally:
         server.kill()

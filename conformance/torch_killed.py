@@ -198,9 +198,11 @@ def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=For
         report.expect(f"{what}: the group ends", code not in (0, None), f"code {code} after {seconds:.0f} s")
         if rank:
             report.expect(f"{what}: the log names it", f"dead or stopped: rank {rank}" in log)
-            report.expect(f"{what}: the client is told", f"rank {rank}" in results[0], results[0][:140])
+            report.expect(f"{what}: the client gets the reason", f"rank {rank}" in results[0], results[0][:140])
         else:
-            report.expect(f"{what}: the client is told", bool(results) and "sums" not in results[0], results[0][:140])
+            report.expect(
+                f"{what}: the client gets the reason", bool(results) and "sums" not in results[0], results[0][:140]
+            )
 
 
 def other_sizes(report: Report, run: Run) -> None:
