@@ -159,7 +159,9 @@ def disturb(report: Report, run: Launched, name: str, kill) -> None:
 def compare(report: Report, calm: Path, run: Path) -> None:
     """Compares every checkpoint and the store."""
     names = [sorted(path.name for path in (directory / "checkpoints").glob("step-*")) for directory in (calm, run)]
-    report.expect("checkpoints of the same steps", names[0] == names[1], f"{len(names[1])} of {len(names[0])}")
+    report.expect(
+        "both runs have checkpoints of the same steps", names[0] == names[1], f"{len(names[1])} of {len(names[0])}"
+    )
     files = [path for name in names[0] for path in (calm / "checkpoints" / name).glob("*.safetensors")]
     other = [run / path.relative_to(calm) for path in files]
     equal = [
@@ -168,9 +170,9 @@ def compare(report: Report, calm: Path, run: Path) -> None:
     report.expect("weights and moments, bit for bit", all(equal) and files != [], f"{sum(equal)} of {len(equal)} files")
     try:
         killed.compare(calm, run)
-        report.expect("the record", True)
+        report.expect("the store", True)
     except SystemExit as why:
-        report.expect("the record", False, str(why))
+        report.expect("the store", False, str(why))
 
 
 def check_logs(report: Report, run: Path, further: tuple[str, ...]) -> None:
@@ -218,7 +220,7 @@ def launched(arguments: argparse.Namespace, report: Report, directory: Path) -> 
             took = wait("the run's processes to end", lambda: not run.own(), 60)
             report.expect(f"{arguments.on}: its processes end", True, f"{took:.0f} s later")
         except (RuntimeError, TimeoutError, subprocess.TimeoutExpired) as why:
-            report.expect(f"{arguments.on}: all goes as it should", False, str(why))
+            report.expect(f"{arguments.on}: no unexpected error", False, str(why))
         finally:
             if run.process.poll() is None:
                 run.process.kill()
@@ -232,7 +234,7 @@ def launched(arguments: argparse.Namespace, report: Report, directory: Path) -> 
     deadline = time.monotonic() + 15
     while (left := left_of(mark, directory)) and time.monotonic() < deadline:
         time.sleep(0.5)
-    report.expect("nothing is left running", not left, "; ".join(one.command[:60] for one in left))
+    report.expect("no process remains", not left, "; ".join(one.command[:60] for one in left))
     for one in left:
         one.kill()
 
@@ -251,7 +253,7 @@ def manifests(arguments: argparse.Namespace, report: Report, directory: Path) ->
             done = subprocess.run([arguments.validate, "--strict", path], capture_output=True, text=True)
             said_so = done.stdout + done.stderr
             if wrong:
-                report.expect(f"a {kind} with {wrong} is refused", done.returncode != 0 and wrong in said_so)
+                report.expect(f"a {kind} with {wrong} is rejected", done.returncode != 0 and wrong in said_so)
             else:
                 report.expect(f"the {kind} is valid", done.returncode == 0, said_so.strip()[-60:])
 

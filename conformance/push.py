@@ -144,7 +144,7 @@ class Trial:
         )
         for _ in self.servers:
             looked = self.fleet.hear(seconds, looked=None)
-            self.report.expect("a server is recognised", "what" in looked, json.dumps(looked)[:200])
+            self.report.expect("a server is recognized", "what" in looked, json.dumps(looked)[:200])
 
     def stop(self) -> None:
         """Stops the fleet and the learner."""
@@ -195,7 +195,9 @@ class Trial:
         runs = [(run["version"], run["len"]) for run in reply.get("versions", [])]
         complete = len(reply.get("tokens", [])) == tokens
         worst = check_reply(self.models, reply, asked, 1.0) if complete else 9.0
-        self.report.check(f"{what}: numbers of a reply", worst, bound, f"{runs} {reply.get('error', '')}")
+        self.report.check(
+            f"{what}: log-probabilities of a completion", worst, bound, f"{runs} {reply.get('error', '')}"
+        )
         return runs
 
     def ends(self) -> None:
@@ -222,7 +224,7 @@ class Trial:
         self.start(in_flight)
         version = self.publish()
         adopted = self.fleet.hear(seconds, adopted=version)
-        self.report.expect(f"weights are adopted ({in_flight})", adopted["error"] is None, json.dumps(adopted))
+        self.report.expect(f"weights are updated ({in_flight})", adopted["error"] is None, json.dumps(adopted))
         self.remember(version)
         self.ends()
         crossed = 0
@@ -235,17 +237,25 @@ class Trial:
             took = time.monotonic() - started
             self.remember(version)
             what = f"push {version} ({in_flight})"
-            self.report.expect(f"{what} is adopted", adopted["error"] is None, f"{took:.1f} s {json.dumps(adopted)}")
+            self.report.expect(
+                f"{what}: weights are updated", adopted["error"] is None, f"{took:.1f} s {json.dumps(adopted)}"
+            )
             # Cached keys and values come from the old weights, so log-probabilities under the new weights differ from
             # transformers.
             bound = self.options.bound if in_flight == "recompute" else 9.0
             crossed += sum(len(self.check(what, *one, 400, bound)) > 1 for one in asked)
             runs = self.check(f"{what}, afterwards", *self.ask(20, version), 20, self.options.bound)
-            self.report.expect(f"{what} draws what comes next", [run[0] for run in runs] == [version], str(runs))
+            self.report.expect(
+                f"{what}: later tokens are sampled with the new weights",
+                [run[0] for run in runs] == [version],
+                str(runs),
+            )
         sent, missed = adopted["pushes"]
         wanted = (1 + self.options.pushes) * len(self.servers)
         self.report.expect(
-            f"all came over the group ({in_flight})", (sent, missed) == (wanted, 0), f"{sent} sent, {missed} not"
+            f"all weights came over the group ({in_flight})",
+            (sent, missed) == (wanted, 0),
+            f"{sent} sent, {missed} not",
         )
         self.report.expect(f"completions across a push ({in_flight})", crossed > 0, f"{crossed} completions")
         self.stop()
@@ -275,7 +285,7 @@ class Trial:
             with urllib.request.urlopen(server.url + route, timeout=60) as answer:
                 labels.append(json.load(answer)["weight_version"])
         pure = all(label.startswith(f"levade-{self.version}-") for label in labels)
-        self.report.expect(f"{what}: no fleet is mixed", pure, f"{labels} {[m['health'] for m in members]}")
+        self.report.expect(f"{what}: no fleet has mixed versions", pure, f"{labels} {[m['health'] for m in members]}")
 
     def kills_of_servers(self) -> None:
         """Kills a server during a push."""
@@ -297,11 +307,15 @@ class Trial:
             adopted = self.fleet.hear(self.options.seconds, adopted=version)
             self.remember(version)
             took = time.monotonic() - started
-            self.report.expect(f"{what} is survived", adopted["error"] is None, f"{took:.1f} s {json.dumps(adopted)}")
+            self.report.expect(
+                f"{what}: the run continues", adopted["error"] is None, f"{took:.1f} s {json.dumps(adopted)}"
+            )
             self.check(what, *asked, 200, self.options.bound)
             self.settle(what)
             runs = self.check(f"{what}, afterwards", *self.ask(20, version), 20, self.options.bound)
-            self.report.expect(f"{what}: the newest draw", [run[0] for run in runs] == [version], str(runs))
+            self.report.expect(
+                f"{what}: completions come from the newest weights", [run[0] for run in runs] == [version], str(runs)
+            )
         self.stop()
 
     def kills_of_learners(self) -> None:
@@ -327,7 +341,9 @@ class Trial:
             self.check(what, *asked, 200, self.options.bound)
             self.settle(what)
             runs = self.check(f"{what}, afterwards", *self.ask(20, version), 20, self.options.bound)
-            self.report.expect(f"{what}: the newest draw", [run[0] for run in runs] == [version], str(runs))
+            self.report.expect(
+                f"{what}: completions come from the newest weights", [run[0] for run in runs] == [version], str(runs)
+            )
             self.stop()
         if self.options.learner_kills:
             self.start("recompute")
@@ -336,8 +352,8 @@ class Trial:
             self.remember(version)
             good = adopted["error"] is None and adopted["pushes"] == [len(self.servers), 0]
             self.report.expect("the next learner's weights come over the group", good, json.dumps(adopted))
-            self.check("the next learner", *self.ask(20, version), 20, self.options.bound)
-            self.settle("the next learner")
+            self.check("with the next learner", *self.ask(20, version), 20, self.options.bound)
+            self.settle("with the next learner")
             self.stop()
 
 

@@ -300,11 +300,11 @@ def main() -> None:
             fleet = Fleet(options.fleet, servers, in_flight, probe, options.seconds)
             for _ in servers:
                 looked = fleet.hear(options.seconds, looked=None)
-                report("a server is recognised", "what" in looked, json.dumps(looked))
+                report("a server is recognized", "what" in looked, json.dumps(looked))
             version += 1
             fleet.adopt(version, root / f"v{version}")
             adopted = fleet.hear(options.seconds, adopted=version)
-            report("weights are adopted", adopted["error"] is None, json.dumps(adopted))
+            report("weights are updated", adopted["error"] is None, json.dumps(adopted))
             for number, temperature in enumerate([1.0, 0.7, 1.4]):
                 asked = prompt()
                 fleet.sample(number, asked, max_tokens=60, temperature=temperature, top_logprobs=2)
@@ -334,7 +334,9 @@ def main() -> None:
                 # Cached keys and values come from the old weights, so log-probabilities under the new weights differ
                 # from transformers.
                 bound = options.bound if in_flight == "recompute" else 9.0
-                report(f"a push in the middle ({in_flight})", worst < bound, f"{spans[-1]}, {worst:.1e} nats {adopted}")
+                report(
+                    f"a push during generation ({in_flight})", worst < bound, f"{spans[-1]}, {worst:.1e} nats {adopted}"
+                )
             crossed = sum(len(runs) > 1 for runs in spans)
             report(f"completions across a push ({in_flight})", crossed > 0, f"{crossed} of {len(spans)}")
             half = root / "half"
@@ -344,11 +346,11 @@ def main() -> None:
             fleet.adopt(999, half)
             refused = fleet.hear(options.seconds, adopted=999)["error"]
             shutil.rmtree(half)
-            report("half a folder is refused", bool(refused), str(refused)[-160:])
+            report("an incomplete directory is rejected", bool(refused), str(refused)[-160:])
             fleet.sample(91, asked, max_tokens=4, temperature=1.0)
             reply = fleet.hear(options.seconds, reply=91)
             report(
-                "and the server draws as before",
+                "the server then samples as before",
                 reply.get("versions", [{}])[0].get("version") == version,
                 str(reply.get("error")),
             )
@@ -383,7 +385,9 @@ def main() -> None:
             fleet.sample(number + 50, asked, version, max_tokens=20, temperature=1.0)
             reply = fleet.hear(options.seconds, reply=number + 50)
             worst = check_reply(models, reply, asked, 1.0) if "tokens" in reply else 9.0
-            report("and their numbers", worst < options.bound, f"{worst:.1e} nats {reply.get('error', '')}")
+            report(
+                "log-probabilities of all servers", worst < options.bound, f"{worst:.1e} nats {reply.get('error', '')}"
+            )
         fleet.close()
     finally:
         for server in servers:

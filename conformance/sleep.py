@@ -177,9 +177,9 @@ def main() -> None:
             asked.sleep()
             if round_ == 1:
                 asked.sleep()
-            report.expect("its label in its sleep", asked.label() == "levade-asleep", asked.label())
+            report.expect("the label while asleep", asked.label() == "levade-asleep", asked.label())
             asleep = asked.good("GET", "/is_sleeping")["is_sleeping"]
-            report.expect("it tells that it sleeps", asleep is True, str(asleep))
+            report.expect("the server reports that it sleeps", asleep is True, str(asleep))
             late = []
 
             def draws(late=late) -> None:
@@ -188,13 +188,13 @@ def main() -> None:
             waiting = threading.Thread(target=draws, daemon=True)
             waiting.start()
             waiting.join(5)
-            report.expect("a request hangs meanwhile", not late, f"{len(late)} answers")
+            report.expect("a request waits while the server sleeps", not late, f"{len(late)} answers")
             asked.wake(root / f"v{version}", f"v{version}")
-            report.expect("its label afterwards", asked.label() == f"v{version}", asked.label())
+            report.expect("the label after waking", asked.label() == f"v{version}", asked.label())
             asleep = asked.good("GET", "/is_sleeping")["is_sleeping"]
-            report.expect("it is awake", asleep is False, str(asleep))
+            report.expect("the server is awake", asleep is False, str(asleep))
             waiting.join(options.seconds)
-            report.expect("and the request is answered", len(late) == 1, f"{len(late)} answers")
+            report.expect("the waiting request gets its response", len(late) == 1, f"{len(late)} answers")
             check(f"weights {version} after sleep {round_ + 1}", version, f"s{round_}")
         # Waking a part that is awake changes nothing.
         asked.good("POST", "/wake_up?tags=weights")

@@ -89,7 +89,7 @@ def first_group(report: Report, run: Run) -> dict[str, int]:
     with run.group() as group:
         cut = run.cut(group, 0)
         report.expect(
-            "a cut is the same when it is asked for again",
+            "a repeated plan request returns the same micro-batch plan",
             cut == run.cut(group, 0),
             f"{len(cut['micro_batches'])} micro-batches",
         )
@@ -99,14 +99,15 @@ def first_group(report: Report, run: Run) -> dict[str, int]:
         second = run.save(group, "second")
         again = run.train(group, 1, "call-1")
         report.expect(
-            "a call that comes again is answered, and not done", again == answer and run.save(group, "second") == second
+            "a repeated call gets the response, and does not run again",
+            again == answer and run.save(group, "second") == second,
         )
         run.load(group, "first")
-        report.expect("loading gives back every bit", run.save(group, "loaded") == run.save(group, "first"))
+        report.expect("loading restores every bit", run.save(group, "loaded") == run.save(group, "first"))
         report.expect("replay gives the same sums", run.train(group, 1) == answer)
         report.expect("replay gives the same bits", run.save(group, "replayed") == second)
         invalid_requests(report, run, group)
-        report.expect("nonsense has changed nothing", run.save(group, "after") == second)
+        report.expect("invalid requests changed nothing", run.save(group, "after") == second)
         publications(report, run, group)
     return second
 
@@ -148,17 +149,17 @@ def invalid_requests(report: Report, run: Run, group: Group) -> None:
         except Refused as refused:
             report.expect(what, refused.status == status and reason in refused.message, refused.message[:110])
     status, _ = group.request("GET", "/v1/describe", authorization="Bearer wrong")
-    report.expect("another token", status == 401)
-    report.expect("health needs none", group.request("GET", "/health", authorization="")[0] == 200)
+    report.expect("a wrong token is rejected", status == 401)
+    report.expect("health needs no token", group.request("GET", "/health", authorization="")[0] == 200)
     status, _ = group.request("POST", "/v1/learners/policy/logprobs", b"nonsense", **{"x-levade-call": "odd"})
-    report.expect("a body that is no safetensors", status == 400)
+    report.expect("a body that is not a safetensors file is rejected", status == 400)
 
 
 def publications(report: Report, run: Run, group: Group) -> None:
     """Publishes three versions, of which two stay. transformers loads the last one."""
     found = [group.call("policy", "publish", {"version": version})[0]["weights"] for version in (1, 2, 3)]
     directory = Path(found[-1]["at"]["manifest"]["place"]["local"])
-    report.expect("two publications stay", sorted(p.name for p in directory.parent.iterdir()) == ["v2", "v3"])
+    report.expect("two publications stay on disk", sorted(p.name for p in directory.parent.iterdir()) == ["v2", "v3"])
     saved, published = load_file(run.root / "after" / "model.safetensors"), load_file(directory / "model.safetensors")
     report.check("published weights", distance(published, saved), 0.0)
     report.expect("the published version is described", group.get("/v1/describe")["learners"]["policy"]["version"] == 3)
@@ -197,7 +198,7 @@ def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=For
         log = group.log.read_text()
         report.expect(f"{what}: the group ends", code not in (0, None), f"code {code} after {seconds:.0f} s")
         if rank:
-            report.expect(f"{what}: the log names it", f"dead or stopped: rank {rank}" in log)
+            report.expect(f"{what}: the log names the rank", f"dead or stopped: rank {rank}" in log)
             report.expect(f"{what}: the client gets the reason", f"rank {rank}" in results[0], results[0][:140])
         else:
             report.expect(
@@ -239,7 +240,7 @@ def refused_starts(report: Report, run: Run) -> None:
     for what, options, reason in cases:
         group = run.group(1, **options)
         code = group.processes.wait(300)
-        report.expect(f"{what}: does not start", code not in (0, None) and reason in group.log.read_text())
+        report.expect(f"{what}: the group does not start", code not in (0, None) and reason in group.log.read_text())
     taken.close()
 
 
@@ -264,7 +265,7 @@ def main() -> None:
         with run.group() as group:
             run.load(group, "first")
             run.train(group, 1)
-            report.expect("after all this a new group gives the same bits", run.save(group, "resumed") == second)
+            report.expect("a new group afterwards gives the same bits", run.save(group, "resumed") == second)
     report.finish()
 
 

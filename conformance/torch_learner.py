@@ -308,7 +308,7 @@ class Check:
         self.report.check(f"{self.name}: {what}: loss", error, self.bound, f"{total:.6f}")
         size = norm(wanted.values())
         self.report.check(f"{self.name}: {what}: gradient", distance(found, wanted), self.bound, f"norm {size:.4f}")
-        self.report.check(f"{self.name}: {what}: its norm", abs(step["step"]["grad_norm"] / size - 1), self.bound)
+        self.report.check(f"{self.name}: {what}: gradient norm", abs(step["step"]["grad_norm"] / size - 1), self.bound)
 
     def steps(self, learner: str, what: str, loss: dict) -> None:
         """Compares five updates with the group's micro-batch plans. Every other step is clipped to half its norm."""
@@ -366,7 +366,7 @@ def adapter(check: Check, made: Path, batch: list[dict]) -> None:
     group.call("policy", "load", {"folder": str(check.saved), "with_optimiser": True})
     check.predictions(batch)
     weights = group.call("policy", "publish", {"version": 1})[0]["weights"]["at"]["manifest"]
-    check.report.expect(f"{check.name}: is published as an adapter", "adapter" in weights["content"])
+    check.report.expect(f"{check.name}: publishes an adapter", "adapter" in weights["content"])
 
 
 def stacked(theirs: dict, ours: dict) -> dict:

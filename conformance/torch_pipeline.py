@@ -58,7 +58,7 @@ def checkpoints(report: Report, run: Run) -> None:
         answer = run.train(group, 1)
         second = run.save(group, "second")
         run.load(group, "first")
-        report.expect("loading gives back every bit", run.save(group, "loaded") == crcs_of(run.root / "first"))
+        report.expect("loading restores every bit", run.save(group, "loaded") == crcs_of(run.root / "first"))
         report.expect("the same update again: sums", run.train(group, 1) == answer)
         report.expect("the same update again: bits", run.save(group, "again") == second)
         empty_update(report, run, group)
@@ -86,7 +86,9 @@ def empty_update(report: Report, run: Run, group: Group) -> None:
     """Runs an update without sequences."""
     control = {"loss": GRPO, "params": OPTIM, "cut": {"world_size": 1, "micro_batches": []}}
     answer, _ = group.call("policy", "train", control, path_arrays([]))
-    report.expect("an update without paths", answer["sums"] == [] and answer["step"]["grad_norm"] == 0.0, str(answer))
+    report.expect(
+        "an update without sequences", answer["sums"] == [] and answer["step"]["grad_norm"] == 0.0, str(answer)
+    )
 
 
 def adapters(report: Report, run: Run) -> None:
@@ -96,7 +98,7 @@ def adapters(report: Report, run: Run) -> None:
         with run.group(stages, pp=stages, lora_rank=4) as group:
             found.append(run.save(group, f"adapter of {stages}"))
     del found[0]["adapter_config.json"], found[1]["adapter_config.json"]
-    report.expect("an adapter starts alike in stages", found[0] == found[1], ", ".join(found[0]))
+    report.expect("an adapter has equal initial values in stages", found[0] == found[1], ", ".join(found[0]))
 
 
 def check_tied_ends(report: Report, run: Run, group: Group) -> None:
@@ -117,7 +119,7 @@ def check_tied_ends(report: Report, run: Run, group: Group) -> None:
     updated = logprobs()
     run.load(group, "ends")
     report.expect(
-        "tied ends are equal after updates, to the bit", (logprobs() == updated).all(), f"{len(updated)} targets"
+        "tied weights are bit-identical after updates", (logprobs() == updated).all(), f"{len(updated)} targets"
     )
 
 
@@ -169,9 +171,9 @@ def check_push(report: Report, run: Run, group: Group) -> None:
     found = ours.recv() if ours.poll(SECONDS) else {}
     server.join(SECONDS)
     wanted = load_file(run.root / "published" / "model.safetensors")
-    report.expect("a push has the tensors of all stages", found.keys() == wanted.keys(), f"{sent['tensors']} tensors")
+    report.expect("a push sends the tensors of all stages", found.keys() == wanted.keys(), f"{sent['tensors']} tensors")
     same = all(found.get(name) == tensor.numpy().tobytes() for name, tensor in wanted.items())
-    report.expect("a push has their bits", same, f"{sent['bytes']} bytes")
+    report.expect("a push sends their bits", same, f"{sent['bytes']} bytes")
 
 
 def refused_starts(report: Report, run: Run) -> None:
@@ -188,7 +190,7 @@ def refused_starts(report: Report, run: Run) -> None:
         code = group.processes.wait(300)
         group.stop()
         said = reason in group.log.read_text()
-        report.expect(f"{what}: does not start", code not in (0, None) and said, f"code {code}")
+        report.expect(f"{what}: the group does not start", code not in (0, None) and said, f"code {code}")
 
 
 def main() -> None:
