@@ -90,7 +90,7 @@ class Real:
         """Returns the mean of a metric over steps."""
         return statistics.mean(step[metric] for step in self.steps)
 
-    def told(self) -> list[str]:
+    def simulator_options(self) -> list[str]:
         """Returns the options that describe the attempts to the simulator."""
         attempts = self.setting["groups"] * self.setting["group_size"]
         mean = statistics.mean(self.tokens)
@@ -98,7 +98,7 @@ class Real:
         first = self.mean("prompt_length/mean")
         whole = self.mean("perf/total_num_tokens") / attempts
         prompt = first + self.setting["group_size"] * max(whole - first - mean, 0)
-        told = {
+        values = {
             "prompt": round(prompt),
             "reply": round(mean),
             "turns": max(round(self.mean("num_turns/mean")), 1),
@@ -106,7 +106,7 @@ class Real:
             "spread": statistics.pstdev(self.tokens) / mean,
             "tool": self.setting.get("tool", 0.0),
         }
-        return [str(part) for key, value in told.items() for part in (f"--{key}", value)]
+        return [str(part) for key, value in values.items() for part in (f"--{key}", value)]
 
 
 def main() -> None:
@@ -144,10 +144,10 @@ def main() -> None:
                 "--service",
                 Path(directory) / "service.json",
             ]
-            said = subprocess.run([*command, *one.told()], capture_output=True, text=True, check=False)
-            line = next((line for line in said.stdout.splitlines() if line.split()[:2] == ["1", "1"]), None)
+            output = subprocess.run([*command, *one.simulator_options()], capture_output=True, text=True, check=False)
+            line = next((line for line in output.stdout.splitlines() if line.split()[:2] == ["1", "1"]), None)
             if line is None:
-                raise SystemExit(f"no plan:\n{said.stdout}{said.stderr}")
+                raise SystemExit(f"no plan:\n{output.stdout}{output.stderr}")
             simulated, real = float(line.split()[3]), one.mean("timing_s/step")
             print(
                 f"{one.name}: a step of {statistics.mean(one.tokens):.0f} tokens in {one.mean('num_turns/mean'):.1f} replies took "

@@ -236,12 +236,12 @@ def with_programs(environments, name, directory):
         (directory / "node_modules").symlink_to(environments / name / "node_modules")
 
 
-def small_model(directory, beside):
-    """Creates a model of random weights that reads long prompts, with the tokenizer and chat template of `beside`."""
+def small_model(directory, source):
+    """Creates a model of random weights that reads long prompts, with the tokenizer and chat template of `source`."""
     directory.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(beside / name, directory)
-    config = json.loads((beside / "config.json").read_text())
+        shutil.copy(source / name, directory)
+    config = json.loads((source / "config.json").read_text())
     hidden, heads, inner = 64, 2, 128
     shape = {"hidden_size": hidden, "num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": heads}
     shape |= {"head_dim": hidden // heads, "intermediate_size": inner, "max_position_embeddings": 1 << 17}

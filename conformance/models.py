@@ -163,7 +163,7 @@ GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 16
 
 
 def make(case: Case, directory: Path) -> Path:
-    """Writes the model to `folder / name`."""
+    """Writes the model to `directory / name`."""
     config_class, model_class, extra = FAMILIES[case.family]
     grouped = {} if "num_key_value_heads" in case.shape else GROUPED
     config = config_class(**(BASE | grouped | extra | case.shape))

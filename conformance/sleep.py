@@ -81,7 +81,7 @@ class ServerClient:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
-    def good(self, method: str, path: str, body: dict | None = None):
+    def call(self, method: str, path: str, body: dict | None = None):
         """Returns the response of a call that must succeed."""
         status, answer = self.ask(method, path, body)
         assert status == 200, f"{path} answers {status}: {answer}"
@@ -89,29 +89,29 @@ class ServerClient:
 
     def label(self) -> str:
         """Returns the label of the server's weights."""
-        return self.good("GET", "/weight_info")["weight_version"]
+        return self.call("GET", "/weight_info")["weight_version"]
 
     def sleep(self) -> None:
         """Puts the server to sleep, as `crates/remote/src/server/vllm.rs` does."""
-        self.good("POST", "/pause?mode=abort")
-        self.good("POST", "/sleep?level=2&mode=abort")
-        self.good("POST", "/update_weight_version", {"new_version": "levade-asleep"})
+        self.call("POST", "/pause?mode=abort")
+        self.call("POST", "/sleep?level=2&mode=abort")
+        self.call("POST", "/update_weight_version", {"new_version": "levade-asleep"})
 
     def read(self, directory: Path | None, label: str) -> None:
         """Loads the weights of a directory, or the initial weights."""
-        call = {"weights_path": str(directory or self.good("GET", "/v1/models")["data"][0]["root"])}
-        self.good("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": call, "timeout": self.seconds})
-        self.good("POST", "/reset_prefix_cache")
-        self.good("POST", "/update_weight_version", {"new_version": label})
+        call = {"weights_path": str(directory or self.call("GET", "/v1/models")["data"][0]["root"])}
+        self.call("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": call, "timeout": self.seconds})
+        self.call("POST", "/reset_prefix_cache")
+        self.call("POST", "/update_weight_version", {"new_version": label})
 
     def wake(self, directory: Path | None, label: str) -> None:
         """Wakes the server, as `crates/remote/src/server/vllm.rs` does."""
-        self.good("POST", "/wake_up?tags=weights")
+        self.call("POST", "/wake_up?tags=weights")
         self.read(directory, label)
-        self.good("POST", "/wake_up?tags=kv_cache")
-        self.good("POST", "/resume")
+        self.call("POST", "/wake_up?tags=kv_cache")
+        self.call("POST", "/resume")
 
-    def drawn(self, prompt: list[int], salt: str) -> tuple[list[int], list[float]]:
+    def sample(self, prompt: list[int], salt: str) -> tuple[list[int], list[float]]:
         """Samples a completion of twelve tokens."""
         params = {
             "max_tokens": 12,
@@ -122,7 +122,7 @@ class ServerClient:
             "ignore_eos": True,
         }
         body = {"model": "m", "token_ids": prompt, "cache_salt": salt, "sampling_params": params}
-        choice = self.good("POST", "/inference/v1/generate", body)["choices"][0]
+        choice = self.call("POST", "/inference/v1/generate", body)["choices"][0]
         return choice["token_ids"], [one["logprob"] for one in choice["logprobs"]["content"]]
 
 
@@ -163,12 +163,12 @@ def main() -> None:
 
         def check(what: str, version: int, salt: str) -> None:
             prompt = [random.randrange(VOCABULARY) for _ in range(40)]
-            tokens, logprobs = asked.drawn(prompt, salt)
+            tokens, logprobs = asked.sample(prompt, salt)
             expected = logprobs_of(models[version], prompt + tokens, len(prompt), 1.0)
             worst = max(abs(a - b) for a, b in zip(expected, logprobs, strict=True))
             report.expect(what, worst < options.bound, f"{worst:.1e} nats at most over {len(tokens)} tokens")
 
-        config = asked.good("GET", "/server_info?config_format=json")["vllm_config"]["model_config"]
+        config = asked.call("GET", "/server_info?config_format=json")["vllm_config"]["model_config"]
         report.expect(
             "the server reports the flag", config.get("enable_sleep_mode") is True, str(config.get("enable_sleep_mode"))
         )
@@ -178,12 +178,12 @@ def main() -> None:
             if round_ == 1:
                 asked.sleep()
             report.expect("the label while asleep", asked.label() == "levade-asleep", asked.label())
-            asleep = asked.good("GET", "/is_sleeping")["is_sleeping"]
+            asleep = asked.call("GET", "/is_sleeping")["is_sleeping"]
             report.expect("the server reports that it sleeps", asleep is True, str(asleep))
             late = []
 
             def draws(late=late) -> None:
-                late.append(asked.drawn([1, 2, 3], "late"))
+                late.append(asked.sample([1, 2, 3], "late"))
 
             waiting = threading.Thread(target=draws, daemon=True)
             waiting.start()
@@ -191,14 +191,14 @@ def main() -> None:
             report.expect("a request waits while the server sleeps", not late, f"{len(late)} answers")
             asked.wake(root / f"v{version}", f"v{version}")
             report.expect("the label after waking", asked.label() == f"v{version}", asked.label())
-            asleep = asked.good("GET", "/is_sleeping")["is_sleeping"]
+            asleep = asked.call("GET", "/is_sleeping")["is_sleeping"]
             report.expect("the server is awake", asleep is False, str(asleep))
             waiting.join(options.seconds)
             report.expect("the waiting request gets its response", len(late) == 1, f"{len(late)} answers")
             check(f"weights {version} after sleep {round_ + 1}", version, f"s{round_}")
         # Waking a part that is awake changes nothing.
-        asked.good("POST", "/wake_up?tags=weights")
-        asked.good("POST", "/wake_up?tags=kv_cache")
+        asked.call("POST", "/wake_up?tags=weights")
+        asked.call("POST", "/wake_up?tags=kv_cache")
         check("after it was woken once more", 1, "t")
         asked.sleep()
         asked.wake(None, "as started")

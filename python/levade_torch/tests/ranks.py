@@ -156,7 +156,7 @@ def _life(number: int, variables: dict[str, str], arguments: list[str], work: Ca
 def run(world: int, work: Callable, directory: Path, *given, seconds: float = 240.0, **options) -> list:
     """Runs `work(rank, *given)` on every rank of a group of size `world`, and returns the results.
 
-    The root of the run is `folder/run`; `options` become command-line options. The model is in `folder/model`, and is
+    The root of the run is `directory/run`; `options` become command-line options. The model is in `directory/model`, and is
     created if it does not exist. Skips the test if transformers is too old for the options.
     """
     splits = [name for name in ("tp", "ep", "pp") if options.get(name, 1) > 1]

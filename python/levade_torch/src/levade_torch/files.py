@@ -66,7 +66,7 @@ def write_json(path: Path, value) -> None:
 
 
 class Writer:
-    """Writes the files of a save or a publication on one rank; on other ranks `folder` is None.
+    """Writes the files of a save or a publication on one rank; on other ranks `directory` is None.
 
     All ranks go through every file to its end, since they meet at each tensor. The first failure is stored, nothing is
     written after it, and `finish` raises it.

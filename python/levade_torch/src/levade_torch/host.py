@@ -115,7 +115,7 @@ class Host:
         return files.manifest(directory, self.content(name), names)
 
     def check_load(self, name: str, directory: Path | None, with_optimiser: bool) -> None:
-        """Raises `storage` if a learner cannot load `folder`, or its initial state if `folder` is None."""
+        """Raises `storage` if a learner cannot load `directory`, or its initial state if `directory` is None."""
         held = self.learners[name].model
         if directory is not None:
             checkpoint.check(held, directory, with_optimiser)
@@ -126,7 +126,7 @@ class Host:
     def load(self, name: str, directory: Path | None, with_optimiser: bool) -> None:
         """Replaces the weights and, if requested and present, the optimizer state.
 
-        If `folder` is None, restores the state in which the group was started. The caller must have called
+        If `directory` is None, restores the state in which the group was started. The caller must have called
         `check_load`.
         """
         learner = self.learners[name]
