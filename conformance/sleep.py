@@ -159,55 +159,55 @@ def main() -> None:
     server = Vllm(served, root / "vllm.log", flag, variables={"PYTHONPATH": str(root / "plugin")})
     try:
         print(f"vLLM answers after {server.wait(options.seconds):.0f} s", flush=True)
-        asked = ServerClient(server.url, options.seconds)
+        client = ServerClient(server.url, options.seconds)
 
         def check(what: str, version: int, salt: str) -> None:
             prompt = [random.randrange(VOCABULARY) for _ in range(40)]
-            tokens, logprobs = asked.sample(prompt, salt)
+            tokens, logprobs = client.sample(prompt, salt)
             expected = logprobs_of(models[version], prompt + tokens, len(prompt), 1.0)
             worst = max(abs(a - b) for a, b in zip(expected, logprobs, strict=True))
             report.expect(what, worst < options.bound, f"{worst:.1e} nats at most over {len(tokens)} tokens")
 
-        config = asked.call("GET", "/server_info?config_format=json")["vllm_config"]["model_config"]
+        config = client.call("GET", "/server_info?config_format=json")["vllm_config"]["model_config"]
         report.expect(
             "the server reports the flag", config.get("enable_sleep_mode") is True, str(config.get("enable_sleep_mode"))
         )
         check("before any sleep", 0, "a")
         for round_, version in enumerate([1, 2, 1]):
-            asked.sleep()
+            client.sleep()
             if round_ == 1:
-                asked.sleep()
-            report.expect("the label while asleep", asked.label() == "levade-asleep", asked.label())
-            asleep = asked.call("GET", "/is_sleeping")["is_sleeping"]
+                client.sleep()
+            report.expect("the label while asleep", client.label() == "levade-asleep", client.label())
+            asleep = client.call("GET", "/is_sleeping")["is_sleeping"]
             report.expect("the server reports that it sleeps", asleep is True, str(asleep))
             late = []
 
             def draws(late=late) -> None:
-                late.append(asked.sample([1, 2, 3], "late"))
+                late.append(client.sample([1, 2, 3], "late"))
 
             waiting = threading.Thread(target=draws, daemon=True)
             waiting.start()
             waiting.join(5)
             report.expect("a request waits while the server sleeps", not late, f"{len(late)} answers")
-            asked.wake(root / f"v{version}", f"v{version}")
-            report.expect("the label after waking", asked.label() == f"v{version}", asked.label())
-            asleep = asked.call("GET", "/is_sleeping")["is_sleeping"]
+            client.wake(root / f"v{version}", f"v{version}")
+            report.expect("the label after waking", client.label() == f"v{version}", client.label())
+            asleep = client.call("GET", "/is_sleeping")["is_sleeping"]
             report.expect("the server is awake", asleep is False, str(asleep))
             waiting.join(options.seconds)
             report.expect("the waiting request gets its response", len(late) == 1, f"{len(late)} answers")
             check(f"weights {version} after sleep {round_ + 1}", version, f"s{round_}")
         # Waking a part that is awake changes nothing.
-        asked.call("POST", "/wake_up?tags=weights")
-        asked.call("POST", "/wake_up?tags=kv_cache")
+        client.call("POST", "/wake_up?tags=weights")
+        client.call("POST", "/wake_up?tags=kv_cache")
         check("after it was woken once more", 1, "t")
-        asked.sleep()
-        asked.wake(None, "as started")
+        client.sleep()
+        client.wake(None, "as started")
         check("with the weights that it was started with", 0, "u")
-        asked.sleep()
+        client.sleep()
         server.kill()
         server.start()
         server.wait(options.seconds)
-        report.expect("a restarted server is recognized by its label", asked.label() != "levade-asleep", asked.label())
+        report.expect("a restarted server is recognized by its label", client.label() != "levade-asleep", client.label())
         check("and draws from what it was started with", 0, "v")
     finally:
         server.kill()
