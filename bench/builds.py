@@ -1,7 +1,7 @@
-"""Two builds of the engine side by side: has a change made it slower?
+"""Compares the speed of two builds of the engine, alternately in the same run.
 
-Both answer the same requests turn by turn in the same run: a training step of 512 tokens, and greedy replies at two batch
-sizes. Prints how many times as fast the build of `--levade` is as that of `--before`.
+Both execute the same requests: a training step of 512 tokens, and greedy completions at two batch sizes. Prints the
+ratio of the speed of `--levade` to that of `--before`.
 """
 
 import random
@@ -12,8 +12,8 @@ from turns import levade, machine, parser, take_turns
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--before", type=Path, required=True, help="the timing binary of the other build")
-    p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
+    p.add_argument("--before", type=Path, required=True, help="bench binary of the other build")
+    p.add_argument("--vocabulary", type=int, default=49152, help="upper bound of token ids (exclusive)")
     arguments = p.parse_args()
     after = levade(arguments, arguments.model)
     arguments.levade = arguments.before
@@ -30,7 +30,11 @@ def main() -> None:
         return {"do": "generate", "prompts": [ids(64) for _ in range(batch)], "new_tokens": 64}
 
     lines = []
-    for what, batch in [("training step, 512 tokens", None), ("replies, batch 1", 1), ("replies, batch 16", 16)]:
+    for what, batch in [
+        ("training step, 512 tokens", None),
+        ("completions, batch 1", 1),
+        ("completions, batch 16", 16),
+    ]:
         print(what)
         turn = 0
 

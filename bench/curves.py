@@ -1,9 +1,12 @@
-"""Learning curves of algorithms, and of attempts that run ahead, from one checkpoint.
+"""Measures learning curves of algorithms and of asynchronous attempts, from one checkpoint.
 
-Trains `recipes/calculator` with its phase of imitation left out, from `--model` (a checkpoint after imitation), once for each variant and seed, and
-prints success on held-out tasks as it went. Runs that are done are not done again, and those that were stopped go on. With
-`--slow-tools` it measures instead what waiting for tools costs: rollouts a minute at η = 0 and η = 1 with tools that take so many seconds, in
-steps of `--groups` groups: η = 1 can gain no more than the share of a step that η = 0 leaves the processor idle (`perf/idle_share`).
+Trains `recipes/calculator` without its phase on demonstrations, from `--model` (a checkpoint after that phase), once
+for each variant and seed, and prints the success on held-out tasks over time. Finished runs are not repeated, and
+stopped runs resume.
+
+With `--slow-tools`, measures the cost of waiting for tools instead: rollouts per minute at η = 0 and η = 1 with tools
+that take a given number of seconds, in steps of `--groups` groups. η = 1 can gain at most the fraction of a step in
+which η = 0 leaves the processor idle (`perf/idle_share`).
 """
 
 import argparse
@@ -15,8 +18,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: PPO's critic has a rate of its own. With one update a step every ratio is 1, and MINIRL would be RLOO to the bit: the two that clip by
-#: trust regions and whole attempts take several.
+# PPO's critic has its own learning rate. With one update per step every ratio is 1, and MINIRL would equal RLOO bit
+# for bit. So the two algorithms that clip by trust regions and complete attempts take several updates.
 ALGORITHMS = {
     "grpo": {},
     "ppo": {"critic": {"learning_rate": 1e-4, "warmup": 2}},
@@ -27,7 +30,7 @@ ALGORITHMS = {
 
 
 def toml(value: object) -> str:
-    """A value as TOML has it on one line."""
+    """Returns a value as TOML on one line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + "}"
     return json.dumps(value)
@@ -46,15 +49,15 @@ def phase(arguments: argparse.Namespace, algorithm: str, staleness: int) -> dict
         "optimiser": {"beta2": 0.95, "warmup": 4, "schedule": "cosine", "min_lr_ratio": 0.1},
     }
     if staleness:
-        # Ratios to the weights of the step's beginning; what older weights drew is weighted by how far they are.
+        # Ratios refer to the weights at the start of the step. Tokens of older weights are weighted by their distance.
         keys |= {"proximal": "recompute", "correction": {"bound": {"kind": "clamp", "high": 2.0}}}
     return keys | ALGORITHMS[algorithm]
 
 
 def train(arguments: argparse.Namespace, name: str, keys: dict, seed: int, *changes: str) -> list[dict]:
-    """Runs a variant to its end; returns the lines of its metrics."""
-    folder = arguments.out / f"{name}-seed{seed}"
-    command = [arguments.levade, "train", ROOT / "recipes/calculator", "--run", folder]
+    """Runs a variant to its end. Returns its metrics."""
+    directory = arguments.out / f"{name}-seed{seed}"
+    command = [arguments.levade, "train", ROOT / "recipes/calculator", "--run", directory]
     sets = [
         f"model.source={arguments.model.resolve()}",
         f"run.seed={seed}",
@@ -65,19 +68,19 @@ def train(arguments: argparse.Namespace, name: str, keys: dict, seed: int, *chan
         *changes,
     ]
     command += [part for change in sets for part in ("--set", change)]
-    done = folder / "done"
+    done = directory / "done"
     if not done.exists():
-        if (folder / "recipe.toml").exists():
+        if (directory / "recipe.toml").exists():
             command.append("--resume")
         arguments.out.mkdir(parents=True, exist_ok=True)
-        with (arguments.out / f"{folder.name}.log").open("a") as log:
+        with (arguments.out / f"{directory.name}.log").open("a") as log:
             status = subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL).returncode
         if status != 0:
-            sys.exit(f"{folder.name} ended with {status}; see {log.name}")
+            sys.exit(f"{directory.name} ended with {status}; see {log.name}")
         done.touch()
-        # Nobody goes on from these, and they take gigabytes.
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        # No run resumes from these checkpoints, which take gigabytes.
+        shutil.rmtree(directory / "checkpoints", ignore_errors=True)
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
 def curve(lines: list[dict]) -> dict[int, float]:
@@ -98,14 +101,14 @@ def row(name: str, curves: list[dict[int, float]]) -> str:
 
 
 def slow_tools(arguments: argparse.Namespace, groups: int) -> None:
-    """Prints rollouts a minute at η = 0 and η = 1 with steps of so many groups."""
+    """Prints rollouts per minute at η = 0 and η = 1 with steps of `groups` groups."""
     rates = []
     for staleness in (0, 1):
         # The same step for both.
         keys = phase(arguments, "grpo", 0) | {"groups": groups, "steps": 32, "staleness": staleness}
         wait = [f"agent.{key}={arguments.slow_tools}" for key in ("tool_delay", "tool_delay_least")]
         lines = train(arguments, f"slow-{groups}-{staleness}", keys, 1, *wait, "eval.tasks=0")
-        # The first steps fill what is ahead.
+        # Skips the first steps, which fill the queue of asynchronous attempts.
         steps = [line["timing_s/step"] for line in lines if line.get("kind") == "grpo"][2:]
         rollouts = groups * keys["group_size"]
         rates.append(rollouts * 60 / statistics.mean(steps))
@@ -118,20 +121,25 @@ def slow_tools(arguments: argparse.Namespace, groups: int) -> None:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", type=Path, required=True, help="a checkpoint after imitation: a folder")
-    p.add_argument("--out", type=Path, required=True, help="where runs are kept")
+    p.add_argument(
+        "--model", type=Path, required=True, help="checkpoint directory of a model trained on demonstrations"
+    )
+    p.add_argument("--out", type=Path, required=True, help="directory of the runs")
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--precision", choices=["f32", "bf16"], default="bf16")
     p.add_argument("--steps", type=int, default=60)
     p.add_argument(
-        "--learning-rate", type=float, default=1e-5, help="larger ones ruin attempts that run four steps ahead"
+        "--learning-rate",
+        type=float,
+        default=1e-5,
+        help="learning rate; larger ones destabilize attempts that run four steps ahead",
     )
     p.add_argument(
-        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="for GRPO; the other algorithms take the first"
+        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds of GRPO; the other algorithms use the first"
     )
-    p.add_argument("--slow-tools", type=float, help="seconds that a tool takes; measures rollouts a minute")
+    p.add_argument("--slow-tools", type=float, help="duration of a tool call, in seconds; measures rollouts per minute")
     p.add_argument(
-        "--groups", type=int, nargs="+", default=[8], help="groups of eight rollouts a step, with --slow-tools"
+        "--groups", type=int, nargs="+", default=[8], help="groups of eight rollouts per step, with --slow-tools"
     )
     arguments = p.parse_args()
 

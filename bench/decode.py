@@ -1,11 +1,12 @@
-"""Sampling: Levade against transformers' generate, vLLM or llama.cpp, greedy, with a KV cache, turn by turn in the same run.
+"""Compares greedy sampling with a KV cache with transformers' generate, vLLM or llama.cpp, alternately in the same
+run.
 
-For each batch size, every round draws new random prompts (so that no cache of prefixes helps), has both sides continue
-them by 64 tokens, and counts the time of the whole call, prompt included. The same prompts with one new token give the
-time of the prompt alone. Greedy replies are compared too: they agree until two tokens are so close that rounding
+For each batch size, every round samples new random prompts (so that prefix caches do not help), lets both sides
+generate 64 tokens, and measures the complete call including the prompt. The same prompts with one new token give the
+time of the prompt. Greedy completions are compared too: they agree until two tokens are so close that rounding
 decides.
 
-Not measured here: sampling at a temperature, long contexts, prompts that arrive while others are running.
+Not measured: sampling at a temperature, long contexts, prompts that arrive during generation.
 """
 
 import random
@@ -20,7 +21,7 @@ def prompts_of(rng: random.Random, batch: int, length: int, vocabulary: int) -> 
 
 
 def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """Share of tokens before the first difference of each reply."""
+    """Returns the fraction of tokens before the first difference in each completion."""
     same = total = 0
     for a, b in zip(ours, theirs, strict=True):
         total += len(b)
@@ -30,15 +31,20 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--batches", default="1,16,64", help="batch sizes, with commas between")
+    p.add_argument("--batches", default="1,16,64", help="batch sizes, separated by commas")
     p.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
-    p.add_argument("--new", type=int, default=64, help="new tokens of each reply")
-    p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
-    p.add_argument("--peer", choices=["torch", "vllm", "llama"], default="torch", help="llama replies one by one")
+    p.add_argument("--new", type=int, default=64, help="new tokens per completion")
+    p.add_argument("--vocabulary", type=int, default=49152, help="upper bound of token ids (exclusive)")
+    p.add_argument(
+        "--peer",
+        choices=["torch", "vllm", "llama"],
+        default="torch",
+        help="peer; llama generates completions one by one",
+    )
     p.add_argument(
         "--peer-model",
         type=Path,
-        help="the model as the peer wants it: for llama a GGUF file in the precision compared",
+        help="model file for the peer; for llama a GGUF file in the compared precision",
     )
     arguments = p.parse_args()
     rng = random.Random(0)

@@ -1,8 +1,9 @@
-"""Writes a GGUF file again with all its weights in f32 or in bf16, for peers that would compute with the quantised ones as they are.
+"""Rewrites a GGUF file with all weights in f32 or bf16, for peers that would otherwise compute with quantized weights.
 
     python bench/dequantise.py MODEL.gguf OUT.gguf [--type f32|bf16]
 
-Norms stay in f32, as converters leave them. Everything else in the file (vocabulary, chat template, sizes) is copied.
+Norms stay in f32, as converters leave them. All other content of the file (vocabulary, chat template, sizes) is
+copied.
 """
 
 import argparse

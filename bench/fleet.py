@@ -1,12 +1,13 @@
-"""The simulated fleet beside a real run: does `levade plan --fleet` say how long a step takes?
+"""Compares the step times that `levade plan --fleet` simulates with those of real runs.
 
-Measures the engine alone (passes of 1 to 64 sequences over prompts of two lengths) and fits from that how long a token of a prompt, a pass and a sequence in
-it take. Runs the recipe for a few steps in each of some settings (groups, tools that take seconds, attempts that run ahead), and lets the simulator say how
-long their steps take. The steps of the first two settings also say how long a token takes to learn from and a step of the optimiser; all use these figures.
-What attempts are like is taken from the record of each run: how many replies they have, how long these are, how many tokens are prompts and how many are
-learnt from. Prints both and their ratio.
+Measures the engine separately (passes of 1 to 64 sequences over prompts of two lengths), and fits the time of a prompt
+token, of a pass, and of a sequence in a pass. Runs the recipe for a few steps in several settings (groups, tools that
+take seconds, asynchronous attempts), and simulates their steps. The steps of the first two settings also give the time
+of a trained token and of an optimizer step; all settings use these figures. The shape of attempts comes from the store
+of each run: number and length of completions, number of prompt tokens and of trained tokens. Prints both times and
+their ratio.
 
-Not here: several samplers, a learner elsewhere, weights on their way.
+Not checked: several samplers, a learner on another machine, weight transfers.
 """
 
 import argparse
@@ -32,12 +33,12 @@ SETTINGS = {
     "8 groups of 8, tools of 3 s, a step ahead": {"groups": 8, "group_size": 8, "tool": 3.0, "staleness": 1},
 }
 
-# Tokens that a step learns from.
+# Metric of the number of tokens on which a step trains.
 LEARNT = "training/forward_tokens"
 
 
 def service(peer) -> dict[str, float]:
-    """Seconds of the parts, by least squares over requests of several sizes, medians of three each."""
+    """Returns the seconds of the parts, by least squares over requests of several sizes, with medians of three each."""
     rng = random.Random(0)
 
     def ids(count: int) -> list[int]:
@@ -47,25 +48,25 @@ def service(peer) -> dict[str, float]:
     for prompt in (32, 256):
         for batch in (1, 4, 16, 64):
             for tokens in (8, 40):
-                asked = [
+                durations = [
                     peer.ask(do="generate", prompts=[ids(prompt) for _ in range(batch)], new_tokens=tokens)["seconds"]
                     for _ in range(3)
                 ]
                 rows.append([batch * prompt, tokens, tokens * batch])
-                seconds.append(statistics.median(asked))
+                seconds.append(statistics.median(durations))
     prompt, batch, sequence = fit(rows, seconds)
     return {"prompt": prompt, "batch": batch, "sequence": sequence, "publish": 0.0}
 
 
 def fit(rows: list[list[float]], seconds: list[float]) -> list[float]:
-    """Seconds of each column. Relative errors count: what is short says as much as what is long."""
+    """Fits the seconds of each column. Minimizes relative errors, so that short and long requests count equally."""
     weights = 1 / np.array(seconds)
     fitted, *_ = np.linalg.lstsq(np.array(rows) * weights[:, None], np.array(seconds) * weights, rcond=None)
     return [max(float(value), 0.0) for value in fitted]
 
 
 def lengths(run: Path) -> list[int]:
-    """Sampled tokens of every attempt that was trained."""
+    """Returns the number of sampled tokens of every trained attempt."""
     with sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True) as db:
         query = (
             "select sum(length(segments.tokens) / 4) from segments join attempts on attempts.id = segments.attempt "
@@ -86,18 +87,18 @@ class Real:
     load: float
 
     def mean(self, metric: str) -> float:
-        """Mean of a metric over steps."""
+        """Returns the mean of a metric over steps."""
         return statistics.mean(step[metric] for step in self.steps)
 
-    def told(self) -> list[str]:
-        """Options that tell the simulator of its attempts."""
+    def simulator_options(self) -> list[str]:
+        """Returns the options that describe the attempts to the simulator."""
         attempts = self.setting["groups"] * self.setting["group_size"]
         mean = statistics.mean(self.tokens)
-        # A group's prompt is computed once, and what its tools say for each attempt.
+        # A group's prompt is computed once, and its tool results once per attempt.
         first = self.mean("prompt_length/mean")
         whole = self.mean("perf/total_num_tokens") / attempts
         prompt = first + self.setting["group_size"] * max(whole - first - mean, 0)
-        told = {
+        values = {
             "prompt": round(prompt),
             "reply": round(mean),
             "turns": max(round(self.mean("num_turns/mean")), 1),
@@ -105,15 +106,15 @@ class Real:
             "spread": statistics.pstdev(self.tokens) / mean,
             "tool": self.setting.get("tool", 0.0),
         }
-        return [str(part) for key, value in told.items() for part in (f"--{key}", value)]
+        return [str(part) for key, value in values.items() for part in (f"--{key}", value)]
 
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--binary", type=Path, default=ROOT / "target/release/levade", help="the program")
+    p.add_argument("--binary", type=Path, default=ROOT / "target/release/levade", help="levade binary")
     p.add_argument("--recipe", type=Path, default=ROOT / "recipes/calculator")
-    p.add_argument("--service", type=Path, help="seconds of the engine that were measured before, as JSON")
-    p.add_argument("--steps", type=int, default=5, help="of each setting; the first is left out")
+    p.add_argument("--service", type=Path, help="previously measured engine times, as JSON")
+    p.add_argument("--steps", type=int, default=5, help="steps of each setting; the first is excluded")
     a = p.parse_args()
     if a.service:
         found = json.loads(a.service.read_text())
@@ -122,16 +123,16 @@ def main() -> None:
         found = service(peer)
         peer.stop()
     print(machine(), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         runs = []
         for name, setting in SETTINGS.items():
-            runs.append(run(a, name, setting, Path(folder) / name.replace(" ", "-")))
+            runs.append(run(a, name, setting, Path(directory) / name.replace(" ", "-")))
             print(f"{name}: {runs[-1].mean('timing_s/step'):.1f} s", flush=True)
-        learnt = [step for one in runs[:2] for step in one.steps]
-        seconds = [step["timing_s/update_actor"] for step in learnt]
-        found["learn"], found["update"] = fit([[step[LEARNT], 1] for step in learnt], seconds)
+        trained = [step for one in runs[:2] for step in one.steps]
+        seconds = [step["timing_s/update_actor"] for step in trained]
+        found["learn"], found["update"] = fit([[step[LEARNT], 1] for step in trained], seconds)
         print("seconds: " + ", ".join(f"{name} {value:.6f}" for name, value in found.items()))
-        (Path(folder) / "service.json").write_text(json.dumps(found))
+        (Path(directory) / "service.json").write_text(json.dumps(found))
         for one in runs:
             command = [
                 a.binary,
@@ -141,12 +142,12 @@ def main() -> None:
                 "--fleet",
                 "1",
                 "--service",
-                Path(folder) / "service.json",
+                Path(directory) / "service.json",
             ]
-            said = subprocess.run([*command, *one.told()], capture_output=True, text=True, check=False)
-            line = next((line for line in said.stdout.splitlines() if line.split()[:2] == ["1", "1"]), None)
+            output = subprocess.run([*command, *one.simulator_options()], capture_output=True, text=True, check=False)
+            line = next((line for line in output.stdout.splitlines() if line.split()[:2] == ["1", "1"]), None)
             if line is None:
-                raise SystemExit(f"no plan:\n{said.stdout}{said.stderr}")
+                raise SystemExit(f"no plan:\n{output.stdout}{output.stderr}")
             simulated, real = float(line.split()[3]), one.mean("timing_s/step")
             print(
                 f"{one.name}: a step of {statistics.mean(one.tokens):.0f} tokens in {one.mean('num_turns/mean'):.1f} replies took "
@@ -155,7 +156,7 @@ def main() -> None:
 
 
 def run(a: argparse.Namespace, name: str, setting: dict, into: Path) -> Real:
-    """Runs a setting: the last phase of the recipe alone."""
+    """Runs a setting with only the last phase of the recipe."""
     last = len(tomllib.loads((a.recipe / "recipe.toml").read_text())["phase"]) - 1
     keys = {
         "run.skip_phases": last,

@@ -1,14 +1,14 @@
-"""Training a tree: attempts that share a prompt, merged, against the same attempts as separate sequences.
+"""Compares training on a tree of attempts that share a prompt with training on the same attempts as separate
+sequences.
 
-For token ratios of about 2, 4 and 8 (tokens of all paths over tokens of the merged tree), forward and backward of cross-entropy, in
-turns: Levade on the tree, Levade on sequences of the same lengths that share nothing, packed alike, and PyTorch on the
-same sequences in batches without padding, its head computed for the targets only. Once with every token a target, and once
-with only what an attempt does not share, as in reinforcement learning: there the head's share of the work does not
-shrink, which bounds what merging can give.
+For token ratios of about 2, 4 and 8 (tokens of all sequences over tokens of the merged tree), measures forward and
+backward of cross-entropy, alternating between: Levade on the tree; Levade on sequences of the same lengths without
+common prefixes, packed alike; and PyTorch on the same sequences in batches without padding, with its head computed
+only for targets. Once every token is a target, and once only the tokens that an attempt does not share, as in
+reinforcement learning. In the latter case the head's work does not shrink, which bounds the gain from merging. Before
+timing, the tree's loss must equal that of the separate sequences on both sides.
 
-Before anything is timed, the loss of the tree must be that of the separate sequences on both sides.
-
-Not measured here: the optimiser's step, which does not depend on the batch.
+Not measured: the optimizer step, which does not depend on the batch.
 """
 
 import random
@@ -23,9 +23,9 @@ SHAPES = [(8, 768, 576), (8, 768, 128), (16, 896, 64)]
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
-    p.add_argument("--rows", type=int, default=2048, help="tokens that a PyTorch batch holds at most")
-    p.add_argument("--without-torch", action="store_true", help="Levade alone")
+    p.add_argument("--vocabulary", type=int, default=49152, help="upper bound of token ids (exclusive)")
+    p.add_argument("--rows", type=int, default=2048, help="maximum number of tokens in a PyTorch batch")
+    p.add_argument("--without-torch", action="store_true", help="measure only Levade")
     arguments = p.parse_args()
     rng = random.Random(0)
 
@@ -39,19 +39,19 @@ def main() -> None:
         prompt = ids(shared)
         tree = [prompt + ids(own) for _ in range(attempts)]
         # The same lengths, but different from the first token on, so that nothing merges.
-        apart = [[i, *path[1:]] for i, path in enumerate(tree)]
+        separate = [[i, *path[1:]] for i, path in enumerate(tree)]
         for first, kind in ((1, "all tokens"), (shared, "own tokens")):
             request = {"do": "forest", "first": first}
-            check = ours.ask(**request, paths=apart), theirs.ask(**request, paths=apart, rows=arguments.rows)
+            check = ours.ask(**request, paths=separate), theirs.ask(**request, paths=separate, rows=arguments.rows)
             if abs(check[0]["loss"] - check[1]["loss"]) > 1e-2 * abs(check[1]["loss"]):
                 sys.exit(f"The losses differ: {check[0]['loss']} and {check[1]['loss']}.")
             merged = ours.ask(**request, paths=tree)
             ratio = merged["path_tokens"] / merged["tokens"]
             times: list[list[float]] = [[], [], []]
             for _ in range(4 * arguments.rounds):
-                answers = [ours.ask(**request, paths=tree), ours.ask(**request, paths=apart)]
+                answers = [ours.ask(**request, paths=tree), ours.ask(**request, paths=separate)]
                 if not arguments.without_torch:
-                    answers.append(theirs.ask(**request, paths=apart, rows=arguments.rows))
+                    answers.append(theirs.ask(**request, paths=separate, rows=arguments.rows))
                 if max(answer["foreign"] for answer in answers) <= arguments.disturbance:
                     for series, answer in zip(times, answers, strict=False):
                         series.append(answer["seconds"])

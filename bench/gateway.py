@@ -1,14 +1,17 @@
-"""The cost of the gateway, alone and beside LiteLLM's proxy in front of it.
+"""Measures the cost of the gateway, alone and behind LiteLLM's proxy.
 
-Serves the gateway over a sampler that costs next to nothing, and asks it for chat completions of 200-token prompts and 16-token
-replies; in turns with that, the same load goes through LiteLLM's proxy, whose backend is that server. So what LiteLLM adds is
-measured on top of Levade, and favours it where throughput is compared: it is spared no work but sampling's. The servers have a
-processor each (Levade the first, LiteLLM the second beside the load, which takes little of it), one worker each. Besides times
-on the clock, the processor time that each server takes for a call is read, which a busy machine disturbs less.
+Serves the gateway over a sampler of negligible cost, and requests chat completions of 200-token prompts and 16-token
+completions. Alternately, the same load goes through LiteLLM's proxy, whose backend is that server. So LiteLLM's
+overhead is measured on top of Levade's. This setup favors LiteLLM in the throughput comparison: only sampling is
+omitted from its work.
+
+Each server has one processor and one worker (Levade the first processor, LiteLLM the second together with the load
+generator, which needs little of it). In addition to wall-clock times, the script reads each server's processor time
+per call, which a busy machine disturbs less.
 
     cargo build --release -p levade-gateway --example load
-    python3 bench/gateway.py --litellm VENV/bin/litellm     # of pip install 'litellm[proxy]'; without it, Levade alone
-    python3 bench/gateway.py --before OTHER/load --rounds 7 # two builds of the gateway in turns, nothing else
+    python3 bench/gateway.py --litellm VENV/bin/litellm       # from pip install 'litellm[proxy]'; without it, only Levade
+    python3 bench/gateway.py --before OTHER/load --rounds 7   # two builds of the gateway, alternately, and nothing else
 """
 
 import argparse
@@ -31,13 +34,13 @@ model_list:
       api_base: http://{address}/v1
       api_key: sk-none
 """
-#: Without telemetry, tables fetched from elsewhere, or logs.
+# Disables telemetry, downloaded tables and logs.
 ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_TELEMETRY": "False",
     "LITELLM_LOG": "ERROR",
     "LITELLM_MODE": "PRODUCTION",
-    # On the loopback alone, and spared the check of a key.
+    # Listens only on the loopback, and skips the check of a key.
     "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
 }
 
@@ -45,15 +48,18 @@ ENVIRONMENT = {
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument(
-        "--load", type=Path, default=ROOT / "target/release/examples/load", help="the binary that serves and asks"
+        "--load",
+        type=Path,
+        default=ROOT / "target/release/examples/load",
+        help="load example, which serves and sends requests",
     )
-    p.add_argument("--litellm", type=Path, help="the program of LiteLLM's proxy")
-    p.add_argument("--before", type=Path, help="the load binary of another build, to compare with")
+    p.add_argument("--litellm", type=Path, help="executable of LiteLLM's proxy")
+    p.add_argument("--before", type=Path, help="load example of another build to compare with")
     p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--seconds", type=float, default=4, help="of each measurement")
-    p.add_argument("--connections", type=int, default=32, help="where throughput is measured")
-    p.add_argument("--streams", type=int, default=5000, help="that are open at once")
-    p.add_argument("--pace", type=int, default=4000, help="milliseconds of a token of these")
+    p.add_argument("--seconds", type=float, default=4, help="duration of each measurement")
+    p.add_argument("--connections", type=int, default=32, help="connections of the throughput measurement")
+    p.add_argument("--streams", type=int, default=5000, help="number of concurrently open streams")
+    p.add_argument("--pace", type=int, default=4000, help="milliseconds per token of these streams")
     return p.parse_args()
 
 
@@ -65,7 +71,7 @@ class Server:
         self.process = subprocess.Popen(pinned, stdout=subprocess.PIPE, env=os.environ | environment, text=True)
 
     def seconds(self) -> float:
-        """Processor time so far."""
+        """Returns the processor time so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / TICK
 
@@ -83,12 +89,12 @@ def levade(load: Path, *pace: int) -> tuple[Server, str]:
     return server, json.loads(server.process.stdout.readline())["address"]
 
 
-def litellm(program: Path, address: str, folder: str, port: int = 18991) -> tuple[Server, str]:
-    config = Path(folder) / "litellm.yaml"
+def litellm(program: Path, address: str, directory: str, port: int = 18991) -> tuple[Server, str]:
+    config = Path(directory) / "litellm.yaml"
     config.write_text(CONFIG.format(address=address))
     command = [program, "--config", config, "--host", "127.0.0.1", "--port", port, "--num_workers", 1]
     server = Server(1, command, **ENVIRONMENT)
-    # It prints a lot, which nobody reads.
+    # Discards the large output.
     subprocess.Popen(["cat"], stdin=server.process.stdout, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 400
     while True:
@@ -102,7 +108,7 @@ def litellm(program: Path, address: str, folder: str, port: int = 18991) -> tupl
             time.sleep(0.5)
 
 
-def asked(load: Path, *command) -> dict:
+def run_load(load: Path, *command) -> dict:
     done = subprocess.run(
         ["taskset", "-c", "1", load, *map(str, command)], stdout=subprocess.PIPE, text=True, timeout=600, check=False
     )
@@ -111,41 +117,43 @@ def asked(load: Path, *command) -> dict:
     return json.loads(done.stdout)
 
 
-def measured(load: Path, server: Server, address: str, connections: int, seconds: float, stream: list[str]) -> dict:
-    """Latency and throughput of `load calls`, with the processor time that the server takes for a call."""
+def measure_load(load: Path, server: Server, address: str, connections: int, seconds: float, stream: list[str]) -> dict:
+    """Returns latency and throughput of `load calls`, and the server's processor time per call."""
     before = server.seconds()
-    one = asked(load, "calls", address, connections, seconds, *stream)
+    one = run_load(load, "calls", address, connections, seconds, *stream)
     one["cpu_ms"] = (server.seconds() - before) / (one["calls"] + connections) * 1e3
     return one
 
 
 def spread(values: list[float], digits: int = 2) -> str:
-    """Median (least–most)."""
+    """Formats median (min–max)."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
-def beside(a: argparse.Namespace, folder: str) -> None:
-    """Latency at one connection and throughput at many, in turns with LiteLLM where there is one."""
+def compare_with_litellm(a: argparse.Namespace, directory: str) -> None:
+    """Measures latency at one connection and throughput at many, alternating with LiteLLM if it is available."""
     server, address = levade(a.load)
     sides = {"levade": (server, address)}
     try:
         if a.litellm:
-            sides["litellm"] = litellm(a.litellm, address, folder)
+            sides["litellm"] = litellm(a.litellm, address, directory)
         found: dict[tuple, list[dict]] = {}
         alone = []
         for number in range(a.rounds):
-            alone.append(asked(a.load, "sampler", 2000))
+            alone.append(run_load(a.load, "sampler", 2000))
             for connections in (1, a.connections):
                 for stream in ([], ["stream"]):
                     for name, (program, at) in sides.items():
-                        one = measured(a.load, program, at, connections, a.seconds, stream)
+                        one = measure_load(a.load, program, at, connections, a.seconds, stream)
                         found.setdefault((name, connections, bool(stream)), []).append(one)
             print(f"round {number + 1} of {a.rounds}, load average {os.getloadavg()[0]:.1f}", flush=True)
     finally:
         for program, _ in sides.values():
             program.stop()
     sampler = [one["p50_ms"] for one in alone]
-    print(f"{alone[0]['prompt_tokens']:.0f} tokens of prompt, {alone[0]['reply_tokens']:.1f} of reply; n = {a.rounds}")
+    print(
+        f"{alone[0]['prompt_tokens']:.0f} prompt tokens, {alone[0]['reply_tokens']:.1f} completion tokens; n = {a.rounds}"
+    )
     print(f"sampler alone: p50 {spread(sampler, 3)} ms")
     for (name, connections, stream), ones in sorted(found.items(), key=lambda item: item[0][1:]):
         kind = "streams" if stream else "whole"
@@ -166,16 +174,16 @@ def beside(a: argparse.Namespace, folder: str) -> None:
         print(
             f"added p50, {kind}: LiteLLM {spread([peer['p50_ms'] - own['p50_ms'] for own, peer in pairs])} ms over Levade"
         )
-        pairs = list(
-            zip(found["levade", a.connections, stream], found["litellm", a.connections, stream], strict=True)
-        )
+        pairs = list(zip(found["levade", a.connections, stream], found["litellm", a.connections, stream], strict=True))
         clock = spread([own["calls_a_second"] / peer["calls_a_second"] for own, peer in pairs], 1)
         cpu = spread([peer["cpu_ms"] / own["cpu_ms"] for own, peer in pairs], 1)
         print(f"throughput, {kind}: {clock} times LiteLLM's by the clock, {cpu} by processor time")
 
 
 def compare_builds(a: argparse.Namespace) -> None:
-    """Prints latency and processor time of the build before, over those of this one: above 1 is faster now."""
+    """Prints the ratio of latency and processor time of the earlier build to this build. Above 1, this build is
+    faster.
+    """
     sides: dict[str, tuple] = {}
     ratios: dict[tuple, list[float]] = {}
     try:
@@ -184,7 +192,7 @@ def compare_builds(a: argparse.Namespace) -> None:
         for number in range(a.rounds):
             for stream in ([], ["stream"]):
                 order = ("after", "before") if number % 2 else ("before", "after")
-                found = {name: measured(*sides[name], a.connections, a.seconds, stream) for name in order}
+                found = {name: measure_load(*sides[name], a.connections, a.seconds, stream) for name in order}
                 for figure in ("p50_ms", "cpu_ms"):
                     ratio = found["before"][figure] / found["after"][figure]
                     ratios.setdefault((figure, "streams" if stream else "whole"), []).append(ratio)
@@ -204,9 +212,9 @@ def main() -> None:
     if a.litellm:
         asks = [a.litellm.with_name("python"), "-c", "import importlib.metadata as m; print(m.version('litellm'))"]
         print(f"LiteLLM {subprocess.run(asks, capture_output=True, text=True, check=True).stdout.strip()}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        beside(a, folder)
-    turns = [asked(a.load, "turns", 100, 10) for _ in range(a.rounds)]
+    with tempfile.TemporaryDirectory() as directory:
+        compare_with_litellm(a, directory)
+    turns = [run_load(a.load, "turns", 100, 10) for _ in range(a.rounds)]
     last = turns[-1]
     print(
         f"turn 100 ({last['prompt_tokens']} tokens) {spread([t['last_ms'] for t in turns], 3)} ms, turn 2 {spread([t['second_ms'] for t in turns], 3)} ms, "
@@ -214,7 +222,7 @@ def main() -> None:
     )
     server, address = levade(a.load, a.pace)
     try:
-        print(f"streams: {json.dumps(asked(a.load, 'streams', address, a.streams, server.process.pid))}")
+        print(f"streams: {json.dumps(run_load(a.load, 'streams', address, a.streams, server.process.pid))}")
     finally:
         server.stop()
 

@@ -1,10 +1,11 @@
-"""What PyTorch and transformers reach on an NVIDIA GPU: the figures that a CUDA device of ours will have to beat.
+"""Measures what PyTorch and transformers reach on an NVIDIA GPU: the reference for Levade's future CUDA device.
 
-Random weights of three shapes, in bf16 with scaled-dot-product attention. A training step is forward, mean cross-entropy, backward and fused AdamW on
-weights in bf16 with its moments in bf16, eager and compiled, for several packed lengths; generation is greedy, from prompts of 128 tokens. Medians
-of several rounds after a warm-up, with the share of the device's own peak for dense bf16 that the step's products reach.
+Uses random weights of three shapes, in bf16 with scaled-dot-product attention. A training step is forward, mean
+cross-entropy, backward and fused AdamW on bf16 weights with bf16 moments, eager and compiled, for several packed
+lengths. Generation is greedy, from prompts of 128 tokens. Prints medians of several rounds after a warm-up, with the
+fraction of the device's dense bf16 peak that the step's matrix multiplications reach.
 
-`--device cpu` runs the smallest cases anywhere, to see that the script itself works. Not measured here: Levade.
+`--device cpu` runs the smallest cases on any machine, to test the script itself. Not measured: Levade.
 """
 
 import argparse
@@ -30,7 +31,7 @@ SHAPES = {
         vocab_size=151936, max_position_embeddings=8192, tie_word_embeddings=True,
     ),
 }  # fmt: skip
-#: Dense bf16, TFLOP/s, by what the device calls itself.
+# Dense bf16 TFLOP/s, by device name.
 PEAKS = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
 
 
@@ -40,7 +41,7 @@ def sync(device: str) -> None:
 
 
 def timed(device: str, rounds: int, work) -> float:
-    """Median seconds of `work`, after two rounds that are not counted."""
+    """Returns the median seconds of `work`, after two warm-up rounds."""
     seconds = []
     for round_ in range(rounds + 2):
         sync(device)
@@ -53,7 +54,11 @@ def timed(device: str, rounds: int, work) -> float:
 
 
 def products(model, config, rows: int, length: int) -> float:
-    """Floating-point operations of the products of one step over `rows` sequences of `length` tokens: 6 a weight and token, and attention."""
+    """Returns the floating-point operations of one step's matrix multiplications over `rows` sequences of `length`
+    tokens.
+
+    These are 6 per weight and token, plus attention.
+    """
     weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
     weights += config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
     attention = 6 * config.num_hidden_layers * config.hidden_size * length  # causal: half of 12
@@ -112,7 +117,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     p.add_argument("--rounds", type=int, default=10)
-    p.add_argument("--out", type=Path, help="a file for the figures as JSON")
+    p.add_argument("--out", type=Path, help="JSON file for the figures")
     arguments = p.parse_args()
     small = arguments.device == "cpu"
     device = "CPU" if small else torch.cuda.get_device_name()

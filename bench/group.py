@@ -1,11 +1,12 @@
-"""A GRPO step over a group of rollouts of several turns: Levade against TRL, turn by turn in the same run.
+"""Compares a GRPO step over a group of rollouts of several turns with TRL, alternately in the same run.
 
-A step is: 8 rollouts of 4 turns over one prompt of 1,000 tokens, 32 tokens drawn and 16 given a turn, then one update by the
-clipped loss. Both draw the very number of tokens asked for, so that lengths are equal. TRL samples with transformers and a cache that
-lives from turn to turn, and trains on as many sequences side by side as memory holds, adding up their gradients; Levade computes the prompt
-once and trains on the tree. Printed are seconds of sampling, of training, and of both.
+A step is: 8 rollouts of 4 turns over one prompt of 1,000 tokens, with 32 sampled tokens and 16 context tokens per
+turn, then one update with the clipped loss. Both sample exactly the requested number of tokens, so that lengths are
+equal. TRL samples with transformers and a cache that persists between turns, and trains on as many sequences at a time
+as fit into memory, accumulating their gradients. Levade computes the prompt once and trains on the tree. Prints the
+seconds of sampling, of training, and of both.
 
-Not measured here: tools, rewards, several groups.
+Not measured: tools, rewards, several groups.
 """
 
 import json
@@ -23,12 +24,10 @@ def main() -> None:
     p.add_argument("--prompt", type=int, default=1000)
     p.add_argument("--rollouts", type=int, default=8)
     p.add_argument("--turns", type=int, default=4)
-    p.add_argument("--new", type=int, default=32, help="tokens drawn a turn")
-    p.add_argument("--given", type=int, default=16, help="tokens given between two turns")
-    p.add_argument(
-        "--side-by-side", type=int, default=2, help="sequences that TRL trains at a time: 8 need more than 20 GiB"
-    )
-    p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
+    p.add_argument("--new", type=int, default=32, help="sampled tokens per turn")
+    p.add_argument("--given", type=int, default=16, help="context tokens between two turns")
+    p.add_argument("--side-by-side", type=int, default=2, help="sequences per TRL batch; 8 need more than 20 GiB")
+    p.add_argument("--vocabulary", type=int, default=49152, help="upper bound of token ids (exclusive)")
     arguments = p.parse_args()
     rng = random.Random(0)
     job = {name: getattr(arguments, name) for name in ("rollouts", "turns", "new", "given")}
@@ -36,15 +35,15 @@ def main() -> None:
     rounds = 4 * arguments.rounds + 1
     options = {"threads": arguments.threads, "precision": arguments.precision}
     ours = levade(arguments, arguments.model)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "job.json"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "job.json"
         path.write_text(json.dumps(job | options | {"steps": rounds, "side_by_side": arguments.side_by_side}))
         worker = Path(__file__).with_name("trl_worker.py")
         theirs = Peer.listen([arguments.python, worker, arguments.model, path])
         print(f"{machine()}\n{ours.name} against {theirs.name}, {arguments.threads} threads")
         parts = {"sampling": [], "training": [], "seconds": []}
         for number in range(rounds):
-            # A prompt of its own each round, so that no cache of prefixes helps.
+            # A new prompt each round, so that prefix caches do not help.
             prompt = [number + 2, *job["prompt"][1:]]
             pair = ours.ask(do="group", **job | {"prompt": prompt}), theirs.ask(do="step")
             if pair[0]["mismatched"] > 0:

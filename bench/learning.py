@@ -1,16 +1,22 @@
-"""Learning curves of Levade and of TRL's GRPO from the same model, on the same tasks, with the same settings and rewards.
+"""Compares learning curves with TRL's GRPO from the same model, on the same tasks, with the same settings and rewards.
 
-One turn: sums of two numbers up to 20, asked in words, each once before any comes again; a reply is right when its last number is. Both sides
-draw at the same temperature, compare within groups over the deviation, clip alike, average over tokens, and step with AdamW at a constant rate,
-in f32. Each is run with every seed, one after the other. Prints mean reward by tens of steps and over all of them, and the time until a mean of ten
-steps reaches `--goal`. Both models after the last step are then asked all tasks but one, four times each, by `levade eval`, since rewards on the
-way are mostly noise of which tasks were drawn. Curves are kept in `--out`, where there is one: those that are there with the same settings are not
-measured again, so that seeds can be added later. Delete those of a build that learns otherwise.
+The task has one turn: sums of two numbers up to 20, asked in words, each once before any repeats. A completion is
+correct if its last number is. Both sides sample at the same temperature, normalize advantages within groups by the
+deviation, clip alike, average over tokens, and step with AdamW at a constant rate, in f32. Each runs with every seed,
+sequentially.
 
-The measure: ours learns as TRL does when the mean of our seeds over all steps lies between the least and the most of TRL's. One number, since every
-further window would be a trial of its own: even ten seeds miss the range of three others of the same process in 29 % of trials. For windows, how often a
-random division of the same seeds into two sides lies at least as far apart (exact, over all divisions): under 5 % hints at a difference. The same is
-printed of the last models.
+Prints the mean reward over every ten steps and over all steps, and the time until the mean of ten steps reaches
+`--goal`. Then `levade eval` tests both final models on all tasks except one, four times each, since rewards during
+training mostly reflect which tasks were sampled.
+
+`--out` stores curves. Stored curves with the same settings are not measured again, so that seeds can be added later.
+Delete the curves of a build that trains differently.
+
+The criterion: Levade learns as TRL does if the mean of Levade's seeds over all steps lies between the minimum and
+maximum of TRL's. It is a single number, since every further window would be another trial: even ten seeds miss the
+range of three other seeds of the same process in 29 % of trials. For windows, prints how often a random division of
+the same seeds into two sides has means at least as far apart (exact, over all divisions); below 5 % suggests a
+difference. Prints the same for the final models.
 """
 
 import argparse
@@ -29,14 +35,14 @@ from turns import KEEP_BLOCKS
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS, GROUP_SIZE, MAX_TOKENS, TEMPERATURE, BETA2 = 8, 8, 32, 1.0, 0.99
 WINDOW = 10
-# How often the last models are asked a task.
+# Number of times that each task is given to the final models.
 ASKED = 4
-# Sums that a model of 135 million parameters gets right a third of the time before it is trained, and nearly always after.
+# A model of 135 million parameters solves a third of these sums before training, and nearly all after.
 LARGEST = 20
 
 
 def tasks() -> list[dict]:
-    """All sums. No row comes twice: Levade would leave it out, TRL would train on it more often."""
+    """Returns all sums. No row repeats: Levade would drop a repeated row, and TRL would train on it more often."""
     pairs = itertools.product(range(1, LARGEST + 1), repeat=2)
     return [{"question": f"What is {a} plus {b}? Say the number alone.", "answer": a + b} for a, b in pairs]
 
@@ -74,20 +80,23 @@ beta2 = {BETA2}
 """
 
 
-def levade(arguments: argparse.Namespace, folder: Path, seed: int, verb: str, *more: str | Path) -> str:
-    """What `levade VERB RECIPE …` prints."""
-    file = folder / "tasks.jsonl"
+def levade(arguments: argparse.Namespace, directory: Path, seed: int, verb: str, *more: str | Path) -> str:
+    """Returns the output of `levade VERB RECIPE …`."""
+    file = directory / "tasks.jsonl"
     file.write_text("".join(json.dumps(task) + "\n" for task in tasks()))
-    (folder / "recipe.toml").write_text(recipe(arguments, file, seed))
-    command = [arguments.levade, verb, folder / "recipe.toml", *more]
+    (directory / "recipe.toml").write_text(recipe(arguments, file, seed))
+    command = [arguments.levade, verb, directory / "recipe.toml", *more]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         sys.exit(f"levade {verb} failed: {done.stderr[-2000:]}")
     return done.stdout
 
 
-def asked(arguments: argparse.Namespace, folder: Path, seed: int, model: Path) -> float:
-    """The share of right replies of a model at the temperature of training, over all tasks but the one that a recipe keeps for training."""
+def success_rate(arguments: argparse.Namespace, directory: Path, seed: int, model: Path) -> float:
+    """Returns a model's fraction of correct completions at the training temperature.
+
+    Covers all tasks except the one that a recipe reserves for training.
+    """
     count = len(tasks()) - 1
     keys = [
         f"tasks.0.held_out={count}",
@@ -96,13 +105,13 @@ def asked(arguments: argparse.Namespace, folder: Path, seed: int, model: Path) -
         f"eval.temperature={TEMPERATURE}",
     ]
     changes = [word for key in keys for word in ("--set", key)]
-    said = levade(arguments, folder, seed, "eval", "--model", model, "--json", *changes)
-    return json.loads(said)["overall"]["success"]["estimate"]
+    output = levade(arguments, directory, seed, "eval", "--model", model, "--json", *changes)
+    return json.loads(output)["overall"]["success"]["estimate"]
 
 
-def of_levade(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[list[dict], Path]:
-    run = folder / f"run-{seed}"
-    levade(arguments, folder, seed, "train", "--run", run)
+def train_levade(arguments: argparse.Namespace, directory: Path, seed: int) -> tuple[list[dict], Path]:
+    run = directory / f"run-{seed}"
+    levade(arguments, directory, seed, "train", "--run", run)
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     steps = [
         {"reward": line["critic/score/mean"], "seconds": line["timing_s/step"]} for line in lines if "eval" not in line
@@ -110,8 +119,8 @@ def of_levade(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[l
     return steps, run
 
 
-def of_trl(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[list[dict], Path]:
-    model = folder / f"trl-{seed}"
+def train_trl(arguments: argparse.Namespace, directory: Path, seed: int) -> tuple[list[dict], Path]:
+    model = directory / f"trl-{seed}"
     job = {
         "save": str(model),
         "threads": arguments.threads,
@@ -125,28 +134,30 @@ def of_trl(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[list
         "beta2": BETA2,
         "tasks": tasks(),
     }
-    path = folder / f"job-{seed}.json"
+    path = directory / f"job-{seed}.json"
     path.write_text(json.dumps(job))
     command = [arguments.python, ROOT / "bench/trl_learner.py", arguments.model, path]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | KEEP_BLOCKS)
     if done.returncode != 0:
         sys.exit(f"TRL failed: {done.stderr[-2000:]}")
-    # TRL prints dictionaries of its own besides.
+    # TRL also prints its own dictionaries.
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')], model
 
 
-def measure(arguments: argparse.Namespace, folder: Path, name: str, seed: int) -> dict:
-    """A curve: `steps`, a reward and seconds each, and `last`, what the last model gets right."""
-    steps, model = {"Levade": of_levade, "TRL": of_trl}[name](arguments, folder, seed)
-    last = asked(arguments, folder, seed, model)
+def measure(arguments: argparse.Namespace, directory: Path, name: str, seed: int) -> dict:
+    """Measures a curve: `steps` with reward and seconds each, and `last`, the final model's fraction of correct
+    completions.
+    """
+    steps, model = {"Levade": train_levade, "TRL": train_trl}[name](arguments, directory, seed)
+    last = success_rate(arguments, directory, seed, model)
     shutil.rmtree(model)
     return {"steps": steps, "last": last}
 
 
-def measured(arguments: argparse.Namespace, folder: Path, name: str, seed: int) -> dict:
-    """A curve, from `--out` if it is there; one that an earlier version of this file kept has no `last`."""
+def load_or_measure(arguments: argparse.Namespace, directory: Path, name: str, seed: int) -> dict:
+    """Returns a curve, from `--out` if it is stored there. A curve of an earlier version of this file has no `last`."""
     if arguments.out is None:
-        return measure(arguments, folder, name, seed)
+        return measure(arguments, directory, name, seed)
     settings = {
         "steps": arguments.steps,
         "learning_rate": arguments.learning_rate,
@@ -164,7 +175,7 @@ def measured(arguments: argparse.Namespace, folder: Path, name: str, seed: int) 
         if kept["settings"] != settings:
             sys.exit(f"{file} was measured with {kept['settings']}, not with {settings}: give --out another folder")
         return kept
-    curve = measure(arguments, folder, name, seed)
+    curve = measure(arguments, directory, name, seed)
     arguments.out.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
     part.write_text(json.dumps({"settings": settings} | curve))
@@ -173,7 +184,7 @@ def measured(arguments: argparse.Namespace, folder: Path, name: str, seed: int) 
 
 
 def mean_of(lines: list[dict], steps: range) -> float:
-    """Mean reward over some steps of a curve, in percent."""
+    """Returns the mean reward over some steps of a curve, in percent."""
     return statistics.mean(100 * lines[step]["reward"] for step in steps)
 
 
@@ -186,39 +197,43 @@ def standard_error(values: list[float]) -> float:
 
 
 def time_to(lines: list[dict], goal: float) -> float | None:
-    """Seconds until the mean of the last ten rewards reaches the goal."""
+    """Returns the seconds until the mean of the last ten rewards reaches the goal."""
     for end in range(WINDOW, len(lines) + 1):
         if statistics.mean(line["reward"] for line in lines[end - WINDOW : end]) >= goal:
             return sum(line["seconds"] for line in lines[:end])
     return None
 
 
-def chance(one: list[float], other: list[float]) -> float:
-    """The share of all divisions of these values into sides of these sizes whose means lie at least as far apart."""
+def split_probability(one: list[float], other: list[float]) -> float:
+    """Returns the fraction of all divisions of these values, with these side sizes, whose means lie at least as far
+    apart.
+    """
     values, size = one + other, len(one)
 
-    def apart(chosen: tuple[int, ...]) -> float:
+    def mean_distance(chosen: tuple[int, ...]) -> float:
         inside = sum(values[index] for index in chosen)
         return abs(inside / size - (sum(values) - inside) / len(other))
 
-    found = apart(tuple(range(size)))
-    all_of = [apart(chosen) for chosen in itertools.combinations(range(len(values)), size)]
+    found = mean_distance(tuple(range(size)))
+    all_of = [mean_distance(chosen) for chosen in itertools.combinations(range(len(values)), size)]
     return sum(distance >= found - 1e-9 for distance in all_of) / len(all_of)
 
 
 def compare(what: str, ours: list[float], theirs: list[float]) -> bool:
-    """Prints the means of both sides, in percent; whether that of ours lies between the least and the most of TRL's seeds."""
+    """Prints the means of both sides, in percent. Returns whether Levade's lies between the minimum and maximum of
+    TRL's seeds.
+    """
     sides = " % against ".join(f"{statistics.mean(side):.1f} ± {standard_error(side):.1f}" for side in (ours, theirs))
     low, high = min(theirs), max(theirs)
-    spread = f"({low:.1f}–{high:.1f}); by chance {chance(theirs, ours):.0%}"
+    spread = f"({low:.1f}–{high:.1f}); by chance {split_probability(theirs, ours):.0%}"
     print(f"{what:<13}: {sides} % {spread}")
     return low <= statistics.mean(ours) <= high
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", type=Path, required=True, help="a Hugging Face folder")
-    p.add_argument("--python", default=sys.executable, help="the Python that has trl")
+    p.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
+    p.add_argument("--python", default=sys.executable, help="Python interpreter with trl")
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--steps", type=int, default=50)
@@ -228,18 +243,18 @@ def main() -> None:
         type=int,
         nargs="*",
         default=[],
-        help="seeds that Levade alone is run with as well: it takes a tenth of the time",
+        help="additional seeds only for Levade, which takes a tenth of the time",
     )
-    p.add_argument("--out", type=Path, help="a folder for the curves")
-    p.add_argument("--window", type=int, default=WINDOW, help="steps to average over for the comparison")
+    p.add_argument("--out", type=Path, help="directory for the curves")
+    p.add_argument("--window", type=int, default=WINDOW, help="steps per average in the comparison")
     p.add_argument("--learning-rate", type=float, default=1e-5)
     p.add_argument("--goal", type=float, default=0.75)
     arguments = p.parse_args()
-    with tempfile.TemporaryDirectory(prefix="levade-learning-") as folder:
+    with tempfile.TemporaryDirectory(prefix="levade-learning-") as directory:
         found: dict[str, list[dict]] = {"Levade": [], "TRL": []}
         both = [(seed, name) for seed in arguments.seeds for name in found]
         for seed, name in both + [(seed, "Levade") for seed in arguments.more]:
-            curve = measured(arguments, Path(folder), name, seed)
+            curve = load_or_measure(arguments, Path(directory), name, seed)
             found[name].append(curve)
             lines = curve["steps"]
             means = " ".join(f"{mean_of(lines, steps):.0f}" for steps in windows(len(lines), WINDOW))

@@ -1,11 +1,11 @@
-"""Counts lines of code by crate and Python package: without blank lines, comments, tests and examples.
+"""Counts lines of code by crate and Python package, without blank lines, comments, tests and examples.
 
-    python bench/lines.py                  # this tree
-    python bench/lines.py --before COMMIT  # beside that of a commit
+    python bench/lines.py                    # this tree
+    python bench/lines.py --before COMMIT    # compared with that of a commit
 
-Tests are files named `*_tests.rs` and `tests.rs`, directories named `tests`, `testing` and `examples`, and modules under
-`#[cfg(test)]`, which end their file here. A line that has code and a comment counts. Macros and strings over several lines
-count as they stand.
+Tests are files named `*_tests.rs` and `tests.rs`, directories named `tests`, `testing` and `examples`, and modules
+under `#[cfg(test)]`, which are at the end of their files here. A line with code and a comment counts. Macros and
+multi-line strings count with all their lines.
 """
 
 import argparse
@@ -20,14 +20,14 @@ DOCSTRING = re.compile(r'^\s*(r|f)?"""')
 
 
 def read(path: str, commit: str | None) -> str:
-    """The text of a file, in the working tree or at a commit."""
+    """Returns the text of a file, in the working tree or at a commit."""
     if commit is None:
         return open(path, encoding="utf-8").read()
     return subprocess.run(["git", "show", f"{commit}:{path}"], capture_output=True, text=True, check=True).stdout
 
 
 def files(commit: str | None) -> list[str]:
-    """The paths of all tracked source files of crates and Python packages that are no tests."""
+    """Returns the paths of all tracked source files of crates and Python packages, without tests."""
     command = ["git", "ls-files"] if commit is None else ["git", "ls-tree", "-r", "--name-only", commit]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     sources = (PurePosixPath(path) for path in listed if path.startswith(("crates/", "python/")))
@@ -41,7 +41,7 @@ def files(commit: str | None) -> list[str]:
 
 
 def rust_lines(text: str) -> int:
-    """The number of lines of Rust code before the tests of a file."""
+    """Returns the number of lines of Rust code before the tests of a file."""
     count, in_comment = 0, False
     for line in text.split("#[cfg(test)]\nmod tests {")[0].splitlines():
         line = line.strip()
@@ -53,7 +53,7 @@ def rust_lines(text: str) -> int:
 
 
 def python_lines(text: str) -> int:
-    """The number of lines of Python code, without docstrings."""
+    """Returns the number of lines of Python code, without docstrings."""
     count, in_docstring = 0, False
     for line in text.splitlines():
         if in_docstring:
@@ -66,7 +66,7 @@ def python_lines(text: str) -> int:
 
 
 def count(commit: str | None) -> Counter:
-    """Lines by crate or package."""
+    """Returns the lines by crate or package."""
     lines = Counter()
     for path in files(commit):
         text = read(path, commit)
@@ -77,7 +77,7 @@ def count(commit: str | None) -> Counter:
 def main() -> None:
     """Prints a table."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--before", metavar="COMMIT", help="print the lines of this commit, too")
+    p.add_argument("--before", metavar="COMMIT", help="also print the lines at this commit")
     args = p.parse_args()
     now = count(None)
     before = count(args.before) if args.before else now

@@ -1,6 +1,7 @@
-"""llama.cpp's server by way of `xllamacpp`, for `serve.py`: continuous batching over a GGUF file in the precision that it has.
+"""Runs llama.cpp's server through `xllamacpp`, for `serve.py`: continuous batching over a GGUF file in its own
+precision.
 
-python bench/llama_server.py MODEL.gguf --threads 2 --parallel 64 --context 512
+    python bench/llama_server.py MODEL.gguf --threads 2 --parallel 64 --context 512
 """
 
 import argparse
@@ -13,8 +14,8 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model")
     p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--parallel", type=int, default=64, help="replies at once")
-    p.add_argument("--context", type=int, default=512, help="of each reply, in tokens")
+    p.add_argument("--parallel", type=int, default=64, help="maximum number of concurrent completions")
+    p.add_argument("--context", type=int, default=512, help="context per completion, in tokens")
     a = p.parse_args()
     params = xllamacpp.CommonParams()
     params.model.path = a.model

@@ -1,6 +1,7 @@
-"""llama.cpp's side of `decode.py`, by way of llama-cpp-python: the requests of README.md, one reply at a time.
+"""Runs llama.cpp's side of `decode.py` through llama-cpp-python. Executes the requests of README.md, one completion at
+a time.
 
-The model is a GGUF file, in the precision that is to be compared.
+The model is a GGUF file in the precision of the comparison.
 """
 
 import time

@@ -1,10 +1,11 @@
-"""Peak memory of Levade against the plan it prints before the start, for several sizes; and a path of 16,384 tokens.
+"""Compares Levade's peak memory with the memory that it plans at startup, for several sizes and a sequence of 16,384
+tokens.
 
-Each size is a process of its own: a model is loaded with room for micro-batches of `batch` tokens, trained for two steps on a path of `path`
-tokens, and sampled from until its cache is full. Models are made here with random weights, but for the one given with `--model`. The largest
-resident size must lie within a tenth of the plan.
+Each size runs in its own process: it loads a model with room for micro-batches of `batch` tokens, trains two steps on
+a sequence of `path` tokens, and samples until the cache is full. Models have random weights, except for the one given
+with `--model`. The peak resident size must be within a tenth of the plan.
 
-Not measured here: anybody else's memory.
+Not measured: the memory of other programs.
 """
 
 import json
@@ -18,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Con
 
 from turns import levade, machine, parser
 
-#: name, configuration, micro-batch, path, cache in MiB
+# name, configuration, micro-batch, sequence, cache in MiB
 SIZES = [
     ("21 M", LlamaConfig(hidden_size=256, intermediate_size=768, num_hidden_layers=12, num_attention_heads=4, num_key_value_heads=2,
                          vocab_size=49152, max_position_embeddings=4096, tie_word_embeddings=True), 4096, 4096, 64),
@@ -31,7 +32,7 @@ SIZES = [
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--long", action="store_true", help="the path of 16,384 tokens alone")
+    p.add_argument("--long", action="store_true", help="run only the sequence of 16,384 tokens")
     arguments = p.parse_args()
     print(machine())
     worst = 0.0
@@ -42,23 +43,23 @@ def main() -> None:
             config.max_position_embeddings = 16384
             sizes = [("SmolLM2-135M, context 16,384", config, 2048, 16384, 64)]
         for number, (name, config, batch, path, cache) in enumerate(sizes):
-            folder = arguments.model
+            directory = arguments.model
             if config is not None:
-                folder = Path(scratch) / str(number)
-                AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-            worst = max(worst, measure(arguments, name, folder, batch, path, cache))
+                directory = Path(scratch) / str(number)
+                AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+            worst = max(worst, measure(arguments, name, directory, batch, path, cache))
     if worst > 0.1:
         sys.exit(f"a plan is off by {worst:.0%}")
 
 
-def measure(arguments, name: str, folder: Path, batch: int, path: int, cache: int) -> float:
-    """Trains and samples; returns how far the peak is from the plan, as a share of it."""
-    peer = levade(arguments, folder, context=path, batch_tokens=batch, kv_memory_mb=cache)
+def measure(arguments, name: str, directory: Path, batch: int, path: int, cache: int) -> float:
+    """Trains and samples. Returns the deviation of the peak from the plan, as a fraction of the plan."""
+    peer = levade(arguments, directory, context=path, batch_tokens=batch, kv_memory_mb=cache)
     rng = random.Random(0)
-    vocabulary = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
+    vocabulary = json.loads((Path(directory) / "config.json").read_text())["vocab_size"]
     tokens = [rng.randrange(vocabulary) for _ in range(path)]
     losses = [peer.ask(do="train", tokens=tokens) for _ in range(2)]
-    # Prompts of their own until the cache has been full.
+    # Uses new prompts until the cache has been full.
     length = min(path, 1024) - 8
     for _ in range(8):
         prompts = [[rng.randrange(vocabulary) for _ in range(length)] for _ in range(8)]

@@ -1,12 +1,13 @@
-"""The memory that `levade plan` says a process of the learner on PyTorch takes, beside its peak in a real step.
+"""Compares the memory that `levade plan` predicts for a process of the PyTorch learner with its peak in a real step.
 
-For models of four sizes with random weights: plans a recipe with a learner of two processes, starts these processes (torchrun, gloo, f32), lets them do
-two steps over a micro-batch as large as the recipe allows, and reads the largest resident size that the kernel has seen of each (VmHWM, which counts
-the pages of files that are mapped, too).
+For models of four sizes with random weights: plans a recipe with a learner of two processes, starts these processes
+(torchrun, gloo, f32), runs two steps over a micro-batch of the maximum size, and reads the peak resident size of each
+from the kernel (VmHWM, which also counts pages of mapped files).
 
     VENV/bin/python bench/plan_memory.py    # an environment with levade_torch's packages; 10 GiB of memory
 
-Not here: GPUs, adapters, references, critics, other kinds of parallelism; the embedded engine, whose plan `memory.py` checks.
+Not measured: GPUs, adapters, references, critics, other kinds of parallelism; the embedded engine, whose plan
+`memory.py` checks.
 """
 
 import argparse
@@ -51,8 +52,8 @@ learning_rate = 1e-5
 """
 
 
-def made(folder: Path, size: tuple) -> Path:
-    """A model of this size, with random weights and without a tokenizer."""
+def create_model(directory: Path, size: tuple) -> Path:
+    """Creates a model of this size, with random weights and without a tokenizer."""
     hidden, layers, heads, wide, vocabulary, _ = size
     config = LlamaConfig(
         hidden_size=hidden,
@@ -64,13 +65,13 @@ def made(folder: Path, size: tuple) -> Path:
         max_position_embeddings=1024,
         tie_word_embeddings=True,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
 
 
-def planned(levade: Path, folder: Path, model: Path, tokens: int) -> tuple[float, str]:
-    """GiB of a process, and what the plan says of its parts."""
-    recipe = folder / "recipe.toml"
+def planned(levade: Path, directory: Path, model: Path, tokens: int) -> tuple[float, str]:
+    """Returns the planned GiB of a process, and the planned parts."""
+    recipe = directory / "recipe.toml"
     recipe.write_text(RECIPE.format(model=model, tokens=tokens))
     command = [levade, "plan", recipe, "--config", model / "config.json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -81,13 +82,13 @@ def planned(levade: Path, folder: Path, model: Path, tokens: int) -> tuple[float
 
 
 def peak(group: Group, tokens: int, vocabulary: int) -> float:
-    """GiB of the larger process after two steps."""
+    """Returns the GiB of the larger process after two steps."""
     rng = random.Random(0)
     for _ in range(2):
-        # One micro-batch of two paths for each rank.
+        # One micro-batch of two sequences for each rank.
         paths = [[rng.randrange(vocabulary) for _ in range(tokens // 2)] for _ in range(2 * RANKS)]
-        made = inputs(paths, 1, 1 / (RANKS * tokens))
-        train(group, [made[2 * rank : 2 * rank + 2] for rank in range(RANKS)], tokens)
+        prepared = inputs(paths, 1, 1 / (RANKS * tokens))
+        train(group, [prepared[2 * rank : 2 * rank + 2] for rank in range(RANKS)], tokens)
     sizes = []
     for pid in group.processes.pids():
         status = Path(f"/proc/{pid}/status").read_text()
@@ -98,18 +99,18 @@ def peak(group: Group, tokens: int, vocabulary: int) -> float:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
-    p.add_argument("--only", default="", help="the size of this name")
+    p.add_argument("--only", default="", help="run only the size with this name")
     p.add_argument("--verbose", action="store_true", help="print the parts of each plan")
     a = p.parse_args()
     for name, size in SIZES.items():
         if a.only not in name:
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            folder, tokens = Path(scratch), size[-1]
-            model = made(folder / "model", size)
-            said, text = planned(a.levade, folder, model, tokens)
+            directory, tokens = Path(scratch), size[-1]
+            model = create_model(directory / "model", size)
+            said, text = planned(a.levade, directory, model, tokens)
             options = {"model": model, "tokens": tokens, "no_probe": True}
-            with Group(RANKS, folder / "run", Torchrun, **options) as group:
+            with Group(RANKS, directory / "run", Torchrun, **options) as group:
                 found = peak(group, tokens, size[4])
             if a.verbose:
                 print(text)

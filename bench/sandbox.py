@@ -1,16 +1,18 @@
-"""Short runs of Python, a fresh interpreter for each, and behind the sandbox; beside SandboxFusion's own server.
+"""Compares short Python programs in the sandbox, each in a new interpreter, with SandboxFusion's own server.
 
-Asked over HTTP alike (`POST /run_code`, language python), in turns: `levade sandbox serve` with full protection,
-SandboxFusion's server with its own local configuration (no isolation at all), and, without HTTP, `python3 -c` started by
-this script: a floor for whatever starts an interpreter. Three codes: nothing, a little work of the standard library, and a
-print of 3 MB, which must come back as a success. For each the times of calls one after the other, and the calls per second of
-several at once. The processors are shared by server and script; run it on a quiet machine.
+Alternates between `levade sandbox serve` with full protection, SandboxFusion's server with its own local configuration
+(without isolation), both over HTTP (`POST /run_code`, language python), and `python3 -c` started by this script
+without HTTP, which is a lower bound for every program that starts an interpreter. There are three programs: an empty
+one, one with a little work in the standard library, and one that prints 3 MB, which must succeed. For each, measures
+the times of sequential calls, and the calls per second of several concurrent ones. Server and script share the
+processors, so run it on a quiet machine.
 
     cargo build --release
     python3 bench/sandbox.py --fusion FOLDER --fusion-python VENV/bin/python
 
-FOLDER is a checkout of github.com/bytedance/SandboxFusion, VENV a virtual environment with its dependencies. Its server looks
-for Conda and for built documentation: empty folders `VENV/condabin` and `FOLDER/docs/build` are made, which is enough for it.
+FOLDER is a checkout of github.com/bytedance/SandboxFusion, VENV a virtual environment with its dependencies. Its
+server requires Conda and built documentation; the script creates the empty directories `VENV/condabin` and
+`FOLDER/docs/build`, which suffice.
 """
 
 import argparse
@@ -49,7 +51,7 @@ def ask(url: str, code: str) -> dict:
 
 
 class Service:
-    """A server, asked over HTTP."""
+    """A server that is called over HTTP."""
 
     def __init__(self, name: str, command: list, url: str, **options) -> None:
         self.name, self.url = name, url
@@ -75,7 +77,7 @@ class Service:
 
 
 class Interpreter:
-    """A fresh interpreter for each call, without any wall."""
+    """Starts a new interpreter for each call, without isolation."""
 
     name = "python3 -c"
 
@@ -87,36 +89,41 @@ class Interpreter:
         pass
 
 
-def fusion(folder: Path, python: Path) -> Service:
-    """SandboxFusion's server; a virtual environment with a folder `condabin` passes for Conda."""
-    (folder / "docs/build").mkdir(parents=True, exist_ok=True)
+def fusion(directory: Path, python: Path) -> Service:
+    """Starts SandboxFusion's server. A virtual environment with a directory `condabin` passes for Conda."""
+    (directory / "docs/build").mkdir(parents=True, exist_ok=True)
     (python.absolute().parent.parent / "condabin").mkdir(exist_ok=True)
     number = port()
     command = [python.absolute(), "-m", "uvicorn", "sandbox.server.server:app", "--port", str(number)]
     environment = os.environ | {"SANDBOX_CONFIG": "local"}
-    return Service("SandboxFusion", command, f"http://127.0.0.1:{number}", cwd=folder, env=environment)
+    return Service("SandboxFusion", command, f"http://127.0.0.1:{number}", cwd=directory, env=environment)
 
 
-def measured(who, code: str, calls: int, at_once: int) -> dict:
-    """Times one after the other in seconds, calls per second at once, and how many came to a good end."""
+def measure(who, code: str, calls: int, at_once: int) -> dict:
+    """Returns sequential times in seconds, concurrent calls per second, and the number of successful calls."""
     times, good = [], 0
     for _ in range(calls):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         good += who.run(code)
-        times.append(time.perf_counter() - begun)
-    begun = time.perf_counter()
+        times.append(time.perf_counter() - started)
+    started = time.perf_counter()
     with ThreadPoolExecutor(at_once) as pool:
         good += sum(pool.map(lambda _: who.run(code), range(calls)))
-    rate = calls / (time.perf_counter() - begun)
+    rate = calls / (time.perf_counter() - started)
     return {"times": times, "rate": rate, "good": good, "all": 2 * calls}
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="the binary")
-    p.add_argument("--fusion", type=Path, help="a checkout of SandboxFusion; without it, that is left out")
-    p.add_argument("--fusion-python", type=Path, default=Path(sys.executable), help="a Python with its dependencies")
-    p.add_argument("--calls", type=int, default=20, help="calls of a round, one after the other and again at once")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="levade binary")
+    p.add_argument("--fusion", type=Path, help="checkout of SandboxFusion; without it, SandboxFusion is skipped")
+    p.add_argument(
+        "--fusion-python",
+        type=Path,
+        default=Path(sys.executable),
+        help="Python interpreter with SandboxFusion's dependencies",
+    )
+    p.add_argument("--calls", type=int, default=20, help="calls per round, first sequentially and then concurrently")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--at-once", type=int, default=4)
     arguments = p.parse_args()
@@ -131,11 +138,11 @@ def main() -> None:
             for _ in range(arguments.rounds):
                 for who in everyone:
                     calls = max(2, arguments.calls // 5) if who.name == "SandboxFusion" else arguments.calls
-                    rounds[who.name].append(measured(who, code, calls, arguments.at_once))
+                    rounds[who.name].append(measure(who, code, calls, arguments.at_once))
             for name, found in rounds.items():
                 times = sorted(t for r in found for t in r["times"])
                 rate = statistics.median(r["rate"] for r in found)
-                # Round by round: other users of the machine change it from one to the next.
+                # Compares round by round, since other users of the machine change the load between rounds.
                 times_ours = [ours["rate"] / r["rate"] for ours, r in zip(rounds["levade"], found, strict=True)]
                 ratio = f"{statistics.median(times_ours):5.2f} x ({min(times_ours):.2f}–{max(times_ours):.2f})"
                 good, every = sum(r["good"] for r in found), sum(r["all"] for r in found)

@@ -1,8 +1,10 @@
-"""Retrieval beside bm25s, rank_bm25 and sentence-transformers: recall and speed, in one run.
+"""Compares recall and speed of retrieval with bm25s, rank_bm25 and sentence-transformers, in one run.
 
-Every side indexes the same passages and answers the same questions; recall@k is the share of questions whose passage is
-among the first k. Ours are asked over HTTP for recall, and by `examples/scan` for speed. Data sets are the user's:
-passages with `id`, `title`, `text`, and questions with `question`, `gold_document`. Not covered: other corpora, GPUs.
+Every side indexes the same passages and answers the same questions. recall@k is the fraction of questions whose
+passage is among the first k. Levade's recall is measured over HTTP, its speed by `examples/scan`. You provide the
+data: passages with `id`, `title`, `text`, and questions with `question`, `gold_document`.
+
+Not covered: other corpora, GPUs.
 """
 
 import argparse
@@ -27,18 +29,18 @@ def rows(path: Path) -> list[dict]:
 
 
 def recall(found: list[list[str]], gold: list[str]) -> str:
-    share = [sum(want in ids[:k] for ids, want in zip(found, gold, strict=True)) / len(gold) for k in KS]
-    return " / ".join(f"{value:.3f}" for value in share)
+    fractions = [sum(want in ids[:k] for ids, want in zip(found, gold, strict=True)) / len(gold) for k in KS]
+    return " / ".join(f"{value:.3f}" for value in fractions)
 
 
-def say(name: str, found: list[list[str]], gold: list[str], index_s: float, per_second: float) -> None:
+def print_result(name: str, found: list[list[str]], gold: list[str], index_s: float, per_second: float) -> None:
     print(
         f"{name:34} recall@1/3/10 {recall(found, gold)}  index {index_s:.2f} s  {per_second:,.0f} queries/s", flush=True
     )
 
 
 class Server:
-    """`levade search serve` in one mode."""
+    """Runs `levade search serve` in one mode."""
 
     def __init__(self, levade: Path, index: Path, mode: str):
         command = [levade, "search", "serve", index, "--mode", mode, "--port", "0"]
@@ -64,23 +66,23 @@ class Server:
 
 
 def ours(args: argparse.Namespace, queries: list[str], gold: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        index = Path(folder) / "index"
+    with tempfile.TemporaryDirectory() as directory:
+        index = Path(directory) / "index"
         for dense in ([], ["--dense", str(args.model)]):
             command = [args.levade, "search", "index", args.passages, "--out", index, *dense]
-            begun = time.perf_counter()
+            started = time.perf_counter()
             subprocess.run(command, check=True, capture_output=True)
-            index_s = time.perf_counter() - begun
+            index_s = time.perf_counter() - started
             for mode in ("dense", "hybrid") if dense else ("bm25",):
                 server = Server(args.levade, index, mode)
                 try:
                     server.ask(queries[:32])
-                    begun = time.perf_counter()
+                    started = time.perf_counter()
                     found = server.ask(queries)
-                    seconds = time.perf_counter() - begun
+                    seconds = time.perf_counter() - started
                 finally:
                     server.stop()
-                say(f"levade {mode}, over HTTP", found, gold, index_s, len(queries) / seconds)
+                print_result(f"levade {mode}, over HTTP", found, gold, index_s, len(queries) / seconds)
             if not dense:
                 done = subprocess.run(
                     [args.scan, "bm25", index, args.questions, "2"], check=True, capture_output=True, text=True
@@ -97,30 +99,30 @@ def bm25s_side(texts: list[str], ids: list[str], queries: list[str], gold: list[
     import Stemmer
 
     stemmer = Stemmer.Stemmer("english")
-    begun = time.perf_counter()
+    started = time.perf_counter()
     corpus = bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, show_progress=False)
     retriever = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
     retriever.index(corpus, show_progress=False)
-    index_s = time.perf_counter() - begun
-    begun = time.perf_counter()
+    index_s = time.perf_counter() - started
+    started = time.perf_counter()
     tokens = bm25s.tokenize(queries, stopwords="en", stemmer=stemmer, show_progress=False)
     found, _ = retriever.retrieve(tokens, k=max(KS), n_threads=2, show_progress=False)
-    seconds = time.perf_counter() - begun
-    say("bm25s, stemmed", [[ids[at] for at in row] for row in found], gold, index_s, len(queries) / seconds)
+    seconds = time.perf_counter() - started
+    print_result("bm25s, stemmed", [[ids[at] for at in row] for row in found], gold, index_s, len(queries) / seconds)
 
 
 def rank_bm25_side(texts: list[str], ids: list[str], queries: list[str], gold: list[str]) -> None:
     from rank_bm25 import BM25Okapi
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     ranker = BM25Okapi([text.lower().split() for text in texts])
-    index_s = time.perf_counter() - begun
+    index_s = time.perf_counter() - started
     some = range(0, len(queries), max(1, len(queries) // 200))
-    begun = time.perf_counter()
+    started = time.perf_counter()
     found = [ranker.get_scores(queries[at].lower().split()).argsort()[::-1][: max(KS)] for at in some]
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     found = [[ids[at] for at in row] for row in found]
-    say(f"rank_bm25, {len(some)} questions", found, [gold[at] for at in some], index_s, len(some) / seconds)
+    print_result(f"rank_bm25, {len(some)} questions", found, [gold[at] for at in some], index_s, len(some) / seconds)
 
 
 def sentence_transformers_side(
@@ -131,24 +133,30 @@ def sentence_transformers_side(
 
     torch.set_num_threads(2)
     encoder = SentenceTransformer(str(model), device="cpu")
-    begun = time.perf_counter()
+    started = time.perf_counter()
     passages = encoder.encode(texts, convert_to_tensor=True, normalize_embeddings=True)
-    index_s = time.perf_counter() - begun
-    begun = time.perf_counter()
+    index_s = time.perf_counter() - started
+    started = time.perf_counter()
     asked = encoder.encode(queries, convert_to_tensor=True, normalize_embeddings=True)
     best = (asked @ passages.T).topk(max(KS), dim=1).indices.tolist()
-    seconds = time.perf_counter() - begun
-    say("sentence-transformers", [[ids[at] for at in row] for row in best], gold, index_s, len(queries) / seconds)
+    seconds = time.perf_counter() - started
+    print_result(
+        "sentence-transformers", [[ids[at] for at in row] for row in best], gold, index_s, len(queries) / seconds
+    )
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--passages", type=Path, required=True)
     p.add_argument("--questions", type=Path, required=True)
-    p.add_argument("--model", type=Path, required=True, help="folder of an encoder, as sentence-transformers saves it")
+    p.add_argument(
+        "--model", type=Path, required=True, help="directory of an encoder in the layout of sentence-transformers"
+    )
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--scan", type=Path, default=ROOT / "target/release/examples/scan")
-    p.add_argument("--vectors", type=int, default=1_000_000, help="made-up vectors of the scan; 0 for none")
+    p.add_argument(
+        "--vectors", type=int, default=1_000_000, help="number of random vectors in the scan; 0 skips the scan"
+    )
     args = p.parse_args()
     passages, questions = rows(args.passages), rows(args.questions)
     ids = [passage["id"] for passage in passages]

@@ -1,13 +1,15 @@
-"""A step of the learner on PyTorch beside the same model under FSDP2 in a plain loop, and what trees gain there.
+"""Compares a step of the PyTorch learner with a plain FSDP2 loop on the same model, and measures the gain from trees.
 
-Both have two ranks of one thread over gloo, f32, AdamW and clipping, and take turns on the same tokens: paths that share nothing, every token but the
-first a target of imitation. The plain loop is what a person would write: `fully_shard` on each block, transformers' own loss over padded (here: equally
-long) rows, its own fused optimiser. Then paths that share a prefix, as groups of attempts do: the same tokens as separate paths and as trees, both by the
-learner; the gain is held against the ratio of tokens, which is the ideal.
+Both have two ranks with one thread each over gloo, in f32, with AdamW and clipping, and alternate on the same tokens:
+sequences that share nothing, in which all tokens except the first are targets of cross-entropy. The plain loop is
+ordinary user code: `fully_shard` on each block, transformers' own loss over padded (here: equally long) rows, and
+PyTorch's fused optimizer. Then the learner trains on sequences that share a prefix, as groups of attempts do: the same
+tokens as separate sequences and as trees. The gain is compared with the ratio of tokens, which is the ideal.
 
     VENV/bin/python bench/torch_step.py --model FOLDER    # an environment with levade_torch's packages
 
-Prints medians of rounds (least–most) and the share of processor time that others used. Not here: CUDA, tensor and context parallelism, bf16.
+Prints medians of rounds (min–max), and the fraction of processor time that other processes used. Not measured: CUDA,
+tensor and context parallelism, bf16.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from torch_steps import OPTIM, RANKS, Group, Torchrun, inputs, train
 
 
 def plain(rank: int, port: int, model: Path, pipe) -> None:
-    """The plain loop: a step for each list of rows that comes through the pipe."""
+    """Runs the plain loop: a step for each list of rows that arrives through the pipe."""
     from torch.distributed.fsdp import fully_shard
     from transformers import AutoModelForCausalLM
 
@@ -46,18 +48,18 @@ def plain(rank: int, port: int, model: Path, pipe) -> None:
     pipe.send("ready")
     while (rows := pipe.recv()) is not None:
         mine = torch.tensor(rows[rank::RANKS])
-        begun = time.perf_counter()
+        started = time.perf_counter()
         loaded(input_ids=mine, labels=mine).loss.backward()
         torch.nn.utils.clip_grad_norm_(loaded.parameters(), OPTIM["max_grad_norm"])
         adamw.step()
         adamw.zero_grad()
         dist.barrier()
-        pipe.send(time.perf_counter() - begun)
+        pipe.send(time.perf_counter() - started)
     dist.destroy_process_group()
 
 
 class Plain:
-    """Its ranks."""
+    """The ranks of the plain loop."""
 
     def __init__(self, model: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -73,13 +75,13 @@ class Plain:
             pipe.recv()
 
     def step(self, rows: list[list[int]]) -> float:
-        """Seconds of the slowest rank."""
+        """Returns the seconds of the slowest rank."""
         for pipe in self.pipes:
             pipe.send(rows)
         return max(pipe.recv() for pipe in self.pipes)
 
     def stop(self) -> None:
-        """Ends them."""
+        """Stops the ranks."""
         for pipe in self.pipes:
             pipe.send(None)
         for rank in self.ranks:
@@ -87,24 +89,24 @@ class Plain:
 
 
 def step(group: Group, groups: list[list[dict]], tokens: int) -> float:
-    """Seconds of a step of the learner, its plan and its body included."""
-    begun = time.perf_counter()
+    """Returns the seconds of a step of the learner, including its plan and its request body."""
+    started = time.perf_counter()
     train(group, groups, tokens)
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def spread(values: list[float]) -> str:
-    """Median (least–most)."""
+    """Formats median (min–max)."""
     return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f}, n = {len(values)})"
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", type=Path, required=True, help="a folder of safetensors")
+    p.add_argument("--model", type=Path, required=True, help="directory with safetensors files")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--rows", type=int, default=8)
     p.add_argument("--length", type=int, default=256)
-    p.add_argument("--tokens", type=int, default=4096, help="of a rank's paths, where they share a prefix")
+    p.add_argument("--tokens", type=int, default=4096, help="tokens of a rank's sequences with a common prefix")
     a = p.parse_args()
     rng = random.Random(0)
 
@@ -144,9 +146,9 @@ def main() -> None:
                 for _ in range(RANKS * of_rank):
                     shared = ids(prefix)
                     groups.append([shared + ids(tail) for _ in range(group_size)])
-                # The same without anything in common: the first token differs.
-                apart = [[[1000 + at, *path[1:]] for at, path in enumerate(paths)] for paths in groups]
-                merged, alone = ([inputs(paths, prefix, weight) for paths in kind] for kind in (groups, apart))
+                # The same sequences without a common prefix: the first token differs.
+                separate = [[[1000 + at, *path[1:]] for at, path in enumerate(paths)] for paths in groups]
+                merged, alone = ([inputs(paths, prefix, weight) for paths in kind] for kind in (groups, separate))
                 order = (merged, alone) if turn % 2 else (alone, merged)
                 seconds = {id(kind): step(group, kind, a.tokens) for kind in order}
                 shares.append(seconds[id(alone)] / seconds[id(merged)] / ideal)

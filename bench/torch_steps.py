@@ -1,4 +1,4 @@
-"""Steps of the learner on PyTorch, for scripts that measure it: what they train on, and how they ask for it."""
+"""Steps of the PyTorch learner for benchmarks: creates training data and runs updates."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ IMITATION = {"policy": "cross_entropy", "kl": None}
 
 
 def inputs(paths: list[list[int]], first: int, weight: float) -> list[dict]:
-    """Paths whose tokens from `first` on are targets, of this weight each."""
+    """Creates sequences whose tokens from `first` on are targets, with the given weight each."""
     term = {"weight": weight}
     return [
         {
@@ -34,7 +34,7 @@ def inputs(paths: list[list[int]], first: int, weight: float) -> list[dict]:
 
 
 def train(group: Group, groups: list[list[dict]], tokens: int) -> None:
-    """An update over groups of paths, planned for micro-batches of so many tokens."""
+    """Runs an update over groups of sequences, planned for micro-batches of at most `tokens` tokens."""
     paths = [path for of_group in groups for path in of_group]
     cut = group.call("policy", "plan", {"micro_batch_tokens": tokens}, group_arrays(groups))[0]["cut"]
     group.call("policy", "train", {"loss": IMITATION, "params": OPTIM, "cut": cut}, path_arrays(paths))

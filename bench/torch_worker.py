@@ -1,8 +1,9 @@
-"""PyTorch's side of the comparisons: reads one request a line, does it, prints one line of JSON with the seconds.
+"""Runs PyTorch's side of the comparisons: reads one request per line, executes it, and prints one line of JSON with
+the seconds.
 
-Requests are described in README.md. Stays resident, so that both sides can take turns in the same run. Eager,
-scaled-dot-product attention, PyTorch's fused AdamW: the fastest of what plain PyTorch and transformers offer. In bf16, training runs
-under autocast with weights in f32, and replies are drawn from weights in bf16.
+README.md describes the requests. The program stays in memory, so that both sides can alternate in the same run. It
+uses eager mode, scaled-dot-product attention and PyTorch's fused AdamW: the fastest options of plain PyTorch and
+transformers. In bf16, training runs under autocast with f32 weights, and completions are sampled with bf16 weights.
 """
 
 import copy
@@ -34,7 +35,7 @@ class Worker:
         if path.suffix == ".gguf":
             where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         self.model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32, attn_implementation="sdpa")
-        # Replies run to the length asked for: nothing ends them early.
+        # Completions have the requested length: no token ends them early.
         self.model.generation_config.eos_token_id = None
         self.optimiser = torch.optim.AdamW(
             self.model.parameters(), lr=1e-5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, fused=True
@@ -58,7 +59,9 @@ class Worker:
         return {"seconds": end - start, "loss": loss.item(), "parts": parts}
 
     def forest(self, paths: list[list[int]], first: int, rows: int) -> dict:
-        """Forward and backward over paths of one length, each by itself; targets are the tokens from `first` on."""
+        """Runs forward and backward over sequences of one length, each separately. Targets are the tokens from `first`
+        on.
+        """
         self.model.train()
         self.optimiser.zero_grad(set_to_none=True)
         targets = sum(len(path) - first for path in paths)

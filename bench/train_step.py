@@ -1,9 +1,9 @@
-"""One training step: Levade against PyTorch eager, in f32 or in bf16, turn by turn in the same run.
+"""Compares one training step with PyTorch eager, in f32 or bf16, alternately in the same run.
 
-A step is: forward over one packed sequence of 512 tokens, cross-entropy of every token but the first, backward, AdamW,
-weights ready for the next step. Before anything is timed, both sides' losses over three steps must agree.
+A step is: forward over one packed sequence of 512 tokens, cross-entropy of every token except the first, backward,
+AdamW, weights ready for the next step. Before timing, both sides' losses over three steps must agree.
 
-Not measured here: trees, several sequences, torch.compile, gradient clipping.
+Not measured: trees, several sequences, torch.compile, gradient clipping.
 """
 
 import random
@@ -15,7 +15,7 @@ from turns import machine, pair, parser, take_turns
 def main() -> None:
     p = parser(__doc__)
     p.add_argument("--tokens", type=int, default=512, help="length of the sequence")
-    p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
+    p.add_argument("--vocabulary", type=int, default=49152, help="upper bound of token ids (exclusive)")
     arguments = p.parse_args()
     rng = random.Random(0)
     tokens = [rng.randrange(arguments.vocabulary) for _ in range(arguments.tokens)]

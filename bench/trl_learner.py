@@ -1,7 +1,8 @@
-"""TRL's side of `learning.py`: its own GRPO, sampling included, on prompts with a number each; prints one line of JSON a step and saves the last model.
+"""Runs TRL's side of `learning.py`: its own GRPO including sampling, on numbered prompts.
 
-Usage: trl_learner.py MODEL JOB.json, where the job is `{"threads", "seed", "steps", "groups", "group_size", "max_tokens", "temperature",
-"learning_rate", "beta2", "tasks": [{"question", "answer"}], "save": FOLDER}`.
+Prints one line of JSON per step, and saves the final model. Usage: trl_learner.py MODEL JOB.json, where the job is
+`{"threads", "seed", "steps", "groups", "group_size", "max_tokens", "temperature", "learning_rate", "beta2", "tasks":
+[{"question", "answer"}], "save": FOLDER}`.
 """
 
 import json
@@ -27,7 +28,7 @@ logging.set_verbosity_error()
 
 
 class Report(TrainerCallback):
-    """Prints a step's mean reward and how long it took."""
+    """Prints the mean reward and the duration of a step."""
 
     def __init__(self) -> None:
         self.start = 0.0
@@ -52,11 +53,11 @@ def number_in(text: str) -> float | None:
 
 
 def main() -> None:
-    folder, job = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+    directory, job = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     torch.set_num_threads(job["threads"])
     set_seed(job["seed"])
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
     tasks, stop = job["tasks"], tokenizer.eos_token_id
     for task in tasks:
         messages = [{"role": "user", "content": task["question"]}]
@@ -87,7 +88,7 @@ def main() -> None:
         completions = []
         for reply in out[:, longest:].tolist():
             completions.append(reply[: reply.index(stop) + 1] if stop in reply else reply)
-        # A reply that was cut is no answer.
+        # A truncated completion is not an answer.
         finished = [stop in reply for reply in completions]
         texts = [tokenizer.decode(reply, skip_special_tokens=True) for reply in completions]
         answers = [tasks[int(prompt)]["answer"] for prompt in prompts]

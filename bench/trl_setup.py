@@ -1,4 +1,4 @@
-"""What TRL's sides of the comparisons share: a trainer on the processor that keeps quiet and has no penalty, and saying its name."""
+"""Shared code of TRL's sides of the comparisons: a quiet CPU trainer without a KL penalty, and its ready message."""
 
 import json
 
@@ -8,7 +8,7 @@ from trl import GRPOConfig
 
 
 def settings(**more) -> GRPOConfig:
-    """GRPO's settings with what is the same in every comparison."""
+    """Returns the GRPO settings that all comparisons share."""
     return GRPOConfig(
         beta=0.0,
         use_cpu=True,
@@ -22,5 +22,5 @@ def settings(**more) -> GRPOConfig:
 
 
 def announce(precision: str) -> None:
-    """Says that the trainer is ready."""
+    """Prints that the trainer is ready."""
     print(json.dumps({"name": f"TRL {trl.__version__}, torch {torch.__version__}, {precision}"}), flush=True)

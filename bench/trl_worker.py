@@ -1,9 +1,11 @@
-"""TRL's side of `group.py`: a GRPO trainer that waits for a line before each step, and prints the seconds it took after it.
+"""Runs TRL's side of `group.py`: a GRPO trainer that waits for a line before each step, and prints the step's seconds.
 
-Usage: trl_worker.py MODEL JOB.json, where the job is `{"threads", "precision", "prompt": [ids], "rollouts", "turns", "new", "given", "steps",
-"side_by_side"}`. The rollouts are TRL's own `rollout_func`: transformers' generate with the cache of keys and values kept from turn to turn, as
-many new tokens a turn as asked for. In bf16 both parts run under autocast, which keeps the weights it has rounded for as long as it
-lasts: once for all turns. Rewards are random: what matters is that there is something to learn.
+Usage: trl_worker.py MODEL JOB.json, where the job is `{"threads", "precision", "prompt": [ids], "rollouts", "turns",
+"new", "given", "steps", "side_by_side"}`.
+
+The rollouts use TRL's `rollout_func`: transformers' generate with a KV cache that persists between turns, and the
+requested number of new tokens per turn. In bf16 both parts run under autocast, which keeps its rounded weights as long
+as it is active: once for all turns. Rewards are random, so that there is always something to learn.
 """
 
 import json
@@ -28,7 +30,7 @@ logging.set_verbosity_error()
 
 
 class Clock(TrainerCallback):
-    """Waits before the rollouts of a step, reports after its update."""
+    """Waits before the rollouts of a step, and reports after its update."""
 
     def __init__(self) -> None:
         self.start = self.sampled = 0.0
@@ -45,10 +47,10 @@ class Clock(TrainerCallback):
 
 
 def main() -> None:
-    folder, job = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+    directory, job = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     torch.set_num_threads(job["threads"])
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
     clock, rng = Clock(), random.Random(0)
     new, given, bf16 = job["new"], job["given"], job["precision"] == "bf16"
 

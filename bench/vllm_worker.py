@@ -1,9 +1,9 @@
-"""vLLM's side of `decode.py`, on the CPU: the requests of README.md."""
+"""Runs vLLM's side of `decode.py` on the CPU. Executes the requests of README.md."""
 
 import os
 import time
 
-# One process, so that its processor time can be told from that of others.
+# Uses one process, so that its processor time can be distinguished from that of other programs.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

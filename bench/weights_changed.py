@@ -1,10 +1,11 @@
-"""How many of a model's weights a step changes once they are bf16, as servers have them: what sending only those would save.
+"""Counts how many of a model's weights a step changes in bf16, the format of servers: the saving of sending only
+these.
 
     TORCH/bin/python bench/weights_changed.py RUN/checkpoints/step-000004 RUN/checkpoints/step-000005
     TORCH/bin/python bench/weights_changed.py RUN/checkpoints/step-000005 --rate 5e-5 --beta2 0.95
 
-With one checkpoint, the weights before its last step are worked out from the moments that it holds, which is exact for AdamW without
-decay, whatever was clipped; `--rate` is the learning rate of that step.
+With one checkpoint, the weights before its last step are computed from the stored moments. This is exact for AdamW
+without decay, with any clipping. `--rate` is the learning rate of that step.
 """
 
 import argparse
@@ -19,28 +20,28 @@ from torch import Tensor
 RUN = 1024
 
 
-def tensors(folder: Path, pattern: str = "model*.safetensors") -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a folder, one at a time."""
-    for path in sorted(folder.glob(pattern)):
+def tensors(directory: Path, pattern: str = "model*.safetensors") -> Iterator[tuple[str, Tensor]]:
+    """Yields names and tensors of a directory, one at a time."""
+    for path in sorted(directory.glob(pattern)):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 a file is no dict
                 yield name, file.get_tensor(name)
 
 
 def pairs(options: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
-    """Weights before and after a step."""
+    """Yields the weights before and after a step."""
     if options.after:
         before = dict(tensors(options.checkpoint))
         for name, tensor in tensors(options.after):
             if name in before:
                 yield before[name], tensor
         return
-    folder = options.checkpoint
-    steps = json.loads((folder / "optimiser.json").read_text())["steps"]
-    first, second = (tensors(folder, f"optimiser.{which}.safetensors") for which in ("first", "second"))
-    for (name, after), (one, m), (two, v) in zip(tensors(folder), first, second, strict=True):
+    directory = options.checkpoint
+    steps = json.loads((directory / "optimiser.json").read_text())["steps"]
+    first, second = (tensors(directory, f"optimiser.{which}.safetensors") for which in ("first", "second"))
+    for (name, after), (one, m), (two, v) in zip(tensors(directory), first, second, strict=True):
         if not name == one == two:
-            raise SystemExit(f"{folder}: {name} has its moments under {one} and {two}")
+            raise SystemExit(f"{directory}: {name} has its moments under {one} and {two}")
         m, v = m / (1 - options.beta1**steps), v / (1 - options.beta2**steps)
         yield after + options.rate * m / (v.sqrt() + options.epsilon), after
 

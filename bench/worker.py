@@ -1,4 +1,4 @@
-"""What all peers' programs have in common: requests on standard input, answers on standard output, one line of JSON each."""
+"""Shared code of the peers' programs: requests on standard input, responses on standard output, one line of JSON each."""
 
 import json
 import os
@@ -6,9 +6,9 @@ import sys
 
 
 def serve(worker: object) -> None:
-    """Answers each request with the method of `worker` that it names, until there are no more.
+    """Calls the method of `worker` that each request names, until there are no more requests.
 
-    What libraries print goes to standard error: answers have standard output for themselves.
+    Output of libraries goes to standard error, so that standard output contains only responses.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

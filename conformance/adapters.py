@@ -1,12 +1,15 @@
-"""Low-rank adapters: Levade against PEFT, f32.
+"""Compares LoRA adapters with PEFT in f32: logits, gradients, and files in both directions.
 
-Checks, for the given model and for every random-weight configuration, with an adapter that PEFT made and saved: logits
-agree to 1e-3, gradients of A and B to 1e-4 per tensor, for cross-entropy and for PPO's clipped loss; after two steps of
-AdamW in Levade, PEFT loads what it saved and gives the logits that Levade gives, and transformers does so with the
-adapter merged into the model. Adapters take turns in how they name their modules (ends of names, whole paths, a regular
-expression, all of them, some layers, exclusions), in ranks and alphas of single modules, and in rank-stabilised scaling.
+Checks, for the given model and for every random-weight configuration, with an adapter that PEFT created and saved:
 
-Not checked here: dropout, and variants of LoRA that Levade refuses (DoRA, biases).
+- Logits agree to 1e-3; gradients of A and B agree to 1e-4 per tensor, for cross-entropy and for PPO's clipped loss.
+- After two steps of AdamW in Levade, PEFT loads Levade's adapter and returns Levade's logits. transformers does so with the
+  adapter merged into the model.
+
+The adapters vary in how they name modules (name suffixes, full names, a regular expression, all modules, some layers,
+exclusions), in ranks and alphas of single modules, and in rank-stabilized scaling.
+
+Not checked: dropout, and LoRA variants that Levade rejects (DoRA, biases).
 """
 
 from pathlib import Path
@@ -37,7 +40,7 @@ KINDS = [
 
 
 def adapted(path: Path, kind: dict):
-    """The model with a random adapter that does something."""
+    """Creates the model with a random, non-zero adapter."""
     torch.manual_seed(5)
     model = get_peft_model(reference(path), LoraConfig(r=5, lora_alpha=12, **kind))
     for name, parameter in model.named_parameters():
@@ -60,11 +63,11 @@ def main() -> None:
     levade, report = begin(arguments)
     with scratch() as scratched:
         for number, (name, path) in enumerate(all_models(Path(scratched), arguments.only, arguments.model)):
-            folder, out = Path(scratched) / f"adapter-{number}", Path(scratched) / "out"
+            directory, out = Path(scratched) / f"adapter-{number}", Path(scratched) / "out"
             model = adapted(path, KINDS[number % len(KINDS)])
-            model.save_pretrained(folder)
+            model.save_pretrained(directory)
             sequences = ragged(model.config.vocab_size, seed=4, longest=60)
-            levade.run("logits", path, out, sequences=sequences, adapter=str(folder))
+            levade.run("logits", path, out, sequences=sequences, adapter=str(directory))
             logits_agree(report, f"{name}: logits", model, sequences, tensors(out))
 
             for kind, loss in {"cross-entropy": CROSS_ENTROPY, "clip, k3": grpo("k3")}.items():
@@ -73,7 +76,7 @@ def main() -> None:
                     off_policy(model, batch, loss, seed=3)
                 model.zero_grad()
                 theirs, magnitude = backward(model, batch, loss)
-                ours = levade.run("gradients", path, out, batch=batch, loss=loss, adapter=str(folder))["loss"]
+                ours = levade.run("gradients", path, out, batch=batch, loss=loss, adapter=str(directory))["loss"]
                 report.check(f"{name}, {kind}: loss", abs(ours - theirs) / magnitude, 1e-5, f"{theirs:.6f}")
                 found = tensors(out)
                 wanted = {
@@ -86,7 +89,7 @@ def main() -> None:
 
             batch = paths(model.config.vocab_size, seed=6, longest=60)
             step = {"batches": [batch], "loss": CROSS_ENTROPY, "optim": OPTIM}
-            levade.run("steps", path, out, steps=[step, step], adapter=str(folder))
+            levade.run("steps", path, out, steps=[step, step], adapter=str(directory))
             trained = Path(scratched) / f"trained-{number}"
             (out / "checkpoint").rename(trained)
             levade.run("logits", path, out, sequences=sequences, adapter=str(trained))

@@ -1,19 +1,24 @@
 """Compares two builds of the binary: both must sample and train the same bits.
 
-Trains toy recipes (bits_recipes.py) with both builds, one recipe for each kind of caller of a model, from a tiny model
-that calls the calculator. Compares the weights of the last checkpoint (policies, adapters, critics), every recorded
-attempt (slot, try, task, status, score, reward, outcome; of each segment agent, policy, token ids, log-probabilities
-and versions), the plan of every step with its advantages and weights, and evaluations. Then the second build replays
-the run of the first build. With `resume-NAME` the second build resumes runs that were stopped after three of six steps,
-or killed, under the first build. They must end like the first build's undisturbed run. Prints the first difference of
-each check.
+Trains toy recipes (bits_recipes.py) with both builds, one recipe for each kind of model caller, from a tiny model that
+calls the calculator. Compares:
 
-Not compared: names of attempts, which are random, and abandoned attempts, which a kill cuts off. All else stands in the
-comparison as it is recorded. With `stale`, timing decides which version samples a token: each build replays the other's
-run instead. A program's call with `n` above 1 gets two tokens for each choice: longer choices are recorded in the order
-in which they end, so that two runs of one build differ.
+- the weights of the last checkpoint (policies, adapters, critics);
+- every recorded attempt: slot, try, task, status, score, reward, outcome; and for each segment agent, policy, token ids,
+  log-probabilities and versions;
+- the plan of every step with its advantages and weights;
+- evaluations.
 
-Not checked here: other samplers and learners than the embedded engine, speed, and what is printed.
+Then the second build replays the run of the first build. With `resume-NAME`, the second build resumes runs that were
+stopped after three of six steps, or killed, under the first build. They must end like the first build's undisturbed
+run. Prints the first difference of each check.
+
+Not compared: names of attempts, which are random, and abandoned attempts, which a kill truncates. With `stale`, timing
+decides which version samples a token, so each build replays the other build's run instead. A program's call with `n`
+above 1 gets two tokens per choice: longer choices are recorded in the order in which they end, so two runs of one
+build would differ.
+
+Not checked: samplers and learners other than the embedded engine, speed, and printed output.
 """
 
 import argparse
@@ -36,24 +41,24 @@ from pathlib import Path
 
 from bits_recipes import FILES, RECIPES
 
-# Recipes whose runs are stopped and killed, then resumed.
+# Recipes whose runs are stopped and killed, and then resumed.
 RESUMED = ["calculator", "forking-program", "two-policies", "ppo", "lora"]
 STOPPED_AT = 3
-# Moments at which a run is killed; the last is in the middle of a step's attempts.
+# Crash points of a run. The last one lies in the middle of a step's attempts.
 CRASHES = ["after_optim_step:4", "attempt_recorded:18"]
 
 
 @contextlib.contextmanager
-def served(binary: Path, folder: Path, recipe: str) -> Iterator[str]:
-    """Serves the model if the recipe calls it; yields the recipe with the server's port."""
+def served(binary: Path, directory: Path, recipe: str) -> Iterator[str]:
+    """Serves the model if the recipe calls it. Yields the recipe with the server's port."""
     if "PORT" not in recipe:
         yield recipe
         return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [binary, "serve", f"toy={folder / 'model'}", "--port", str(port), "--temperature", "0"]
-    with (folder / "serve.log").open("w") as log:
+    command = [binary, "serve", f"toy={directory / 'model'}", "--port", str(port), "--temperature", "0"]
+    with (directory / "serve.log").open("w") as log:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         for _ in range(300):
@@ -61,46 +66,46 @@ def served(binary: Path, folder: Path, recipe: str) -> Iterator[str]:
                 break
             time.sleep(0.1)
         else:
-            raise RuntimeError(f"{binary.name} serve did not start: {(folder / 'serve.log').read_text()}")
+            raise RuntimeError(f"{binary.name} serve did not start: {(directory / 'serve.log').read_text()}")
         yield recipe.replace("PORT", str(port))
     finally:
         server.kill()
         server.wait()
 
 
-def prepare(folder: Path, model: Path) -> None:
-    """Writes the model and the programs of recipes into a new folder."""
-    shutil.copytree(model, folder / "model")
+def prepare(directory: Path, model: Path) -> None:
+    """Writes the model and the recipes' programs to a new directory."""
+    shutil.copytree(model, directory / "model")
     for name, text in FILES.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(text)
 
 
-def call(binary: Path, folder: Path, *arguments: str, crash_at: str | None = None) -> str:
-    """Runs a subcommand in a folder; returns what it prints. Only a run with `crash_at` may end by a signal."""
+def call(binary: Path, directory: Path, *arguments: str, crash_at: str | None = None) -> str:
+    """Runs a subcommand in a directory and returns its output. Only a run with `crash_at` may end by a signal."""
     environment = {key: value for key, value in os.environ.items() if not key.endswith("_CRASH_AT")}
     if crash_at:
         environment |= {"DRESSAGE_CRASH_AT": crash_at, "LEVADE_CRASH_AT": crash_at}
     command = [binary, *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    done = subprocess.run(command, cwd=folder, env=environment, timeout=600, **pipes)
-    with (folder / "log").open("a") as log:
+    done = subprocess.run(command, cwd=directory, env=environment, timeout=600, **pipes)
+    with (directory / "log").open("a") as log:
         log.write(done.stdout + done.stderr)
     if done.returncode != (-signal.SIGKILL if crash_at else 0):
         raise RuntimeError(f"{binary.name} {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return done.stdout
 
 
-def train(binary: Path, folder: Path, model: Path, name: str, *changes: str, crash_at: str | None = None) -> Path:
-    """Trains a recipe in a new folder; returns that folder."""
-    prepare(folder, model)
-    with served(binary, folder, RECIPES[name]) as text:
-        (folder / "recipe.toml").write_text(text)
+def train(binary: Path, directory: Path, model: Path, name: str, *changes: str, crash_at: str | None = None) -> Path:
+    """Trains a recipe in a new directory, and returns that directory."""
+    prepare(directory, model)
+    with served(binary, directory, RECIPES[name]) as text:
+        (directory / "recipe.toml").write_text(text)
         if "./school" in text:
-            call(binary, folder, "train", "school.toml")
+            call(binary, directory, "train", "school.toml")
         sets = [part for change in changes for part in ("--set", change)]
-        call(binary, folder, "train", "recipe.toml", *sets, crash_at=crash_at)
-    return folder
+        call(binary, directory, "train", "recipe.toml", *sets, crash_at=crash_at)
+    return directory
 
 
 def numbers(kind: str, blob: bytes | None) -> list | None:
@@ -108,14 +113,14 @@ def numbers(kind: str, blob: bytes | None) -> list | None:
     return None if blob is None else [list(item) for item in struct.iter_unpack(f"<{kind}", blob)]
 
 
-def record(folder: Path) -> dict:
+def record(directory: Path) -> dict:
     """Returns what a run trained and recorded."""
-    last = max((folder / "run/checkpoints").glob("step-*"))
+    last = max((directory / "run/checkpoints").glob("step-*"))
     files = [file for file in last.rglob("*.safetensors") if not file.name.startswith("optimi")]
     weights = {str(file.relative_to(last)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    with contextlib.closing(sqlite3.connect(f"file:{folder / 'run/run.db'}?mode=ro", uri=True)) as db:
+    with contextlib.closing(sqlite3.connect(f"file:{directory / 'run/run.db'}?mode=ro", uri=True)) as db:
         db.row_factory = sqlite3.Row
-        # Tries that a kill has cut off are made again: tries are numbered without them.
+        # Tries that a kill interrupted are repeated, so tries are numbered without the interrupted ones.
         kept = "SELECT * FROM attempts WHERE status NOT IN ('running', 'abandoned') ORDER BY number"
         names, attempts = {}, {}
         for row in db.execute(kept).fetchall():
@@ -132,12 +137,12 @@ def record(folder: Path) -> dict:
             steps[f"{row['phase']}/{row['step']}"].setdefault("paths", []).append(path)
         results = db.execute("SELECT * FROM evals ORDER BY phase, step")
         evals = [[row["phase"], row["step"], json.loads(row["result"])] for row in results]
-    # In the order in which a difference arises: the first that is printed is its cause.
+    # The order is that in which differences arise, so that the first printed difference is the cause.
     return {"attempts": dict(sorted(attempts.items(), key=by_time)), "steps": steps, "evals": evals, "weights": weights}
 
 
 def by_time(item: tuple[str, dict]) -> tuple:
-    """Returns what orders attempts: phase, step, purpose, group, sample."""
+    """Returns the sort key of attempts: phase, step, purpose, group, sample."""
     purpose, phase, step, *rest = item[0].split(",")[0].split("/")
     return int(phase), int(step), purpose, *map(int, rest)
 
@@ -156,27 +161,27 @@ def segments(db: sqlite3.Connection, attempt: int) -> list[dict]:
     ]
 
 
-def difference(before: object, after: object, place: str = "") -> str | None:
-    """Returns the first difference of two values, with the place where it is."""
+def difference(before: object, after: object, location: str = "") -> str | None:
+    """Returns the first difference between two values, with its location."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in [*before, *(key for key in after if key not in before)]:
             if key not in before or key not in after:
-                return f"{place}: {key} is only in the run {'before' if key in before else 'after'}"
-            if found := difference(before[key], after[key], f"{place} · {key}" if place else key):
+                return f"{location}: {key} is only in the run {'before' if key in before else 'after'}"
+            if found := difference(before[key], after[key], f"{location} · {key}" if location else key):
                 return found
     elif isinstance(before, list) and isinstance(after, list):
         for index, pair in enumerate(zip(before, after, strict=False)):
-            if found := difference(*pair, f"{place}[{index}]"):
+            if found := difference(*pair, f"{location}[{index}]"):
                 return found
         if len(before) != len(after):
-            return f"{place}: {len(before)} and {len(after)} items"
+            return f"{location}: {len(before)} and {len(after)} items"
     elif repr(before) != repr(after):
-        return f"{place}: {before!r:.200} and {after!r:.200}"
+        return f"{location}: {before!r:.200} and {after!r:.200}"
     return None
 
 
 def summary(found: dict) -> str:
-    """Returns counts that show what a recipe has exercised."""
+    """Returns counts that show what a recipe exercised."""
     attempts = found["attempts"].values()
     calls = sum(attempt["outcome"]["calls"]["ok"] for attempt in attempts)
     tokens = sum(attempt["sampled_tokens"] for attempt in attempts)
@@ -184,49 +189,49 @@ def summary(found: dict) -> str:
 
 
 def checks(options: argparse.Namespace) -> Iterator[tuple[str, object]]:
-    """Yields each check: its name, and a function of a folder that returns a difference and a summary."""
+    """Yields each check: its name, and a function from a directory to a difference and a summary."""
     before, after, model = options.before, options.after, options.model
 
-    def pair(name: str, folder: Path) -> tuple[str | None, str]:
-        runs = [train(binary, folder / key, model, name) for key, binary in (("before", before), ("after", after))]
+    def pair(name: str, directory: Path) -> tuple[str | None, str]:
+        runs = [train(binary, directory / key, model, name) for key, binary in (("before", before), ("after", after))]
         found = [record(run) for run in runs]
         if name == "stale":
             call(before, runs[1], "replay", "run")
         differs = None if name == "stale" else difference(*found)
         if not differs:
-            # Ends with a code other than 0 if a checkpoint is not reached to the bit.
+            # Exits with a non-zero code unless all checkpoints are reproduced bit for bit.
             call(after, runs[0], "replay", "run")
         return differs, summary(found[0])
 
-    def resumed(name: str, folder: Path) -> tuple[str | None, str]:
+    def resumed(name: str, directory: Path) -> tuple[str | None, str]:
         keys = ["phase.0.steps=6", "eval.tasks=0", "run.checkpoint_every=1"]
-        whole = train(before, folder / "whole", model, name, *keys)
-        stopped = train(before, folder / "stopped", model, name, f"phase.0.steps={STOPPED_AT}", *keys[1:])
+        undisturbed = train(before, directory / "whole", model, name, *keys)
+        stopped = train(before, directory / "stopped", model, name, f"phase.0.steps={STOPPED_AT}", *keys[1:])
         call(after, stopped, "train", "run", "--resume", "--set", keys[0])
         runs = {"stopped": stopped}
         for moment in CRASHES:
-            runs[moment] = train(before, folder / moment.replace(":", "-"), model, name, *keys, crash_at=moment)
+            runs[moment] = train(before, directory / moment.replace(":", "-"), model, name, *keys, crash_at=moment)
             call(after, runs[moment], "train", "run", "--resume")
-        want = record(whole)
+        want = record(undisturbed)
         for moment, run in runs.items():
             if found := difference(want, record(run)):
                 return f"{moment}: {found}", ""
-        call(after, whole, "replay", "run")
+        call(after, undisturbed, "replay", "run")
         return None, f"{len(runs)} resumed, 1 replayed"
 
     for name in RECIPES:
-        yield name, lambda folder, name=name: pair(name, folder)
+        yield name, lambda directory, name=name: pair(name, directory)
     for name in RESUMED:
-        yield f"resume-{name}", lambda folder, name=name: resumed(name, folder)
+        yield f"resume-{name}", lambda directory, name=name: resumed(name, directory)
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--before", type=Path, required=True, help="the build to compare with")
-    p.add_argument("--after", type=Path, required=True, help="the build that is checked")
-    p.add_argument("--model", type=Path, required=True, help="folder of a tiny model that calls the calculator")
+    p.add_argument("--before", type=Path, required=True, help="levade binary to compare with")
+    p.add_argument("--after", type=Path, required=True, help="levade binary under test")
+    p.add_argument("--model", type=Path, required=True, help="directory of a tiny model that calls the calculator")
     p.add_argument("--only", default="", metavar="NAME", help="checks whose names contain this")
-    p.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs in this folder, which must not exist")
+    p.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs in this directory, which must not exist")
     options = p.parse_args()
     for key in ("before", "after", "model"):
         setattr(options, key, getattr(options, key).resolve(strict=True))

@@ -1,13 +1,13 @@
-"""Recipes of bits.py, one for each kind of caller of a model, and the programs that they start."""
+"""Recipes of bits.py, one for each kind of model caller, and the programs that they start."""
 
 import json
 
-# The calculator as the model knows it. With another description, or none, the model hardly writes calls.
+# The calculator as the model knows it. With another description, or none, the model rarely writes calls.
 DESCRIPTION = "Evaluates an arithmetic expression with + - * / ^ and parentheses."
 FORMAT = '<tool_call>\n{"name": "<tool>", "arguments": {"<parameter>": <value>}}\n</tool_call>'
 SYSTEM = f"Tools:\ncalculator(expression: string): {DESCRIPTION}\nCall: {FORMAT}"
 
-# Programs that call the chat completions endpoint, one for each mode. They use nothing but the standard library.
+# Programs that call the chat completions endpoint, one for each mode. They use only the standard library.
 AGENT = """
 import json, os, sys, time, urllib.request
 
@@ -67,14 +67,14 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
     return {"score": sum(map(ord, solution_str)) % 11 / 10, "length": len(solution_str) / 100}
 """
 
-# A scorer that is a program: the fraction of digits.
+# An external scorer program: the fraction of digits.
 DIGITS = """
 import json, sys
 text = json.loads(sys.stdin.readline())["text"]
 print(sum(letter.isdigit() for letter in text) / max(len(text), 1))
 """
 
-# A package with gymnasium's interface: a world of four steps.
+# A package with gymnasium's interface: an environment of four steps.
 WORLD = """
 class error:
     Error = DependencyNotInstalled = type("Error", (Exception,), {})
@@ -100,7 +100,7 @@ def make(name, **config):
     return World()
 """
 
-# A tool that hangs at some expressions, and a tool that stands for an agent while a model learns to call it.
+# A tool that hangs for some expressions, and a tool that replaces an agent while a model learns to call it.
 SLOW = """
 import sys, time
 time.sleep(1000 * (sum(map(ord, sys.argv[1])) % 3 == 0))
@@ -114,7 +114,7 @@ def clerk(request: str) -> str:
 
 
 def row(number: int) -> dict:
-    """Returns a task with written replies. Another agent does every second task."""
+    """Returns a task with scripted completions. A second agent handles every second task."""
     a, b = number + 3, 7 * number % 40 + 2
 
     def calls(*arguments: dict, name: str = "calculator") -> list:
@@ -152,7 +152,7 @@ def recipe(
     more: str = "",
     sft: str = "",
 ) -> str:
-    """Returns a recipe of a few steps; `rl` and `sft` are keys of its phases."""
+    """Returns a recipe of a few steps. `rl` and `sft` are keys of its phases."""
     parts = [RUN, model, tasks, f"[agent]\n{agent}", reward, "[eval]\ntasks = 2\n", more]
     if sft:
         parts += [SFT, with_defaults(sft, demonstrations=8, batch=4, learning_rate=1e-3)]
@@ -161,13 +161,13 @@ def recipe(
 
 
 def with_defaults(keys: str, **defaults: float) -> str:
-    """Returns keys with those defaults that they do not set."""
+    """Returns keys with defaults for those that they do not set."""
     named = {line.split(" = ")[0] for line in keys.splitlines()}
     return keys + "".join(f"{name} = {value}\n" for name, value in defaults.items() if name not in named)
 
 
 def program(mode: str, keys: str = "", seconds: int = 100) -> str:
-    """Returns the keys of an agent that is a program."""
+    """Returns the keys of an agent that is an external program."""
     return (
         f'kind = "program"\ncommand = ["python3", "agent.py", "{mode}", "{{question}}"]\ntool_prompt = "compact"\n'
         f"max_turns = 20\nmax_tokens = 600\nattempt_seconds = {seconds}\n{keys}"
@@ -175,7 +175,7 @@ def program(mode: str, keys: str = "", seconds: int = 100) -> str:
 
 
 def trained(*names: str) -> str:
-    """Returns the tables of policies that are trained."""
+    """Returns the tables of trained policies."""
     return "".join(f'[policy.{name}]\nkind = "trained"\n' for name in names)
 
 
@@ -199,7 +199,7 @@ RECIPES = {
         tasks=ROWS.replace("rows", "two"),
         more=trained("solver", "checker"),
     ),
-    # A program's request sets the sampling of an agent that is not trained; the recipe's keys do not reach it.
+    # The program's request sets the sampling parameters of an untrained agent; the recipe's keys do not apply to it.
     "forking-program": recipe(
         program("forks") + "[agent.summariser]\ntrain = false\nsampling = {temperature = 0.7, top_p = 0.9}\n"
         'match = {system = "(?i)summari[sz]e"}\n',
@@ -266,7 +266,7 @@ RECIPES = {
         'parameters = {properties = {expression = {type = "string"}}, required = ["expression"]}\n',
     ),
 }
-# Makes the model of `sub-agent`, which calls an agent as a tool and the calculator.
+# Trains the model of `sub-agent`, which calls an agent as a tool, and the calculator.
 SCHOOL = (
     'run = {name = "school", folder = "school", checkpoint_every = 0}\neval = {tasks = 0}\n'
     + MODEL

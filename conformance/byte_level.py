@@ -1,8 +1,8 @@
-"""A tokenizer of bytes, for models that are made on the spot."""
+"""Creates a byte-level tokenizer for test models."""
 
 
 def byte_level(special: tuple[str, ...] = ()):
-    """One token a byte, and these special tokens after them."""
+    """Creates a tokenizer with one token per byte, followed by the given special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,15 +1,18 @@
-"""Checkpoints: what Levade saves, transformers loads, and it is the same model.
+"""Compares checkpoints that Levade saves with the original model, as transformers loads both.
 
-Checks, for the given model and for every random-weight configuration, a checkpoint that Levade writes: transformers
-finds every tensor it looks for and no other; every weight equals the original to the bit; the logits of
-Levade and of transformers on the checkpoint agree to 1e-3. For the given model also: AutoTokenizer gives the same
-token ids as on the original for plain texts and for chats (so the chat template is the same), Levade gives those ids
-too, and the ids that end a text are kept.
+Checks, for the given model and for every random-weight configuration:
 
-`--checkpoint FOLDER` checks a folder that `levade train` wrote instead: it loads in transformers without missing or
+- transformers finds every tensor that it looks for, and no other.
+- Every weight is bit-identical to the original.
+- The logits of Levade and of transformers agree to 1e-3.
+
+For the given model also: AutoTokenizer returns the original token ids for plain texts and for chats (so the chat
+template is unchanged), Levade returns the same ids, and the ids that end a text are preserved.
+
+`--checkpoint DIR` checks a directory that `levade train` wrote instead: transformers loads it without missing or
 unknown tensors, logits agree, and its tokenizer agrees with that of `--model`.
 
-Not checked here: the optimiser state beside a checkpoint, crashes while saving.
+Not checked: the optimizer state in a checkpoint, and crashes while saving.
 """
 
 from pathlib import Path
@@ -64,7 +67,7 @@ def chat_ids(tokenizer, messages: list[dict], prompt: bool) -> list[int]:
 
 
 def check_text(report: Report, levade: Levade, name: str, original: Path, checkpoint: Path, out: Path) -> None:
-    """Compares token ids: transformers on both, Levade on both."""
+    """Compares token ids of transformers on both models, and of Levade on both."""
     before = AutoTokenizer.from_pretrained(**source(original))
     after = AutoTokenizer.from_pretrained(checkpoint)
     texts = [before(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
@@ -87,21 +90,21 @@ def check_text(report: Report, levade: Levade, name: str, original: Path, checkp
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--checkpoint", type=Path, help="check this folder, written by `levade train` from --model")
+    p.add_argument("--checkpoint", type=Path, help="check this directory, written by `levade train` from --model")
     arguments = p.parse_args()
     if arguments.checkpoint and not arguments.model:
         p.error("--checkpoint needs --model, the model that the training started from")
     levade, report = begin(arguments)
-    with scratch() as folder, torch.inference_mode():
-        out = Path(folder) / "out"
+    with scratch() as directory, torch.inference_mode():
+        out = Path(directory) / "out"
         if arguments.checkpoint:
             name = arguments.checkpoint.name
             check_model(report, levade, name, arguments.checkpoint, out)
             check_text(report, levade, name, arguments.model, arguments.checkpoint, out)
             report.finish()
             return
-        for name, path in all_models(Path(folder), arguments.only, arguments.model):
-            saved = Path(folder) / f"saved-{name}"
+        for name, path in all_models(Path(directory), arguments.only, arguments.model):
+            saved = Path(directory) / f"saved-{name}"
             levade.run("save", path, saved)
             checkpoint = saved / "checkpoint"
             weights = check_model(report, levade, name, checkpoint, out)

@@ -1,20 +1,26 @@
-"""Real clients as agents: every token that they were told is in the record once, and training gives its log-probability to the bit.
+"""Checks real clients as agents: their tokens are recorded once, and training reproduces the log-probabilities bit for
+bit.
 
-Each set-up is a program under `clients/` with a published package: a tool agent with a calculator in its own process and two questions of a
-user, started for each attempt by `[agent] kind = "program"`. One step of GRPO is trained over its attempts, which it earns differently, so that
-each is learnt from. Checked, from `run.db` and `metrics.jsonl`:
+Each set-up is a program under `clients/` with a published package: a tool agent with a calculator in its own process
+and two questions of a user. `[agent] kind = "program"` starts it for each attempt. One GRPO step trains on its
+attempts, which get different rewards, so that the step trains on each.
 
-- the attempts are whole: no program broke, no call was refused;
-- the sampled tokens in the tree are those of the answered calls, each segment once;
-- the step trains all of them (`training/targets`), and recomputes the log-probability of every one to the bit (`training/logprob_mismatch` 0);
-- a prompt that forked has a reason, which is printed.
+Checks, from `run.db` and `metrics.jsonl`:
 
-The model must call tools at times: SmolLM2 does after a little imitation (`--model`, a checkpoint of a run whose agent has the calculator of
-recipes/bring-your-own-agent). Packages are installed into `--environments` where they are not there yet: several GB for all.
+- The attempts are complete: no program failed, and no call was rejected.
+- The sampled tokens in the tree are those of the completed calls, each segment once.
+- The step trains all of them (`training/targets`), and recomputes every log-probability bit for bit
+  (`training/logprob_mismatch` 0).
+- A prompt that forked has a reason, which is printed.
 
-Coding agents of npm ask with some 10,000 to 30,000 tokens of instructions, which is more than SmolLM2 reads. They get a small model of random
-weights with its tokenizer, which first imitates: a teacher (a server of this script) plays the agent through the gateway and calls its tool. With
-`--small` all set-ups get it, which takes seconds for each.
+The model must call tools sometimes. SmolLM2 does after a short training on demonstrations (`--model`, a checkpoint of
+a run whose agent has the calculator of recipes/bring-your-own-agent). Missing packages are installed into
+`--environments`: several GB for all.
+
+Coding agents from npm send 10,000 to 30,000 tokens of instructions, which exceed SmolLM2's context. They use a small
+model of random weights with its tokenizer, first trained on demonstrations: a teacher (a server in this script) plays
+the agent through the gateway and calls its tool. With `--small`, all set-ups use this model, which takes seconds for
+each.
 """
 
 import argparse
@@ -63,7 +69,7 @@ PYTHON = {
     "llama-index": ["llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"],
     "openhands": ["openhands-sdk==1.58.2"],
 }
-# Packages that need another Python than the one that runs this script.
+# Packages that need a different Python than the one that runs this script.
 INTERPRETERS = {"openhands": "python3.12"}
 NODE = {
     "node": [
@@ -92,7 +98,7 @@ NODE = {
     "genkit-js": ["genkit@1.42.0", "@genkit-ai/compat-oai@1.42.0"],
     "voltagent": ["@voltagent/core@2.10.0", "@ai-sdk/openai-compatible@2.0.92", "ai@6.0.326", "zod@4.6.7"],
 }
-# Set-ups whose prompts are longer than SmolLM2 reads.
+# Set-ups whose prompts exceed SmolLM2's context.
 LONG = ("coding", "pi", "qwen-code", "deepagents", "openhands")
 # The environment, the program, its modes.
 SETUPS = [
@@ -205,41 +211,41 @@ learning_rate = 1e-2
 
 
 def interpreter(environments, name, program):
-    """The interpreter of a set-up's program, its packages installed where they are not."""
+    """Returns the interpreter for a set-up's program, and installs missing packages."""
     if not name:
         return sys.executable
-    folder = environments / name
+    directory = environments / name
     if name in NODE:
-        if not (folder / "node_modules").is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            install = ["npm", "install", "--prefix", folder, "--no-audit", "--no-fund", *NODE[name]]
+        if not (directory / "node_modules").is_dir():
+            directory.mkdir(parents=True, exist_ok=True)
+            install = ["npm", "install", "--prefix", directory, "--no-audit", "--no-fund", *NODE[name]]
             subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
-        own = folder / "node_modules/.bin/node"
+        own = directory / "node_modules/.bin/node"
         return sys.executable if program.endswith(".py") else own if own.exists() else shutil.which("node")
-    python = folder / "bin/python"
+    python = directory / "bin/python"
     if not python.is_file():
-        subprocess.run([INTERPRETERS.get(name, sys.executable), "-m", "venv", folder], check=True)
+        subprocess.run([INTERPRETERS.get(name, sys.executable), "-m", "venv", directory], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PYTHON[name]], check=True)
     return python
 
 
-def with_programs(environments, name, folder):
-    """Copies the programs into a folder, where modules of JavaScript find their packages beside themselves."""
-    shutil.copytree(ROOT / "conformance/clients", folder, dirs_exist_ok=True)
+def with_programs(environments, name, directory):
+    """Copies the programs to a directory in which JavaScript modules find their packages."""
+    shutil.copytree(ROOT / "conformance/clients", directory, dirs_exist_ok=True)
     if name in NODE:
-        (folder / "node_modules").symlink_to(environments / name / "node_modules")
+        (directory / "node_modules").symlink_to(environments / name / "node_modules")
 
 
-def small_model(folder, beside):
-    """A model of random weights that reads long prompts, with the tokenizer and the chat template of the one in `beside`."""
-    folder.mkdir(parents=True)
+def small_model(directory, source):
+    """Creates a model of random weights that reads long prompts, with the tokenizer and chat template of `source`."""
+    directory.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(beside / name, folder)
-    config = json.loads((beside / "config.json").read_text())
+        shutil.copy(source / name, directory)
+    config = json.loads((source / "config.json").read_text())
     hidden, heads, inner = 64, 2, 128
     shape = {"hidden_size": hidden, "num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": heads}
     shape |= {"head_dim": hidden // heads, "intermediate_size": inner, "max_position_embeddings": 1 << 17}
-    (folder / "config.json").write_text(json.dumps(config | shape | {"rope_theta": 1e6}))
+    (directory / "config.json").write_text(json.dumps(config | shape | {"rope_theta": 1e6}))
     shapes = {"model.embed_tokens.weight": [config["vocab_size"], hidden], "model.norm.weight": [hidden]}
     layer = "model.layers.0"
     shapes |= {f"{layer}.{name}.weight": [hidden] for name in ("input_layernorm", "post_attention_layernorm")}
@@ -252,13 +258,13 @@ def small_model(folder, beside):
         values.extend([1.0] * count if len(shape) == 1 else (rng.uniform(-0.1, 0.1) for _ in range(count)))
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, 4 * len(values)]}
     text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
+    with (directory / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         values.tofile(file)
 
 
 class Teacher(http.server.BaseHTTPRequestHandler):
-    """Chat completions of one who calls the shell or the calculator of a client twice for each question, and then says what came of it."""
+    """Chat completions of a teacher that calls the client's shell or calculator twice per question, and then answers."""
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -270,8 +276,8 @@ class Teacher(http.server.BaseHTTPRequestHandler):
             for function in functions
             if key in function["parameters"].get("properties", {})
         ]
-        # Messages of its own are what every client keeps.
-        if named and sum(said["role"] == "assistant" for said in body["messages"]) % 3 < 2:
+        # Every client keeps its own messages, so they count the calls.
+        if named and sum(message["role"] == "assistant" for message in body["messages"]) % 3 < 2:
             function, key = named[0]
             required = function["parameters"].get("required", [])
             arguments = dict.fromkeys(required, "echo") | {key: "40 + 2" if key == "expression" else "echo 42"}
@@ -298,7 +304,7 @@ class Teacher(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def teacher():
-    """A teacher on a free port: its base URL."""
+    """Starts a teacher on a free port. Yields its base URL."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Teacher)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -307,16 +313,16 @@ def teacher():
         server.shutdown()
 
 
-def run(arguments, environment, program, mode, folder):
-    """Trains a step with a client; the reason why that failed, if it did."""
-    folder.mkdir(parents=True)
+def run(arguments, environment, program, mode, directory):
+    """Trains a step with a client. Returns the reason for a failure, if any."""
+    directory.mkdir(parents=True)
     command = [str(interpreter(arguments.environments, environment, program)), program, *mode.split()]
-    with_programs(arguments.environments, environment, folder)
+    with_programs(arguments.environments, environment, directory)
     small = arguments.small or environment in LONG
     filled = {"command": json.dumps(command), "attempts": arguments.attempts, "turns": 12}
     if small:
-        small_model(folder / "model", arguments.model)
-        filled |= {"model": folder / "model", "context": 1 << 16, "temperature": 0.8}
+        small_model(directory / "model", arguments.model)
+        filled |= {"model": directory / "model", "context": 1 << 16, "temperature": 0.8}
         filled["imitation"] = IMITATION.format(epochs=arguments.epochs)
     else:
         context = 2560 if environment == "mini-swe-agent" else 1536
@@ -325,14 +331,14 @@ def run(arguments, environment, program, mode, folder):
     with teacher() as url:
         if small:
             filled["model_keys"] = TAUGHT.format(url=url)
-        (folder / "recipe.toml").write_text(RECIPE.format(**filled))
+        (directory / "recipe.toml").write_text(RECIPE.format(**filled))
         train = [arguments.levade, "train", "recipe.toml", "--log", "info", "--log-file", "log.txt"]
-        done = subprocess.run(train, cwd=folder, capture_output=True, text=True, timeout=3600, env=os.environ)
+        done = subprocess.run(train, cwd=directory, capture_output=True, text=True, timeout=3600, env=os.environ)
     return None if done.returncode == 0 else (done.stderr.strip() or done.stdout).splitlines()[-1]
 
 
-def said(line):
-    """The last line of a program, where it came so far."""
+def last_line(line):
+    """Returns the last line of a program, if it got that far."""
     try:
         return json.loads(line)
     except (TypeError, ValueError):
@@ -340,7 +346,7 @@ def said(line):
 
 
 def sampled_of(db, attempt):
-    """The replies of an attempt: turn, agent, ids before it, its ids, number of its log-probabilities."""
+    """Returns the completions of an attempt: turn, agent, preceding ids, own ids, number of log-probabilities."""
     rows = db.execute(
         "SELECT s.id, parent, after, kind, turn, agent, coalesce(s.tokens, p.tokens), length(logprobs) / 4 FROM segments s "
         "LEFT JOIN prompts p ON p.id = s.prompt WHERE attempt = ? ORDER BY s.id",
@@ -350,7 +356,7 @@ def sampled_of(db, attempt):
     for segment, parent, after, kind, turn, agent, blob, logprobs in rows:
         tokens, before = struct.unpack(f"<{len(blob) // 4}I", blob), paths[parent]
         if after is not None:
-            # So many of the parent's own tokens come before.
+            # The number of the parent's own tokens that precede.
             above = len(before) - lengths[parent]
             before = before[: above + after]
         paths[segment], lengths[segment] = before + tokens, len(tokens)
@@ -359,9 +365,9 @@ def sampled_of(db, attempt):
     return sampled
 
 
-def checked(folder):
-    """What a run has recorded, and what of it is wrong."""
-    db = sqlite3.connect(f"file:{folder / 'run/run.db'}?mode=ro", uri=True)
+def check_run(directory):
+    """Returns the counts of a recorded run, and its errors."""
+    db = sqlite3.connect(f"file:{directory / 'run/run.db'}?mode=ro", uri=True)
     rows = db.execute("SELECT id, outcome, status FROM attempts WHERE purpose = 'train'").fetchall()
     counts, forked, wrong, targets, distinct = collections.Counter(), collections.Counter(), [], 0, set()
     for attempt, outcome, status in rows:
@@ -369,7 +375,7 @@ def checked(folder):
         program = outcome.get("evidence", {}).get("program", {})
         segments = sampled_of(db, attempt)
         sampled, turns = sum(len(tokens) for *_, tokens, _ in segments), {turn for turn, *_ in segments}
-        # The gateway gives calls by which a client finds out whether the model answers to an agent that is not trained.
+        # Some clients test with a call whether the model responds. The gateway assigns it to an untrained agent.
         learned = [(before, tokens) for _, agent, before, tokens, _ in segments if not agent.endswith(".probe")]
         if outcome.get("error"):
             wrong.append(outcome["error"])
@@ -380,7 +386,7 @@ def checked(folder):
         if sampled != outcome["sampled_tokens"] or any(len(tokens) != logprobs for *_, tokens, logprobs in segments):
             wrong.append(f"{sampled} sampled tokens in the tree, {outcome['sampled_tokens']} were drawn")
         if not len(segments) == len(turns) == outcome["turns"]:
-            wrong.append(f"{len(segments)} replies in the tree, {outcome['turns']} calls were answered")
+            wrong.append(f"{len(segments)} completions in the tree, but {outcome['turns']} completed calls")
         forks = program.get("forks", {})
         counts["attempts"] += 1
         counts["calls"] += outcome["turns"]
@@ -388,7 +394,7 @@ def checked(folder):
         counts["continued"] += forks.get("continued", 0)
         counts["trimmed"] += forks.get("trimmed", 0)
         counts["tokens"] += sampled
-        counts["tool calls"] += said(program.get("last_line")).get("tools", 0)
+        counts["tool calls"] += last_line(program.get("last_line")).get("tools", 0)
         forked.update(forks.get("forked", {}))
         if status == "completed":
             targets += sum(len(tokens) for _, tokens in learned)
@@ -399,42 +405,42 @@ def checked(folder):
             != outcome["turns"]
         ):
             wrong.append(f"{outcome['turns']} calls, but {forks}")
-    metrics = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (directory / "run/metrics.jsonl").read_text().splitlines()]
     last = [line for line in metrics if "training/logprob_mismatch" in line]
     if not last:
         return counts, forked, [*wrong, "nothing was trained"]
     mismatch, trained = last[-1]["training/logprob_mismatch"], last[-1]["training/targets"]
     if mismatch != 0:
         wrong.append(f"{mismatch:.0f} log-probabilities differ, by up to {last[-1]['training/logprob_mismatch_max']}")
-    # What attempts have in common is computed once.
+    # Tokens that attempts share are computed once.
     if not len(distinct) <= trained <= targets:
         wrong.append(f"{trained:.0f} of {len(distinct)} tokens were trained")
     return counts, forked, wrong
 
 
 def report(name, counts, forked, wrong):
-    """Prints what became of a set-up; whether something is wrong."""
-    told = ", ".join(f"{count} {what}" for what, count in counts.items())
+    """Prints the result of a set-up. Returns whether there was an error."""
+    summary = ", ".join(f"{count} {what}" for what, count in counts.items())
     reasons = "".join(f", forked {count} {reason}" for reason, count in forked.items())
-    print(f"{'FAIL' if wrong else 'ok  '} {name:36} {told}{reasons}", *wrong, sep="\n       ", flush=True)
+    print(f"{'FAIL' if wrong else 'ok  '} {name:36} {summary}{reasons}", *wrong, sep="\n       ", flush=True)
     return bool(wrong)
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", type=Path, help="a checkpoint that calls the calculator")
-    p.add_argument("--environments", type=Path, help="a folder for the clients' packages")
-    p.add_argument("--folder", type=Path, help="a folder for the runs; those that are right are removed")
-    p.add_argument("--attempts", type=int, default=4, help="of each client")
+    p.add_argument("--environments", type=Path, help="directory for the clients' packages")
+    p.add_argument("--folder", type=Path, help="directory for the runs; correct runs are removed")
+    p.add_argument("--attempts", type=int, default=4, help="attempts per client")
     p.add_argument("--small", action="store_true", help="use the small model for all set-ups")
-    p.add_argument("--epochs", type=int, default=30, help="of imitation, for the small model")
-    p.add_argument("--keep", action="store_true", help="keep the folders of all runs")
+    p.add_argument("--epochs", type=int, default=30, help="epochs on demonstrations, for the small model")
+    p.add_argument("--keep", action="store_true", help="keep the directories of all runs")
     p.add_argument("--only", default="", help="set-ups whose names contain this")
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--check", type=Path, metavar="FOLDER", help="check the run in FOLDER/run, and start nothing")
     arguments = p.parse_args()
     if arguments.check:
-        sys.exit(int(report(arguments.check.name, *checked(arguments.check))))
+        sys.exit(int(report(arguments.check.name, *check_run(arguments.check))))
     for name in ("model", "environments", "folder", "levade"):
         if getattr(arguments, name) is None:
             p.error(f"--{name} is needed")
@@ -445,17 +451,17 @@ def main():
             name = f"{program} {mode}".strip()
             if arguments.only not in name:
                 continue
-            folder = arguments.folder / name.replace(" ", "-")
-            shutil.rmtree(folder, ignore_errors=True)
+            directory = arguments.folder / name.replace(" ", "-")
+            shutil.rmtree(directory, ignore_errors=True)
             try:
-                why = run(arguments, environment, program, mode, folder)
+                why = run(arguments, environment, program, mode, directory)
             except subprocess.SubprocessError as error:
                 why = str(error)
-            found = checked(folder) if (folder / "run/metrics.jsonl").is_file() else ({}, {}, [])
+            found = check_run(directory) if (directory / "run/metrics.jsonl").is_file() else ({}, {}, [])
             wrong = report(name, *found[:2], [why, *found[2]] if why else found[2])
             failures += wrong
             if not wrong and not arguments.keep:
-                shutil.rmtree(folder)
+                shutil.rmtree(directory)
     sys.exit(min(failures, 1))
 
 

@@ -1,20 +1,22 @@
-"""A recipe with its sampler and its learner in every place: the embedded engine, vLLM or SGLang; the embedded engine or PyTorch.
+"""Compares all combinations of sampler (embedded engine, vLLM, SGLang) and learner (embedded engine, PyTorch) on one
+recipe.
 
-Runs the last phase of a recipe from a model that has imitated, once for each combination, with one seed. Checks that each run ends,
-that its success on held-out tasks is not below the 95 % interval of the run on the embedded engine alone (which is the first),
-and that it reports how far sampler and learner differ. With `--kill`, `levade`, a server and a rank of the learner are killed
-(kill -9) in the middle of each run, which goes on: by itself, or with --resume where `levade` was killed. Prints the processor
-seconds of Levade, of the servers and of the learner.
+Runs the last phase of a recipe from a model trained on demonstrations, once for each combination, with one seed.
+Checks that each run ends, that its success on held-out tasks is not below the 95 % interval of the first run, which
+uses only the embedded engine, and that the run reports the difference between sampler and learner.
 
-With `--shared`, vLLM and PyTorch have their devices by turns (`placement = "colocated"`): on processors vLLM sleeps by the plugin of
-sleep.py, and this script runs in the Python of that.
+With `--kill`, kills (kill -9) `levade`, a server and a rank of the learner during each run. The run must continue on
+its own, or with --resume if `levade` was killed. Prints the processor seconds of Levade, of the servers and of the
+learner.
 
-Needs no packages otherwise; vLLM, SGLang and `levade_torch` are in environments of their own:
+With `--shared`, vLLM and PyTorch share their devices (`placement = "colocated"`). On CPUs, vLLM's sleep mode comes
+from the plugin of sleep.py, and this script runs in that plugin's Python. Otherwise the script needs no packages;
+vLLM, SGLang and `levade_torch` have their own environments:
 
     python3 conformance/combinations.py --checkpoint runs/calculator/checkpoints/step-000006 --torch TORCH/bin/python \\
         --vllm VLLM/bin/python
 
-Not here: GPUs, several servers, several machines, weights over a process group.
+Not checked: GPUs, several servers, several machines, weights over a process group.
 """
 
 import argparse
@@ -34,15 +36,15 @@ import sglang_cpu
 
 ROOT = Path(__file__).resolve().parent.parent
 TICKS = os.sysconf("SC_CLK_TCK")
-# Who a process belongs to, by what its command line has.
-# The learner first: the paths in its command line may name servers.
+# Substrings of command lines by part of a run. The learner comes first, since paths in its command line may name
+# servers.
 PARTS = {"learner": ("levade_torch", "torchrun", "torch.distributed"), "server": ("vllm", "VLLM", "sglang")}
-# On processors vLLM 0.32 dies of requests with a seed whose prompt comes in chunks.
+# On CPUs, vLLM 0.32 crashes on requests with a seed and a chunked prompt.
 SERVER = {
     "vllm": ["--enforce-eager", "--dtype", "float32", "--no-enable-chunked-prefill"],
     "sglang": [*sglang_cpu.FLAGS, "--max-total-tokens", "16384"],
 }
-# Environment variables that servers on processors need.
+# Environment variables that servers on CPUs need.
 VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "1800",
@@ -53,7 +55,7 @@ VARIABLES = {
 
 
 def processes() -> dict[int, tuple[int, str, float]]:
-    """All processes: parent, command line, processor seconds."""
+    """Returns all processes: parent, command line, processor seconds."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -67,8 +69,8 @@ def processes() -> dict[int, tuple[int, str, float]]:
     return found
 
 
-def below(root: int) -> dict[int, tuple[str, float]]:
-    """A process and all below it: command line, processor seconds."""
+def descendants(root: int) -> dict[int, tuple[str, float]]:
+    """Returns a process and all its descendants: command line, processor seconds."""
     everything, found = processes(), [root]
     for pid in found:
         found.extend(child for child, (parent, *_) in everything.items() if parent == pid)
@@ -76,7 +78,7 @@ def below(root: int) -> dict[int, tuple[str, float]]:
 
 
 def part_of(pid: int, root: int, words: str) -> str:
-    """The part of a run that a process belongs to."""
+    """Returns the part of a run to which a process belongs."""
     if pid == root:
         return "levade"
     return next((part for part, names in PARTS.items() if any(name in words for name in names)), "levade")
@@ -84,7 +86,7 @@ def part_of(pid: int, root: int, words: str) -> str:
 
 @dataclass
 class Run:
-    """A combination, and what came of it."""
+    """A combination and its results."""
 
     name: str
     folder: Path
@@ -94,16 +96,16 @@ class Run:
     killed: list[str] = field(default_factory=list)
 
     def lines(self) -> list[dict]:
-        """Metrics so far."""
+        """Returns the metrics so far."""
         file = self.folder / "metrics.jsonl"
         if not file.exists():
             return []
-        # The last line may be half written.
-        whole = file.read_text().rpartition("\n")[0]
-        return [json.loads(line) for line in whole.splitlines() if line]
+        # The last line may be incomplete.
+        complete_lines = file.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in complete_lines.splitlines() if line]
 
     def steps(self) -> list[dict]:
-        """Lines of steps that were trained."""
+        """Returns the metrics of training steps."""
         return [line for line in self.lines() if "timing_s/step" in line]
 
     def follow(self, plan: dict[str, int]) -> None:
@@ -111,9 +113,9 @@ class Run:
         until, left = time.monotonic() + self.seconds, dict(plan)
         resume: list[str] = []
         if (self.folder / "recipe.toml").exists():
-            # Cut off earlier. What it has left has to do for all that are to be killed.
+            # Truncates the phase. The remaining steps must suffice for all kills.
             resume = ["--resume"]
-            left = {part: max(step, len(self.steps()) + 1 + place) for place, (part, step) in enumerate(plan.items())}
+            left = {part: max(step, len(self.steps()) + 1 + index) for index, (part, step) in enumerate(plan.items())}
         while True:
             log = (self.folder.with_suffix(".log")).open("a")
             process = subprocess.Popen(
@@ -141,21 +143,23 @@ class Run:
             return
 
     def look(self, root: int) -> None:
-        """Takes down what processes have spent."""
-        for pid, (words, seconds) in below(root).items():
-            # Processes that have ended have no command line, for as long as nobody asked for their exit code.
+        """Records the processor time of the processes."""
+        for pid, (words, seconds) in descendants(root).items():
+            # Exited processes have no command line until they are reaped.
             part = part_of(pid, root, words) if words else self.spent.get(pid, ("levade", 0.0))[0]
             self.spent[pid] = part, seconds
 
     def kill(self, root: int, part: str) -> None:
-        """Kills the process of a part that has spent the most."""
-        found = [(seconds, pid) for pid, (words, seconds) in below(root).items() if part_of(pid, root, words) == part]
+        """Kills the process of a part that has used the most processor time."""
+        found = [
+            (seconds, pid) for pid, (words, seconds) in descendants(root).items() if part_of(pid, root, words) == part
+        ]
         victim = root if part == "levade" else max(found)[1]
         os.kill(victim, signal.SIGKILL)
         self.killed.append(part)
 
     def processor(self) -> dict[str, float]:
-        """Processor seconds of each part."""
+        """Returns the processor seconds of each part."""
         parts = {}
         for part, seconds in self.spent.values():
             parts[part] = parts.get(part, 0.0) + seconds
@@ -163,7 +167,7 @@ class Run:
 
 
 def success(lines: list[dict]) -> tuple[float, float, tuple[float, float]]:
-    """Success on held-out tasks before and after, and the 95 % interval of the latter."""
+    """Returns the success on held-out tasks before and after, with the 95 % interval of the latter."""
     found = [line for line in lines if "eval/success" in line]
     if len(found) < 2:
         sys.exit(f"{len(found)} evaluations were recorded, and one before and one after are needed")
@@ -171,8 +175,8 @@ def success(lines: list[dict]) -> tuple[float, float, tuple[float, float]]:
     return found[0]["eval/success"], last["eval/success"], (last["eval/success_low"], last["eval/success_high"])
 
 
-def places(sampler: str, learner: str, options: argparse.Namespace) -> dict[str, str]:
-    """Keys that put a sampler and a learner where they belong. JSON of texts and lists is TOML, too."""
+def recipe_keys(sampler: str, learner: str, options: argparse.Namespace) -> dict[str, str]:
+    """Returns the recipe keys of a sampler and a learner. Texts and lists in JSON are valid TOML."""
     keys = {}
     if sampler != "embedded":
         keys["cluster.samplers"] = (
@@ -189,7 +193,7 @@ def places(sampler: str, learner: str, options: argparse.Namespace) -> dict[str,
 
 
 def untied(checkpoint: Path, into: Path) -> Path:
-    """A model with its head apart from its embedding: on processors vLLM keeps the old head of one that is tied."""
+    """Writes a model whose head is untied from its embedding: on CPUs, vLLM keeps the old head of a tied model."""
     if into.exists():
         return into
     config = json.loads((checkpoint / "config.json").read_text())
@@ -208,9 +212,9 @@ def untied(checkpoint: Path, into: Path) -> Path:
         head = dict(header["model.embed_tokens.weight"])
         first, last = head["data_offsets"]
         head["data_offsets"] = [end - base, end - base + last - first]
-        told = json.dumps(header | {"lm_head.weight": head}).encode()
-        told += b" " * (-len(told) % 8)
-        out.write(len(told).to_bytes(8, "little") + told)
+        encoded_header = json.dumps(header | {"lm_head.weight": head}).encode()
+        encoded_header += b" " * (-len(encoded_header) % 8)
+        out.write(len(encoded_header).to_bytes(8, "little") + encoded_header)
         for at, count in ((base, end - base), (base + first, last - first)):
             source.seek(at)
             out.write(source.read(count))
@@ -222,23 +226,25 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--binary", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--recipe", type=Path, default=ROOT / "recipes/calculator")
-    p.add_argument("--checkpoint", type=Path, required=True, help="a model that has imitated, safetensors")
-    p.add_argument("--torch", help="Python of the environment that has levade_torch")
-    p.add_argument("--vllm", help="Python of the environment that has vLLM")
-    p.add_argument("--sglang", help="Python of the environment that has SGLang")
-    p.add_argument("--only", default="", help="combinations whose names have this, and the embedded one")
+    p.add_argument(
+        "--checkpoint", type=Path, required=True, help="safetensors checkpoint of a model trained on demonstrations"
+    )
+    p.add_argument("--torch", help="Python interpreter with levade_torch")
+    p.add_argument("--vllm", help="Python interpreter with vLLM")
+    p.add_argument("--sglang", help="Python interpreter with SGLang")
+    p.add_argument("--only", default="", help="combinations whose names contain this, and the embedded one")
     p.add_argument("--steps", type=int, default=30)
-    p.add_argument("--tasks", type=int, default=100, help="held-out tasks")
-    p.add_argument("--set", action="append", default=[], help="further keys of the recipe")
-    p.add_argument("--kill", action="store_true", help="kill each part once in the middle of each run")
-    p.add_argument("--shared", action="store_true", help="vLLM and PyTorch on the same devices, by turns")
+    p.add_argument("--tasks", type=int, default=100, help="number of held-out tasks")
+    p.add_argument("--set", action="append", default=[], help="additional recipe keys")
+    p.add_argument("--kill", action="store_true", help="kill each part once during each run")
+    p.add_argument("--shared", action="store_true", help="colocate vLLM and PyTorch on the same devices")
     p.add_argument(
         "--folder",
         type=Path,
         required=True,
-        help="where runs go; those that have ended are taken as they are, others go on",
+        help="directory of the runs; finished runs are reused, and other runs resume",
     )
-    p.add_argument("--seconds", type=float, default=4 * 3600, help="longest time of a run")
+    p.add_argument("--seconds", type=float, default=4 * 3600, help="timeout of a run, in seconds")
     options = p.parse_args()
     options.folder = options.folder.resolve()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -259,7 +265,7 @@ def main() -> None:
     for sampler, learner in chosen:
         name = f"{sampler}+{learner}"
         keys = {
-            **places(sampler, learner, options),
+            **recipe_keys(sampler, learner, options),
             "run.skip_phases": last_phase,
             "model.source": untied(options.checkpoint.resolve(), options.folder / "untied"),
             f"phase.{last_phase}.steps": options.steps,
@@ -267,20 +273,20 @@ def main() -> None:
             "run.checkpoint_every": 5,
         }
         sets = [f"{key}={value}" for key, value in keys.items()] + options.set
-        folder = options.folder / name
-        command = [str(options.binary), "train", str(options.recipe), "--run", str(folder)]
-        run = Run(name, folder, [*command, *(part for key in sets for part in ("--set", key))], options.seconds)
-        begun = time.monotonic()
+        directory = options.folder / name
+        command = [str(options.binary), "train", str(options.recipe), "--run", str(directory)]
+        run = Run(name, directory, [*command, *(part for key in sets for part in ("--set", key))], options.seconds)
+        started = time.monotonic()
         parts = [
             "levade",
             *(["server"] if sampler != "embedded" else []),
             *(["learner"] if learner != "embedded" else []),
         ]
-        plan = {part: 3 + options.steps * place // (len(parts) + 1) for place, part in enumerate(parts)}
-        ended = folder.with_suffix(".ended")
+        plan = {part: 3 + options.steps * index // (len(parts) + 1) for index, part in enumerate(parts)}
+        ended = directory.with_suffix(".ended")
         if not ended.exists():
             run.follow(plan if options.kill else {})
-            took = {"seconds": time.monotonic() - begun, "processor": run.processor(), "killed": run.killed}
+            took = {"seconds": time.monotonic() - started, "processor": run.processor(), "killed": run.killed}
             ended.write_text(json.dumps(took))
         took = json.loads(ended.read_text())
         first, last, own = success(run.lines())

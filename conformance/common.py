@@ -1,6 +1,6 @@
-"""What the checks share: running Levade's helper, loading the reference, comparing, reporting.
+"""Shared code of the checks: runs Levade's helper, loads the reference, compares and reports.
 
-The helper is the example program `conformance` of the crate `levade-engine`; README.md describes its jobs.
+The helper is the example program `conformance` of the crate `levade-engine`. README.md describes its jobs.
 """
 
 import argparse
@@ -29,28 +29,27 @@ logging.disable_progress_bar()
 
 
 def variable(name: str) -> str | None:
-    """A variable of the environment, `LEVADE_NAME`, or `DRESSAGE_NAME` as it was called before the project was."""
+    """Reads the environment variable `LEVADE_NAME`, or its old name `DRESSAGE_NAME`."""
     return os.environ.get(f"LEVADE_{name}") or os.environ.get(f"DRESSAGE_{name}")
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options that all checks have."""
+    """Creates a parser with the options that all checks share."""
     p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument(
         "--model",
         type=Path,
         default=variable("CONFORMANCE_MODEL"),
-        help="SmolLM2-135M-Instruct, a GGUF file or a Hugging Face folder; without it only the "
-        "random-weight models are checked (env LEVADE_CONFORMANCE_MODEL)",
+        help="SmolLM2-135M-Instruct as a GGUF file or directory; without it, only models with random weights are checked (env LEVADE_CONFORMANCE_MODEL)",
     )
     p.add_argument(
         "--levade",
         type=Path,
         default=variable("CONFORMANCE") or ROOT / "target/release/examples/conformance",
-        help="the helper binary (env LEVADE_CONFORMANCE)",
+        help="helper binary (env LEVADE_CONFORMANCE)",
     )
     p.add_argument("--threads", type=int, default=2, help="threads of Levade and of PyTorch")
-    p.add_argument("--only", default="", help="check only models whose name contains this")
+    p.add_argument("--only", default="", help="check only models whose names contain this")
     return p
 
 
@@ -62,7 +61,7 @@ class Levade:
     threads: int
 
     def run(self, mode: str, model: Path, out: Path, **job) -> dict:
-        """Runs one job; returns its `result.json`. The tensors it wrote are read with [`tensors`]."""
+        """Runs one job and returns its `result.json`. [`tensors`] reads the tensors that it wrote."""
         if not Path(self.binary).is_file():
             sys.exit(
                 f"{self.binary} does not exist. Build it with\n"
@@ -80,12 +79,12 @@ class Levade:
 
 
 def tensors(out: Path) -> dict[str, torch.Tensor]:
-    """The tensors that a job wrote."""
+    """Returns the tensors that a job wrote."""
     return load_file(out / "result.safetensors")
 
 
 def source(path: Path) -> dict:
-    """Arguments of `from_pretrained` for a GGUF file or a folder."""
+    """Returns the arguments of `from_pretrained` for a GGUF file or a directory."""
     path = Path(path)
     if path.suffix == ".gguf":
         return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
@@ -93,17 +92,17 @@ def source(path: Path) -> dict:
 
 
 def reference(path: Path):
-    """The model in transformers, f32, with its plainest attention."""
+    """Loads the model in transformers, in f32, with eager attention."""
     model = AutoModelForCausalLM.from_pretrained(**source(path), dtype=torch.float32, attn_implementation="eager")
-    # torch keeps the gradient of the padding token's embedding at 0. Levade never pads, and in some models (SmolLM2)
-    # that token also ends a turn: it is a token like any other.
+    # PyTorch keeps the gradient of the padding token's embedding at 0. Levade never pads, and in some models (SmolLM2)
+    # that token also ends a turn, so it is trained like any other token.
     model.get_input_embeddings().padding_idx = None
     return model.eval()
 
 
 def ragged(vocabulary: int, seed: int, longest: int) -> list[list[int]]:
-    """Sequences of random ids, of uneven lengths, that share prefixes; one is a prefix of another, one is a single
-    token.
+    """Returns sequences of random ids of different lengths that share prefixes. One is a prefix of another; one has a
+    single token.
     """
     rng = random.Random(seed)
 
@@ -117,9 +116,10 @@ def ragged(vocabulary: int, seed: int, longest: int) -> list[list[int]]:
 
 
 def yardstick(name: str, model) -> str:
-    """The tensor whose gradient an error in that of `name` is held against: its own. A bias of keys adds the same to all
-    scores of a query where positions do not turn it, so that its gradient is nothing but rounding; it is held against
-    the queries'.
+    """Returns the tensor whose gradient is the scale for errors in the gradient of `name`: usually `name` itself.
+
+    Without rotary embedding, a key bias adds the same to all scores of a query, so its gradient is only rounding
+    noise. Its scale is the gradient of the query bias.
     """
     rotated = getattr(model.config, "no_rope_layers", None)
     found = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.k_proj\.bias", name)
@@ -128,7 +128,7 @@ def yardstick(name: str, model) -> str:
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor, to: torch.Tensor | None = None) -> float:
-    """||a − b|| / ||b||, or by ||to||, in f64; 0 when both are 0, infinite when ours is not finite."""
+    """Returns ||a − b|| / ||b||, or divided by ||to||, in f64. 0 if both are 0, infinite if `ours` is not finite."""
     a, b = ours.double(), theirs.double()
     if not torch.isfinite(a).all():
         return float("inf")
@@ -138,18 +138,18 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor, to: torch.Tensor | None =
 
 @dataclass
 class Report:
-    """Prints one line for each comparison and remembers whether all held."""
+    """Prints one line per comparison, and records whether all passed."""
 
     failures: list[str] = field(default_factory=list)
     made: int = 0
 
     def check(self, what: str, value: float, bound: float, note: str = "") -> None:
-        """`value` must be at most `bound` (a value that is not a number fails)."""
+        """Checks that `value` is at most `bound`. NaN fails."""
         ok = value <= bound
         self._line(ok, what, f"{value:9.2e}  (at most {bound:.0e})  {note}")
 
     def expect(self, what: str, holds: bool, note: str = "") -> None:
-        """Something that holds or does not."""
+        """Checks that a condition holds."""
         self._line(holds, what, note)
 
     def _line(self, ok: bool, what: str, rest: str) -> None:
@@ -159,7 +159,7 @@ class Report:
             self.failures.append(what)
 
     def finish(self) -> None:
-        """Ends the program: code 0 when everything held, else 1; that nothing was checked is a failure, too."""
+        """Ends the program with code 0 if all checks passed, and otherwise 1. Fails if there were no checks."""
         if not self.made:
             sys.exit("Nothing was checked: no model has the text of --only in its name.")
         if self.failures:
@@ -168,11 +168,11 @@ class Report:
 
 
 def begin(arguments: argparse.Namespace) -> tuple[Levade, Report]:
-    """What every check starts with."""
+    """Initializes a check."""
     torch.set_num_threads(arguments.threads)
     return Levade(arguments.levade, arguments.threads), Report()
 
 
 def scratch() -> tempfile.TemporaryDirectory:
-    """A folder for jobs and models, removed at the end."""
+    """Creates a temporary directory for jobs and models, removed at the end."""
     return tempfile.TemporaryDirectory(prefix="levade-conformance-")

@@ -1,14 +1,17 @@
-"""Continuation: a conversation that goes on from its exact tokens says what the template prints for all of it, or is counted as drift.
+"""Compares continued conversations with full renders of the chat template.
 
-Talks for some turns under every template in the folders and files that are given (`*.jinja`, as for `templates.py`): questions and answers,
-with instructions, with tools called and answered, with thoughts, sent back as most clients do (without thoughts). Each reply is drawn
-as the template's model would write it. Every prompt after the first reply must begin with the recorded ids; and it must either be what the
-template prints for the whole history (thoughts and calls in fields of their own, or as the model wrote them), or the record must count its
-turn as drift, and only then.
+Runs several turns under every template in the given directories and files (`*.jinja`, as for `templates.py`):
+questions and answers, with instructions, with tool calls and results, with reasoning, sent back as most clients do
+(without reasoning). Each completion has the form that the template's model would write. Every prompt after the first
+completion must start with the recorded ids. In addition, the prompt must equal the template's render of the full
+history (with reasoning and calls in their own fields, or as the model wrote them); exactly if not, the store must
+count the turn as drift.
 
-Prints for each family how many prompts equal the whole render, how many are drift, and each that breaks the rule. A conversation that the
-template refuses, or whose calls are in no format that is known, is left out and counted. Not checked here: tokenizers (each byte is a
-token, besides special tokens), and whether a prompt is what transformers prints (`templates.py`). Needs no packages.
+Prints for each family how many prompts equal the full render, how many are drift, and each violation. Conversations
+that the template rejects, or whose calls have no known format, are skipped and counted.
+
+Not checked: tokenizers (each byte is a token, in addition to special tokens), and whether a prompt equals
+transformers' output (`templates.py`). Needs no packages.
 """
 
 import argparse
@@ -130,7 +133,7 @@ def family(path: Path) -> str:
 
 
 def jobs(source: str) -> dict[str, dict]:
-    """Every conversation with a template, by name."""
+    """Yields every conversation with a template, by name."""
     special = sorted(set(SPECIAL.findall(source)))
     eos = next((end for end in ENDS if end in special), "</s>")
     choices = {"": {}}
@@ -146,12 +149,10 @@ def jobs(source: str) -> dict[str, dict]:
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("paths", nargs="+", type=Path, help="templates, or folders of *.jinja")
-    p.add_argument(
-        "--binary", type=Path, default=ROOT / "target/release/examples/continuation", help="the helper binary"
-    )
+    p.add_argument("paths", nargs="+", type=Path, help="templates, or directories with *.jinja files")
+    p.add_argument("--binary", type=Path, default=ROOT / "target/release/examples/continuation", help="helper binary")
     p.add_argument("--only", default="", help="check only names that contain this")
-    p.add_argument("--verbose", action="store_true", help="print what is left out, too")
+    p.add_argument("--verbose", action="store_true", help="also print skipped conversations")
     arguments = p.parse_args()
     files = [f for path in arguments.paths for f in (sorted(path.rglob("*.jinja")) if path.is_dir() else [path])]
     sources = {}

@@ -1,10 +1,11 @@
-"""A critic's value head and its loss: Levade in f32 on the merged tree against PyTorch in f64 on every sequence alone.
+"""Compares a critic's value head and value loss, in f32 on the merged tree, with PyTorch in f64 on each sequence.
 
-Checks, for the given model and for every random-weight configuration: the clipped value loss to 1e-5 of its terms, the gradient
-of every tensor of the model and of the head to 1e-4. In f64, because through 30 layers PyTorch's own f32 gradients of this loss are off
-by as much; the note says by how much, in the tensor where it is most.
+Checks, for the given model and for every random-weight configuration: the clipped value loss to 1e-5 of its terms, and
+the gradient of every tensor of the model and of the head to 1e-4. The reference uses f64, because through 30 layers
+PyTorch's f32 gradients of this loss have an error of similar size. The note states this error for the tensor in which
+it is largest.
 
-Not checked here: advantages, which are no business of the engine.
+Not checked: advantages, which the engine does not compute.
 """
 
 import random
@@ -22,14 +23,14 @@ LOSS = {"policy": {"value": {"clip": CLIP}}, "kl": None}
 
 
 def values(model, head: dict, path: dict) -> torch.Tensor:
-    """Value of the state before every target of one path, run alone."""
+    """Computes the value of the state before every target of one sequence."""
     states = model.model(torch.tensor([path["tokens"]]), use_cache=False).last_hidden_state[0]
     index = torch.tensor([t["index"] for t in path["targets"]])
     return states[index - 1] @ head["value_head.weight"][0] + head["value_head.bias"]
 
 
 def backward(model, head: dict, batch: list[dict]) -> tuple[float, float, dict]:
-    """Sum of the losses, sum of their magnitudes, and the gradient of every tensor."""
+    """Returns the sum of the losses, the sum of their magnitudes, and the gradient of every tensor."""
     total = magnitude = 0.0
     model.zero_grad()
     for one in (p for p in batch if p["targets"]):
@@ -50,13 +51,13 @@ def backward(model, head: dict, batch: list[dict]) -> tuple[float, float, dict]:
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     levade, report = begin(arguments)
-    with scratch() as folder:
-        for name, path in all_models(Path(folder), arguments.only, arguments.model):
+    with scratch() as directory:
+        for name, path in all_models(Path(directory), arguments.only, arguments.model):
             model = reference(path).double()
             torch.manual_seed(3)
             hidden = model.config.hidden_size
             head = {"value_head.weight": torch.randn(1, hidden) * 0.1, "value_head.bias": torch.randn(1)}
-            save_file(head, Path(folder) / "head.safetensors")
+            save_file(head, Path(directory) / "head.safetensors")
             head = {n: p.double().requires_grad_() for n, p in head.items()}
             batch = paths(model.config.vocab_size, seed=2, longest=150)
             rng = random.Random(9)
@@ -68,12 +69,12 @@ def main() -> None:
             total, magnitude, wanted = backward(model, head, batch)
             theirs = {n: p.detach().float().requires_grad_() for n, p in head.items()}
             theirs = backward(reference(path), theirs, batch)[2]
-            out = Path(folder) / "out"
-            job = {"batch": batch, "loss": LOSS, "value_head": str(Path(folder) / "head.safetensors")}
+            out = Path(directory) / "out"
+            job = {"batch": batch, "loss": LOSS, "value_head": str(Path(directory) / "head.safetensors")}
             ours = levade.run("gradients", path, out, **job)["loss"]
             report.check(f"{name}: loss", abs(ours - total) / magnitude, 1e-5, f"{total:.6f}")
             gradients = tensors(out) | load_file(out / "value_head.safetensors")
-            # The language model's own head has no part in a value.
+            # A value does not depend on the language model head.
             errors = {
                 n: relative(g, wanted[n], wanted[yardstick(n, model)])
                 if wanted[n] is not None

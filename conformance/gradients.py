@@ -1,11 +1,11 @@
-"""Gradients: Levade on the merged tree against PyTorch on every sequence alone, f32.
+"""Compares gradients on the merged tree with PyTorch on each sequence, in f32.
 
-Checks, for the given model and for every random-weight configuration: the loss agrees to 1e-5 of its terms, and the
-gradient of every tensor agrees to 1e-4, as ||a − b|| / ||b||; for cross-entropy and for PPO's clipped loss (plain and
-dual clip, terms inside and beyond the bounds) with each KL estimator. Paths are ragged and share prefixes,
-shared tokens are targets of several paths with different terms, one path is trained at another temperature.
+Checks, for the given model and for every random-weight configuration: the loss to 1e-5 of its terms, and the gradient
+of every tensor to 1e-4, as ||a − b|| / ||b||. Losses: cross-entropy, and PPO's clipped loss (single and dual clip,
+terms inside and beyond the bounds) with each KL estimator. Sequences have different lengths and share prefixes, shared
+tokens are targets of several sequences with different terms, and one sequence is trained at another temperature.
 
-Not checked here: the optimiser (optimizer.py), losses that Levade refuses.
+Not checked: the optimizer (optimizer.py), losses that the engine rejects.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ LOSSES = {
 
 
 def compare(report: Report, what: str, ours: dict, model) -> None:
-    """One line: the worst tensor."""
+    """Prints one line for the tensor with the largest error."""
     theirs = {name: p.grad for name, p in model.named_parameters()}
     missing, extra = theirs.keys() - ours.keys(), ours.keys() - theirs.keys()
     if missing or extra:
@@ -44,8 +44,8 @@ def compare(report: Report, what: str, ours: dict, model) -> None:
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     levade, report = begin(arguments)
-    with scratch() as folder:
-        for name, path in all_models(Path(folder), arguments.only, arguments.model):
+    with scratch() as directory:
+        for name, path in all_models(Path(directory), arguments.only, arguments.model):
             model = reference(path)
             for kind, loss in LOSSES.items():
                 batch = paths(model.config.vocab_size, seed=2, longest=150)
@@ -53,7 +53,7 @@ def main() -> None:
                     off_policy(model, batch, loss, seed=3)
                 model.zero_grad()
                 theirs, magnitude = backward(model, batch, loss)
-                out = Path(folder) / "out"
+                out = Path(directory) / "out"
                 ours = levade.run("gradients", path, out, batch=batch, loss=loss)["loss"]
                 report.check(f"{name}, {kind}: loss", abs(ours - theirs) / magnitude, 1e-5, f"{theirs:.6f}")
                 compare(report, f"{name}, {kind}", tensors(out), model)

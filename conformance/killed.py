@@ -1,14 +1,14 @@
-"""Kill -9: a run that is killed again and again ends with the weights of one that is not.
+"""Compares runs that are killed repeatedly (kill -9) with an undisturbed run: both must end with the same weights.
 
-Trains a recipe once in peace, then as often as it takes to be killed at every named place and at random moments, resuming after each
-kill. Checks that all runs end with the same weights, moments and attempts, byte for byte. With `--set agent.tool_delay=0.2` tools
-take a random time to answer, so that the order of events differs from run to run.
+Trains a recipe once undisturbed. Then trains it with kills at every named crash point and at random times, and resumes
+after each kill. Checks that all runs end with the same weights, moments and attempts, byte for byte. With `--set
+agent.tool_delay=0.2`, tools take a random time, so that the order of events differs between runs.
 
-With `--ahead`, for a recipe whose attempts run ahead of training (`staleness` above 0), what a step takes depends on who ends first, and runs
-differ. Then each run is held against its own ledger: every task is taken by one step alone, from attempts that are recorded, every step is
-measured once, and `levade replay` arrives at the same weights.
+With `--ahead`, for a recipe with asynchronous attempts (`staleness` above 0), a step takes the attempts that end
+first, so runs differ. Then each run is compared with its own ledger: exactly one step takes each task, from recorded
+attempts; every step is measured once; and `levade replay` reproduces the weights.
 
-Not checked here: power failures (what the kernel had accepted survives a killed process).
+Not checked: power failures (data that the kernel has accepted survives a killed process).
 """
 
 import argparse
@@ -47,20 +47,23 @@ PLACES = [
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("recipe", help="a recipe; give --set so that it ends soon, with checkpoints on the way")
-    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `levade train`")
+    p.add_argument("recipe", help="recipe; use --set to make it short, with several checkpoints")
+    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="recipe keys, as for `levade train`")
+    p.add_argument("--folder", type=Path, required=True, help="empty directory; correct runs are removed from it")
     p.add_argument(
-        "--folder", type=Path, required=True, help="an empty folder; runs that end as they should are removed from it"
+        "--random",
+        type=int,
+        default=5,
+        help="number of kills at random times, in addition to those at named crash points",
     )
-    p.add_argument("--random", type=int, default=5, help="kills at random moments, after those at named places")
-    p.add_argument("--seed", type=int, default=0, help="of the random moments")
-    p.add_argument("--ahead", action="store_true", help="hold each run against its own ledger")
+    p.add_argument("--seed", type=int, default=0, help="seed of the random times")
+    p.add_argument("--ahead", action="store_true", help="compare each run with its own ledger")
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     arguments = p.parse_args()
     changes = [part for change in arguments.set for part in ("--set", change)]
 
     def train(run: Path, resume: bool, crash_at: str | None = None, kill_after: float | None = None) -> int:
-        """Trains until the end, or until it dies; returns the exit status."""
+        """Trains until the run ends or is killed. Returns the exit status."""
         command = [
             arguments.levade,
             "train",
@@ -89,7 +92,7 @@ def main() -> None:
     print(f"undisturbed: {length:.0f} s")
 
     rng = random.Random(arguments.seed)
-    plan = [(place, None) for place in PLACES]
+    plan = [(crash_point, None) for crash_point in PLACES]
     plan += [(None, rng.uniform(0.1, 0.5) * length) for _ in range(arguments.random)]
     rng.shuffle(plan)
     runs = deaths = 0
@@ -98,18 +101,18 @@ def main() -> None:
         killed = arguments.folder / f"killed-{runs}"
         survived = 0
         while plan:
-            place, seconds = plan[0]
-            status = train(killed, resume=killed.exists(), crash_at=place, kill_after=seconds)
+            crash_point, seconds = plan[0]
+            status = train(killed, resume=killed.exists(), crash_at=crash_point, kill_after=seconds)
             if status == 0:
                 break
-            what = place or f"after {seconds:.1f} s"
+            what = crash_point or f"after {seconds:.1f} s"
             if status != -signal.SIGKILL:
                 sys.exit(f"exit status {status} at {what}; see {killed}.log")
             print(f"  run {runs} killed: {what}", flush=True)
             plan.pop(0)
             survived += 1
         if survived == 0:
-            sys.exit(f"a whole run never came by {plan[0][0]}")
+            sys.exit(f"a complete run never reached {plan[0][0]}")
         if train(killed, resume=True) != 0:
             sys.exit(f"the last resumption failed; see {killed}.log")
         if arguments.ahead:
@@ -122,17 +125,18 @@ def main() -> None:
 
 
 def compare(calm: Path, killed: Path) -> None:
-    """Ends the program where the two runs differ."""
+    """Exits with an error if the two runs differ."""
     ends = [sorted((run / "checkpoints").iterdir())[-1] for run in (calm, killed)]
     different = []
     if ends[0].name != ends[1].name:
         different.append(f"the last checkpoint ({ends[0].name} and {ends[1].name})")
-    # Moments are there as soon as one gradient was not zero.
+    # Moments exist as soon as a gradient was not zero.
     for name in sorted({path.name for end in ends for path in end.glob("*.safetensors")}):
         files = [end / name for end in ends]
         if not all(file.exists() for file in files) or not filecmp.cmp(*files, shallow=False):
             different.append(name)
-    # Who was under way at a kill is abandoned, and the next try has a later number: tries are counted by those that failed.
+    # An attempt in flight at a kill is abandoned, and the next try has a higher number. So tries are numbered by
+    # failed ones.
     query = (
         "SELECT purpose, phase, step, grp, sample, (SELECT count(*) FROM attempts b WHERE b.status = 'superseded' "
         "AND (b.purpose, b.phase, b.step, b.grp, b.sample) = (a.purpose, a.phase, a.step, a.grp, a.sample) "
@@ -148,23 +152,24 @@ def compare(calm: Path, killed: Path) -> None:
 
 
 def rows(run: Path, query: str) -> list[tuple]:
-    """What a run's record says."""
-    # Whoever closes the database last removes files beside it: now, and not when Python happens to collect what nobody needs.
+    """Queries a run's store."""
+    # The last connection to close removes auxiliary database files. Closing here avoids a close during garbage
+    # collection.
     with contextlib.closing(sqlite3.connect(run / "run.db")) as db:
         return db.execute(query).fetchall()
 
 
 def audit(run: Path, levade: Path) -> None:
-    """Ends the program where a run does not agree with its ledger."""
-    places = [
-        (phase, place)
+    """Exits with an error if a run does not agree with its ledger."""
+    taken = [
+        (phase, position)
         for phase, plan in rows(run, "SELECT phase, plan FROM steps ORDER BY phase, step")
-        for place in json.loads(plan).get("places", [])
+        for position in json.loads(plan).get("places", [])
     ]
-    if len(places) != len(set(places)):
+    if len(taken) != len(set(taken)):
         sys.exit(f"{run.name}: a task was taken twice")
-    for phase in {phase for phase, _ in places}:
-        mine = sorted(place for at, place in places if at == phase)
+    for phase in {phase for phase, _ in taken}:
+        mine = sorted(position for at, position in taken if at == phase)
         if mine != list(range(len(mine))):
             sys.exit(f"{run.name}: tasks of phase {phase} were left out: {mine}")
     missing = (
@@ -183,7 +188,7 @@ def audit(run: Path, levade: Path) -> None:
     replayed = subprocess.run([levade, "replay", run], capture_output=True, text=True)
     if replayed.returncode != 0:
         sys.exit(f"{run.name} is not done again: {replayed.stdout}{replayed.stderr}")
-    print(f"ok    {run.name}: {len(places)} tasks taken once, {len(steps)} steps done again to the bit", flush=True)
+    print(f"ok    {run.name}: {len(taken)} tasks taken once, {len(steps)} steps done again to the bit", flush=True)
 
 
 if __name__ == "__main__":

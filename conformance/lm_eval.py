@@ -1,13 +1,15 @@
-"""lm-evaluation-harness: `levade serve` scores as transformers does on the same weights.
+"""Compares scores of lm-evaluation-harness through `levade serve` with transformers on the same weights.
 
-Two small tasks of our own, made here from a seed: sums with four choices, by the log-likelihood of each, and sums to be
-written out, greedily. The harness measures both with `hf` (transformers, f32) and through `levade serve`:
-`local-completions` (token ids, echo, log-probabilities; once with the tokenizer of transformers, once with the server's
-own) and `local-chat-completions`. Checked: scores are equal; every log-likelihood agrees to 1e-3; which choices are
-greedy agrees; the texts that are written are equal but for a few, where two tokens are as likely as each other.
+The two small tasks are generated from a seed: sums with four choices, scored by the log-likelihood of each choice, and
+sums that the model writes greedily. The harness measures both with `hf` (transformers, f32) and through `levade
+serve`: `local-completions` (token ids, echo, log-probabilities; once with transformers' tokenizer, once with the
+server's) and `local-chat-completions`.
 
-The weights of transformers are those that it reads from `--model` (`gguf_types.py` checks that they are Levade's, too).
-Not checked here: the harness's own tasks, which need the network, and sampling above temperature 0.
+Checks that scores are equal, that every log-likelihood agrees to 1e-3, that the same choices are greedy, and that
+generated texts are equal except for a few in which two tokens are equally likely. transformers reads its weights from
+`--model` (`gguf_types.py` checks that Levade reads the same weights).
+
+Not checked: the harness's own tasks, which need the network, and sampling above temperature 0.
 """
 
 import json
@@ -52,9 +54,9 @@ metric_list: [{{metric: exact_match}}]
 """
 
 
-def write_tasks(folder: Path, items: int) -> None:
-    """The tasks and their items."""
-    folder.mkdir(parents=True)
+def write_tasks(directory: Path, items: int) -> None:
+    """Writes the tasks and their items."""
+    directory.mkdir(parents=True)
     rng = random.Random(33)
     choices, written = [], []
     for _ in range(items):
@@ -66,16 +68,16 @@ def write_tasks(folder: Path, items: int) -> None:
         a, b = rng.randrange(1, 20), rng.randrange(1, 20)
         written.append({"question": f"What is {a} plus {b}?", "answer": str(a + b)})
     for name, rows, text in [("choice", choices, CHOICE), ("written", written, WRITTEN)]:
-        data = folder / f"{name}.jsonl"
+        data = directory / f"{name}.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / f"{name}.yaml").write_text(text.format(data=data))
+        (directory / f"{name}.yaml").write_text(text.format(data=data))
 
 
 def write_model(model: Path, out: Path) -> None:
-    """The model as transformers unpacks it, f32, as a folder with its tokenizer."""
+    """Writes the model as transformers unpacks it, in f32, with its tokenizer."""
     read = AutoModelForCausalLM.from_pretrained(**source(model), dtype=torch.float32)
     config = type(read.config).from_dict(read.config.to_dict() | {"quantization_config": None})
-    # One that came from a GGUF file does not let itself be saved, so its weights are put into one that did not.
+    # transformers cannot save a model from a GGUF file, so its weights are copied into a new model.
     plain = type(read)(config).to(torch.float32)
     plain.load_state_dict(read.state_dict())
     del plain.config.quantization_config
@@ -84,8 +86,8 @@ def write_model(model: Path, out: Path) -> None:
 
 
 @contextmanager
-def served(binary: Path, model: Path, threads: int, log: Path):
-    """`levade serve` on a free port: its base URL without `/v1`."""
+def serve(binary: Path, model: Path, threads: int, log: Path):
+    """Runs `levade serve` on a free port. Yields its base URL without `/v1`."""
     with log.open("w") as err:
         command = [binary, "serve", f"small={model}", "--port", "0", "--threads", str(threads), "--running", "8"]
         server = subprocess.Popen(command, stderr=err)
@@ -104,12 +106,12 @@ def served(binary: Path, model: Path, threads: int, log: Path):
             server.kill()
 
 
-def measured(out: Path, tasks: Path, task: str, model: str, arguments: dict, *more: str) -> tuple[dict, list[dict]]:
-    """Scores and samples that the harness finds, the samples in the order of the items."""
+def run_harness(out: Path, tasks: Path, task: str, model: str, arguments: dict, *more: str) -> tuple[dict, list[dict]]:
+    """Returns the scores and samples of the harness. Samples are in the order of the items."""
     given = ",".join(f"{name}={value}" for name, value in arguments.items())
     command = [sys.executable, "-m", "lm_eval", "--model", model, "--model_args", given, "--tasks", task]
     command += ["--include_path", str(tasks), "--log_samples", "--output_path", str(out), "--device", "cpu", *more]
-    # Away from this folder, in which the harness would find this file under its own name.
+    # Runs in another directory, so that the harness does not import this file, which has the harness's own name.
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "any", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, cwd=tasks, env=environment, capture_output=True, text=True, timeout=3000)
     if done.returncode != 0:
@@ -123,7 +125,7 @@ def measured(out: Path, tasks: Path, task: str, model: str, arguments: dict, *mo
 
 
 def compare_choices(report: Report, name: str, ours: tuple, theirs: tuple) -> None:
-    """Scores and log-likelihoods of every choice of every item."""
+    """Compares scores, and log-likelihoods of every choice of every item."""
     report.expect(f"{name}: scores", ours[0] == theirs[0] and bool(theirs[0]), f"{ours[0]} against {theirs[0]}")
     worst, greedy, count = 0.0, 0, 0
     for a, b in zip(ours[1], theirs[1], strict=True):
@@ -138,7 +140,7 @@ def compare_choices(report: Report, name: str, ours: tuple, theirs: tuple) -> No
 
 
 def compare_texts(report: Report, name: str, ours: tuple, theirs: tuple) -> None:
-    """Scores, and how many texts are the same."""
+    """Compares scores, and counts equal texts."""
     report.expect(f"{name}: scores", ours[0] == theirs[0] and bool(theirs[0]), f"{ours[0]} against {theirs[0]}")
 
     def text(row: dict) -> str:
@@ -155,32 +157,32 @@ def compare_texts(report: Report, name: str, ours: tuple, theirs: tuple) -> None
 def main() -> None:
     p = parser(__doc__)
     p.set_defaults(levade=ROOT / "target/release/levade")
-    p.add_argument("--items", type=int, default=100, help="items of each task")
+    p.add_argument("--items", type=int, default=100, help="items per task")
     args = p.parse_args()
     if not args.model:
         sys.exit("Name SmolLM2-135M-Instruct with --model or LEVADE_CONFORMANCE_MODEL: random weights write no sums.")
     _, report = begin(args)
     with scratch() as name:
-        folder = Path(name)
-        tasks, weights = folder / "tasks", folder / "model"
+        directory = Path(name)
+        tasks, weights = directory / "tasks", directory / "model"
         write_tasks(tasks, args.items)
         write_model(args.model, weights)
         hf = {"pretrained": weights, "dtype": "float32"}
-        choices = measured(folder / "hf-choice", tasks, "levade_choice", "hf", hf, "--batch_size", "8")
+        choices = run_harness(directory / "hf-choice", tasks, "levade_choice", "hf", hf, "--batch_size", "8")
         chat = ["--apply_chat_template"]
-        texts = measured(folder / "hf-written", tasks, "levade_written", "hf", hf, "--batch_size", "1", *chat)
-        with served(args.levade, args.model, args.threads, folder / "serve.log") as base:
+        texts = run_harness(directory / "hf-written", tasks, "levade_written", "hf", hf, "--batch_size", "1", *chat)
+        with serve(args.levade, args.model, args.threads, directory / "serve.log") as base:
             api = {"model": "small", "num_concurrent": 4, "base_url": f"{base}/v1/completions"}
             for tokenizer in ["huggingface", "remote"]:
                 given = api | {"tokenizer_backend": tokenizer}
                 if tokenizer == "huggingface":
                     given |= {"tokenizer": weights, "tokenized_requests": True}
                 more = ["--batch_size", "4" if tokenizer == "huggingface" else "1"]
-                out = folder / f"ours-{tokenizer}"
-                ours = measured(out, tasks, "levade_choice", "local-completions", given, *more)
+                out = directory / f"ours-{tokenizer}"
+                ours = run_harness(out, tasks, "levade_choice", "local-completions", given, *more)
                 compare_choices(report, f"local-completions, tokenizer {tokenizer}", ours, choices)
             given = api | {"base_url": f"{base}/v1/chat/completions"}
-            ours = measured(folder / "ours-chat", tasks, "levade_written", "local-chat-completions", given, *chat)
+            ours = run_harness(directory / "ours-chat", tasks, "levade_written", "local-chat-completions", given, *chat)
             compare_texts(report, "local-chat-completions", ours, texts)
     report.finish()
 

@@ -1,16 +1,16 @@
-"""The scorer `maths` against math-verify: pairs of an expected answer and an answer, verdict by verdict.
+"""Compares the scorer `maths` with math-verify, verdict by verdict, on pairs of an expected answer and an answer.
 
-Two lists are scored. Of the first, pairs are made by a seeded generator (answers as MATH has them, each in other forms, right and wrong) and of the
-answers in files of JSON lines that are given. For pairs of the generator the truth is known, so that a
-disagreement says who errs. Disagreements are counted by the kind of pair. Speed is that of one core, on the same
-pairs, without starting either program.
+The first list contains pairs from a seeded generator (answers as in MATH, each in several forms, correct and
+incorrect) and answers from the given JSON-lines files. The generator knows the correct verdict, so a disagreement
+shows which side errs. Disagreements are counted by kind of pair. Speed is measured on one core with the same pairs,
+without the start of either program.
 
-The second list has pairs of our own with their truth: those that were written by hand, class by class
+The second list contains our own labeled pairs: handwritten ones by class
 (`crates/reward/tests/data/maths_pairs.jsonl`), and families of words that change a value, times, units, names, sets,
-matrices, bases and stated answers, right and wrong. Both accuracies are printed, and every false reward of ours; one
-fails the run.
+matrices, bases and stated answers, correct and incorrect. Prints both accuracies and every false reward of ours; a
+single one fails the check.
 
-Not checked: other options than the defaults.
+Not checked: non-default options.
 
     uv venv venv && uv pip install --python venv/bin/python 'math-verify[antlr4_13_2]==0.9.0'
     cargo build --release -p levade-reward --example grade
@@ -34,7 +34,7 @@ from math_verify import parse, verify
 ROOT = Path(__file__).resolve().parent.parent
 logging.disable(logging.CRITICAL)
 
-#: Kinds of pairs on which the two are known to differ, and why. They do not count for the agreement.
+# Kinds of pairs on which the two differ for a known reason. They do not count for the agreement.
 EXPLAINED = {
     "repeating": "math-verify reads 0.\\overline{3} as 0",
     "odd root": "math-verify takes the complex root of a negative number",
@@ -44,7 +44,7 @@ EXPLAINED = {
 
 
 class Generator:
-    """Pairs (kind, expected, answer, whether they mean the same), of one seed."""
+    """Generates pairs (kind, expected, answer, whether they are equal) from a seed."""
 
     def __init__(self, seed: int):
         self.r = random.Random(seed)
@@ -59,7 +59,7 @@ class Generator:
                 return found
 
     def written(self, q: Fraction) -> str:
-        """A fraction, in one of the ways in which people write it."""
+        """Returns a fraction in one of its common notations."""
         sign, a, b = "-" if q < 0 else "", abs(q.numerator), q.denominator
         if b == 1:
             return f"{sign}{a}"
@@ -93,7 +93,7 @@ class Generator:
         return "".join(terms).removeprefix("+") or "0"
 
     def pairs(self):
-        """One pair of each kind that is right, and one that is wrong."""
+        """Yields one correct and one incorrect pair of each kind."""
         r = self.r
         n, m = self.number(no=(0,)), self.number(no=(0,))
         other = self.number(no=(n,))
@@ -213,7 +213,9 @@ class Generator:
 
 
 class Families:
-    """Pairs (class, expected, reply, whether it is right) of values and of what changes them, of one seed."""
+    """Generates pairs (class, expected, completion, whether it is correct) of values and value-changing words from a
+    seed.
+    """
 
     def __init__(self, seed: int):
         self.r = random.Random(seed)
@@ -311,8 +313,8 @@ def own_pairs(seed: int, rounds: int):
         yield from families.pairs()
 
 
-def graded(levade: Path, pairs: list[tuple[str, str]]) -> list[dict]:
-    """Our scores of (expected, reply)."""
+def grade(levade: Path, pairs: list[tuple[str, str]]) -> list[dict]:
+    """Returns our scores of (expected, completion) pairs."""
     lines = "".join(json.dumps({"text": reply, "expected": gold}) + "\n" for gold, reply in pairs)
     ran = subprocess.run([levade], input=lines, capture_output=True, text=True, check=True)
     scores = [json.loads(line) for line in ran.stdout.splitlines()]
@@ -328,9 +330,11 @@ def verified(gold: str, reply: str) -> bool:
 
 
 def compare_own(levade: Path, seed: int, rounds: int) -> bool:
-    """Scores our own pairs by both; whether ours has no false reward and at least 98 % of the right ones."""
+    """Scores our own pairs with both. Returns whether we give no false reward and accept at least 98 % of correct
+    answers.
+    """
     pairs = list(own_pairs(seed, rounds))
-    ours = [score["value"] == 1 for score in graded(levade, [pair[1:3] for pair in pairs])]
+    ours = [score["value"] == 1 for score in grade(levade, [pair[1:3] for pair in pairs])]
     theirs = [verified(gold, reply) for _, gold, reply, _ in pairs]
     right = sum(truth for *_, truth in pairs)
     for name, verdicts in [("levade", ours), ("math-verify", theirs)]:
@@ -347,8 +351,8 @@ def compare_own(levade: Path, seed: int, rounds: int) -> bool:
     return not any(mine and not pair[3] for mine, pair in zip(ours, pairs, strict=True)) and lost <= 0.02 * right
 
 
-def of_files(paths: list[Path], most: int, r: random.Random):
-    """Answers of data sets: each as it is, next to another one, and in other forms."""
+def answers_of_files(paths: list[Path], max_answers: int, r: random.Random):
+    """Yields answers of datasets: unchanged, paired with another answer, and in other forms."""
     for path in paths:
         golds = []
         for line in path.read_text().splitlines():
@@ -356,7 +360,7 @@ def of_files(paths: list[Path], most: int, r: random.Random):
             answer = str(row.get("answer", "")).split("####")[-1].strip()
             if answer and re.fullmatch(r"[-+0-9.,/\\a-z{}()$%^ ]+", answer, re.IGNORECASE):
                 golds.append(answer)
-        for gold in r.sample(golds, min(most, len(golds))):
+        for gold in r.sample(golds, min(max_answers, len(golds))):
             kind = path.stem
             yield kind, gold, gold, True
             value = gold.replace(",", "")
@@ -373,22 +377,24 @@ def of_files(paths: list[Path], most: int, r: random.Random):
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("files", nargs="*", type=Path, help="JSON lines with a field `answer`")
-    p.add_argument("--levade", type=Path, default=ROOT / "target/release/examples/grade", help="the example `grade`")
-    p.add_argument("--rounds", type=int, default=30, help="pairs of each kind")
-    p.add_argument("--own-rounds", type=int, default=15, help="values of each family of our own")
-    p.add_argument("--most", type=int, default=150, help="answers of each file")
+    p.add_argument("files", nargs="*", type=Path, help="files with JSON lines that have a field `answer`")
+    p.add_argument(
+        "--levade", type=Path, default=ROOT / "target/release/examples/grade", help="binary of the example `grade`"
+    )
+    p.add_argument("--rounds", type=int, default=30, help="pairs per kind")
+    p.add_argument("--own-rounds", type=int, default=15, help="values per family of our own pairs")
+    p.add_argument("--most", type=int, default=150, help="maximum number of answers per file")
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--show", type=int, default=3, help="disagreements of a kind that are printed")
+    p.add_argument("--show", type=int, default=3, help="number of printed disagreements per kind")
     args = p.parse_args()
     generator = Generator(args.seed)
     pairs = [pair for _ in range(args.rounds) for pair in generator.pairs()]
-    pairs += list(of_files(args.files, args.most, random.Random(args.seed)))
+    pairs += list(answers_of_files(args.files, args.most, random.Random(args.seed)))
 
-    ours = graded(args.levade, [(f"${a}$", f"\\boxed{{{b}}}") for _, a, b, _ in pairs])
-    begun = time.process_time()
+    ours = grade(args.levade, [(f"${a}$", f"\\boxed{{{b}}}") for _, a, b, _ in pairs])
+    started = time.process_time()
     theirs = [verified(a, f"\\boxed{{{b}}}") for _, a, b, _ in pairs]
-    seconds = time.process_time() - begun
+    seconds = time.process_time() - started
 
     wrong, agree, explained, apart = Counter(), 0, Counter(), defaultdict(list)
     for (kind, a, b, truth), our, their in zip(pairs, ours, theirs, strict=True):

@@ -1,9 +1,11 @@
-"""Real servers of the Model Context Protocol as tools: each is started by `levade tools`, lists its tools, and is called.
+"""Checks real servers of the Model Context Protocol as tools: `levade tools` starts each, lists its tools, and calls
+one.
 
-Checked: tools are listed and calls answered, over standard input and output and over streamable HTTP, by servers of the
-official packages for Node and Python. Not checked: training with them. Give the folder in which npm installed its packages
-(`--node`) and the environments with the Python servers (`--python`, and `--python1` for those that want `mcp<2`); servers
-that are not there are named and skipped, and fewer than five are a failure.
+Checks servers of the official packages for Node and Python, over standard input and output and over streamable HTTP.
+
+Not checked: training with them. `--node` is the directory in which npm installed its packages; `--python` and
+`--python1` are the environments of the Python servers, the latter for servers that need `mcp<2`. Missing servers are
+reported and skipped; fewer than five servers fail the check.
 """
 
 import argparse
@@ -35,8 +37,8 @@ kind = "mcp"
 def run(
     arguments: argparse.Namespace, tool: str, call: str | None = None, values: dict | None = None
 ) -> tuple[int, str, str]:
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = Path(folder) / "recipe.toml"
+    with tempfile.TemporaryDirectory() as directory:
+        recipe = Path(directory) / "recipe.toml"
         recipe.write_text(RECIPE.format(model=json.dumps(arguments.model)) + tool)
         more = ["--call", call, "--arguments", json.dumps(values)] if call else []
         done = subprocess.run(
@@ -83,7 +85,7 @@ def main() -> None:
 
     sums = {"expression": "6 * 7"}
     rows = [
-        # Name, command, tools, a call, its arguments, a part of its answer.
+        # Name, command, tools, a call, its arguments, a part of its result.
         ("everything", [node("everything")], 10, "echo", {"message": "levade"}, "Echo: levade"),
         (
             "filesystem",
@@ -122,7 +124,7 @@ def main() -> None:
         ("calculator", [python1("mcp-server-calculator")], 1, "calculate", sums, "42"),
     ]
     passed, failed = 0, []
-    for name, command, least, call, values, part in rows:
+    for name, command, min_tools, call, values, part in rows:
         if not Path(command[0]).exists():
             print(f"skip  {name}: {command[0]} is not there")
             continue
@@ -131,8 +133,8 @@ def main() -> None:
         count = len(out.splitlines())
         answer = run(arguments, tool, call, values) if code == 0 else (code, out, err)
         wrong = run(arguments, tool, call, {"nonsense": 1}) if code == 0 else (0, "", "")
-        good = code == 0 and count >= least and answer[0] == 0 and part in answer[1]
-        # A call with wrong arguments is answered, too, by an error, unless the tool takes any.
+        good = code == 0 and count >= min_tools and answer[0] == 0 and part in answer[1]
+        # A call with wrong arguments returns an error, unless the tool accepts any arguments.
         good = good and "Traceback" not in wrong[2] and "panicked" not in wrong[2]
         print(f"{'ok   ' if good else 'WRONG'} {name}: {count} tools, {call} → {answer[1].strip()[:60]!r}")
         if not good:

@@ -1,8 +1,9 @@
-"""What a run measures, as a real MLflow server has it.
+"""Compares a run's metrics with those on a real MLflow server.
 
-Trains a recipe with a server beside it, kills the run after a step whose numbers the server already has, takes the server away while the run
-goes on, and brings it back. In the end every number of `metrics.jsonl` must be in the run on the server, under its name and step, once (the
-global step twice where an evaluation follows a step). Done for a server with a database and for one with a folder of files.
+Trains a recipe with a server, kills the run after a step whose metrics the server already has, stops the server while
+the run continues, and restarts it. At the end, the server must have every number of `metrics.jsonl` exactly once,
+under its name and step (the global step twice if an evaluation follows a step). Runs for a server with a database and
+for one with a directory of files.
 """
 
 import argparse
@@ -19,12 +20,12 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Seconds that a server may take to answer for the first time.
+# Timeout for a server's first response, in seconds.
 START = 120
 
 
 class Server:
-    def __init__(self, store: str, folder: Path) -> None:
+    def __init__(self, store: str, directory: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -41,10 +42,10 @@ class Server:
             "--workers",
             "1",
         ]
-        self.folder = folder
+        self.folder = directory
 
     def start(self) -> None:
-        # Servers refuse folders of files unless they are told that this is meant.
+        # Servers reject file stores unless this variable allows them.
         environment = os.environ | {"MLFLOW_ALLOW_FILE_STORE": "true"}
         with (self.folder / "server.log").open("a") as log:
             self.process = subprocess.Popen(
@@ -64,8 +65,8 @@ class Server:
         self.process.wait()
 
 
-def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) -> None:
-    server, run = Server(store, folder), folder / "run"
+def check(kind: str, store: str, directory: Path, arguments: argparse.Namespace) -> None:
+    server, run = Server(store, directory), directory / "run"
     changes = [part for change in [*arguments.set, f"metrics.mlflow={server.url}"] for part in ("--set", change)]
 
     def train(resume: bool, crash_at: str | None = None) -> subprocess.Popen:
@@ -76,24 +77,24 @@ def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) ->
             *(["--resume"] if resume else changes),
         ]
         environment = os.environ | ({"LEVADE_CRASH_AT": crash_at} if crash_at else {})
-        with (folder / "run.log").open("a") as log:
+        with (directory / "run.log").open("a") as log:
             return subprocess.Popen(
                 [*command, "--run", run], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
 
     server.start()
     if train(False, "metrics_written:2").wait() != -signal.SIGKILL:
-        sys.exit(f"{kind}: the run did not come to its second step; see {folder}/run.log")
+        sys.exit(f"{kind}: the run did not come to its second step; see {directory}/run.log")
     going_on = train(True)
-    # The server is away for a while in the middle.
+    # The server is down for a while during the run.
     time.sleep(arguments.away_after)
     server.stop()
     time.sleep(arguments.away)
     server.start()
     if going_on.wait() != 0:
-        sys.exit(f"{kind}: the run failed; see {folder}/run.log")
+        sys.exit(f"{kind}: the run failed; see {directory}/run.log")
 
-    if "not all metrics were taken" in (log := (folder / "run.log").read_text()):
+    if "not all metrics were taken" in (log := (directory / "run.log").read_text()):
         sys.exit(f"{kind}: the run ended before the server was back; give more steps:\n{log[-500:]}")
 
     import mlflow
@@ -119,7 +120,7 @@ def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) ->
     }
     wrong = []
     for name in sorted(expected.keys() | found.keys()):
-        # What was done again takes another time.
+        # Repeated work has different timings.
         timed = name.startswith(("timing_s/", "perf/", "sampler/"))
         sides = [sorted(side.get(name, [])) for side in (expected, found)]
         if timed:
@@ -136,16 +137,16 @@ def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) ->
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("recipe", help="a recipe of three steps or more; give --set so that it ends soon")
-    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `levade train`")
-    p.add_argument("--away-after", type=float, default=3, help="seconds after which the server goes away")
-    p.add_argument("--away", type=float, default=10, help="seconds that it is away")
+    p.add_argument("recipe", help="recipe of at least three steps; use --set to make it short")
+    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="recipe keys, as for `levade train`")
+    p.add_argument("--away-after", type=float, default=3, help="seconds after which the server stops")
+    p.add_argument("--away", type=float, default=10, help="seconds for which the server is down")
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     arguments = p.parse_args()
     for kind in ("database", "files"):
-        with tempfile.TemporaryDirectory(prefix="levade-mlflow-") as folder:
-            store = f"sqlite:///{folder}/store.db" if kind == "database" else f"{folder}/store"
-            check(kind, store, Path(folder), arguments)
+        with tempfile.TemporaryDirectory(prefix="levade-mlflow-") as directory:
+            store = f"sqlite:///{directory}/store.db" if kind == "database" else f"{directory}/store"
+            check(kind, store, Path(directory), arguments)
 
 
 if __name__ == "__main__":

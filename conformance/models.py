@@ -1,7 +1,7 @@
-"""Small models with random weights, made by transformers, that between them use every part of the families.
+"""Creates small models with random weights in transformers, which together use every part of the model families.
 
-Sizes are odd on purpose (nothing divides a vector register), biases and norms are not left at their initial 0 and
-1, and weights are large enough for logits to spread over several units: an error would show.
+Sizes are odd (no size divides a vector register), biases and norms differ from their initial 0 and 1, and weights are
+large enough to spread logits over several units, so that errors become visible.
 """
 
 import json
@@ -40,7 +40,7 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
-# A base for each kind of Gemma 3's layers, and a scaling of those that see the whole path.
+# One base for each kind of layer in Gemma 3, and a scaling for the full-attention layers.
 TWO_KINDS = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -54,7 +54,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass
 class Case:
-    """A model to make. `shape` overrides the fields of the family's configuration."""
+    """A model to create. `shape` overrides fields of the family's configuration."""
 
     name: str
     family: str
@@ -126,7 +126,7 @@ CASES = [
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    # Qwen3 names its head width, which need not be hidden / heads.
+    # Qwen3 configures its head width, which may differ from hidden / heads.
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 48}),
     "mistral": (MistralConfig, MistralForCausalLM, {}),
     "gemma3": (
@@ -158,12 +158,12 @@ BASE = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-# Grouped queries where a case does not say otherwise: two query heads for each of three key heads.
+# Default grouped queries: two query heads for each of three key heads.
 GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 168}
 
 
-def make(case: Case, folder: Path) -> Path:
-    """Writes the model to `folder / name`."""
+def make(case: Case, directory: Path) -> Path:
+    """Writes the model to `directory / name`."""
     config_class, model_class, extra = FAMILIES[case.family]
     grouped = {} if "num_key_value_heads" in case.shape else GROUPED
     config = config_class(**(BASE | grouped | extra | case.shape))
@@ -180,7 +180,7 @@ def make(case: Case, folder: Path) -> Path:
                 parameter.normal_(0.0, 0.2)
             else:
                 parameter.normal_(0.0, 1.3 * parameter.shape[-1] ** -0.5)
-    out = folder / case.name
+    out = directory / case.name
     model.to(case.dtype).save_pretrained(out, max_shard_size=case.shard)
     if case.shard != "5GB" and not (out / "model.safetensors.index.json").exists():
         raise RuntimeError(f"{case.name} was meant to be sharded, but fits into one file")
@@ -190,8 +190,8 @@ def make(case: Case, folder: Path) -> Path:
 
 
 def respell(path: Path) -> None:
-    """Rewrites a configuration as transformers 4 did: `rope_theta`, `rope_scaling` (with `type`, as in Qwen2.5's
-    instructions, where it is YaRN) and `torch_dtype`.
+    """Rewrites a configuration in the format of transformers 4: `rope_theta`, `rope_scaling` (for YaRN with `type`, as
+    in Qwen2.5's documentation) and `torch_dtype`.
     """
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")
@@ -206,10 +206,10 @@ def respell(path: Path) -> None:
     path.write_text(json.dumps(config, indent=2))
 
 
-def all_models(folder: Path, only: str, given: Path | None) -> Iterator[tuple[str, Path]]:
-    """Names and paths: the model that the user gave, if any, and the cases, those whose name contains `only`."""
+def all_models(directory: Path, only: str, given: Path | None) -> Iterator[tuple[str, Path]]:
+    """Yields names and paths: the user's model, if given, and the cases whose names contain `only`."""
     if given is not None and only in Path(given).name:
         yield Path(given).name, Path(given)
     for case in CASES:
         if only in case.name:
-            yield case.name, make(case, folder)
+            yield case.name, make(case, directory)

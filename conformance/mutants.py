@@ -1,17 +1,18 @@
-"""Mutation testing with one build: whether a test fails when an operator, a condition or a body is changed.
+"""Runs mutation tests with one build: checks whether a test fails if an operator, a condition or a body is changed.
 
-`cargo mutants --list` gives the mutants of a crate, of which those of functions changed since a commit are drawn by a seed. A copy of the tree
-holds them all at once, each behind a switch (`if crate::mutant(17) { changed } else { original }`) that an environment variable turns on. Every
-test is run once alone, to see which mutants it reaches; then each mutant is run with the tests that reach it, until one fails. A failure counts
-when it repeats. A mutant that no test reaches survives.
+`cargo mutants --list` lists the mutants of a crate. A seed samples those of functions changed since a commit. A copy
+of the source tree contains all mutants at once, each behind a switch (`if crate::mutant(17) { changed } else {
+original }`), which an environment variable enables. Every test runs once separately, to find the mutants that it
+reaches. Then each mutant runs with the tests that reach it, until one fails. A failure counts if it repeats. A mutant
+that no test reaches survives.
 
-Not here: mutants that do not compile as a switch (most do not compile at all: another type, `||` beside `let`); the next in the draw takes their
-place. Tests of other crates are run only if `--tests-of` names these. A mutant is off in processes whose environment is
-cleared.
+Not included: mutants that do not compile as a switch (most of these do not compile at all: another type, `||` next to
+`let`); the next sample takes their place. Tests of other crates run only if `--tests-of` lists them. A mutant is
+disabled in processes with a cleared environment.
 
     pip install tree-sitter tree-sitter-rust; cargo install cargo-mutants
-    python conformance/mutants.py --since 6c8e5c6 --sample reward http --copy /tmp/mutants          # survivors are named
-    python conformance/mutants.py --since 6c8e5c6 --sample reward http --copy /tmp/mutants --again  # these alone, with new tests
+    python conformance/mutants.py --since 6c8e5c6 --sample reward http --copy /tmp/mutants          # lists survivors
+    python conformance/mutants.py --since 6c8e5c6 --sample reward http --copy /tmp/mutants --again  # only these, with new tests
     python conformance/mutants.py --since 6c8e5c6 --all call --tests-of call=gateway --copy /tmp/mutants
 """
 
@@ -35,8 +36,8 @@ from tree_sitter import Language, Parser
 
 ROOT = Path(__file__).resolve().parent.parent
 PARSER = Parser(Language(tree_sitter_rust.language()))
-# Appended to a crate's root. `{last}` is the highest number of a mutant. A crate that was looked at before may keep its switches in
-# the build, so that variables name the crate.
+# Appended to a crate's root module. `{last}` is the highest mutant number. An earlier crate may keep its switches in
+# the build, so variables contain the crate's name.
 SWITCH = """
 /// Returns whether a mutant is on, and writes the number of a mutant that is reached for the first time.
 #[doc(hidden)]
@@ -55,22 +56,22 @@ pub fn mutant(number: usize) -> bool {{
     *ON == Some(number)
 }}
 """
-# The node of the syntax tree that is written twice, by the kind of mutant.
+# The syntax node that is duplicated, by kind of mutant.
 TWICE = {
     "BinaryOperator": {"binary_expression", "compound_assignment_expr"},
     "UnaryOperator": {"unary_expression"},
     "StructField": {"struct_expression"},
 }
-# Error of a `match` whose arms have a switch. It is reported at the matched value.
+# The error of a `match` whose arms have a switch. It is reported at the matched value.
 NON_EXHAUSTIVE = "E0004"
-# A mutant's tests may take so many times as long as without it, and so many seconds more.
+# The timeout of a mutant's tests: a multiple of the unmutated time, plus additional seconds.
 SLOWER, MORE_SECONDS = 5, 20
 SURVIVED = ("survived", "unreached")
 
 
 @dataclass
 class Mutant:
-    """A change of the source: the bytes from `start` to `end`, at `span` in lines and columns, become `replacement`."""
+    """A source change: the bytes from `start` to `end`, at `span` in lines and columns, become `replacement`."""
 
     crate: str
     name: str
@@ -82,7 +83,7 @@ class Mutant:
     end: int = 0
     number: int = 0
     outcome: str = ""
-    # Bytes of the expression that is written twice; with `start == end`, the place where `replacement` is inserted.
+    # Bytes of the duplicated expression. If `start == end`, the position at which `replacement` is inserted.
     outer: tuple[int, int] = field(default=(0, 0))
 
 
@@ -101,13 +102,13 @@ def changed_lines(since):
     return lines
 
 
-def listed(crate, changed):
-    """Returns the mutants of a crate: those of changed functions, and the rest."""
+def list_mutants(crate, changed):
+    """Returns the mutants of a crate: those of changed functions, and the remaining ones."""
     command = ["cargo", "mutants", "--list", "--json", "--no-shuffle", "-p", f"levade-{crate}"]
     found = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout)
     inside, outside, seen = [], [], Counter()
     for m in found:
-        # Lines move when the source is edited: a mutant is known by what it does, and by the count of such before it.
+        # Edits move lines, so a mutant is identified by its change and by the count of equal changes before it.
         name = re.sub(r":\d+:\d+:", ":", m["name"])
         seen[name] += 1
         mutant = Mutant(crate, f"{name} #{seen[name]}", m["file"], m["span"], m["replacement"], m["genre"])
@@ -129,11 +130,11 @@ class Source:
         self.tree = PARSER.parse(text)
 
     def offset(self, line, column):
-        """Returns the byte of a line and a column of characters, both from 1."""
+        """Returns the byte offset of a line and a character column, both 1-based."""
         return self.starts[line - 1] + len(self.lines[line - 1].decode()[: column - 1].encode())
 
     def switchable(self, m):
-        """Finds the expression that a mutant's switch is around. Returns whether there is one."""
+        """Finds the expression around which a mutant's switch goes. Returns whether there is one."""
         m.start, m.end = (self.offset(**m.span[side]) for side in ("start", "end"))
         node = self.tree.root_node.descendant_for_byte_range(m.start, m.end)
         if m.kind == "FnValue":
@@ -193,7 +194,7 @@ class Source:
 
 
 def write(path, data, times=None):
-    """Writes a file unless it is so already: an untouched time means that cargo does not build it again."""
+    """Writes a file if its content differs. An unchanged time stamp prevents a rebuild by cargo."""
     if not path.exists() or path.read_bytes() != data:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -202,7 +203,7 @@ def write(path, data, times=None):
 
 
 def plant(copy, mutants):
-    """Copies the tree, with a switch for each mutant. Returns the planted files by their paths."""
+    """Copies the source tree, with a switch for each mutant. Returns the changed files by path."""
     by_file, last, planted = defaultdict(list), defaultdict(int), {}
     for m in mutants:
         by_file[m.file].append(m)
@@ -223,9 +224,12 @@ def plant(copy, mutants):
     return planted
 
 
-def built(copy, arguments):
-    """Builds the tests. Returns crate and path of the test binaries by crate, the library's first, and the compiler's errors."""
-    # The binary's crate and `remote` are there for their features: with them, dependencies are those of the workspace's build.
+def build_tests(copy, arguments):
+    """Builds the tests. Returns crate and path of the test binaries by crate, the library's first, and the compiler's
+    errors.
+    """
+    # The crates `levade` and `remote` are included for their features, so that dependencies equal those of the
+    # workspace build.
     testing = [testing for pair in arguments.tests_of for testing in pair.split("=")]
     crates = {"levade", "levade-remote", *(f"levade-{crate}" for crate in arguments.sample + arguments.all + testing)}
     packages = [word for crate in sorted(crates) for word in ("-p", crate)]
@@ -247,16 +251,16 @@ def built(copy, arguments):
     return programs, errors
 
 
-def around(text, span, kind):
-    """Returns the text of the innermost node of a kind that a span of the compiler is in, or none."""
+def enclosing_node(text, span, kind):
+    """Returns the text of the innermost node of a kind that contains a compiler span, or None."""
     node = Source(text).tree.root_node.descendant_for_byte_range(span["byte_start"], span["byte_end"])
     while node is not None and node.type != kind:
         node = node.parent
     return node.text if node else b""
 
 
-def blamed(errors, planted):
-    """Returns the crates and numbers of the mutants that the compiler's errors are about."""
+def blamed_mutants(errors, planted):
+    """Returns the crates and numbers of the mutants that cause the compiler's errors."""
     numbers = set()
     for error in errors:
         found = set()
@@ -268,9 +272,10 @@ def blamed(errors, planted):
             first, last = span["line_start"] - 1, span["line_end"]
             calls = re.findall(rb"mutant\((\d+)\)", b"\n".join(lines[first:last]))
             if (error["code"] or {}).get("code") == NON_EXHAUSTIVE:
-                calls = re.findall(rb"if !crate::mutant\((\d+)\)", around(text, span, "match_expression"))
-            # Otherwise the last one before it in its function. Code without a mutant, as tests, has errors of its own.
-            function = around(text, span, "function_item")
+                calls = re.findall(rb"if !crate::mutant\((\d+)\)", enclosing_node(text, span, "match_expression"))
+            # Otherwise the last mutant before the error in its function. Code without a mutant, such as tests, has its
+            # own errors.
+            function = enclosing_node(text, span, "function_item")
             before = function[: span["byte_end"] - text.find(function)]
             calls = calls or re.findall(rb"mutant\((\d+)\)", before)[-1:]
             found = {(span["file_name"].split("/")[1], int(number)) for number in calls}
@@ -280,22 +285,22 @@ def blamed(errors, planted):
     return numbers
 
 
-def ran(copy, program, tests, environment, limit):
-    """Runs tests of a crate's program. Returns whether they passed, the output, and the seconds; `None` when time ran out."""
+def run_tests(copy, program, tests, environment, limit):
+    """Runs tests of a crate's program. Returns whether they passed, the output, and the seconds; None on a timeout."""
     crate, program = program
-    folder = copy / "crates" / crate
+    directory = copy / "crates" / crate
     environment = (
         os.environ
-        | {"CARGO_MANIFEST_DIR": str(folder), "CARGO_PKG_NAME": f"levade-{crate}"}
+        | {"CARGO_MANIFEST_DIR": str(directory), "CARGO_PKG_NAME": f"levade-{crate}"}
         | {"PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
         | environment
     )
-    begun = time.monotonic()
+    started = time.monotonic()
     command = [program, "--exact", *tests, "--test-threads", "1"]
-    # A group of its own, so that what tests start ends with them.
+    # A separate process group, so that child processes of tests end with them.
     process = subprocess.Popen(
         command,
-        cwd=folder,
+        cwd=directory,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -305,20 +310,20 @@ def ran(copy, program, tests, environment, limit):
     )
     try:
         out, _ = process.communicate(timeout=limit)
-        return process.returncode == 0, out, time.monotonic() - begun
+        return process.returncode == 0, out, time.monotonic() - started
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.communicate()
         return None, "", limit
 
 
-def reaches(copy, crate, programs, pool):
-    """Runs each test alone. Returns for each mutant the tests that reach it, with their seconds, by program."""
+def reached_tests(copy, crate, programs, pool):
+    """Runs each test separately. Returns for each mutant the tests that reach it, with their seconds, by program."""
     reached = defaultdict(lambda: defaultdict(list))
 
     def one(program, test):
         with NamedTemporaryFile() as file:
-            ok, out, seconds = ran(copy, program, [test], {f"LEVADE_REACHED_{crate}": file.name}, 600)
+            ok, out, seconds = run_tests(copy, program, [test], {f"LEVADE_REACHED_{crate}": file.name}, 600)
             return program, test, ok, out, seconds, {int(n) for n in Path(file.name).read_text().split()}
 
     jobs = []
@@ -336,8 +341,8 @@ def reaches(copy, crate, programs, pool):
     return reached
 
 
-def judge(copy, m, programs, reached):
-    """Runs a mutant's tests, the quickest first, until one fails twice."""
+def run_mutant(copy, m, programs, reached):
+    """Runs a mutant's tests, the fastest first, until one fails twice."""
     m.outcome = "survived" if reached else "unreached"
     for program in programs:
         tests = sorted(reached.get(program, []))
@@ -345,28 +350,28 @@ def judge(copy, m, programs, reached):
             limit = SLOWER * sum(seconds for seconds, _ in chunk) + MORE_SECONDS
             names, again = [test for _, test in chunk], False
             while names:
-                ok, out, _ = ran(copy, program, names, {f"LEVADE_MUTANT_{m.crate}": str(m.number)}, limit)
+                ok, out, _ = run_tests(copy, program, names, {f"LEVADE_MUTANT_{m.crate}": str(m.number)}, limit)
                 if ok:
                     break
                 failed = re.findall(r"^test (\S+)(?: - should panic)? \.\.\. FAILED", out, re.MULTILINE)
                 if ok is None or not failed or again:
                     m.outcome = "timed out" if ok is None else "caught"
                     return
-                # All of them: a test of random cases may pass this time.
+                # Repeats all failed tests: a test of random cases may pass this time.
                 names, again = failed, True
 
 
-def drawn(crate, arguments, changed, before):
-    """Returns the mutants of a crate that the seed draws, or those that survived before."""
-    inside, outside = listed(crate, changed)
-    whole = crate in arguments.all
+def sample_mutants(crate, arguments, changed, before):
+    """Returns the mutants of a crate that the seed samples, or the previous survivors."""
+    inside, outside = list_mutants(crate, changed)
+    all_mutants = crate in arguments.all
     pick, mutants = random.Random(f"{arguments.seed} {crate}"), []
     for pool, wanted in (
-        (inside, len(inside) if whole else arguments.drawn),
-        (outside, arguments.drawn if whole else 0),
+        (inside, len(inside) if all_mutants else arguments.drawn),
+        (outside, arguments.drawn if all_mutants else 0),
     ):
         pick.shuffle(pool)
-        # Some do not compile, and the next in the draw take their places.
+        # Some mutants do not compile; the next samples replace them.
         mutants += pool[: wanted + wanted // 4]
     if arguments.again:
         mutants = [m for m in inside + outside if before.get(m.name) in SURVIVED]
@@ -379,14 +384,16 @@ def drawn(crate, arguments, changed, before):
 
 
 def build(mutants, copy, arguments):
-    """Builds the tests of a tree with all mutants that compile; the others are marked. Returns the test binaries by crate."""
+    """Builds the tests of a tree with all mutants that compile, and marks the other mutants. Returns the test binaries
+    by crate.
+    """
     while True:
         alive = [m for m in mutants if not m.outcome]
         planted = plant(copy, alive)
-        programs, errors = built(copy, arguments)
+        programs, errors = build_tests(copy, arguments)
         if not errors:
             return programs
-        bad = blamed(errors, planted)
+        bad = blamed_mutants(errors, planted)
         print(f"{len(bad)} do not compile as switches", flush=True)
         for m in alive:
             m.outcome = "unbuilt" if (m.crate, m.number) in bad else ""
@@ -394,37 +401,37 @@ def build(mutants, copy, arguments):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--sample", nargs="*", default=[], help="crates of which mutants in changed functions are drawn")
+    p.add_argument("--sample", nargs="*", default=[], help="crates of which mutants in changed functions are sampled")
     p.add_argument(
         "--all",
         nargs="*",
         default=[],
-        help="crates with all mutants in changed functions, and as many drawn of the rest",
+        help="crates with all mutants in changed functions, and equally many sampled from the rest",
     )
-    p.add_argument("--since", required=True, help="a commit: functions changed since then are looked at")
-    p.add_argument("--drawn", type=int, default=60, help="mutants drawn of a crate")
+    p.add_argument("--since", required=True, help="commit since which functions must have changed")
+    p.add_argument("--drawn", type=int, default=60, help="number of sampled mutants per crate")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument(
-        "--copy", type=Path, required=True, help="a folder for the copy of the tree, its build and the results"
+        "--copy", type=Path, required=True, help="directory for the copy of the tree, its build and the results"
     )
-    p.add_argument("--cargo", default="cargo", help="the command that builds")
-    p.add_argument("--tests", nargs="*", default=[], help="tests beside those of the libraries")
+    p.add_argument("--cargo", default="cargo", help="build command")
+    p.add_argument("--tests", nargs="*", default=[], help="integration tests in addition to the library tests")
     p.add_argument(
         "--tests-of",
         nargs="*",
         default=[],
         metavar="CRATE=OTHER",
-        help="OTHER's tests are run, too, for mutants of CRATE",
+        help="also run the tests of OTHER for mutants of CRATE",
     )
-    p.add_argument("--jobs", type=int, default=2, help="mutants at a time")
-    p.add_argument("--again", action="store_true", help="only those that survived the last time")
+    p.add_argument("--jobs", type=int, default=2, help="number of mutants tested in parallel")
+    p.add_argument("--again", action="store_true", help="test only the previous survivors")
     arguments = p.parse_args()
     copy = arguments.copy.resolve()
     changed, drawn_of, records = changed_lines(arguments.since), {}, {}
     for crate in arguments.sample + arguments.all:
         path = copy / "target/mutants" / f"{crate}.json"
         records[crate] = path, json.loads(path.read_text()) if arguments.again else {}
-        drawn_of[crate] = drawn(crate, arguments, changed, records[crate][1])
+        drawn_of[crate] = sample_mutants(crate, arguments, changed, records[crate][1])
     programs = build([m for mutants in drawn_of.values() for m in mutants], copy, arguments)
     survivors = 0
     for crate, mutants in drawn_of.items():
@@ -433,9 +440,9 @@ def main():
             for pair in arguments.tests_of:
                 of, other = pair.split("=")
                 own += programs[other] if of == crate else []
-            reached = reaches(copy, crate, own, pool)
+            reached = reached_tests(copy, crate, own, pool)
             alive = [m for m in mutants if not m.outcome]
-            list(pool.map(lambda m: judge(copy, m, own, reached.get(m.number, {})), alive))  # noqa: B023
+            list(pool.map(lambda m: run_mutant(copy, m, own, reached.get(m.number, {})), alive))  # noqa: B023
         path, before = records[crate]
         write(path, json.dumps(before | {m.name: m.outcome for m in mutants}, indent=1).encode())
         counts = Counter(m.outcome for m in mutants)

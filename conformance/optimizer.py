@@ -1,14 +1,15 @@
-"""Optimiser: steps of AdamW after clipping, Levade against PyTorch, f32.
+"""Compares AdamW steps after gradient clipping with PyTorch in f32.
 
-Checks, for random-weight configurations: after six steps over two micro-batches each, with a learning rate that
-changes and a norm bound that is active on every other step, the saved weights agree with those of torch.optim.AdamW
-to 1e-5 relative per tensor, the movement from the initial weights agrees to 1e-3, and every step reports
-the gradient norm before clipping to 1e-4. Weight decay is on for matrices and off for norms and biases.
+Checks, for random-weight configurations, after six steps over two micro-batches each, with a varying learning rate and
+a norm bound that is active on every other step: the saved weights agree with torch.optim.AdamW to 1e-5 relative per
+tensor, the movement from the initial weights agrees to 1e-3, and every step reports the gradient norm before clipping
+to 1e-4. Weight decay applies to matrices, and not to norms and biases.
 
-Adam divides a gradient by its own size, so where a gradient is as small as the rounding of its sum, the step is the
-sign of that rounding. Hence an epsilon of 1e-4: large against such rounding, small against most gradients.
+Adam divides a gradient by its own magnitude. If a gradient is as small as the rounding of its sum, the step has the
+sign of the rounding error. An epsilon of 1e-4 avoids this: it is large compared with such rounding, and small compared
+with most gradients.
 
-Not checked here: the given model (the checks of gradients cover it), learning-rate schedules.
+Not checked: the given model (the checks of gradients cover it), learning-rate schedules.
 """
 
 from pathlib import Path
@@ -25,7 +26,7 @@ BETAS, EPSILON, DECAY = (f32(0.9), f32(0.95)), f32(1e-4), f32(0.1)
 
 
 def train(model) -> tuple[list[dict], list[float]]:
-    """Trains in PyTorch. Returns the job's steps and the gradient norms. Every other step is clipped to half."""
+    """Trains in PyTorch. Returns the job's steps and the gradient norms. Every other step is clipped to half its norm."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
@@ -59,12 +60,12 @@ def train(model) -> tuple[list[dict], list[float]]:
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     levade, report = begin(arguments)
-    with scratch() as folder:
-        for name, path in all_models(Path(folder), arguments.only, None):
+    with scratch() as directory:
+        for name, path in all_models(Path(directory), arguments.only, None):
             model = reference(path)
             before = {n: p.detach().clone() for n, p in model.named_parameters()}
             steps, norms = train(model)
-            out = Path(folder) / "out"
+            out = Path(directory) / "out"
             result = levade.run("steps", path, out, steps=steps)
             reported = [step["grad_norm"] for step in result["steps"]]
             drift = max(abs(a / b - 1.0) for a, b in zip(reported, norms, strict=True))

@@ -1,4 +1,4 @@
-"""Steps of reinforcement from the record of a run, `run.db`."""
+"""Reads reinforcement learning steps from a run's store, `run.db`."""
 
 import json
 import sqlite3
@@ -12,7 +12,7 @@ def words(kind: str, blob: bytes) -> list:
 
 
 def per_token(runs: bytes, count: int) -> list[float]:
-    """A number for each of `count` tokens from runs of (f32, u32 tokens), where 0 tokens go on to the end."""
+    """Expands runs of (f32, u32 tokens) to `count` numbers, where 0 tokens means up to the end."""
     out: list[float] = []
     for value, length in struct.iter_unpack("<fI", runs):
         out += [value] * (length or count - len(out))
@@ -20,7 +20,7 @@ def per_token(runs: bytes, count: int) -> list[float]:
 
 
 class Step:
-    """A step of the last phase, from a run's record."""
+    """A step of the last phase in a run's store."""
 
     def __init__(self, run: Path, number: int) -> None:
         db = sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True)
@@ -49,7 +49,7 @@ class Step:
                 (attempt,),
             )
             tokens: list[int] = []
-            sampled: list[tuple[int, float, float]] = []  # place, log-probability, temperature
+            sampled: list[tuple[int, float, float]] = []  # index, log-probability, temperature
             for kind, temperature, blob, logprobs in segments:
                 ids = words("I", blob)
                 if kind == "sampled":
@@ -65,7 +65,7 @@ class Step:
         ]
 
     def batch(self) -> list[dict]:
-        """The step as the learner sees it."""
+        """Returns the step's batch as the learner sees it."""
         paths = []
         for key, *numbers in self.paths:
             tokens, sampled, _ = self.attempts[key]

@@ -1,14 +1,15 @@
-"""Histories as clients send them back: the gateway must go on with the tokens that it recorded.
+"""Checks that the gateway continues with its recorded tokens when clients send message histories back.
 
-Each recording is what one client sent over a conversation with tools: in `requests` all of it, in `pairs` the assistant's messages as
-they were sent and as they came back. A scripted model behind a real gateway says the very replies that were sent then (thought, content
-with its outer white space, calls as they were written); ids that a client was given are put in the place of the recorded ones. Printed
-is for each turn whether the prompt continued what was recorded, or forked, and for which reason.
+Each recording contains one client's messages over a conversation with tools: `requests` has all of them, `pairs` has
+the assistant messages as they were sent and as they came back. Behind a real gateway, a scripted model replays the
+original completions (reasoning, content with outer white space, calls as they were written). New ids that the client
+receives replace the recorded ids. Prints for each turn whether the prompt continued the recorded tokens or forked, and
+the reason. Built-in cases follow: one conversation each, sent back in one other way.
 
-After the recordings come kinds of our own: one conversation, sent back in one other way each.
+Fails if a prompt forks although only formatting differs. Correct forks (several completions joined into one message,
+another order) are printed with their reason.
 
-Fails where a prompt forks although only the writing differs. Forks that are right (several replies made one message, another order) are
-printed with their reason. Not checked here: how a client reads a stream, which `clients.py` does.
+Not checked: how a client reads a stream, which `clients.py` checks.
 """
 
 import argparse
@@ -23,14 +24,14 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Reasons for which a client that says something else must fork.
+# Reasons for which a client that changes the content must fork.
 RIGHT = {"Merged", "Reordered", "TextLost", "CallsAsText"}
 NUMBER = re.compile(r"Fake-?0*(\d{4,})")
 ORIGIN = re.compile(r"^(Some\(.*\)|None): \d+ tokens, then \d+$")
 
 
 class Gateway:
-    """The example `scripted`, which says given texts, as one attempt sees it."""
+    """The example `scripted`, which returns given texts, as one attempt sees it."""
 
     def __init__(self, binary, texts):
         command = [binary, "127.0.0.1:0", *texts]
@@ -38,7 +39,7 @@ class Gateway:
         self.base, self.key = self.process.stdout.readline().split()
 
     def post(self, path, body):
-        """The answer, or the fault in words."""
+        """Returns the response, or the text of the API error."""
         head = {"content-type": "application/json", "authorization": f"Bearer {self.key}"}
         request = urllib.request.Request(self.base + path, json.dumps(body).encode(), head)
         try:
@@ -48,7 +49,7 @@ class Gateway:
             return f"{error.code} {error.read().decode()}"
 
     def close(self):
-        """How the prompts came about, in the order of the calls, and the other lines that it printed."""
+        """Returns the origins of prompts, in the order of the calls, and the other printed lines."""
         self.process.send_signal(signal.SIGINT)
         lines = self.process.communicate(timeout=60)[0].splitlines()
         origins = [found[1] for line in lines if (found := ORIGIN.match(line))]
@@ -56,13 +57,13 @@ class Gateway:
 
 
 def origin_of(text):
-    """`began`, `continued` or `forked at 2: Merged`, from what Rust prints."""
+    """Parses Rust's output to `began`, `continued` or `forked at 2: Merged`."""
     fork = re.search(r"at: (\d+), reason: (\w+)", text)
     return f"forked at {fork[1]}: {fork[2]}" if fork else re.sub(r"Some\((\w+)\)", r"\1", text).lower()
 
 
 def strings(value):
-    """All texts in a document, in its order."""
+    """Yields all texts in a document, in order."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -74,7 +75,7 @@ def strings(value):
 
 
 def replaced(value, names):
-    """A document with other ids in it."""
+    """Replaces ids in a document."""
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, dict):
@@ -82,21 +83,21 @@ def replaced(value, names):
     return [replaced(inner, names) for inner in value] if isinstance(value, list) else value
 
 
-# The recorded conversations.
+# Recorded conversations.
 
 THOUGHT = "  Hidden thought ✓ — step one.\n\nStep two. \n"
 TEXT = "  Let me call the tool…\n\nCafé “quotes” \t\n"
 FINAL = "\n The answer is **12.50**.  \n"
 
 
-def said(text, calls, thought=THOUGHT):
-    """A reply as the model writes it; `calls` are pairs of a name and the arguments in JSON."""
+def completion(text, calls, reasoning=THOUGHT):
+    """Returns a completion as the model writes it. `calls` are pairs of a name and JSON arguments."""
     tags = [f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {raw}}}\n</tool_call>' for name, raw in calls]
-    return (f"<think>{thought}</think>" if thought else "") + (text or "") + "\n".join(tags)
+    return (f"<think>{reasoning}</think>" if reasoning else "") + (text or "") + "\n".join(tags)
 
 
 def calls_in(value):
-    """Every call in a document of any dialect: its id, its name, its arguments in JSON."""
+    """Yields every call in a document of any dialect: its id, its name, its JSON arguments."""
     if isinstance(value, list):
         for inner in value:
             yield from calls_in(inner)
@@ -113,7 +114,7 @@ def calls_in(value):
 
 
 def text_in(sent):
-    """The text of a reply in any dialect."""
+    """Returns the text of an assistant message in any dialect."""
     if isinstance(sent, dict):
         return sent["content"]
     blocks = [block for block in sent if block["type"] in ("text", "message")]
@@ -137,7 +138,7 @@ class Recording:
         self.numbers.append(None)
 
     def from_pairs(self):
-        """Requests of Claude Code, of which the recording has the pairs alone."""
+        """Rebuilds the requests of Claude Code, whose recording contains only the pairs."""
         messages = [{"role": "user", "content": [{"type": "text", "text": "Say hi."}]}]
         messages.append({"role": "system", "content": "Be brief."})
         requests = []
@@ -156,14 +157,14 @@ class Recording:
         return requests
 
     def sendable(self, request):
-        """A request without what the recording abridged: tools that are only named, streams, schemas that are lists."""
+        """Completes a request that the recording abridged: tools given only by name, streams, schemas given as lists."""
         request = {**request, "model": "scripted", "stream": False}
         request.pop("stream_options", None)
 
         def tool(found):
             if isinstance(found, dict):
                 function = found.get("function", {})
-                if isinstance(function.get("parameters"), list):  # of qwen-agent; no endpoint takes it
+                if isinstance(function.get("parameters"), list):  # from qwen-agent; no endpoint accepts it
                     return {**found, "function": {**function, "parameters": {"type": "object", "properties": {}}}}
                 return found
             if "/messages" in self.path:
@@ -175,7 +176,7 @@ class Recording:
         return request | {"tools": [tool(found) for found in request["tools"]]} if request.get("tools") else request
 
     def texts(self):
-        """The replies that were sent, as the model says them."""
+        """Returns the original completions as the model writes them."""
         raw, texts_alone = {}, []
         for pair in self.pairs:
             calls = list(calls_in(pair["sent"]))
@@ -188,14 +189,14 @@ class Recording:
             found = {}
             for id, name, arguments in calls_in(self.requests):
                 if number and (match := NUMBER.search(id)) and match[1] == number:
-                    # `pairs` leaves out calls of clients that make one message of several.
+                    # `pairs` omits the calls of clients that join several messages into one.
                     found[id] = raw.get(id, (name, arguments))
             text = [None, TEXT][len(found) - 1] if found else (texts_alone.pop(0) if texts_alone else FINAL)
-            texts.append(said(text, found.values()))
+            texts.append(completion(text, found.values()))
         return texts
 
     def names(self, number, answer):
-        """The ids that an answer gives, by those of the recording."""
+        """Maps recorded ids to the ids in a response."""
         if "choices" in answer:
             calls = answer["choices"][0]["message"].get("tool_calls") or []
             return {f"call_Fake-{number}_{at}": call["id"] for at, call in enumerate(calls)}
@@ -221,7 +222,7 @@ class Recording:
         return names
 
     def replay(self, binary):
-        """How each prompt came about; and the first fault, if there is one."""
+        """Returns the origin of each prompt, and the first error, if any."""
         gateway, names, fault = Gateway(binary, self.texts()), {}, None
         for request, number in zip(self.requests, self.numbers, strict=True):
             answer = gateway.post(self.path, replaced(request, names))
@@ -234,7 +235,7 @@ class Recording:
         return origins, fault, rest
 
 
-# Kinds of our own.
+# Built-in cases.
 
 SCHEMA = {
     "type": "object",
@@ -247,15 +248,15 @@ RAW = [
     '{"a":10,"b":2.50}',
 ]
 REPLIES = [
-    said("  Two at once…\n\n", [("add", RAW[0]), ("add", RAW[1])]),
-    said(None, [("add", RAW[2])]),
-    said("\n It is **12.50**. \t\n", []),
-    said("Bye. \n\n", []),
+    completion("  Two at once…\n\n", [("add", RAW[0]), ("add", RAW[1])]),
+    completion(None, [("add", RAW[2])]),
+    completion("\n It is **12.50**. \t\n", []),
+    completion("Bye. \n\n", []),
 ]
 
 
 def assistants(change):
-    """A kind that writes the assistant's messages otherwise."""
+    """Creates a case that changes the assistant messages."""
 
     def kind(messages, tools):
         changed = []
@@ -269,12 +270,12 @@ def assistants(change):
 
 
 def of_role(role, change):
-    """A kind that writes the messages of a role otherwise."""
+    """Creates a case that changes the messages of a role."""
     return lambda messages, tools: ([change(m) if m["role"] == role else m for m in messages], tools)
 
 
 def arguments(write):
-    """A kind that writes arguments otherwise; `write` is given the document."""
+    """Creates a case that changes the format of arguments. `write` gets the parsed document."""
 
     def call(found):
         document = json.loads(found["function"]["arguments"])
@@ -287,8 +288,8 @@ def floats(document):
     return {key: float(value) if isinstance(value, int) else value for key, value in document.items()}
 
 
-def whole(document):
-    """Floats that are whole as integers, as JavaScript writes them."""
+def integers_for_whole_floats(document):
+    """Writes floats without a fraction as integers, as JavaScript does."""
     is_whole = lambda value: isinstance(value, float) and value == int(value)  # noqa: E731
     return {key: int(value) if is_whole(value) else value for key, value in document.items()}
 
@@ -297,8 +298,8 @@ def without(*fields):
     return lambda message: {key: value for key, value in message.items() if key not in fields}
 
 
-def thought(cut):
-    """Another text for a thought, under both names."""
+def with_reasoning(cut):
+    """Changes the reasoning, under both of its names."""
 
     def change(message):
         found = cut(message.get("reasoning_content") or "")
@@ -318,14 +319,14 @@ def two_parts(message):
 
 
 def split(message):
-    """Text and calls as two messages."""
+    """Splits text and calls into two messages."""
     if not message.get("tool_calls") or not message["content"]:
         return message
     return [without("tool_calls")(message), {"role": "assistant", "content": None, "tool_calls": message["tool_calls"]}]
 
 
 def by_call(message):
-    """The text with the first call, and each other call in a message of its own."""
+    """Puts the first call with the text, and each other call into its own message."""
     if len(message.get("tool_calls") or []) < 2:
         return message
     first, *others = message["tool_calls"]
@@ -334,11 +335,11 @@ def by_call(message):
 
 def as_text(message):
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
-    return {"role": "assistant", "content": said(message["content"], calls, thought=None)}
+    return {"role": "assistant", "content": completion(message["content"], calls, reasoning=None)}
 
 
 def merged(messages, tools):
-    """The replies before the first answer as one message, and their results after it."""
+    """Joins the messages before the first answer into one, followed by their tool results."""
     replies = [m for m in messages if m["role"] == "assistant"]
     one = replies[0] | {"tool_calls": [call for reply in replies[:2] for call in reply["tool_calls"]]}
     results = [m for m in messages if m["role"] == "tool"]
@@ -346,7 +347,7 @@ def merged(messages, tools):
 
 
 def reordered(messages, tools):
-    """The answer before the call that led to it."""
+    """Puts the answer before the call that led to it."""
     changed = list(messages)
     at = next(at for at, m in enumerate(changed) if m["role"] == "assistant" and not m.get("tool_calls"))
     changed.insert(5, changed.pop(at))
@@ -354,14 +355,14 @@ def reordered(messages, tools):
 
 
 def blocks(found):
-    """A user's message in parts, with marks for a cache."""
+    """Splits a user message into parts with cache markers."""
     if isinstance(found["content"], list):
         return found
     return found | {"content": [{"type": "text", "text": found["content"], "cache_control": {"type": "ephemeral"}}]}
 
 
 EXTRA = {"refusal": None, "annotations": [], "parsed": None, "audio": None, "function_call": None, "logprobs": None}
-# Each kind with what must come of it.
+# Each case with its expected result.
 KINDS = {
     "as it came": (lambda messages, tools: (messages, tools), "continued"),
     "fields in another order": (assistants(lambda m: dict(reversed(m.items()))), "continued"),
@@ -390,15 +391,15 @@ KINDS = {
     "arguments in lines": (arguments(lambda d: json.dumps(d, indent=2)), "continued"),
     "arguments with keys sorted": (arguments(lambda d: json.dumps(d, sort_keys=True)), "continued"),
     "2 as 2.0": (arguments(lambda d: json.dumps(floats(d))), "continued"),
-    "4.0 as 4": (arguments(lambda d: json.dumps(whole(d))), "continued"),
+    "4.0 as 4": (arguments(lambda d: json.dumps(integers_for_whole_floats(d))), "continued"),
     "1.5 as 15e-1": (arguments(lambda d: json.dumps(d).replace("1.5", "15e-1")), "continued"),
     "no thought": (assistants(without("reasoning_content", "reasoning")), "continued"),
     "the thought under one name": (assistants(without("reasoning")), "continued"),
     "the thought under the other name": (assistants(without("reasoning_content")), "continued"),
-    "an empty thought": (assistants(thought(lambda text: "")), "continued"),
-    "the last chunk of the thought": (assistants(thought(lambda text: text[len(text) // 2 :])), "continued"),
-    "the first chunk of the thought": (assistants(thought(lambda text: text[: len(text) // 2])), "continued"),
-    "the thought trimmed": (assistants(thought(str.strip)), "continued"),
+    "an empty thought": (assistants(with_reasoning(lambda text: "")), "continued"),
+    "the last chunk of the thought": (assistants(with_reasoning(lambda text: text[len(text) // 2 :])), "continued"),
+    "the first chunk of the thought": (assistants(with_reasoning(lambda text: text[: len(text) // 2])), "continued"),
+    "the thought trimmed": (assistants(with_reasoning(str.strip)), "continued"),
     "the thought in tags within the content": (
         assistants(
             lambda m: without("reasoning_content", "reasoning")(
@@ -453,8 +454,8 @@ KINDS = {
     "two replies as one message": (merged, "Merged"),
     "another order": (reordered, "Reordered"),
     "another call": (arguments(lambda d: json.dumps(d | {"a": 11})), "CallsEdited"),
-    # Replies with calls are known by their ids whatever thought comes back; the answer is not.
-    "another thought": (assistants(thought(lambda text: "Something else.")), "ThoughtEdited"),
+    # Completions with calls are recognized by their ids, even with changed reasoning; the answer is not.
+    "another thought": (assistants(with_reasoning(lambda text: "Something else.")), "ThoughtEdited"),
     "another answer": (
         assistants(lambda m: m if m.get("tool_calls") else m | {"content": "It is 13."}),
         "ReplyEdited",
@@ -462,8 +463,8 @@ KINDS = {
 }
 
 
-def tried(binary, change):
-    """How the second question's prompt came about where all before it is sent back in another way."""
+def origin_after(binary, change):
+    """Returns the origin of the second question's prompt, if the client changes all preceding messages."""
     gateway = Gateway(binary, REPLIES)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add 2 and 1.5."}]
     for _ in range(3):
@@ -482,10 +483,10 @@ def tried(binary, change):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("recordings", type=Path, nargs="?", help="a folder of recordings; without it, only kinds of our own")
-    p.add_argument("--only", default="", help="recordings and kinds whose names contain this")
+    p.add_argument("recordings", type=Path, nargs="?", help="directory of recordings; without it, only built-in cases")
+    p.add_argument("--only", default="", help="recordings and cases whose names contain this")
     p.add_argument(
-        "--scripted", type=Path, default=ROOT / "target/debug/examples/scripted", help="the gateway's example"
+        "--scripted", type=Path, default=ROOT / "target/debug/examples/scripted", help="binary of the gateway's example"
     )
     arguments = p.parse_args()
     if not arguments.scripted.is_file():
@@ -507,7 +508,7 @@ def main():
     for name, (change, expected) in KINDS.items():
         if arguments.only not in name:
             continue
-        found = tried(arguments.scripted, change)
+        found = origin_after(arguments.scripted, change)
         ok = found.rpartition(" ")[2] == expected
         wrong += not ok
         print(f"{'ok  ' if ok else 'FAIL'} {name:44} {found}{'' if ok else f'; expected {expected}'}")

@@ -1,20 +1,19 @@
-"""Servers of vLLM as samplers: what comes through Levade, beside transformers on the same weights.
+"""Compares vLLM servers as samplers with transformers on the same weights.
 
-Starts real servers over a small model with random weights, and drives them through `Server` and `Router` (the
-example `fleet` of the crate `levade-remote`):
+Starts real servers with a small model of random weights, and drives them through `Server` and `Router` (the example
+`fleet` of the crate `levade-remote`). Checks:
 
-- log-probabilities of replies, at temperature 1 and others, against transformers (`--bound`, 1e-3 in f32);
-- weights pushed while replies are drawn: the versions of their tokens, and each token's log-probability under
-  the weights of its version;
-- pushes with a server killed (kill -9) in the middle, and started again: no fleet is mixed, nothing hangs;
-- a folder that is half written is refused before a server hears of it.
+- Log-probabilities of completions, at temperature 1 and others, against transformers (`--bound`, 1e-3 in f32).
+- Weights pushed during generation: the versions of tokens, and each token's log-probability under the weights of its version.
+- A server killed (kill -9) during a push and restarted: no fleet has mixed versions, and nothing hangs.
+- An incomplete weight directory is rejected before a server is notified.
 
-Run it with the Python of an environment that has vLLM (it needs torch, transformers and tokenizers as well):
+Run it with the Python of an environment that has vLLM (it also needs torch, transformers and tokenizers):
 
     cargo build -p levade-remote --example fleet
     VLLM/bin/python conformance/samplers.py --fleet target/debug/examples/fleet
 
-What it does not check: GPUs, tensor parallelism, adapters, SGLang.
+Not checked: GPUs, tensor parallelism, adapters, SGLang.
 """
 
 import argparse
@@ -38,19 +37,19 @@ VOCABULARY, CONTEXT = 320, 512
 TEXT = "A farmer has 17 cows, buys 25 more, and sells 8 of them."
 
 
-def make_tokenizer(folder: Path) -> list[int]:
-    """One token a byte. Returns the tokens of the probe's text."""
+def make_tokenizer(directory: Path) -> list[int]:
+    """Creates a byte-level tokenizer. Returns the tokens of the probe's text."""
     from transformers import PreTrainedTokenizerFast
 
     from byte_level import byte_level
 
     tokenizer = byte_level()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
     return tokenizer.encode(TEXT).ids
 
 
-def make_model(folder: Path, seed: int, probe: list[int]) -> None:
-    """Random weights, large enough that distributions are far from flat, with what the learner would say."""
+def make_model(directory: Path, seed: int, probe: list[int]) -> None:
+    """Creates random weights, large enough for non-uniform distributions, and the learner's `probe.json`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -70,15 +69,15 @@ def make_model(folder: Path, seed: int, probe: list[int]) -> None:
         initializer_range=0.2,
     )
     model = LlamaForCausalLM(config)
-    folder.mkdir(parents=True)
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
+    directory.mkdir(parents=True)
+    model.save_pretrained(directory)
+    (directory / "generation_config.json").unlink(missing_ok=True)
     logprobs = logprobs_of(model, probe, 1, 1.0)
-    (folder / "probe.json").write_text(json.dumps({"tokens": probe, "logprobs": logprobs}))
+    (directory / "probe.json").write_text(json.dumps({"tokens": probe, "logprobs": logprobs}))
 
 
 def logprobs_of(model, path: list[int], start: int, temperature: float) -> list[float]:
-    """Log-probabilities of `path[start:]`."""
+    """Computes the log-probabilities of `path[start:]`."""
     import torch
 
     with torch.no_grad():
@@ -94,7 +93,7 @@ def free_port() -> int:
 
 
 class Vllm:
-    """A server that can be killed, with all its processes, and started again at its address."""
+    """A vLLM server that can be killed with all its processes, and restarted at its address."""
 
     def __init__(
         self, model: Path, log: Path, args: list[str], python: str = sys.executable, variables: dict | None = None
@@ -105,7 +104,7 @@ class Vllm:
         self.start()
 
     def words(self, model: Path, python: str, args: list[str]) -> list[str]:
-        """The command line."""
+        """Returns the command line."""
         return [
             python,
             "-m",
@@ -155,11 +154,11 @@ class Vllm:
         self.process.wait()
 
     def wait(self, seconds: float) -> float:
-        begun = time.time()
-        while time.time() - begun < seconds:
+        started = time.time()
+        while time.time() - started < seconds:
             try:
                 urllib.request.urlopen(f"{self.url}/health", timeout=5)
-                return time.time() - begun
+                return time.time() - started
             except OSError:
                 if self.process.poll() is not None:
                     break
@@ -168,7 +167,7 @@ class Vllm:
 
 
 class Fleet:
-    """The example program, and the lines that it says."""
+    """The example program `fleet`, and its output lines."""
 
     def __init__(self, binary: Path, servers: list[Vllm], in_flight: str, probe: list[int], seconds: float, **more):
         self.process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
@@ -199,7 +198,7 @@ class Fleet:
         self.process.stdin.flush()
 
     def hear(self, seconds: float, **wanted) -> dict:
-        """The next line that has these keys with these values (any for None); others are kept for later."""
+        """Returns the next line with these keys and values (any value for None). Other lines are kept for later."""
 
         def fits(line: dict) -> bool:
             return all(k in line and v in (None, line[k]) for k, v in wanted.items())
@@ -232,8 +231,8 @@ class Fleet:
             },
         )
 
-    def adopt(self, version: int, folder: Path) -> None:
-        self.tell(do="adopt", version=version, folder=str(folder))
+    def adopt(self, version: int, directory: Path) -> None:
+        self.tell(do="adopt", version=version, folder=str(directory))
 
     def close(self) -> None:
         self.process.stdin.close()
@@ -241,7 +240,9 @@ class Fleet:
 
 
 def check_reply(models: dict, reply: dict, prompt: list[int], temperature: float) -> float:
-    """Largest difference between the log-probabilities of a reply and those of the weights that drew each token."""
+    """Returns the largest difference between a completion's log-probabilities and those of the weights that sampled
+    each token.
+    """
     path, start, worst = prompt + reply["tokens"], len(prompt), 0.0
     for run in reply["versions"]:
         expected = logprobs_of(models[run["version"]], path[: start + run["len"]], start, temperature)
@@ -254,14 +255,16 @@ def check_reply(models: dict, reply: dict, prompt: list[int], temperature: float
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--fleet", type=Path, default=Path("target/debug/examples/fleet"), help="the helper binary")
+    p.add_argument("--fleet", type=Path, default=Path("target/debug/examples/fleet"), help="helper binary")
     p.add_argument("--servers", type=int, default=1)
-    p.add_argument("--pushes", type=int, default=6, help="with replies in flight")
-    p.add_argument("--kills", type=int, default=2, help="pushes with a server killed in the middle")
-    p.add_argument("--bound", type=float, default=1e-3, help="nats between vLLM and transformers")
-    p.add_argument("--seconds", type=float, default=600, help="longest wait for anything")
+    p.add_argument("--pushes", type=int, default=6, help="number of pushes during generation")
+    p.add_argument("--kills", type=int, default=2, help="number of pushes during which a server is killed")
+    p.add_argument(
+        "--bound", type=float, default=1e-3, help="bound of the difference between vLLM and transformers, in nats"
+    )
+    p.add_argument("--seconds", type=float, default=600, help="timeout of any wait, in seconds")
     p.add_argument("--in-flight", choices=["recompute", "keep"], nargs="*", default=["recompute", "keep"])
-    p.add_argument("--vllm-args", default="", help="further arguments of the servers")
+    p.add_argument("--vllm-args", default="", help="additional arguments of the servers")
     options = p.parse_args()
     import torch
     from transformers import AutoModelForCausalLM
@@ -297,11 +300,11 @@ def main() -> None:
             fleet = Fleet(options.fleet, servers, in_flight, probe, options.seconds)
             for _ in servers:
                 looked = fleet.hear(options.seconds, looked=None)
-                report("a server is recognised", "what" in looked, json.dumps(looked))
+                report("a server is recognized", "what" in looked, json.dumps(looked))
             version += 1
             fleet.adopt(version, root / f"v{version}")
             adopted = fleet.hear(options.seconds, adopted=version)
-            report("weights are adopted", adopted["error"] is None, json.dumps(adopted))
+            report("weights are updated", adopted["error"] is None, json.dumps(adopted))
             for number, temperature in enumerate([1.0, 0.7, 1.4]):
                 asked = prompt()
                 fleet.sample(number, asked, max_tokens=60, temperature=temperature, top_logprobs=2)
@@ -328,11 +331,14 @@ def main() -> None:
                 good = adopted["error"] is None and "tokens" in reply
                 worst = check_reply(models, reply, asked, 1.0) if good else 9.0
                 spans.append([(run["version"], run["len"]) for run in reply.get("versions", [])])
-                # Kept keys and values are of the old weights: the numbers of the new ones are not transformers'.
+                # Cached keys and values come from the old weights, so log-probabilities under the new weights differ
+                # from transformers.
                 bound = options.bound if in_flight == "recompute" else 9.0
-                report(f"a push in the middle ({in_flight})", worst < bound, f"{spans[-1]}, {worst:.1e} nats {adopted}")
+                report(
+                    f"a push during generation ({in_flight})", worst < bound, f"{spans[-1]}, {worst:.1e} nats {adopted}"
+                )
             crossed = sum(len(runs) > 1 for runs in spans)
-            report(f"replies across a push ({in_flight})", crossed > 0, f"{crossed} of {len(spans)}")
+            report(f"completions across a push ({in_flight})", crossed > 0, f"{crossed} of {len(spans)}")
             half = root / "half"
             shutil.copytree(root / "v0", half)
             weights = half / "model.safetensors"
@@ -340,11 +346,11 @@ def main() -> None:
             fleet.adopt(999, half)
             refused = fleet.hear(options.seconds, adopted=999)["error"]
             shutil.rmtree(half)
-            report("half a folder is refused", bool(refused), str(refused)[-160:])
+            report("an incomplete directory is rejected", bool(refused), str(refused)[-160:])
             fleet.sample(91, asked, max_tokens=4, temperature=1.0)
             reply = fleet.hear(options.seconds, reply=91)
             report(
-                "and the server draws as before",
+                "the server then samples as before",
                 reply.get("versions", [{}])[0].get("version") == version,
                 str(reply.get("error")),
             )
@@ -379,7 +385,9 @@ def main() -> None:
             fleet.sample(number + 50, asked, version, max_tokens=20, temperature=1.0)
             reply = fleet.hear(options.seconds, reply=number + 50)
             worst = check_reply(models, reply, asked, 1.0) if "tokens" in reply else 9.0
-            report("and their numbers", worst < options.bound, f"{worst:.1e} nats {reply.get('error', '')}")
+            report(
+                "log-probabilities of all servers", worst < options.bound, f"{worst:.1e} nats {reply.get('error', '')}"
+            )
         fleet.close()
     finally:
         for server in servers:

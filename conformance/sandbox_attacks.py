@@ -1,15 +1,17 @@
-"""Attacks on the sandbox, by class: over HTTP against `levade sandbox serve`, as root and as a user of no rights.
+"""Attacks the sandbox, by class: over HTTP against `levade sandbox serve`, as root and as an unprivileged user.
 
-The programs are those of crates/sandbox/tests/escapes/attacks, whose `prelude.py` says how a title states the outcome. This
-script adds what they need of the host (sockets, a pipe, a database, a secret), attacks that only the host can judge (does a
-message arrive at a service in a shown folder, can the host still lock a file, how much memory is gone), and requests to the
-service itself. It prints a table by class and each attack that gets through, and ends with code 1 if one does.
+The attack programs are in crates/sandbox/tests/escapes/attacks; `prelude.py` there explains how a title states the
+expected outcome. This script adds what they need on the host (sockets, a pipe, a database, a secret), attacks whose
+outcome only the host can determine (whether a message reaches a service in a shared directory, whether the host can
+still lock a file, how much memory is missing), and requests to the service itself. It prints a table by class and each
+successful attack, and exits with code 1 if there is one.
 
     cargo build --release
-    python3 conformance/sandbox_attacks.py                    # as root: both; as another user: that user
-    python3 conformance/sandbox_attacks.py --only memory      # classes or titles with this text
+    python3 conformance/sandbox_attacks.py                 # as root: both users; otherwise the current user
+    python3 conformance/sandbox_attacks.py --only memory   # classes or titles with this text
 
-As root, the user of no rights is `nobody`; it runs /usr/bin/python3, since it cannot read an interpreter in a home folder.
+If the script runs as root, the unprivileged user is `nobody`. It runs /usr/bin/python3, since it cannot read an
+interpreter in a home directory.
 """
 
 import argparse
@@ -31,11 +33,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ATTACKS = ROOT / "crates/sandbox/tests/escapes/attacks"
 NOBODY = 65534
-MEMORY, DISK = 256, 128  # MiB of a run: --memory-mb, and the files of a run.
+MEMORY, DISK = 256, 128  # Limits of a run, in MiB: --memory-mb, and its files.
 
 
 def programs() -> list:
-    """Class, expectation, title and code of every program."""
+    """Yields class, expectation, title and code of every program."""
     prelude = (ATTACKS / "prelude.py").read_text()
     found = []
     for path in sorted(ATTACKS.glob("*.py")):
@@ -49,7 +51,7 @@ def programs() -> list:
 
 
 class Host:
-    """Things of the host that attacks are after."""
+    """Resources of the host that attacks target."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="attacked-", dir="/var/tmp"))
@@ -93,7 +95,7 @@ class Host:
         return server
 
     def writes(self) -> None:
-        """Writes a secret into the pipe of the shown folder whenever a process reads it."""
+        """Writes a secret to the pipe in the shared directory whenever a process reads the pipe."""
         while not self.ends.wait(0.05):
             try:
                 pipe = os.open(self.shown / "pipe", os.O_WRONLY | os.O_NONBLOCK)
@@ -160,8 +162,8 @@ class Service:
         self.process.wait(30)
 
 
-def judged(expect: str, answer: dict):
-    """What is wrong with the outcome of a program; nothing if it ended as its title says."""
+def outcome_error(expect: str, answer: dict):
+    """Returns what is wrong with the outcome of a program, or nothing if the outcome matches its title."""
     result = answer.get("run_result") or {}
     out, err, code = result.get("stdout") or "", result.get("stderr") or "", result.get("return_code")
     late = result.get("status") == "TimeLimitExceeded"
@@ -190,12 +192,12 @@ def available() -> int:
     return int(text.split("MemAvailable:")[1].split()[0]) >> 10
 
 
-def of_the_host(host: Host, service: Service, programs: list):
-    """Attacks that only the host can judge: title, and what is wrong."""
+def host_attacks(host: Host, service: Service, programs: list):
+    """Runs attacks whose outcome only the host can determine. Yields title and problem."""
     shown = host.shown
 
     def while_running(code: str, look, seconds: float = 3):
-        """What `look` finds once a program says that it is ready; its own output, too."""
+        """Returns the result of `look` after a program reports that it is ready, and the program's output."""
         ready = shown / "ready"
         with ThreadPoolExecutor(1) as pool:
             run = pool.submit(service.run, host.put_in(code), seconds + 5)
@@ -240,9 +242,9 @@ def of_the_host(host: Host, service: Service, programs: list):
     lease = take % (data, "fcntl(file, 1024, fcntl.F_RDLCK)")
 
     def opened_late() -> bool:
-        begun = time.monotonic()
+        started = time.monotonic()
         data.open("r+").close()
-        return time.monotonic() - begun > 0.5
+        return time.monotonic() - started > 0.5
 
     yield "a lease delays the host's write", while_running(lease, opened_late)
     before = len(host.arrived)
@@ -266,7 +268,7 @@ def of_the_host(host: Host, service: Service, programs: list):
         for _ in range(20):
             subprocess.run(["true"])
         yield "processes of the host are seen", int(run.result()["run_result"]["stdout"]) > 3
-    # Two runs at once, of which one takes what it can.
+    # Two simultaneous runs, one of which takes all that it can.
     takes = """import os, select, socket, time
 kept = []
 try:
@@ -287,7 +289,7 @@ asyncio.run(main())"""
         out = service.run(uses)["run_result"]
         yield "a run takes pipes and watches of another one", out["stdout"] != "65536\nhi\n" and out
         [taker.result() for taker in takers]
-    least = available()
+    available_before = available()
     stop = threading.Event()
     seen = []
 
@@ -300,13 +302,13 @@ asyncio.run(main())"""
     service.run(host.put_in(code))
     stop.set()
     print(
-        f"  available memory fell by {least - min(seen)} MiB while socket buffers were filled (limit {MEMORY} MiB; the machine has other users)"
+        f"  available memory fell by {available_before - min(seen)} MiB while socket buffers were filled (limit {MEMORY} MiB; the machine has other users)"
     )
-    yield "memory of the machine is taken by socket buffers", least - min(seen) > 8 * MEMORY
+    yield "memory of the machine is taken by socket buffers", available_before - min(seen) > 8 * MEMORY
 
 
-def of_the_service(service: Service):
-    """Requests to the service itself: title, and what is wrong."""
+def service_attacks(service: Service):
+    """Sends requests to the service itself. Yields title and problem."""
     body = json.dumps({"code": "print(1)", "language": "python"})
     own = f"127.0.0.1:{service.port}"
     good = {"content-type": "application/json", "host": own}
@@ -347,18 +349,21 @@ def of_the_service(service: Service):
         "total_timeout": 20,
     }
     status, content = service.ask("POST", "/run_jupyter", json.dumps(sessions), good)
-    yield "a thread that goes on ends with its session", status != 200 and content
+    yield "a running thread ends with its session", status != 200 and content
     shrinks = (
         "import resource, sys\nopen('out', 'wb').write(bytes(1 << 20))\nfor kind in range(16):\n"
         "    try: resource.prlimit(1, kind, (0, 0))\n    except OSError: pass\nsys.exit(3)"
     )
     fields = {"code": shrinks, "language": "python", "fetch_files": ["out"]}
     answer = json.loads(service.ask("POST", "/run_code", json.dumps(fields), good)[1])
-    yield "a failed run makes the service fail", (answer["status"], list(answer["files"])) != ("Failed", ["out"]) and answer
+    yield (
+        "a failed run makes the service fail",
+        (answer["status"], list(answer["files"])) != ("Failed", ["out"]) and answer,
+    )
 
 
 def attack(arguments) -> int:
-    """Runs all attacks as the user of this process. Returns how many got through."""
+    """Runs all attacks as the user of this process. Returns the number of successful attacks."""
     host, found = Host(), programs()
     through, table = [], {}
     service = Service(arguments.levade, arguments.python, host.shown, arguments.more)
@@ -380,19 +385,19 @@ def attack(arguments) -> int:
             kind, expect, name, code = program
             seconds = 2 if expect == "late" else 45
             try:
-                return kind, name, judged(expect, service.run(host.put_in(code), seconds))
+                return kind, name, outcome_error(expect, service.run(host.put_in(code), seconds))
             except (RuntimeError, OSError) as error:
                 return kind, name, f"the service: {error}"
 
         chosen = [p for p in found if arguments.only in f"{p[0]}: {p[2]}"]
-        # Not the file-wide ones at once: what one takes, another would miss.
+        # Runs programs one by one, since an attack that exhausts a resource would take it from another.
         for program in chosen:
             count(*one(program))
         if arguments.only in "between host and runs":
-            for name, wrong in of_the_host(host, service, found):
+            for name, wrong in host_attacks(host, service, found):
                 count("between host and runs", name, wrong)
         if arguments.only in "service":
-            for name, wrong in of_the_service(service):
+            for name, wrong in service_attacks(service):
                 count("service", name, wrong)
     finally:
         service.stop()
@@ -408,11 +413,11 @@ def attack(arguments) -> int:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="the binary")
-    p.add_argument("--python", help="interpreter of the runs [default: this one; /usr/bin/python3 for nobody]")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="levade binary")
+    p.add_argument("--python", help="interpreter for the programs [default: this one; /usr/bin/python3 for nobody]")
     p.add_argument("--only", default="", help="classes or titles with this text")
     p.add_argument("--as", dest="user", choices=["both", "root", "nobody", "self"], default="both")
-    p.add_argument("--more", nargs="*", default=[], help="further options of the service, such as --no-cgroup")
+    p.add_argument("--more", nargs="*", default=[], help="additional options of the service, such as --no-cgroup")
     arguments, options = p.parse_known_args()
     arguments.more += options
     if os.getuid() or arguments.user in ("root", "self"):
@@ -422,7 +427,7 @@ def main() -> None:
     if arguments.user == "both":
         bad = subprocess.run([sys.executable, *sys.argv, "--as", "root"]).returncode != 0
     with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
-        # Nobody may read neither a checkout in a home folder nor what was built there.
+        # `nobody` can read neither a checkout in a home directory nor its build output.
         home = Path(home)
         shutil.copy(arguments.levade, home / "levade")
         shutil.copytree(ATTACKS, home / "crates/sandbox/tests/escapes/attacks")

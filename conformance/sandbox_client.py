@@ -1,8 +1,8 @@
-"""The client `sandbox-fusion` of PyPI, unchanged, against `levade sandbox serve`.
+"""Checks the unmodified client `sandbox-fusion` from PyPI against `levade sandbox serve`.
 
-Each verb of the client that a sandbox answers is called, over its synchronous and its asynchronous half: results, files in and
-out, standard input, exit codes, time limits, languages that are not here, cells of notebooks, many calls at once. verl's way of
-calling (`requests` alone, its fields, its reading of `status` and `run_result`) is checked beside it.
+Calls each of the client's functions that a sandbox implements, synchronously and asynchronously: results, files in and
+out, standard input, exit codes, time limits, unsupported languages, notebook cells, many concurrent calls. Also checks
+verl's calls (only `requests`, verl's fields, and how verl reads `status` and `run_result`).
 
     cargo build --release
     python3 -m venv .sandbox && .sandbox/bin/pip install sandbox-fusion==0.3.7
@@ -44,7 +44,7 @@ def cells(*texts: str, **fields) -> fusion.RunJupyterResponse:
 def raised(call) -> str:
     try:
         call()
-    except Exception as error:  # The client raises nothing more precise.
+    except Exception as error:  # The client raises no specific exception.
         return str(error)
     return ""
 
@@ -90,7 +90,9 @@ def notebooks() -> None:
     expect("streams", done.cells[2].stdout == "123\n" and done.cells[3].stderr == "e", done.cells)
     error = done.cells[4].error[0]
     expect(
-        "an exception, after which cells go on", (error["ename"], error["evalue"]) == ("RuntimeError", "error"), error
+        "an exception, after which further cells run",
+        (error["ename"], error["evalue"]) == ("RuntimeError", "error"),
+        error,
     )
     content = base64.b64encode(b"x").decode()
     files = cells("open('b', 'w').write(open('a').read())", files={"a": content}, fetch_files=["b"])
@@ -107,7 +109,7 @@ async def at_once(count: int) -> None:
 
 
 def verl(url: str) -> None:
-    """Its request, and how it reads the answer."""
+    """Sends verl's request, and reads the response as verl does."""
     body = {
         "compile_timeout": 10, "run_timeout": 10, "code": "print(int(input()) * 2)", "stdin": "21", "memory_limit_MB": 1024,
         "language": "python", "files": {}, "fetch_files": [],
@@ -121,8 +123,8 @@ def verl(url: str) -> None:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="the binary")
-    p.add_argument("--protection", default="full", help="full or best-effort")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="levade binary")
+    p.add_argument("--protection", default="full", help="sandbox protection: full or best-effort")
     arguments = p.parse_args()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

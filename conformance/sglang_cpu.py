@@ -1,9 +1,10 @@
-"""SGLang on processors: its flags, and what it looks for on a machine without a GPU."""
+"""Command-line flags for SGLang on CPUs, and a stub of the CUDA driver for machines without a GPU."""
 
 import subprocess
 from pathlib import Path
 
-# Functions of CUDA's driver that SGLang's kernels are linked to. On a machine without a GPU each says that there is no device.
+# Functions of the CUDA driver to which SGLang's kernels are linked. On a machine without a GPU, each returns "no
+# device".
 DRIVER = (
     "Init PointerGetAttribute DeviceGet DeviceGetCount GetProcAddress GetProcAddress_v2 DriverGetVersion GetErrorString "
     "GetErrorName CtxGetCurrent LaunchKernel ModuleLoadData ModuleGetFunction FuncSetAttribute TensorMapEncodeTiled "
@@ -21,12 +22,12 @@ FLAGS = [
 ]
 
 
-def variables(folder: Path) -> dict[str, str]:
-    """Environment variables of a server, with a driver of CUDA without a device, which is built in this folder (with gcc)."""
-    folder.mkdir(exist_ok=True)
-    library = folder / "libcuda.so.1"
+def variables(directory: Path) -> dict[str, str]:
+    """Returns a server's environment variables. Builds the driver stub in this directory (with gcc)."""
+    directory.mkdir(exist_ok=True)
+    library = directory / "libcuda.so.1"
     if not library.exists():
-        source = folder / "cuda.c"
+        source = directory / "cuda.c"
         source.write_text("".join(f"int cu{name}(){{return 100;}}\n" for name in DRIVER.split()))
         subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
-    return {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": str(folder)}
+    return {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": str(directory)}

@@ -1,17 +1,18 @@
-"""A real vLLM in its sleep: what Levade relies on where servers and learner share devices (`placement = "colocated"`).
+"""Checks sleep mode on a real vLLM server, as Levade uses it for colocated devices (`placement = "colocated"`).
 
-vLLM refuses `--enable-sleep-mode` on processors. This check gives it one, by a plugin that it loads by itself: a worker that sleeps
-forgets its weights and its cache (they become NaN), and ends when it is to compute without them, as one does on a GPU. Routes,
-scheduler, labels and reading of weights are vLLM's own. It checks
+On CPUs, vLLM rejects `--enable-sleep-mode`. This check adds sleep mode with a plugin that vLLM loads. A sleeping
+worker forgets its weights and cache (they become NaN), and exits if it must compute without them, as on a GPU. Routes,
+scheduler, labels and weight loading are vLLM's own. Checks:
 
-- that without the plugin the server says why it does not start, and without the flag `/server_info` says so;
-- that in its sleep it answers questions and no requests, keeps the label that it is given, and tells that it sleeps;
-- the order of waking: place of the weights, folder, label, cache, resume; and that log-probabilities are then those of transformers;
-- that it can be woken twice, put to sleep twice, and woken with the weights that it was started with.
+- Without the plugin, the server reports why it does not start; without the flag, `/server_info` reports that.
+- While asleep, the server responds to queries but to no requests, keeps its label, and reports that it sleeps.
+- The order of wake-up: memory of the weights, directory, label, cache, resume. Afterwards, log-probabilities match
+  transformers.
+- A server can be woken twice, put to sleep twice, and woken with its initial weights.
 
     VLLM/bin/python conformance/sleep.py
 
-What it does not check: the memory of a GPU, SGLang.
+Not checked: the memory of a GPU, SGLang.
 """
 
 import argparse
@@ -54,23 +55,23 @@ def register():
 """
 
 
-def write_plugin(folder: Path) -> None:
-    """A plugin as it would be installed, in a folder that Python looks into."""
-    information = folder / "levade_sleep-1.0.dist-info"
+def write_plugin(directory: Path) -> None:
+    """Writes the plugin as if installed, in a directory on Python's search path."""
+    information = directory / "levade_sleep-1.0.dist-info"
     information.mkdir(parents=True)
-    (folder / "levade_sleep.py").write_text(PLUGIN)
+    (directory / "levade_sleep.py").write_text(PLUGIN)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: levade-sleep\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[vllm.general_plugins]\nlevade_sleep = levade_sleep:register\n")
 
 
-class Asked:
-    """A server, asked over its routes as Levade does it."""
+class ServerClient:
+    """A client that calls a server's routes as Levade does."""
 
     def __init__(self, url: str, seconds: float) -> None:
         self.url, self.seconds = url, seconds
 
     def ask(self, method: str, path: str, body: dict | None = None, seconds: float | None = None):
-        """Status, and the answer in JSON."""
+        """Returns status and JSON response."""
         data = json.dumps(body or {}).encode() if method == "POST" else None
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
         try:
@@ -80,38 +81,38 @@ class Asked:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
-    def good(self, method: str, path: str, body: dict | None = None):
-        """The answer of what must succeed."""
+    def call(self, method: str, path: str, body: dict | None = None):
+        """Returns the response of a call that must succeed."""
         status, answer = self.ask(method, path, body)
         assert status == 200, f"{path} answers {status}: {answer}"
         return answer
 
     def label(self) -> str:
-        """Label of its weights."""
-        return self.good("GET", "/weight_info")["weight_version"]
+        """Returns the label of the server's weights."""
+        return self.call("GET", "/weight_info")["weight_version"]
 
     def sleep(self) -> None:
-        """As `crates/remote/src/server/vllm.rs` does it."""
-        self.good("POST", "/pause?mode=abort")
-        self.good("POST", "/sleep?level=2&mode=abort")
-        self.good("POST", "/update_weight_version", {"new_version": "levade-asleep"})
+        """Puts the server to sleep, as `crates/remote/src/server/vllm.rs` does."""
+        self.call("POST", "/pause?mode=abort")
+        self.call("POST", "/sleep?level=2&mode=abort")
+        self.call("POST", "/update_weight_version", {"new_version": "levade-asleep"})
 
-    def read(self, folder: Path | None, label: str) -> None:
-        """Weights of a folder, or those that it was started with."""
-        call = {"weights_path": str(folder or self.good("GET", "/v1/models")["data"][0]["root"])}
-        self.good("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": call, "timeout": self.seconds})
-        self.good("POST", "/reset_prefix_cache")
-        self.good("POST", "/update_weight_version", {"new_version": label})
+    def read(self, directory: Path | None, label: str) -> None:
+        """Loads the weights of a directory, or the initial weights."""
+        call = {"weights_path": str(directory or self.call("GET", "/v1/models")["data"][0]["root"])}
+        self.call("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": call, "timeout": self.seconds})
+        self.call("POST", "/reset_prefix_cache")
+        self.call("POST", "/update_weight_version", {"new_version": label})
 
-    def wake(self, folder: Path | None, label: str) -> None:
-        """Likewise."""
-        self.good("POST", "/wake_up?tags=weights")
-        self.read(folder, label)
-        self.good("POST", "/wake_up?tags=kv_cache")
-        self.good("POST", "/resume")
+    def wake(self, directory: Path | None, label: str) -> None:
+        """Wakes the server, as `crates/remote/src/server/vllm.rs` does."""
+        self.call("POST", "/wake_up?tags=weights")
+        self.read(directory, label)
+        self.call("POST", "/wake_up?tags=kv_cache")
+        self.call("POST", "/resume")
 
-    def drawn(self, prompt: list[int], salt: str) -> tuple[list[int], list[float]]:
-        """A reply of twelve tokens."""
+    def sample(self, prompt: list[int], salt: str) -> tuple[list[int], list[float]]:
+        """Samples a completion of twelve tokens."""
         params = {
             "max_tokens": 12,
             "temperature": 1.0,
@@ -121,15 +122,17 @@ class Asked:
             "ignore_eos": True,
         }
         body = {"model": "m", "token_ids": prompt, "cache_salt": salt, "sampling_params": params}
-        choice = self.good("POST", "/inference/v1/generate", body)["choices"][0]
+        choice = self.call("POST", "/inference/v1/generate", body)["choices"][0]
         return choice["token_ids"], [one["logprob"] for one in choice["logprobs"]["content"]]
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--bound", type=float, default=1e-3, help="nats between vLLM and transformers")
-    p.add_argument("--seconds", type=float, default=600, help="longest wait for anything")
-    p.add_argument("--without", action="store_true", help="also start it with the flag and without the plugin")
+    p.add_argument(
+        "--bound", type=float, default=1e-3, help="bound of the difference between vLLM and transformers, in nats"
+    )
+    p.add_argument("--seconds", type=float, default=600, help="timeout of any wait, in seconds")
+    p.add_argument("--without", action="store_true", help="also start the server with the flag and without the plugin")
     options = p.parse_args()
     import torch
     from transformers import AutoModelForCausalLM
@@ -152,59 +155,59 @@ def main() -> None:
         plain = Vllm(served, root / "plain.log", flag)
         plain.process.wait(timeout=options.seconds)
         why = "Sleep mode is not supported on current platform." in (root / "plain.log").read_text()
-        report.expect("on processors it says why it does not start", why, f"exit code {plain.process.returncode}")
+        report.expect("on CPUs, the server reports why it does not start", why, f"exit code {plain.process.returncode}")
     server = Vllm(served, root / "vllm.log", flag, variables={"PYTHONPATH": str(root / "plugin")})
     try:
         print(f"vLLM answers after {server.wait(options.seconds):.0f} s", flush=True)
-        asked = Asked(server.url, options.seconds)
+        client = ServerClient(server.url, options.seconds)
 
         def check(what: str, version: int, salt: str) -> None:
             prompt = [random.randrange(VOCABULARY) for _ in range(40)]
-            tokens, logprobs = asked.drawn(prompt, salt)
+            tokens, logprobs = client.sample(prompt, salt)
             expected = logprobs_of(models[version], prompt + tokens, len(prompt), 1.0)
             worst = max(abs(a - b) for a, b in zip(expected, logprobs, strict=True))
             report.expect(what, worst < options.bound, f"{worst:.1e} nats at most over {len(tokens)} tokens")
 
-        config = asked.good("GET", "/server_info?config_format=json")["vllm_config"]["model_config"]
-        report.expect("the flag is told", config.get("enable_sleep_mode") is True, str(config.get("enable_sleep_mode")))
+        config = client.call("GET", "/server_info?config_format=json")["vllm_config"]["model_config"]
+        report.expect(
+            "the server reports the flag", config.get("enable_sleep_mode") is True, str(config.get("enable_sleep_mode"))
+        )
         check("before any sleep", 0, "a")
         for round_, version in enumerate([1, 2, 1]):
-            asked.sleep()
+            client.sleep()
             if round_ == 1:
-                asked.sleep()
-            report.expect("its label in its sleep", asked.label() == "levade-asleep", asked.label())
-            asleep = asked.good("GET", "/is_sleeping")["is_sleeping"]
-            report.expect("it tells that it sleeps", asleep is True, str(asleep))
+                client.sleep()
+            report.expect("the label while asleep", client.label() == "levade-asleep", client.label())
+            asleep = client.call("GET", "/is_sleeping")["is_sleeping"]
+            report.expect("the server reports that it sleeps", asleep is True, str(asleep))
             late = []
 
             def draws(late=late) -> None:
-                late.append(asked.drawn([1, 2, 3], "late"))
+                late.append(client.sample([1, 2, 3], "late"))
 
             waiting = threading.Thread(target=draws, daemon=True)
             waiting.start()
             waiting.join(5)
-            report.expect("a request hangs meanwhile", not late, f"{len(late)} answers")
-            asked.wake(root / f"v{version}", f"v{version}")
-            report.expect("its label afterwards", asked.label() == f"v{version}", asked.label())
-            asleep = asked.good("GET", "/is_sleeping")["is_sleeping"]
-            report.expect("it is awake", asleep is False, str(asleep))
+            report.expect("a request waits while the server sleeps", not late, f"{len(late)} answers")
+            client.wake(root / f"v{version}", f"v{version}")
+            report.expect("the label after waking", client.label() == f"v{version}", client.label())
+            asleep = client.call("GET", "/is_sleeping")["is_sleeping"]
+            report.expect("the server is awake", asleep is False, str(asleep))
             waiting.join(options.seconds)
-            report.expect("and the request is answered", len(late) == 1, f"{len(late)} answers")
+            report.expect("the waiting request gets its response", len(late) == 1, f"{len(late)} answers")
             check(f"weights {version} after sleep {round_ + 1}", version, f"s{round_}")
-        # A part that is awake is left alone.
-        asked.good("POST", "/wake_up?tags=weights")
-        asked.good("POST", "/wake_up?tags=kv_cache")
+        # Waking a part that is awake changes nothing.
+        client.call("POST", "/wake_up?tags=weights")
+        client.call("POST", "/wake_up?tags=kv_cache")
         check("after it was woken once more", 1, "t")
-        asked.sleep()
-        asked.wake(None, "as started")
+        client.sleep()
+        client.wake(None, "as started")
         check("with the weights that it was started with", 0, "u")
-        asked.sleep()
+        client.sleep()
         server.kill()
         server.start()
         server.wait(options.seconds)
-        report.expect(
-            "one that was started again is told by its label", asked.label() != "levade-asleep", asked.label()
-        )
+        report.expect("a restarted server is recognized by its label", client.label() != "levade-asleep", client.label())
         check("and draws from what it was started with", 0, "v")
     finally:
         server.kill()

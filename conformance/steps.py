@@ -1,15 +1,18 @@
-"""Steps of GRPO: a run's own against plain PyTorch on the same attempts, one after the other.
+"""Compares consecutive GRPO steps of a run with plain PyTorch on the same attempts.
 
-Reads the steps of a run's last phase: what was sampled and what it earned. PyTorch begins with the same weights, and for every step takes
-advantages (reward less the group's mean, over its deviation), the policy gradient averaged over tokens, the clip of the gradient's norm and AdamW,
-all its own. Checks that before each step it finds the log-probabilities that the run drew with to 2e-3, and after the last the
-weights of the run's checkpoint, by how far they have moved, to 1e-2: AdamW divides small gradients by themselves, so that rounding
-alone moves some weights.
+Reads the steps of a run's last phase: samples and rewards. PyTorch starts with the same weights. For every step, it
+computes advantages (reward minus the group's mean, divided by its deviation), the policy gradient averaged over
+tokens, gradient norm clipping and AdamW on its own. Checks:
 
-The run must be one of `algorithm = "grpo"` in f32, on policy (one update a step, `staleness = 0`), with a constant rate, one turn an
-attempt, and a checkpoint after the last step that is compared. `--model` is what its phase began with.
+- Before each step, log-probabilities agree with those at sampling to 2e-3.
+- After the last step, the weights of the run's checkpoint agree to 1e-2, relative to their movement. AdamW divides small
+  gradients by themselves, so rounding alone moves some weights.
 
-Not checked here: sampling, the clip of the ratio (which is 1).
+The run must use `algorithm = "grpo"` in f32, on policy (one update per step, `staleness = 0`), with a constant
+learning rate, one turn per attempt, and a checkpoint after the last compared step. `--model` is the model with which
+its phase started.
+
+Not checked: sampling, clipping of the ratio (which is 1).
 """
 
 import statistics
@@ -23,14 +26,14 @@ from safetensors.torch import load_file
 from common import Report, parser, reference, relative
 from record import Step
 
-# What Levade adds to a group's deviation.
+# Levade's epsilon in the group's deviation.
 EPSILON = 1e-6
-# Attempts that go through the model together.
+# Number of attempts per forward pass.
 TOGETHER = 16
 
 
 def advantages(step: Step) -> dict[tuple[int, int], float]:
-    """Of every attempt, within its group."""
+    """Returns every attempt's advantage within its group."""
     groups: dict[int, list[float]] = {}
     for (group, _), (_, _, reward) in step.attempts.items():
         groups.setdefault(group, []).append(reward)
@@ -41,21 +44,23 @@ def advantages(step: Step) -> dict[tuple[int, int], float]:
 
 
 def accumulate(model: torch.nn.Module, step: Step) -> float:
-    """Adds the gradient of a step; returns the largest difference between a log-probability and the recorded one."""
+    """Adds the gradient of a step. Returns the largest difference between a log-probability and the recorded one."""
     worth = advantages(step)
     tokens_of_step = sum(len(sampled) for _, sampled, _ in step.attempts.values())
     keys, worst = sorted(step.attempts), 0.0
     for at in range(0, len(keys), TOGETHER):
         these = [(step.attempts[key], worth[key]) for key in keys[at : at + TOGETHER]]
         longest = max(len(tokens) for (tokens, _, _), _ in these)
-        # What is filled up comes last, where no token sees it.
+        # Padding comes last, where no token sees it.
         ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for (tokens, _, _), _ in these])
         logits = model(ids).logits
         loss = torch.zeros(())
         for row, ((tokens, sampled, _), advantage) in zip(logits, these, strict=True):
-            places = torch.tensor([place for place, _, _ in sampled])
+            indices = torch.tensor([index for index, _, _ in sampled])
             temperature = sampled[0][2]
-            logps = (row[places - 1] / temperature).log_softmax(-1).gather(1, torch.tensor(tokens)[places, None])[:, 0]
+            logps = (
+                (row[indices - 1] / temperature).log_softmax(-1).gather(1, torch.tensor(tokens)[indices, None])[:, 0]
+            )
             recorded = torch.tensor([logp for _, logp, _ in sampled])
             worst = max(worst, (logps.detach() - recorded).abs().max().item())
             loss = loss - advantage * (logps - logps.detach()).exp().sum() / tokens_of_step
@@ -65,9 +70,9 @@ def accumulate(model: torch.nn.Module, step: Step) -> float:
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--run", type=Path, required=True, help="the folder of a run")
-    p.add_argument("--steps", type=int, default=10, help="so many from the first of the last phase")
-    p.add_argument("--checkpoint", type=Path, required=True, help="of the run, after so many steps")
+    p.add_argument("--run", type=Path, required=True, help="directory of a run")
+    p.add_argument("--steps", type=int, default=10, help="number of steps from the first of the last phase")
+    p.add_argument("--checkpoint", type=Path, required=True, help="checkpoint of the run after that many steps")
     arguments = p.parse_args()
     if arguments.model is None:
         sys.exit("--model is needed: the weights that drew the first step")
@@ -76,7 +81,7 @@ def main() -> None:
     phase = tomllib.loads((arguments.run / "recipe.toml").read_text())["phase"][-1]
     adam = phase["optimiser"]
     model = reference(arguments.model)
-    begun = {name: weight.clone() for name, weight in model.state_dict().items()}
+    started = {name: weight.clone() for name, weight in model.state_dict().items()}
     optimiser = torch.optim.AdamW(
         model.parameters(),
         lr=phase["learning_rate"],
@@ -92,8 +97,8 @@ def main() -> None:
         optimiser.step()
         optimiser.zero_grad()
     ended = load_file(arguments.checkpoint / "model.safetensors")
-    ours = torch.cat([(ended[name].float() - begun[name]).flatten() for name in ended])
-    theirs = torch.cat([(model.state_dict()[name] - begun[name]).flatten() for name in ended])
+    ours = torch.cat([(ended[name].float() - started[name]).flatten() for name in ended])
+    theirs = torch.cat([(model.state_dict()[name] - started[name]).flatten() for name in ended])
     report.check("how the weights have moved", relative(ours, theirs), 1e-2, f"by {theirs.norm():.4f} in all")
     report.finish()
 

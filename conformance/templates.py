@@ -1,15 +1,16 @@
-"""Chat templates: what transformers renders, Levade renders, to the character.
+"""Compares rendered chat templates with transformers, character by character.
 
-Renders the snippets of `templates.json`, one for each part of Jinja and of Python that templates use, and every template in
-the folders and files that are given (`*.jinja`: TRL keeps its own in `trl/chat_templates`, llama.cpp the published ones in
-`models/templates`), in the Jinja environment of transformers and by Levade: with and without system message, tools, calls
-and results, reasoning, content in parts, `enable_thinking`, and with and without the beginning of a reply. Both may also
-refuse: a template that raises for a conversation must do so in both, whatever the words.
+Renders the snippets of `templates.json`, one for each part of Jinja and Python that templates use, and every template
+in the given directories and files (`*.jinja`: TRL's own are in `trl/chat_templates`, published ones in llama.cpp's
+`models/templates`), both in transformers' Jinja environment and in Levade. Renderings vary system message, tools,
+calls and results, reasoning, content in parts, `enable_thinking`, and the generation prompt. Both may also reject: a
+template that raises for a conversation must raise in both, with any message.
 
-Prints how many of how many agree, and each difference by name. `templates.json` also holds what transformers prints for
-each snippet (null where it refuses), so that the project's own tests need no Python; where that is not what transformers
-prints now, the check fails, and `--record` writes it anew. Not checked here: what the text means in tokens
-(`checkpoint.py` does that), and options that only processors of images have.
+Prints how many renderings agree, and each difference by name. `templates.json` also stores transformers' output for
+each snippet (null if it raises), so that Levade's own tests need no Python. If the stored output differs from the
+current one, the check fails; `--record` updates it.
+
+Not checked: the tokens of the text (`checkpoint.py` checks them), and options that only image processors have.
 """
 
 import argparse
@@ -102,7 +103,7 @@ CONVERSATIONS: dict[str, list[dict]] = {
 
 
 def renderings(source: str):
-    """Every way in which a template is rendered: a name and the arguments."""
+    """Yields every rendering of a template: a name and the arguments."""
     for name, messages in CONVERSATIONS.items():
         for tools in (None, TOOLS):
             for prompt in (True, False):
@@ -120,7 +121,7 @@ def renderings(source: str):
 
 
 class Clock(datetime):
-    """The moment that both are told."""
+    """The fixed time that both sides get."""
 
     @classmethod
     def now(cls, tz=None):
@@ -134,7 +135,7 @@ def theirs(source: str, messages, tools, prompt, variables) -> dict:
             [messages], tools=tools, chat_template=source, add_generation_prompt=prompt, **variables
         )
         return {"text": rendered[0]}
-    except Exception as error:  # whatever a template does wrong
+    except Exception as error:  # any error in a template
         return {"error": f"{type(error).__name__}: {error}"}
 
 
@@ -157,12 +158,10 @@ def ours(binary: Path, jobs: list) -> list[dict]:
 
 
 def difference(a: dict, b: dict) -> str | None:
-    """How two outcomes differ; None where they agree."""
+    """Describes how two outcomes differ. Returns None if they agree."""
     if "error" in a or "error" in b:
         return (
-            None
-            if "error" in a and "error" in b
-            else f"transformers: {str(a)[:160]}\n      Levade:     {str(b)[:160]}"
+            None if "error" in a and "error" in b else f"transformers: {str(a)[:160]}\n      Levade:     {str(b)[:160]}"
         )
     if a["text"] == b["text"]:
         return None
@@ -173,7 +172,7 @@ def difference(a: dict, b: dict) -> str | None:
 
 
 def compare(name: str, jobs: dict[str, tuple], binary: Path, verbose: bool) -> tuple[int, int, int]:
-    """Compares renderings by name; returns how many agree, how many both refuse, and how many there are."""
+    """Compares renderings by name. Returns how many agree, how many both reject, and how many there are."""
     agree = refused = 0
     shown = 0
     for (label, job), got in zip(jobs.items(), ours(binary, list(jobs.values())), strict=True):
@@ -188,7 +187,7 @@ def compare(name: str, jobs: dict[str, tuple], binary: Path, verbose: bool) -> t
 
 
 def recorded(jobs: dict[str, tuple], write: bool) -> list[str]:
-    """The snippets whose record is not what transformers prints, after it has been written where that is asked for."""
+    """Returns the snippets whose stored output differs from transformers, after updating it if `write` is set."""
     stale = []
     for name, job in jobs.items():
         text = theirs(*job).get("text")
@@ -205,12 +204,12 @@ def recorded(jobs: dict[str, tuple], write: bool) -> list[str]:
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("paths", nargs="*", type=Path, help="templates, or folders of *.jinja")
-    p.add_argument("--snippets", type=Path, help="names and templates, in place of templates.json")
-    p.add_argument("--record", action="store_true", help="write what transformers prints for the snippets")
-    p.add_argument("--render", type=Path, default=ROOT / "target/release/examples/render", help="the helper binary")
+    p.add_argument("paths", nargs="*", type=Path, help="templates, or directories with *.jinja files")
+    p.add_argument("--snippets", type=Path, help="names and templates that replace templates.json")
+    p.add_argument("--record", action="store_true", help="store transformers' output for the snippets")
+    p.add_argument("--render", type=Path, default=ROOT / "target/release/examples/render", help="helper binary")
     p.add_argument("--only", default="", help="check only names that contain this")
-    p.add_argument("--verbose", action="store_true", help="print every difference, not two of a template")
+    p.add_argument("--verbose", action="store_true", help="print every difference instead of two per template")
     arguments = p.parse_args()
     os.environ["TZ"] = "UTC"
     snippets = {name: snippet["template"] for name, snippet in RECORD["snippets"].items()}

@@ -1,16 +1,17 @@
-"""Adds up the terms that `levade inspect --terms` shows: they must give the loss that each step recorded, to the bit.
+"""Checks that the terms of `levade inspect --terms` add up to the loss that each step recorded, bit for bit.
 
 Trains toy recipes (terms_recipes.py) of every algorithm, loss and KL estimator from a tiny model that calls the
 calculator, with stale tokens, several mini-batches and epochs, a critic, adapters, two policies, summaries, programs
-and demonstrations. For some steps of each phase it asks `inspect RUN --attempt ID --step STEP --terms --json` for the
-trained tokens of every attempt that the step trained. Then it checks three things:
+and demonstrations. For some steps of each phase, it runs `inspect RUN --attempt ID --step STEP --terms --json` to get
+the trained tokens of every attempt that the step trained. Then it checks three properties:
 
-- All terms of the step are there, and added in the learner's order they are the loss in `metrics.jsonl`, to the bit.
-- `part` is `weight` × (`loss` − `bonus`), to the bit.
+- All terms of the step are present. Added in the learner's order, they equal the loss in `metrics.jsonl`, bit for bit.
+- `part` equals `weight` × (`loss` − `bonus`), bit for bit.
 - The printed formula with the token's own numbers gives `loss`, within 1e-9 of the formula's largest part.
 
-Prints a line for each recipe, with counts of what it exercised. Not checked: a critic's loss, which has no terms, and
-learners other than the embedded engine.
+Prints a line for each recipe, with counts of what it exercised.
+
+Not checked: a critic's loss, which has no terms, and learners other than the embedded engine.
 """
 
 import argparse
@@ -37,7 +38,7 @@ UPDATES = "actor/updates"
 
 
 def order(term: dict) -> tuple:
-    """Returns where the learner adds a term."""
+    """Returns the position at which the learner adds a term."""
     return tuple(term[key] for key in ("micro_batch", "unit", "row", "term"))
 
 
@@ -58,17 +59,17 @@ def total(terms: list[dict]) -> float:
                 unit_loss += row_loss - row_bonus
             batch_loss += unit_loss
         loss += batch_loss
-    # The metrics of a step have the mean over its updates.
+    # A step's metrics contain the mean over its updates.
     return loss / max(updates(terms), 1)
 
 
 def updates(terms: list[dict]) -> int:
-    """Returns the number of updates of the optimizer that have terms."""
+    """Returns the number of optimizer updates that have terms."""
     return len({term["update"] for term in terms})
 
 
 def gap(terms: list[dict]) -> str | None:
-    """Describes the first term that is missing or there twice, if any. Units can be without terms."""
+    """Describes the first missing or duplicate term, if any. Units can be without terms."""
     expected = None
     for term in sorted(terms, key=order):
         batch, unit, row, index = order(term)
@@ -85,11 +86,11 @@ def gap(terms: list[dict]) -> str | None:
 
 
 def policy_loss(formula: str, term: dict) -> float:
-    """Evaluates the policy's part of a formula; symbols as in `Loss::formula`."""
+    """Evaluates the policy's part of a formula. Symbols are those of `Loss::formula`."""
     a, logp, rho = term["advantage"], term["logp"], term["ratio"]
     sequence = term["sequence_log_ratio"]
-    # A divergence beyond its bound is a clip that leaves nothing.
-    zero = {"outside of the trust region": "dropped", "if marked": "dropped", "if p is too far .*": "clipped"}
+    # A divergence beyond its bound is a clip that removes the loss.
+    zero = {"outside of the trust region": "dropped", "if marked": "dropped", "where p has left .*": "clipped"}
     for condition, flag in zero.items():
         if match := re.fullmatch(f"(.*), 0 {condition}", formula):
             if term[flag]:
@@ -136,7 +137,7 @@ def policy_loss(formula: str, term: dict) -> float:
 
 
 def evaluated(term: dict) -> tuple[float, float]:
-    """Returns the loss by the printed formula, without the bonus for entropy, and the size of its largest part."""
+    """Returns the loss by the printed formula, without the entropy bonus, and the magnitude of its largest part."""
     formula, kl, bonus = term["formula"], 0.0, 0.0
     if match := re.fullmatch(rf"(.*) − ({NUMBER}) · H", formula):
         formula, bonus = match[1], float(match[2]) * term["entropy"]
@@ -151,19 +152,19 @@ def evaluated(term: dict) -> tuple[float, float]:
     return sum(parts), max(1.0, *map(abs, parts))
 
 
-def steps_of(run: Path, most: int) -> Iterator[tuple[int, int, list[str]]]:
-    """Yields phase, step and attempts of up to `most` steps of each phase: the first, the last, others between."""
+def steps_of(run: Path, max_steps: int) -> Iterator[tuple[int, int, list[str]]]:
+    """Yields phase, step and attempts of up to `max_steps` steps of each phase: the first, the last, and some between."""
     with closing(sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True)) as db:
         planned: dict[tuple[int, int], list[str]] = {
             (phase, step): [] for phase, step in db.execute("SELECT phase, step FROM steps ORDER BY phase, step")
         }
-        asked = "SELECT DISTINCT phase, step, attempt FROM planned_paths ORDER BY phase, step, place"
-        for phase, step, attempt in db.execute(asked):
+        query = "SELECT DISTINCT phase, step, attempt FROM planned_paths ORDER BY phase, step, place"
+        for phase, step, attempt in db.execute(query):
             if attempt.hex() not in planned[phase, step]:
                 planned[phase, step].append(attempt.hex())
     for phase, of_phase in groupby(planned, key=lambda at: at[0]):
         steps = list(of_phase)
-        chosen = {round(at * (len(steps) - 1) / max(most - 1, 1)) for at in range(most)}
+        chosen = {round(at * (len(steps) - 1) / max(max_steps - 1, 1)) for at in range(max_steps)}
         for at in sorted(chosen):
             if planned[steps[at]]:
                 yield phase, steps[at][1], planned[steps[at]]
@@ -177,40 +178,40 @@ def recorded(run: Path) -> dict[tuple[int, int], dict]:
 
 
 def loss_in(metrics: dict, policy: str) -> float:
-    """Returns the loss of a policy in the metrics of a step; several policies have prefixes."""
+    """Returns the loss of a policy in a step's metrics. With several policies, metrics have prefixes."""
     names = [prefix + name for prefix in ("", f"{policy}/") for name in ("actor/pg_loss", "actor/loss", "train/loss")]
     (found,) = (metrics[name] for name in names if name in metrics)
     return found
 
 
-def terms_of(binary: Path, folder: Path, attempt: str, step: int) -> list[dict]:
-    """Returns the terms of an attempt in a step. There are none while only a critic learns."""
+def terms_of(binary: Path, directory: Path, attempt: str, step: int) -> list[dict]:
+    """Returns the terms of an attempt in a step. There are none while only a critic trains."""
     command = ["inspect", "run", "--attempt", attempt, "--step", str(step), "--terms", "--json"]
     try:
-        return [json.loads(line) for line in call(binary, folder, *command).splitlines()]
+        return [json.loads(line) for line in call(binary, directory, *command).splitlines()]
     except RuntimeError as error:
         if "trained on no token of" in str(error):
             return []
         raise
 
 
-def check(binary: Path, folder: Path, most: int) -> tuple[str | None, str]:
-    """Checks the steps of a run; returns the first difference and counts of what was exercised."""
-    run = folder / "run"
+def check(binary: Path, directory: Path, max_steps: int) -> tuple[str | None, str]:
+    """Checks the steps of a run. Returns the first difference, and counts of what was exercised."""
+    run = directory / "run"
     metrics, counts = recorded(run), Counter()
-    for phase, step, attempts in steps_of(run, most):
-        place, terms = f"phase {phase}, step {step}", []
+    for phase, step, attempts in steps_of(run, max_steps):
+        location, terms = f"phase {phase}, step {step}", []
         for attempt in attempts:
-            terms += terms_of(binary, folder, attempt, step)
+            terms += terms_of(binary, directory, attempt, step)
         if not terms and any(metrics[phase, step][name] for name in metrics[phase, step] if name.endswith(UPDATES)):
-            return f"{place}: no terms, though the step had updates", ""
+            return f"{location}: no terms, though the step had updates", ""
         for policy, of_policy in groupby(sorted(terms, key=lambda t: t["policy"]), key=lambda t: t["policy"]):
             of_policy = list(of_policy)
             if missing := gap(of_policy):
-                return f"{place}, {policy}: {missing}", ""
+                return f"{location}, {policy}: {missing}", ""
             want, got = loss_in(metrics[phase, step], policy), total(of_policy)
             if want != got:
-                return f"{place}, {policy}: terms add up to {got!r}, recorded is {want!r}", ""
+                return f"{location}, {policy}: terms add up to {got!r}, recorded is {want!r}", ""
             counts["sums"] += 1
             counts["off in another order"] += sum(term["part"] for term in of_policy) != want * updates(of_policy)
             counts["updates"] += updates(of_policy)
@@ -219,10 +220,10 @@ def check(binary: Path, folder: Path, most: int) -> tuple[str | None, str]:
         for term in terms:
             part = term["weight"] * (term["loss"] - term["bonus"]) if term["weight"] else 0.0
             if part != term["part"]:
-                return f"{place}: a part of {term['part']!r}, but weight × (loss − bonus) is {part!r}: {term}", ""
+                return f"{location}: a part of {term['part']!r}, but weight × (loss − bonus) is {part!r}: {term}", ""
             loss, size = evaluated(term)
             if not abs(loss - term["loss"]) <= 1e-9 * size:
-                return f"{place}: the formula gives {loss!r}: {term}", ""
+                return f"{location}: the formula gives {loss!r}: {term}", ""
             counts["terms"] += 1
             counts["of several in a row"] += term["term"] > 0
             for name in ("clipped", "dual_clipped", "dropped", "marked"):
@@ -240,11 +241,11 @@ def check(binary: Path, folder: Path, most: int) -> tuple[str | None, str]:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--levade", type=Path, default=Path("target/release/levade"), help="the binary")
-    p.add_argument("--model", type=Path, required=True, help="folder of a tiny model that calls the calculator")
+    p.add_argument("--levade", type=Path, default=Path("target/release/levade"), help="levade binary")
+    p.add_argument("--model", type=Path, required=True, help="directory of a tiny model that calls the calculator")
     p.add_argument("--only", default="", metavar="NAME", help="recipes whose names contain this")
-    p.add_argument("--steps", type=int, default=3, help="steps of each phase that are checked")
-    p.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs in this folder, which must not exist")
+    p.add_argument("--steps", type=int, default=3, help="checked steps per phase")
+    p.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs in this directory, which must not exist")
     options = p.parse_args()
     binary, model = options.levade.resolve(strict=True), options.model.resolve(strict=True)
     chosen = {name: recipe for name, recipe in RECIPES.items() if options.only in name}
@@ -254,16 +255,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         root = (options.keep or Path(temporary)).resolve()
         for name, recipe in chosen.items():
-            start, folder = time.monotonic(), root / name
-            folder.mkdir(parents=True)
+            start, directory = time.monotonic(), root / name
+            directory.mkdir(parents=True)
             try:
-                prepare(folder, model)
-                with served(binary, folder, recipe) as text:
-                    (folder / "recipe.toml").write_text(text)
+                prepare(directory, model)
+                with served(binary, directory, recipe) as text:
+                    (directory / "recipe.toml").write_text(text)
                     if "./school" in text:
-                        call(binary, folder, "train", "school.toml")
-                    call(binary, folder, "train", "recipe.toml", "--set", "eval.tasks=0")
-                    found, what = check(binary, folder, options.steps)
+                        call(binary, directory, "train", "school.toml")
+                    call(binary, directory, "train", "recipe.toml", "--set", "eval.tasks=0")
+                    found, what = check(binary, directory, options.steps)
             except (RuntimeError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
                 found, what = f"{type(error).__name__}: {error}", ""
             if found:
@@ -271,7 +272,7 @@ def main() -> None:
             line = f"{'FAIL' if found else 'ok  '}  {name}: {found or what}"
             print(f"{line} ({time.monotonic() - start:.1f} s)", flush=True)
             if not options.keep:
-                shutil.rmtree(folder)
+                shutil.rmtree(directory)
     if failures:
         sys.exit(f"{len(failures)} of {len(chosen)} recipes failed: {', '.join(failures)}")
     print(f"all {len(chosen)} recipes passed")

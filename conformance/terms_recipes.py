@@ -1,9 +1,9 @@
-"""Recipes of terms.py: every algorithm, loss and KL estimator, and what makes a step's sum long-winded."""
+"""Recipes of terms.py: every algorithm, loss and KL estimator, and variants that make a step's sum more complex."""
 
 from bits_recipes import LONG, ROWS, SUMMARISE, THRICE, context, recipe
 from bits_recipes import RECIPES as CALLERS
 
-# A rate at which the second epoch is off policy enough to clip.
+# A learning rate at which the second epoch is off-policy enough to clip.
 FAST = "learning_rate = 5e-3\n"
 AGAIN = f"steps = 3\nmini_batches = 2\nepochs = 2\n{FAST}"
 STALE = f"steps = 5\nstaleness = 2\nmini_batches = 2\n{FAST}"
@@ -49,7 +49,7 @@ LOSSES = {
 }
 ESTIMATORS = ["k1", "k2", "k3", "absolute", "k1_with_k2_gradient", "k3_with_k2_gradient"]
 
-# Callers of a model whose steps are of another shape: several policies and agents, trees with forks, teachers.
+# Model callers whose steps have different shapes: several policies and agents, trees with forks, teachers.
 SELECTED = [
     "two-policies",
     "forking-program",
@@ -67,21 +67,21 @@ SELECTED = [
 
 def algorithm(name: str) -> str:
     """Returns a recipe of an algorithm."""
-    # A reward that differs at each turn, where advantages by turn need it, comes with the toy's own scorer.
+    # The toy's own scorer gives a different reward for each turn, as per-turn advantages require.
     critic = "critic = {learning_rate = 1e-3, warmup = 1}\n" if name == "ppo" else ""
     k = "k = 2\n" if name == "pass_k" else ""
     return recipe(rl=f'algorithm = "{name}"\n{critic}{k}{AGAIN}')
 
 
 def penalty(estimator: str) -> str:
-    """Returns a recipe with a KL penalty in the loss, weighted if the estimator has no value in the loss else."""
+    """Returns a recipe with a KL penalty in the loss. Weights it if the estimator would otherwise contribute no value."""
     weighted = ", importance_weighted = true" if estimator != "k2" else ""
     kl = f'kl = {{estimator = "{estimator}", coefficient = 0.05, reference_every = 2{weighted}}}\n'
     return recipe(rl=f"{kl}{AGAIN}entropy = 0.01\n")
 
 
 def short(name: str) -> str:
-    """Returns a recipe of bits_recipes.py with fewer epochs of imitation."""
+    """Returns a recipe of bits_recipes.py with fewer epochs on demonstrations."""
     return CALLERS[name].replace("epochs = 20", "epochs = 5")
 
 

@@ -1,4 +1,6 @@
-"""A group of `levade_torch` for checks: started by torchrun, asked over HTTP, ended by pid."""
+"""Runs groups of `levade_torch` for checks: starts them by torchrun or fork, calls them over HTTP, and ends them by
+pid.
+"""
 
 import contextlib
 import http.client
@@ -20,7 +22,7 @@ from common import ROOT
 
 SOURCE = ROOT / "python" / "levade_torch" / "src"
 sys.path.insert(0, str(SOURCE))
-# For processes that are started from here.
+# For child processes of this script.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, map(str, [SOURCE, ROOT / "conformance", os.environ.get("PYTHONPATH")]))
 )
@@ -33,7 +35,7 @@ START_SECONDS, VERB_SECONDS = 900.0, 600.0
 
 
 class Refused(Exception):
-    """An error that the group answered with."""
+    """An error response of the group."""
 
     def __init__(self, status: int, body: dict) -> None:
         super().__init__(f"{status} {body}")
@@ -41,7 +43,7 @@ class Refused(Exception):
 
 
 def _rank(variables: dict[str, str], arguments: list[str], log: str) -> None:
-    """The life of a forked rank."""
+    """Runs a forked rank."""
     os.environ.update(variables)
     with Path(log).open("a") as file:
         os.dup2(file.fileno(), 1)
@@ -51,7 +53,7 @@ def _rank(variables: dict[str, str], arguments: list[str], log: str) -> None:
 
 
 class Torchrun:
-    """Ranks that torchrun starts and watches."""
+    """Ranks that torchrun starts and monitors."""
 
     def __init__(self, processes: int, arguments: list[str], variables: dict[str, str], log: Path) -> None:
         run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
@@ -60,17 +62,17 @@ class Torchrun:
             self.process = subprocess.Popen(command, env=os.environ | variables, stdout=file, stderr=subprocess.STDOUT)
 
     def ended(self) -> int | None:
-        """The exit code, once there is one."""
+        """Returns the exit code, or None while running."""
         return self.process.poll()
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code; None where it still runs."""
+        """Waits for the exit code. Returns None if the process is still running."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds)
         return None
 
     def pids(self) -> list[int]:
-        """Process ids of the ranks, by rank."""
+        """Returns the process ids of the ranks, by rank."""
         found = {}
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -85,15 +87,15 @@ class Torchrun:
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends torchrun and what it started."""
+        """Kills torchrun and its child processes."""
         for pid in [*self.pids(), self.process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 class Forked:
-    """Ranks that are forked from here, where everything is imported: starting costs a second of a processor, and twenty with
-    torchrun.
+    """Ranks forked from this process, in which everything is imported. A start takes one processor second instead of
+    twenty.
     """
 
     def __init__(self, processes: int, arguments: list[str], variables: dict[str, str], log: Path) -> None:
@@ -112,33 +114,33 @@ class Forked:
             self.ranks[-1].start()
 
     def ended(self) -> int | None:
-        """The exit code of the first rank that has one."""
+        """Returns the exit code of the first rank that has one."""
         return next((rank.exitcode for rank in self.ranks if rank.exitcode is not None), None)
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code; None where one still runs."""
+        """Waits for the exit code. Returns None if a rank is still running."""
         deadline = time.monotonic() + seconds
         for rank in self.ranks:
             rank.join(max(0.0, deadline - time.monotonic()))
         return None if any(rank.is_alive() for rank in self.ranks) else self.ended()
 
     def pids(self) -> list[int]:
-        """Process ids, by rank."""
+        """Returns process ids, by rank."""
         return [rank.pid for rank in self.ranks]
 
     def terminate(self) -> None:
-        """Asks all to end."""
+        """Asks all ranks to end."""
         for rank in self.ranks:
             rank.terminate()
 
     def kill(self) -> None:
-        """Ends all."""
+        """Kills all ranks."""
         for rank in self.ranks:
             rank.kill()
 
 
 class Group:
-    """Processes of one machine that train together, and a client of theirs."""
+    """Local processes that train together, and a client for them."""
 
     def __init__(self, processes: int, root: Path, launcher=Torchrun, **options) -> None:
         self.root, self.token = Path(root), secrets.token_hex(16)
@@ -156,13 +158,11 @@ class Group:
             "--token-env",
             "LEVADE_TEST_TOKEN",
         ]
-        self.processes = launcher(
-            processes, given, {"LEVADE_TEST_TOKEN": self.token, "OMP_NUM_THREADS": "1"}, self.log
-        )
+        self.processes = launcher(processes, given, {"LEVADE_TEST_TOKEN": self.token, "OMP_NUM_THREADS": "1"}, self.log)
         self.description: dict = {}
 
     def wait(self) -> "Group":
-        """Until models are loaded."""
+        """Waits until models are loaded."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if (code := self.processes.ended()) is not None:
@@ -175,7 +175,7 @@ class Group:
         raise TimeoutError(f"the group was not ready after {START_SECONDS} s:\n{self.log.read_text()[-3000:]}")
 
     def request(self, method: str, path: str, body: bytes = b"", **headers) -> tuple[int, bytes]:
-        """Status and body of any request."""
+        """Returns status and body of any request."""
         host, port = self.port_file.read_text().split(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=VERB_SECONDS)
         try:
@@ -186,14 +186,14 @@ class Group:
             connection.close()
 
     def get(self, path: str) -> dict:
-        """JSON."""
+        """Returns the JSON of a GET request."""
         status, body = self.request("GET", path)
         if status != 200:
             raise Refused(status, json.loads(body))
         return json.loads(body)
 
     def call(self, learner: str, verb: str, control: dict, arrays=None, name: str | None = None) -> tuple[dict, dict]:
-        """JSON and arrays of a verb's answer."""
+        """Returns JSON and arrays of a verb's response."""
         headers = {"x-levade-call": name or secrets.token_hex(8), "content-type": "application/x-safetensors"}
         body = wire.pack(control, arrays)
         status, answer = self.request("POST", f"/v1/learners/{learner}/{verb}", body, **headers)
@@ -202,7 +202,7 @@ class Group:
         return wire.unpack(answer)
 
     def stop(self) -> None:
-        """Ends the group."""
+        """Stops the group."""
         if self.processes.ended() is None:
             self.processes.terminate()
         if self.processes.wait(60) is None:
@@ -221,14 +221,14 @@ class Group:
 
 
 def column(terms: list[dict], name: str) -> np.ndarray:
-    """One field of terms; NaN where it is absent."""
+    """Returns one field of terms, with NaN for absent numbers."""
     fallback = 0.0 if name in ("weight", "advantage", "returns") else None
     values = [term.get(name, fallback) for term in terms]
     return np.array([np.nan if value is None else value for value in values], np.float32)
 
 
 def term_arrays(terms: list[dict]) -> dict[str, np.ndarray]:
-    """Terms as the columns of a body."""
+    """Converts terms to the columns of a body."""
     arrays = {name: column(terms, name) for name in TERM}
     arrays["marked"] = np.array([bool(term.get("marked", False)) for term in terms], np.uint8)
     for name in ("age", "version"):
@@ -237,7 +237,7 @@ def term_arrays(terms: list[dict]) -> dict[str, np.ndarray]:
 
 
 def path_arrays(paths: list[dict]) -> dict[str, np.ndarray]:
-    """The body of `train`: paths with their targets."""
+    """Creates the body of `train`: sequences with their targets."""
     targets = [target for path in paths for target in path["targets"]]
     return {
         "path_tokens": np.array([token for path in paths for token in path["tokens"]], np.int64),
@@ -249,7 +249,7 @@ def path_arrays(paths: list[dict]) -> dict[str, np.ndarray]:
 
 
 def batch_arrays(paths: list[dict]) -> dict[str, np.ndarray]:
-    """The body of verbs on a batch: the paths, merged by the package."""
+    """Creates the body of verbs on a batch. The package merges the sequences."""
     from levade_torch.merge import Paths, merge
 
     batch = merge(Paths.read(path_arrays(paths)), list(range(len(paths))))
@@ -264,7 +264,7 @@ def batch_arrays(paths: list[dict]) -> dict[str, np.ndarray]:
 
 
 def group_arrays(groups: list[list[dict]]) -> dict[str, np.ndarray]:
-    """The body of `plan`."""
+    """Creates the body of `plan`."""
     paths = [path for group in groups for path in group]
     return {
         "path_tokens": np.array([token for path in paths for token in path["tokens"]], np.int64),

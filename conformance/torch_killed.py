@@ -1,11 +1,16 @@
-"""Groups of `levade_torch` whose processes are killed or stopped, resumed, replayed and asked for nonsense.
+"""Checks groups of `levade_torch` after kills, stops, resumes, replays and invalid requests, against their own
+checkpoints.
 
-Checks, on a tiny model and two ranks: an update done again from a checkpoint gives equal bits (checksums of weights and moments),
-also after kill -9 of a rank in the middle of `train` and a new start; a call that comes again is not done again; a killed or
-stopped rank ends the group within its deadline, and client and log are told which; checkpoints load on another number of ranks,
-where the same update agrees to 1e-5; bad requests change nothing and are answered with a reason.
+Checks, on a tiny model and two ranks:
 
-Not checked here: several machines, CUDA.
+- An update repeated from a checkpoint gives equal bits (checksums of weights and moments), also after kill -9 of a rank during
+  `train` and a restart.
+- A repeated call is not executed again.
+- A killed or stopped rank ends the group within its timeout. The client and the log name the rank.
+- Checkpoints load on another number of ranks, where the same update agrees to 1e-5.
+- Invalid requests change nothing, and get a reason.
+
+Not checked: several machines, CUDA.
 """
 
 import contextlib
@@ -31,20 +36,20 @@ DEADLINE = 60
 
 
 def crcs(manifest: dict) -> dict[str, int]:
-    """Checksums of saved files."""
+    """Returns the checksums of saved files."""
     return {file["name"]: file["crc32c"] for file in manifest["manifest"]["files"]}
 
 
 class Run:
-    """Updates of a policy in a folder, on groups that come and go."""
+    """Updates of a policy in a directory, on successive groups."""
 
-    def __init__(self, folder: Path) -> None:
-        self.made = make(MODELS["qwen3"], folder)
-        self.root = folder / "run"
+    def __init__(self, directory: Path) -> None:
+        self.made = make(MODELS["qwen3"], directory)
+        self.root = directory / "run"
         self.updates = [self._update(seed) for seed in (20, 40)]
 
     def _update(self, seed: int) -> list[dict]:
-        """Enough paths for a step that lasts, with log-probabilities about those of a model that knows nothing."""
+        """Creates enough sequences for a long step, with log-probabilities near those of an untrained model."""
         rng = random.Random(seed)
         found = [path for number in range(6) for path in paths(BASE["vocab_size"], seed + number, longest=60)]
         for target in (target for path in found for target in path["targets"]):
@@ -52,37 +57,39 @@ class Run:
         return found
 
     def group(self, processes: int = 2, launcher=Forked, **options) -> Group:
-        """A new group over the same folder."""
+        """Starts a new group on the same directory."""
         return Group(processes, self.root, launcher, model=self.made, collective_seconds=DEADLINE, **options)
 
     def cut(self, group: Group, number: int) -> dict:
-        """How the group would cut an update."""
+        """Returns the group's micro-batch plan of an update."""
         batch = self.updates[number]
         arrays = group_arrays([batch[i : i + 6] for i in range(0, len(batch), 6)])
         return group.call("policy", "plan", {"micro_batch_tokens": 60}, arrays)[0]["cut"]
 
     def train(self, group: Group, number: int, name: str | None = None) -> dict:
-        """One update."""
+        """Runs one update."""
         control = {"loss": GRPO, "params": OPTIM | {"max_grad_norm": 1.0}, "cut": self.cut(group, number)}
         return group.call("policy", "train", control, path_arrays(self.updates[number]), name)[0]
 
     def save(self, group: Group, name: str) -> dict[str, int]:
-        """A checkpoint; returns checksums."""
-        folder = self.root / name
-        folder.mkdir(exist_ok=True)
-        return crcs(group.call("policy", "save", {"folder": str(folder), "with_optimiser": True})[0])
+        """Saves a checkpoint. Returns checksums."""
+        directory = self.root / name
+        directory.mkdir(exist_ok=True)
+        return crcs(group.call("policy", "save", {"folder": str(directory), "with_optimiser": True})[0])
 
     def load(self, group: Group, name: str) -> None:
-        """Goes back to a checkpoint."""
+        """Loads a checkpoint."""
         group.call("policy", "load", {"folder": str(self.root / name), "with_optimiser": True})
 
 
 def first_group(report: Report, run: Run) -> dict[str, int]:
-    """A checkpoint after one update, and what the next makes of it; replay; calls twice; nonsense."""
+    """Saves a checkpoint after one update and compares the next update. Checks replay, repeated calls and invalid
+    requests.
+    """
     with run.group() as group:
         cut = run.cut(group, 0)
         report.expect(
-            "a cut is the same when it is asked for again",
+            "a repeated plan request returns the same micro-batch plan",
             cut == run.cut(group, 0),
             f"{len(cut['micro_batches'])} micro-batches",
         )
@@ -92,20 +99,21 @@ def first_group(report: Report, run: Run) -> dict[str, int]:
         second = run.save(group, "second")
         again = run.train(group, 1, "call-1")
         report.expect(
-            "a call that comes again is answered, and not done", again == answer and run.save(group, "second") == second
+            "a repeated call gets the response, and does not run again",
+            again == answer and run.save(group, "second") == second,
         )
         run.load(group, "first")
-        report.expect("loading gives back every bit", run.save(group, "loaded") == run.save(group, "first"))
+        report.expect("loading restores every bit", run.save(group, "loaded") == run.save(group, "first"))
         report.expect("replay gives the same sums", run.train(group, 1) == answer)
         report.expect("replay gives the same bits", run.save(group, "replayed") == second)
-        nonsense(report, run, group)
-        report.expect("nonsense has changed nothing", run.save(group, "after") == second)
+        invalid_requests(report, run, group)
+        report.expect("invalid requests changed nothing", run.save(group, "after") == second)
         publications(report, run, group)
     return second
 
 
-def nonsense(report: Report, run: Run, group: Group) -> None:
-    """Requests that are refused, each with its status and a part of its reason."""
+def invalid_requests(report: Report, run: Run, group: Group) -> None:
+    """Sends invalid requests, and checks the status and a part of the reason."""
     batch, update = batch_arrays(run.updates[0]), path_arrays(run.updates[0])
     cut = run.cut(group, 0)
     fewer = cut | {"micro_batches": cut["micro_batches"][1:]}
@@ -141,35 +149,35 @@ def nonsense(report: Report, run: Run, group: Group) -> None:
         except Refused as refused:
             report.expect(what, refused.status == status and reason in refused.message, refused.message[:110])
     status, _ = group.request("GET", "/v1/describe", authorization="Bearer wrong")
-    report.expect("another token", status == 401)
-    report.expect("health needs none", group.request("GET", "/health", authorization="")[0] == 200)
+    report.expect("a wrong token is rejected", status == 401)
+    report.expect("health needs no token", group.request("GET", "/health", authorization="")[0] == 200)
     status, _ = group.request("POST", "/v1/learners/policy/logprobs", b"nonsense", **{"x-levade-call": "odd"})
-    report.expect("a body that is no safetensors", status == 400)
+    report.expect("a body that is not a safetensors file is rejected", status == 400)
 
 
 def publications(report: Report, run: Run, group: Group) -> None:
-    """Three versions, of which two stay; the last is what transformers loads."""
+    """Publishes three versions, of which two stay. transformers loads the last one."""
     found = [group.call("policy", "publish", {"version": version})[0]["weights"] for version in (1, 2, 3)]
-    folder = Path(found[-1]["at"]["manifest"]["place"]["local"])
-    report.expect("two publications stay", sorted(p.name for p in folder.parent.iterdir()) == ["v2", "v3"])
-    saved, published = load_file(run.root / "after" / "model.safetensors"), load_file(folder / "model.safetensors")
+    directory = Path(found[-1]["at"]["manifest"]["place"]["local"])
+    report.expect("two publications stay on disk", sorted(p.name for p in directory.parent.iterdir()) == ["v2", "v3"])
+    saved, published = load_file(run.root / "after" / "model.safetensors"), load_file(directory / "model.safetensors")
     report.check("published weights", distance(published, saved), 0.0)
     report.expect("the published version is described", group.get("/v1/describe")["learners"]["policy"]["version"] == 3)
-    Plain(folder, critic=False)
+    Plain(directory, critic=False)
 
 
 def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=Forked, **options) -> None:
-    """A rank is killed or stopped in the middle of `train`."""
+    """Kills or stops a rank during `train`."""
     what = f"{how.name} of rank {rank} in the middle of train ({launcher.__name__.lower()})"
     with run.group(launcher=launcher, **options) as group:
         run.load(group, "first")
-        told: list[str] = []
+        results: list[str] = []
 
         def train() -> None:
             try:
-                told.append(str(run.train(group, 1)))
+                results.append(str(run.train(group, 1)))
             except (Refused, OSError, http.client.HTTPException) as error:
-                told.append(str(error))
+                results.append(str(error))
 
         thread = threading.Thread(target=train)
         thread.start()
@@ -181,7 +189,7 @@ def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=For
         if how is signal.SIGSTOP:
             while group.processes.ended() is None and time.monotonic() - start < 4 * DEADLINE:
                 time.sleep(0.1)
-            # Nobody else ends it where ranks were forked.
+            # With forked ranks, no other process ends a stopped rank.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
         code = group.processes.wait(4 * DEADLINE)
@@ -190,14 +198,16 @@ def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=For
         log = group.log.read_text()
         report.expect(f"{what}: the group ends", code not in (0, None), f"code {code} after {seconds:.0f} s")
         if rank:
-            report.expect(f"{what}: the log names it", f"dead or stopped: rank {rank}" in log)
-            report.expect(f"{what}: the client is told", f"rank {rank}" in told[0], told[0][:140])
+            report.expect(f"{what}: the log names the rank", f"dead or stopped: rank {rank}" in log)
+            report.expect(f"{what}: the client gets the reason", f"rank {rank}" in results[0], results[0][:140])
         else:
-            report.expect(f"{what}: the client is told", bool(told) and "sums" not in told[0], told[0][:140])
+            report.expect(
+                f"{what}: the client gets the reason", bool(results) and "sums" not in results[0], results[0][:140]
+            )
 
 
 def other_sizes(report: Report, run: Run) -> None:
-    """One process takes the checkpoint of two, and two take that of one."""
+    """Loads a checkpoint of two processes on one, and a checkpoint of one process on two."""
     with run.group(1) as group:
         run.load(group, "first")
         report.expect("one rank loads what two saved", run.save(group, "alone") == crcs_of(run.root / "first"))
@@ -210,15 +220,15 @@ def other_sizes(report: Report, run: Run) -> None:
         report.expect("two ranks load what one saved", run.save(group, "back") == crcs_of(run.root / "second of one"))
 
 
-def crcs_of(folder: Path) -> dict[str, int]:
-    """Checksums of files as they lie."""
+def crcs_of(directory: Path) -> dict[str, int]:
+    """Returns checksums of the files on disk."""
     from levade_torch.files import checksum
 
-    return {path.name: checksum(path)[1] for path in folder.iterdir()}
+    return {path.name: checksum(path)[1] for path in directory.iterdir()}
 
 
 def refused_starts(report: Report, run: Run) -> None:
-    """Groups that do not start, and say why."""
+    """Starts groups with invalid input, which must fail with a reason."""
     taken = socket.create_server(("127.0.0.1", 0))
     empty = run.root / "empty"
     empty.mkdir(exist_ok=True)
@@ -230,15 +240,15 @@ def refused_starts(report: Report, run: Run) -> None:
     for what, options, reason in cases:
         group = run.group(1, **options)
         code = group.processes.wait(300)
-        report.expect(f"{what}: does not start", code not in (0, None) and reason in group.log.read_text())
+        report.expect(f"{what}: the group does not start", code not in (0, None) and reason in group.log.read_text())
     taken.close()
 
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     report = Report()
-    with scratch() as folder:
-        run = Run(Path(folder))
+    with scratch() as directory:
+        run = Run(Path(directory))
         steps = {
             "first": lambda: None,
             "kill 1": lambda: ended(report, run, 1, signal.SIGKILL),
@@ -255,7 +265,7 @@ def main() -> None:
         with run.group() as group:
             run.load(group, "first")
             run.train(group, 1)
-            report.expect("after all this a new group gives the same bits", run.save(group, "resumed") == second)
+            report.expect("a new group afterwards gives the same bits", run.save(group, "resumed") == second)
     report.finish()
 
 

@@ -1,14 +1,20 @@
-"""The learner on PyTorch (`python/levade_torch`) against plain transformers in one process, f32, every path alone.
+"""Compares the PyTorch learner (`python/levade_torch`) with plain transformers in one process, f32, sequence by
+sequence.
 
-Groups are real: started by torchrun, asked over HTTP. Checks, on tiny models with random weights, by kinds of parallelism:
-the log-probability of every target to 1e-4, and Σ p² and entropy beside it; the gradient of every loss to 1e-5 of the gradient's norm
-(on FSDP2 of 2 ranks; imitation, GRPO, and PPO with a critic elsewhere); weights after five steps of clipped AdamW to 1e-5 of the
-weights' norm, for updates that are cut into micro-batches for the ranks.
+Groups are real: torchrun starts them, and the checks call them over HTTP. Checks, on tiny models with random weights,
+for each kind of parallelism:
 
-Reference losses are derived by autograd (torch_losses.py). A gradient is read from the first moment after a step with β₁ = 0 and a
-learning rate of 0, which changes nothing else. Experts may be chosen otherwise where two are as good; the seeds here have no such token.
+- The log-probability of every target to 1e-4, with Σ p² and entropy.
+- The gradient of every loss to 1e-5 of the gradient's norm (on FSDP2 of 2 ranks; only cross-entropy, GRPO, and PPO with a critic
+  elsewhere).
+- Weights after five steps of clipped AdamW to 1e-5 of the weights' norm, for updates with a micro-batch plan.
 
-Not checked here: CUDA (NCCL, FlexAttention, offloading), kills and resuming (torch_killed.py), checkpoints of pipelines (torch_pipeline.py).
+Autograd differentiates the reference losses (torch_losses.py). A gradient is read from the first moment after a step
+with β₁ = 0 and a learning rate of 0, which changes nothing else. If two experts score equally, the sides may choose
+differently; the seeds here contain no such token.
+
+Not checked: CUDA (NCCL, FlexAttention, offloading), kills and resuming (torch_killed.py), checkpoints of pipelines
+(torch_pipeline.py).
 """
 
 import dataclasses
@@ -27,7 +33,7 @@ from torch_group import Forked, Group, Torchrun, batch_arrays, blocks, group_arr
 from torch_losses import CLIP, losses, term_losses
 from trees import f32, paths
 
-# Trees are small here, and are to have several blocks of attention in processes that are forked.
+# Trees are small here, so small limits give several attention blocks in forked processes.
 blocks.LEAST, blocks.MOST, blocks.ROWS = 2, 8, 4
 
 EVEN = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
@@ -51,7 +57,7 @@ OPTIM = {
     "max_grad_norm": None,
 }
 OPTIM = {name: value and f32(value) for name, value in OPTIM.items()}
-# The first moment is the gradient, and weights stay.
+# The first moment is the gradient, and weights do not change.
 STILL = OPTIM | {"learning_rate": 0.0, "beta1": 0.0}
 IMITATION = {"policy": "cross_entropy"}
 GRPO = {"policy": {"clip": CLIP}, "kl": {"estimator": "k3", "coefficient": 0.1}}
@@ -61,7 +67,7 @@ VALUE = {"policy": {"value": {"clip": f32(0.2)}}}
 
 @dataclasses.dataclass
 class Kind:
-    """A way to share the work, with the models that are checked on it."""
+    """A kind of parallelism, with the models on which it is checked."""
 
     name: str
     processes: int
@@ -69,12 +75,13 @@ class Kind:
     options: dict = dataclasses.field(default_factory=dict)
     every_loss: bool = False
     launcher: type = Forked
-    # Of gradients and weights; of log-probabilities.
+    # Bounds of gradients and weights, and of log-probabilities.
     bounds: tuple[float, float] = (1e-5, 1e-4)
 
 
 FAMILIES_3 = ("llama", "qwen2", "qwen3")
-# Of bf16: log-probabilities are off by 0.13 nats at most, which takes some terms over a bound of their clip, where the gradient ends.
+# Bounds for bf16. Log-probabilities differ by up to 0.13 nats, which moves some terms across a clip bound, where the
+# gradient ends.
 COARSE = (0.3, 0.3)
 KINDS = [
     Kind("fsdp 2", 2, ("llama",), every_loss=True),
@@ -108,22 +115,22 @@ KINDS = [
 
 
 class Plain:
-    """A model of transformers, with a value head where it is a critic."""
+    """A transformers model, with a value head if it is a critic."""
 
-    def __init__(self, folder: Path, critic: bool) -> None:
-        self.model = reference(folder)
+    def __init__(self, directory: Path, critic: bool) -> None:
+        self.model = reference(directory)
         self.head = torch.nn.Linear(self.model.config.hidden_size, 1) if critic else None
         if critic:
             torch.nn.init.zeros_(self.head.weight)
             torch.nn.init.zeros_(self.head.bias)
-        # A value does not move the head of the language model; AdamW decays it all the same.
+        # A value has no gradient for the language model head, but AdamW decays that head.
         named = dict(self.model.named_parameters())
         if critic:
             named |= {f"value_head.{name}": p for name, p in self.head.named_parameters()}
         self.parameters = named
 
     def found(self, path: dict, temperature: bool = True) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-probability (or value), entropy and Σ p² of the targets of a path, run alone."""
+        """Returns log-probability (or value), entropy and Σ p² of the targets of one sequence."""
         index = torch.tensor([t["index"] for t in path["targets"]])
         tokens = torch.tensor(path["tokens"])
         if self.head is not None:
@@ -137,7 +144,7 @@ class Plain:
         return logp.gather(1, tokens[index][:, None])[:, 0], -(p * logp).sum(-1), (p * p).sum(-1)
 
     def backward(self, batch: list[dict], loss: dict) -> tuple[float, float]:
-        """Adds the gradient of a loss over paths. Returns the loss, and the sum of the terms' magnitudes."""
+        """Adds the gradient of a loss over sequences. Returns the loss, and the sum of the terms' magnitudes."""
         total = magnitude = 0.0
         for path in (path for path in batch if path["targets"]):
             logp, entropy, _ = self.found(path)
@@ -161,7 +168,7 @@ VALUE_CLIP = VALUE["policy"]["value"]["clip"]
 
 
 def columns(terms: list[dict]) -> dict[str, torch.Tensor]:
-    """Terms as f64 columns; NaN where a number is absent."""
+    """Returns terms as f64 columns, with NaN for absent numbers."""
     names = (
         "weight",
         "advantage",
@@ -178,9 +185,10 @@ def columns(terms: list[dict]) -> dict[str, torch.Tensor]:
     return found | {"marked": torch.tensor([t["marked"] for t in terms])}
 
 
-def furnish(plain: Plain, batch: list[dict], seed: int) -> list[dict]:
-    """Gives every term whatever a loss may need, around the model's own log-probabilities: within and beyond all bounds, but at
-    none of them.
+def fill_terms(plain: Plain, batch: list[dict], seed: int) -> list[dict]:
+    """Gives every term all numbers that a loss may need, around the model's own log-probabilities.
+
+    The numbers lie within and beyond all bounds, but not on a bound.
     """
     rng = random.Random(seed)
     bounds = [
@@ -218,12 +226,12 @@ def furnish(plain: Plain, batch: list[dict], seed: int) -> list[dict]:
 
 
 def norm(tensors) -> float:
-    """Of all tensors together, in f64."""
+    """Returns the norm of all tensors together, in f64."""
     return math.sqrt(sum(t.double().square().sum().item() for t in tensors))
 
 
 def distance(ours: dict, theirs: dict) -> float:
-    """||a − b|| / ||b|| of all tensors together; infinite where one is missing."""
+    """Returns ||a − b|| / ||b|| of all tensors together; infinite if a tensor is missing."""
     if ours.keys() != theirs.keys():
         print("     ", sorted(ours.keys() ^ theirs.keys())[:6])
         return math.inf
@@ -233,15 +241,15 @@ def distance(ours: dict, theirs: dict) -> float:
 class Check:
     """Checks on one group."""
 
-    def __init__(self, report: Report, group: Group, name: str, folder: Path, bounds: tuple[float, float]) -> None:
-        self.report, self.group, self.name, self.folder = report, group, name, folder
+    def __init__(self, report: Report, group: Group, name: str, directory: Path, bounds: tuple[float, float]) -> None:
+        self.report, self.group, self.name, self.folder = report, group, name, directory
         self.bound, self.logp_bound = bounds
         self.saved = group.root / "saved"
         self.saved.mkdir(exist_ok=True)
-        self.plain = {learner: Plain(folder, critic=learner == "critic") for learner in ("policy", "critic")}
+        self.plain = {learner: Plain(directory, critic=learner == "critic") for learner in ("policy", "critic")}
 
     def start(self, learner: str) -> Plain:
-        """Both sides at the initial weights, with fresh optimisers."""
+        """Resets both sides to the initial weights, with fresh optimizers."""
         initial = self.group.root / "initial" / learner
         if not initial.exists():
             initial.mkdir(parents=True)
@@ -250,7 +258,7 @@ class Check:
         return Plain(self.folder, critic=learner == "critic")
 
     def tensors(self, learner: str, moments: bool) -> dict[str, torch.Tensor]:
-        """What the learner saves: weights, or first moments; of the value head, too."""
+        """Returns tensors that the learner saves: weights or first moments, including the value head's."""
         for old in self.saved.iterdir():
             old.unlink()
         self.group.call(learner, "save", {"folder": str(self.saved), "with_optimiser": moments})
@@ -262,7 +270,7 @@ class Check:
         return found
 
     def predictions(self, batch: list[dict]) -> None:
-        """Log-probabilities, entropies and Σ p² in one call, against every path alone."""
+        """Compares log-probabilities, entropies and Σ p² of one call with those of each sequence."""
         plain = self.plain["policy"]
         arrays = batch_arrays(batch)
         _, found = self.group.call("policy", "predictions", {}, arrays)
@@ -286,7 +294,7 @@ class Check:
         self.report.expect(f"{self.name}: logprobs of both verbs", (alone["logprobs"] == found["logprobs"]).all())
 
     def gradient(self, learner: str, what: str, loss: dict, batch: list[dict]) -> None:
-        """One gradient, through `forward_backward` and `optim_step`."""
+        """Compares one gradient, through `forward_backward` and `optim_step`."""
         plain = self.plain[learner]
         for parameter in plain.parameters.values():
             parameter.grad = None
@@ -300,10 +308,10 @@ class Check:
         self.report.check(f"{self.name}: {what}: loss", error, self.bound, f"{total:.6f}")
         size = norm(wanted.values())
         self.report.check(f"{self.name}: {what}: gradient", distance(found, wanted), self.bound, f"norm {size:.4f}")
-        self.report.check(f"{self.name}: {what}: its norm", abs(step["step"]["grad_norm"] / size - 1), self.bound)
+        self.report.check(f"{self.name}: {what}: gradient norm", abs(step["step"]["grad_norm"] / size - 1), self.bound)
 
     def steps(self, learner: str, what: str, loss: dict) -> None:
-        """Five updates, cut by the group, each clipped to half its norm every other time."""
+        """Compares five updates with the group's micro-batch plans. Every other step is clipped to half its norm."""
         plain = self.start(learner)
         matrices = [p for p in plain.parameters.values() if p.ndim >= 2]
         others = [p for p in plain.parameters.values() if p.ndim < 2]
@@ -314,7 +322,7 @@ class Check:
         )
         norms = 0.0
         for number in range(STEPS):
-            batch = furnish(plain, paths(BASE["vocab_size"], 20 + number, longest=60), 70 + number)
+            batch = fill_terms(plain, paths(BASE["vocab_size"], 20 + number, longest=60), 70 + number)
             for p in plain.parameters.values():
                 p.grad = torch.zeros_like(p)
             plain.backward(batch, loss)
@@ -340,7 +348,7 @@ class Check:
 
 
 def adapter(check: Check, made: Path, batch: list[dict]) -> None:
-    """An adapter that has learnt for one step, against PEFT with the files that it saves."""
+    """Compares an adapter after one training step with PEFT on the files that it saves."""
     from peft import PeftModel
 
     group = check.group
@@ -352,22 +360,22 @@ def adapter(check: Check, made: Path, batch: list[dict]) -> None:
     named = {name.replace(".default.", "."): p for name, p in plain.model.named_parameters()}
     plain.parameters = {name: p for name, p in named.items() if ".lora_" in name}
     moved = norm([p for name, p in plain.parameters.items() if "lora_B" in name])
-    check.report.expect(f"{check.name}: it has learnt", moved > 0.0, f"B has the norm {moved:.3g}")
+    check.report.expect(f"{check.name}: training changed the adapter", moved > 0.0, f"B has the norm {moved:.3g}")
     check.predictions(batch)
     check.gradient("policy", "GRPO", GRPO, batch)
     group.call("policy", "load", {"folder": str(check.saved), "with_optimiser": True})
     check.predictions(batch)
     weights = group.call("policy", "publish", {"version": 1})[0]["weights"]["at"]["manifest"]
-    check.report.expect(f"{check.name}: is published as an adapter", "adapter" in weights["content"])
+    check.report.expect(f"{check.name}: publishes an adapter", "adapter" in weights["content"])
 
 
 def stacked(theirs: dict, ours: dict) -> dict:
-    """Names as the learner keeps moments: as transformers holds parameters, tied ones once."""
+    """Renames tensors as the learner stores moments: with transformers' parameter names, tied parameters once."""
     return {n: t for n, t in theirs.items() if n in ours} if ours.keys() < theirs.keys() else theirs
 
 
 def unstacked(theirs: dict, ours: dict) -> dict:
-    """Weights as files have them: experts one by one."""
+    """Renames weights as in files: one tensor per expert."""
     found = {}
     for name, tensor in theirs.items():
         if ".experts." not in name or name in ours:
@@ -381,21 +389,21 @@ def unstacked(theirs: dict, ours: dict) -> dict:
     return found
 
 
-def run(report: Report, kind: Kind, model: str, folder: Path) -> None:
-    """All checks of a kind of group on one model."""
-    made = make(MODELS[model], folder)
+def run(report: Report, kind: Kind, model: str, directory: Path) -> None:
+    """Runs all checks of a kind of group on one model."""
+    made = make(MODELS[model], directory)
     name = f"{kind.name}, {model}"
     options = {"model": made, "critic": made} | kind.options
-    with Group(kind.processes, folder / f"{kind.name} {model}", kind.launcher, **options) as group:
+    with Group(kind.processes, directory / f"{kind.name} {model}", kind.launcher, **options) as group:
         check = Check(report, group, name, made, kind.bounds)
-        batch = furnish(check.plain["policy"], paths(BASE["vocab_size"], 2, longest=60), 3)
+        batch = fill_terms(check.plain["policy"], paths(BASE["vocab_size"], 2, longest=60), 3)
         check.predictions(batch)
         if "lora_rank" in kind.options:
             return adapter(check, made, batch)
         chosen = losses() if kind.every_loss else {"imitation": IMITATION, "GRPO": GRPO, "PPO": PPO}
         for what, loss in chosen.items():
             check.gradient("policy", what, loss, batch)
-        values = furnish(check.plain["critic"], paths(BASE["vocab_size"], 4, longest=60), 5)
+        values = fill_terms(check.plain["critic"], paths(BASE["vocab_size"], 4, longest=60), 5)
         check.gradient("critic", "PPO's critic", VALUE, values)
         for what, loss in (("imitation", IMITATION), ("GRPO", GRPO), ("PPO", PPO)):
             check.steps("policy", what, loss)
@@ -404,15 +412,15 @@ def run(report: Report, kind: Kind, model: str, folder: Path) -> None:
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--kind", default="", help="only the kind of group of this name, or those that contain it")
+    p.add_argument("--kind", default="", help="kind of group with this name, or else all kinds whose names contain it")
     arguments = p.parse_args()
     torch.set_num_threads(1)
     report = Report()
-    with scratch() as folder:
+    with scratch() as directory:
         exactly = [kind for kind in KINDS if kind.name == arguments.kind]
         for kind in exactly or [kind for kind in KINDS if arguments.kind in kind.name]:
             for model in (model for model in kind.models if arguments.only in model):
-                run(report, kind, model, Path(folder))
+                run(report, kind, model, Path(directory))
     report.finish()
 
 

@@ -1,7 +1,7 @@
-"""Every loss of Levade once more, for autograd: values as functions of log-probabilities, with constants detached.
+"""Levade's losses for autograd: values as functions of log-probabilities, with detached constants.
 
-`levade_torch` computes slopes by formula; here PyTorch derives them. A term is a dictionary of f64 tensors; names are those of
-`Loss` in JSON.
+`levade_torch` computes derivatives by formula; here PyTorch derives them. A term is a dictionary of f64 tensors. Names
+are those of `Loss` in JSON.
 """
 
 import torch
@@ -36,7 +36,9 @@ POLICIES = {
 
 
 def losses() -> dict[str, dict]:
-    """Every policy loss; the clip with every KL estimator, a bonus for entropy, and guesses of the proximal policy."""
+    """Yields every policy loss, and the clip with every KL estimator, an entropy bonus, and interpolated proximal
+    policies.
+    """
     found = {name: {"policy": policy} for name, policy in POLICIES.items()}
     clip = {"policy": {"clip": CLIP | {"dual": 1.5}}}
     for estimator in ESTIMATORS:
@@ -51,13 +53,13 @@ def losses() -> dict[str, dict]:
 
 
 def clipped(ratio: Tensor, advantage: Tensor, low: float, high: float, dual: float | None = None) -> Tensor:
-    """PPO's clip of a ratio."""
+    """Returns PPO's clip of a ratio."""
     value = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
     return value if dual is None else torch.where(advantage < 0, torch.minimum(value, -advantage * dual), value)
 
 
 def kept(ratio: Tensor, advantage: Tensor, o: dict) -> Tensor:
-    """CE-GPPO's clip, or AgentRL's, of whose kept part no gradient is left."""
+    """Returns the clip of CE-GPPO, or of AgentRL, whose kept part has no gradient."""
     low, high, keep = o["low"], o["high"], o["keep"]
     below, above = (ratio < 1 - low) & (advantage < 0), (ratio > 1 + high) & (advantage > 0)
     beyond = torch.where(below, keep["below"] * (1 - low), keep["above"] * (1 + high)).double()
@@ -69,11 +71,11 @@ def kept(ratio: Tensor, advantage: Tensor, o: dict) -> Tensor:
 
 
 def policy_value(policy: str | dict, logp: Tensor, old: Tensor, t: dict) -> Tensor:
-    """The part of a loss that imitates or reinforces."""
+    """Returns the policy part of a loss."""
     name, o = (policy, {}) if isinstance(policy, str) else next(iter(policy.items()))
     a, ratio = t["advantage"], (logp - old).exp()
     held = ratio.detach()
-    # A path's ratio is known before; every token carries its gradient.
+    # A sequence's ratio is known beforehand, and every token carries its gradient.
     of_path = (t["path_log_ratio"] + logp - logp.detach()).exp()
     keep = torch.ones_like(a, dtype=torch.bool)
     if "trust" in o:
@@ -116,7 +118,7 @@ def policy_value(policy: str | dict, logp: Tensor, old: Tensor, t: dict) -> Tens
 
 
 def penalty(kl: dict, logp: Tensor, behaviour: Tensor, t: dict) -> Tensor:
-    """The estimated divergence from the reference."""
+    """Returns the estimated divergence from the reference."""
     x = logp - t["reference"]
     estimates = {"k1": x, "k2": x * x / 2, "k3": (-x).exp() + x - 1, "absolute": x.abs()}
     value, _, swapped = kl["estimator"].partition("_with_")
@@ -130,7 +132,7 @@ def penalty(kl: dict, logp: Tensor, behaviour: Tensor, t: dict) -> Tensor:
 
 
 def term_losses(loss: dict, logp: Tensor, entropy: Tensor, t: dict) -> Tensor:
-    """Weight × loss of every term, at log-probabilities and entropies in f64."""
+    """Returns weight × loss of every term, at log-probabilities and entropies in f64."""
     behaviour, proximal = t["behaviour"], t["proximal"]
     old = torch.where(proximal.isnan(), behaviour, proximal)
     correction = torch.where(t["correction"].isnan(), 1.0, t["correction"])

@@ -1,12 +1,18 @@
-"""Stages of a pipeline of `levade_torch`: what the checks of gradients in torch_learner.py do not look at.
+"""Checks pipeline stages of `levade_torch`, except for gradients, which torch_learner.py compares.
 
-Checks, on tiny models, over gloo: a checkpoint of two stages loads in one process, and one of one process in two stages, with equal
-bits, where the same update agrees to 1e-5; the same update again gives equal bits; an embedding that is also the head stays equal
-on both ends, to the bit (log-probabilities are those of the files that the first stage writes); published folders are whole, and
-plain transformers loads them; a process that joins a push gets the tensors of all stages; kill -9 of a later stage ends the group,
-and the client is told; an adapter starts with equal bits; groups that cannot be cut into stages do not start, and say why.
+Checks, on tiny models, over gloo:
 
-Not checked here: CUDA (NCCL), several machines.
+- A checkpoint of two stages loads in one process, and a checkpoint of one process in two stages, with equal bits. There, the
+  same update agrees to 1e-5.
+- The same update, repeated, gives equal bits.
+- A tied embedding stays bit-identical on both ends (log-probabilities match the files that the first stage writes).
+- Published directories are complete, and plain transformers loads them.
+- A process that joins a push gets the tensors of all stages.
+- kill -9 of a later stage ends the group, and the client gets an error.
+- An adapter starts with equal bits.
+- Groups that cannot be split into stages fail to start, with a reason.
+
+Not checked: CUDA (NCCL), several machines.
 """
 
 import multiprocessing
@@ -34,15 +40,15 @@ SECONDS = 60.0
 
 
 class Staged(Run):
-    """Updates of a model whose head is its embedding."""
+    """Updates of a model with a tied embedding."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.made = make(MODELS[TIED], folder)
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.made = make(MODELS[TIED], directory)
 
 
 def checkpoints(report: Report, run: Run) -> None:
-    """From two stages to one process, and back."""
+    """Moves checkpoints from two stages to one process, and back."""
     with run.group(2, pp=2) as group:
         told = group.description
         report.expect("two stages are described", (told["pp"], told["world_size"], told["processes"]) == (2, 1, 2))
@@ -52,13 +58,13 @@ def checkpoints(report: Report, run: Run) -> None:
         answer = run.train(group, 1)
         second = run.save(group, "second")
         run.load(group, "first")
-        report.expect("loading gives back every bit", run.save(group, "loaded") == crcs_of(run.root / "first"))
+        report.expect("loading restores every bit", run.save(group, "loaded") == crcs_of(run.root / "first"))
         report.expect("the same update again: sums", run.train(group, 1) == answer)
         report.expect("the same update again: bits", run.save(group, "again") == second)
-        nothing(report, run, group)
-        ends(report, run, group)
-        published(report, run, group)
-        pushed(report, run, group)
+        empty_update(report, run, group)
+        check_tied_ends(report, run, group)
+        check_publication(report, run, group)
+        check_push(report, run, group)
     with run.group(1) as group:
         report.expect("parameters are counted once", group.description["parameters"] == parameters, f"{parameters}")
         run.load(group, "first")
@@ -76,25 +82,29 @@ def checkpoints(report: Report, run: Run) -> None:
         report.expect("two stages load what one process saved", same)
 
 
-def nothing(report: Report, run: Run, group: Group) -> None:
-    """An update without paths."""
+def empty_update(report: Report, run: Run, group: Group) -> None:
+    """Runs an update without sequences."""
     control = {"loss": GRPO, "params": OPTIM, "cut": {"world_size": 1, "micro_batches": []}}
     answer, _ = group.call("policy", "train", control, path_arrays([]))
-    report.expect("an update without paths", answer["sums"] == [] and answer["step"]["grad_norm"] == 0.0, str(answer))
+    report.expect(
+        "an update without sequences", answer["sums"] == [] and answer["step"]["grad_norm"] == 0.0, str(answer)
+    )
 
 
 def adapters(report: Report, run: Run) -> None:
-    """One adapter, however it is shared out."""
+    """Checks that an adapter does not depend on the sharding."""
     found = []
     for stages in (1, 2):
         with run.group(stages, pp=stages, lora_rank=4) as group:
             found.append(run.save(group, f"adapter of {stages}"))
     del found[0]["adapter_config.json"], found[1]["adapter_config.json"]
-    report.expect("an adapter starts alike in stages", found[0] == found[1], ", ".join(found[0]))
+    report.expect("an adapter has equal initial values in stages", found[0] == found[1], ", ".join(found[0]))
 
 
-def ends(report: Report, run: Run, group: Group) -> None:
-    """Log-probabilities come from the head of the last stage, files from the embedding of the first."""
+def check_tied_ends(report: Report, run: Run, group: Group) -> None:
+    """Compares log-probabilities, which use the last stage's head, with files, which contain the first stage's
+    embedding.
+    """
     arrays = batch_arrays(run.updates[0])
 
     def logprobs():
@@ -106,30 +116,30 @@ def ends(report: Report, run: Run, group: Group) -> None:
         run.train(group, seed)
     report.expect("updates move log-probabilities", (logprobs() != before).any())
     run.save(group, "ends")
-    learnt = logprobs()
+    updated = logprobs()
     run.load(group, "ends")
     report.expect(
-        "tied ends are equal after updates, to the bit", (logprobs() == learnt).all(), f"{len(learnt)} targets"
+        "tied weights are bit-identical after updates", (logprobs() == updated).all(), f"{len(updated)} targets"
     )
 
 
-def published(report: Report, run: Run, group: Group) -> None:
-    """A folder that plain transformers loads."""
+def check_publication(report: Report, run: Run, group: Group) -> None:
+    """Loads a published directory with plain transformers."""
     weights = group.call("policy", "publish", {"version": 1})[0]["weights"]
-    folder = Path(weights["at"]["manifest"]["place"]["local"])
+    directory = Path(weights["at"]["manifest"]["place"]["local"])
     run.save(group, "published")
-    ours, saved = (load_file(path / "model.safetensors") for path in (folder, run.root / "published"))
+    ours, saved = (load_file(path / "model.safetensors") for path in (directory, run.root / "published"))
     report.check("published weights", distance(ours, saved), 0.0)
-    plain = Plain(folder, critic=False).parameters
+    plain = Plain(directory, critic=False).parameters
     report.check("published weights in transformers", distance({n: p.detach() for n, p in plain.items()}, ours), 0.0)
 
 
 def receive(told: dict, pipe) -> None:
-    """A server's process: joins the group of a push and takes all tensors."""
+    """Runs a server process, which joins the group of a push and receives all tensors."""
     meeting = told["meeting"]
     wait = timedelta(seconds=SECONDS)
     store = dist.TCPStore(meeting["address"], meeting["port"], 2, False, wait)
-    # As `torch.distributed` names the part of a group that is made beside the default one.
+    # The prefixes that `torch.distributed` uses for an additional group's part of a store.
     store = dist.PrefixStore("cpu/", dist.PrefixStore("push/", dist.PrefixStore("push", store)))
     group = dist.ProcessGroupGloo(store, 1, 2, wait)
     sums = {}
@@ -141,8 +151,8 @@ def receive(told: dict, pipe) -> None:
     os._exit(0)
 
 
-def pushed(report: Report, run: Run, group: Group) -> None:
-    """All tensors, as they were published."""
+def check_push(report: Report, run: Run, group: Group) -> None:
+    """Checks that a push sends all tensors as they were published."""
     asked = {
         "group": "push",
         "backend": "gloo",
@@ -161,13 +171,13 @@ def pushed(report: Report, run: Run, group: Group) -> None:
     found = ours.recv() if ours.poll(SECONDS) else {}
     server.join(SECONDS)
     wanted = load_file(run.root / "published" / "model.safetensors")
-    report.expect("a push has the tensors of all stages", found.keys() == wanted.keys(), f"{sent['tensors']} tensors")
+    report.expect("a push sends the tensors of all stages", found.keys() == wanted.keys(), f"{sent['tensors']} tensors")
     same = all(found.get(name) == tensor.numpy().tobytes() for name, tensor in wanted.items())
-    report.expect("a push has their bits", same, f"{sent['bytes']} bytes")
+    report.expect("a push sends their bits", same, f"{sent['bytes']} bytes")
 
 
 def refused_starts(report: Report, run: Run) -> None:
-    """Groups that do not start, and say why."""
+    """Starts groups with invalid input, which must fail with a reason."""
     granite = make(GRANITE, run.root)
     cases = [
         ("more stages than layers", 4, {"pp": 4}, "has 3 layers, and a stage needs one"),
@@ -180,15 +190,15 @@ def refused_starts(report: Report, run: Run) -> None:
         code = group.processes.wait(300)
         group.stop()
         said = reason in group.log.read_text()
-        report.expect(f"{what}: does not start", code not in (0, None) and said, f"code {code}")
+        report.expect(f"{what}: the group does not start", code not in (0, None) and said, f"code {code}")
 
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     torch.set_num_threads(1)
     report = Report()
-    with scratch() as folder:
-        run = Staged(Path(folder))
+    with scratch() as directory:
+        run = Staged(Path(directory))
         steps = {
             "checkpoints": lambda: checkpoints(report, run),
             "adapters": lambda: adapters(report, run),

@@ -1,7 +1,8 @@
-"""Batches to train on: ragged paths that share prefixes, with their targets, for Levade and for PyTorch alike.
+"""Creates training batches: sequences of different lengths with shared prefixes and targets, for Levade and for
+PyTorch.
 
-A path is what `PathInput` of the crate `levade-tree` is in JSON; a loss is what `Loss` of `levade-rl` is. The
-losses are written here a second time, in PyTorch, on every path alone.
+A sequence has the JSON form of `PathInput` of the crate `levade-tree`; a loss has that of `Loss` of `levade-rl`. The
+losses are reimplemented here in PyTorch, on each sequence separately.
 """
 
 import random
@@ -12,7 +13,7 @@ CROSS_ENTROPY = {"policy": "cross_entropy", "kl": None}
 
 
 def grpo(estimator: str, dual: float | None = None) -> dict:
-    """PPO's clipped loss with bounds 0.2 below and 0.28 above, and a KL penalty."""
+    """Returns PPO's clipped loss with bounds 0.2 below and 0.28 above, and a KL penalty."""
     return {
         "policy": {"clip": {"low": 0.2, "high": 0.28, "dual": dual}},
         "kl": {"estimator": estimator, "coefficient": 0.1},
@@ -20,13 +21,15 @@ def grpo(estimator: str, dual: float | None = None) -> dict:
 
 
 def f32(value: float) -> float:
-    """The nearest f32, so that both sides start from the same bits."""
+    """Rounds to f32, so that both sides start from the same bits."""
     return torch.tensor(value, dtype=torch.float32).item()
 
 
 def paths(vocabulary: int, seed: int, longest: int) -> list[dict]:
-    """Multi-turn paths over a shared trunk. Sampled runs alternate with given ones and are targets, also those on
-    shared prefixes; two paths are equal but for their terms; one path wants its tokens at another temperature.
+    """Creates multi-turn sequences over a shared trunk.
+
+    Sampled runs alternate with context tokens and are targets, also on shared prefixes. Two sequences differ only in
+    their terms. One sequence is trained at another temperature.
     """
     rng = random.Random(seed)
 
@@ -35,12 +38,12 @@ def paths(vocabulary: int, seed: int, longest: int) -> list[dict]:
 
     trunk = ids(longest // 3)
     branch = trunk + ids(longest // 5)
-    whole = branch + ids(longest - len(branch))
-    tokens = [whole, branch + ids(longest // 4), trunk + ids(11), whole, branch, ids(longest // 2)]
+    full = branch + ids(longest - len(branch))
+    tokens = [full, branch + ids(longest // 4), trunk + ids(11), full, branch, ids(longest // 2)]
     out = []
     for number, path in enumerate(tokens):
         temperature = f32(0.7) if number == 1 else 1.0
-        # Turns of seven tokens: three given, four to be learnt.
+        # Turns of seven tokens: three context tokens, four targets.
         targets = [
             {
                 "index": index,
@@ -63,7 +66,7 @@ def paths(vocabulary: int, seed: int, longest: int) -> list[dict]:
 
 
 def logprobs(model, path: dict) -> torch.Tensor:
-    """Log-probability of every target of one path, run alone."""
+    """Computes the log-probability of every target of one sequence."""
     logits = model(torch.tensor([path["tokens"]]), use_cache=False).logits[0]
     index = torch.tensor([t["index"] for t in path["targets"]])
     temperature = torch.tensor([t["temperature"] for t in path["targets"]])
@@ -72,8 +75,9 @@ def logprobs(model, path: dict) -> torch.Tensor:
 
 
 def off_policy(model, batch: list[dict], loss: dict, seed: int) -> None:
-    """Gives every term a behaviour and a reference log-probability that lie around the model's own, some of them
-    beyond the clip bounds but none so near a bound that rounding decides on which side it is.
+    """Gives every term a behavior and a reference log-probability around the model's own.
+
+    Some lie beyond the clip bounds, but none so close to a bound that rounding decides its side.
     """
     rng = random.Random(seed)
     clip = loss["policy"]["clip"]
@@ -91,7 +95,7 @@ def off_policy(model, batch: list[dict], loss: dict, seed: int) -> None:
 
 
 def torch_loss(logp: torch.Tensor, terms: list[dict], loss: dict) -> torch.Tensor:
-    """Weight × loss of every term of one path."""
+    """Returns weight × loss of every term of one sequence."""
 
     def column(name: str) -> torch.Tensor:
         return torch.tensor([term[name] for term in terms])
@@ -114,8 +118,10 @@ def torch_loss(logp: torch.Tensor, terms: list[dict], loss: dict) -> torch.Tenso
 
 
 def backward(model, batch: list[dict], loss: dict) -> tuple[float, float]:
-    """Adds the gradient of the loss over all paths, each run alone. Returns the loss, and the sum of the terms'
-    absolute values: what an error of the loss is relative to, as positive and negative terms may cancel.
+    """Adds the gradient of the loss over all sequences, each computed separately.
+
+    Returns the loss, and the sum of the terms' absolute values. The latter is the scale for an error of the loss,
+    since positive and negative terms may cancel.
     """
     total = magnitude = 0.0
     for path in batch:

@@ -1,14 +1,15 @@
-"""A step of GRPO: the gradient that Levade takes against the one of TRL, on the same attempts of several turns.
+"""Compares the gradient of a GRPO step with TRL's, on the same attempts of several turns.
 
-Reads a step from the record of a run: the attempts, tool results included, and the plan with the advantages and weights that the trainer
-gave them. TRL gets the very tokens, which of them were sampled, and the rewards, through its `rollout_func`; advantages, masks and averages are
-its own. Checks that the gradients agree to 1e-4 for every tensor, as ||a − b|| / ||b||.
+Reads a step from a run's store: the attempts with tool results, and the plan with the trainer's advantages and
+weights. TRL gets the same tokens, which of them were sampled, and the rewards, through its `rollout_func`. It computes
+advantages, masks and averages on its own. Checks that the gradients agree to 1e-4 for every tensor, as ||a − b|| /
+||b||.
 
-`--model` holds the weights that drew the step: for the first step of a run that begins with reinforcement, the model that the recipe names. The
-recipe's averages are TRL's `--loss-type`: token_mean is "dapo", rollout_mean is "grpo". Advantages must not be divided by the deviation:
-to that TRL adds 1e-4, and Levade 1e-6.
+`--model` contains the weights that sampled the step: for the first step of a run without earlier phases, the model in
+the recipe. The recipe's averaging corresponds to TRL's `--loss-type`: token_mean is "dapo", rollout_mean is "grpo".
+Advantages must not be divided by the deviation, to which TRL adds 1e-4 and Levade 1e-6.
 
-Not checked here: sampling, the optimiser, learning curves (bench/learning.py).
+Not checked: sampling, the optimizer, learning curves (bench/learning.py).
 """
 
 import os
@@ -26,8 +27,8 @@ from common import begin, parser, relative, scratch, tensors
 from record import Step
 
 
-class Keep(TrainerCallback):
-    """Keeps the gradient that the optimiser is about to use."""
+class GradientCapture(TrainerCallback):
+    """Stores the gradient before the optimizer uses it."""
 
     def __init__(self) -> None:
         self.gradient: dict[str, torch.Tensor] = {}
@@ -36,9 +37,9 @@ class Keep(TrainerCallback):
         self.gradient = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def of_trl(step: Step, folder: Path, loss_type: str, clip: tuple[float, float], scratch_folder: Path) -> dict:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+def trl_gradient(step: Step, directory: Path, loss_type: str, clip: tuple[float, float], scratch_folder: Path) -> dict:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     model.get_input_embeddings().padding_idx = None
     groups = sorted({group for group, _ in step.attempts})
     size = len(step.attempts) // len(groups)
@@ -55,15 +56,15 @@ def of_trl(step: Step, folder: Path, loss_type: str, clip: tuple[float, float], 
             tokens, sampled, reward = step.attempts[group, seen[group]]
             seen[group] += 1
             start, end = sampled[0][0], sampled[-1][0] + 1
-            of_model = {place for place, _, _ in sampled}
+            of_model = {index for index, _, _ in sampled}
             out["prompt_ids"].append(tokens[:start])
             out["completion_ids"].append(tokens[start:end])
             out["logprobs"].append([0.0] * (end - start))
-            out["env_mask"].append([int(place in of_model) for place in range(start, end)])
+            out["env_mask"].append([int(index in of_model) for index in range(start, end)])
             rewards.append(reward)
         return out
 
-    keep = Keep()
+    keep = GradientCapture()
     config = GRPOConfig(
         output_dir=str(scratch_folder / "trl"),
         per_device_train_batch_size=len(step.attempts),
@@ -102,11 +103,13 @@ def of_trl(step: Step, folder: Path, loss_type: str, clip: tuple[float, float], 
 def main() -> None:
     p = parser(__doc__)
     p.add_argument(
-        "--run", type=Path, required=True, help="the folder of a run that ends with a phase of reinforcement"
+        "--run", type=Path, required=True, help="directory of a run whose last phase is reinforcement learning"
     )
-    p.add_argument("--step", type=int, default=0, help="of its last phase")
-    p.add_argument("--loss-type", default="dapo", help="TRL's name of how the recipe averages")
-    p.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.2), help="below and above 1, as in the recipe")
+    p.add_argument("--step", type=int, default=0, help="step of the last phase")
+    p.add_argument("--loss-type", default="dapo", help="TRL's loss type for the recipe's averaging")
+    p.add_argument(
+        "--clip", type=float, nargs=2, default=(0.2, 0.2), help="clip bounds below and above 1, as in the recipe"
+    )
     arguments = p.parse_args()
     if arguments.model is None:
         sys.exit("--model is needed: the weights that drew the step")
@@ -115,11 +118,11 @@ def main() -> None:
     batch = step.batch()
     low, high = arguments.clip
     loss = {"policy": {"clip": {"low": low, "high": high, "dual": None}}, "kl": None}
-    with scratch() as folder:
-        out = Path(folder) / "out"
+    with scratch() as directory:
+        out = Path(directory) / "out"
         result = levade.run("gradients", arguments.model, out, batch=batch, loss=loss)
         ours = tensors(out)
-        theirs = of_trl(step, arguments.model, arguments.loss_type, (low, high), Path(folder))
+        theirs = trl_gradient(step, arguments.model, arguments.loss_type, (low, high), Path(directory))
         report.expect("tensors", ours.keys() == theirs.keys(), f"{len(ours)} of Levade, {len(theirs)} of TRL")
         errors = {name: relative(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}
         worst = max(errors, key=errors.__getitem__)

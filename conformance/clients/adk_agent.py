@@ -1,4 +1,4 @@
-"""An agent of Google's ADK, which reaches the endpoint through LiteLLM."""
+"""Runs an agent of Google's ADK, which reaches the endpoint through LiteLLM."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from google.adk.models.lite_llm import LiteLlm
 from google.adk.runners import InMemoryRunner
 from google.genai import types
 
-# Prices of models are otherwise fetched from the web.
+# Otherwise LiteLLM fetches model prices from the web.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 

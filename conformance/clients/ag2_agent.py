@@ -1,4 +1,4 @@
-"""An agent of `ag2`: `chat` or `responses`."""
+"""Runs an agent of `ag2`: `chat` or `responses`."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""An agent of Microsoft's agent-framework: `chat` or `responses`."""
+"""Runs an agent of Microsoft's agent-framework: `chat` or `responses`."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""An agent of `agentscope`: `stream`, or `whole`."""
+"""Runs an agent of `agentscope`: `stream`, or `whole` without streaming."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""An agent of `agno`: `chat`, `responses`, or `messages` of Anthropic's API."""
+"""Runs an agent of `agno`: `chat`, `responses`, or `messages` (Anthropic's API)."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The `anthropic` package: `whole`, or `stream` with its helper."""
+"""Runs the `anthropic` package: `whole` without streaming, or `stream` with its helper."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""An agent of `autogen`: `whole`, or `stream`."""
+"""Runs an agent of `autogen`: `whole` without streaming, or `stream`."""
 
 import asyncio
 import sys

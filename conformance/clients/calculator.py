@@ -1,4 +1,4 @@
-"""What the Python clients share: a calculator, two questions, and what a program says at its end."""
+"""Shared code of the Python clients: a calculator, two questions, and a program's last line."""
 
 import ast
 import json
@@ -7,7 +7,7 @@ import os
 import zlib
 
 MODEL = os.environ.get("OPENAI_MODEL", "default")
-# Replies to one question, at most.
+# Maximum number of model calls per question.
 ROUNDS = 3
 SYSTEM = "Answer briefly."
 NAME, DESCRIPTION = "calculator", "Evaluates an arithmetic expression with + - * / ^ and parentheses."
@@ -40,7 +40,7 @@ used = 0
 
 
 def calculate(expression):
-    """The value of an expression, or why it has none, in words for the model."""
+    """Returns the value of an expression, or an error message for the model."""
     global used
     used += 1
     try:
@@ -50,16 +50,16 @@ def calculate(expression):
 
 
 def of_call(arguments):
-    """The result of a call with these arguments, as JSON."""
+    """Returns the result of a call with these arguments, as JSON."""
     return calculate(json.loads(arguments).get("expression", ""))
 
 
 def questions():
-    """What the user says, turn after turn."""
+    """Returns the user's messages, turn by turn."""
     return [json.loads(os.environ["LEVADE_TASK"])["question"], "What is 12 + 30?"]
 
 
 def done(answer):
-    """Prints the last line of a program, with a reward that differs from attempt to attempt, so that each is learnt from."""
+    """Prints a program's last line, with a reward that differs between attempts, so that the step trains on each."""
     reward = zlib.crc32(os.environ["LEVADE_ATTEMPT"].encode()) % 1000 / 1000
     print(json.dumps({"answer": answer or "", "reward": reward, "tools": used}))

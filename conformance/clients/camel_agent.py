@@ -1,4 +1,4 @@
-"""An agent of `camel-ai`."""
+"""Runs an agent of `camel-ai`."""
 
 import os
 
@@ -11,7 +11,7 @@ from camel.utils.token_counting import BaseTokenCounter
 
 
 class Uncounted(BaseTokenCounter):
-    """Counts nothing, since camel knows the tokenizers of its own list of models alone."""
+    """Replaces the token counter, since camel only has tokenizers for its own list of models."""
 
     def count_tokens_from_messages(self, messages):
         return 10

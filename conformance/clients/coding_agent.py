@@ -1,7 +1,7 @@
-"""A coding agent as it is installed by npm, in an empty folder, asked twice in one session: `codex`, `opencode`, `claude`, `pi` or
-`qwen`.
+"""Runs a coding agent from npm in an empty directory, with two prompts in one session: `codex`, `opencode`, `claude`,
+`pi` or `qwen`.
 
-Its shell is its own, and so are its instructions and its tools.
+The agent uses its own shell, instructions and tools.
 """
 
 import json
@@ -28,7 +28,7 @@ wire_api = "responses"
 
 
 def codex(home):
-    """Commands of the first question and of those after it, and the environment."""
+    """Returns the commands of the first and the later questions, and the environment."""
     (home / "config.toml").write_text(CODEX.format(model=MODEL, base=os.environ["OPENAI_BASE_URL"]))
     options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
     return ["codex", "exec", *options], ["codex", "exec", "resume", "--last", *options], {"CODEX_HOME": str(home)}
@@ -60,7 +60,7 @@ def claude(home):
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "512",
         "DISABLE_AUTOUPDATER": "1",
     }
-    # All of its tools take 25,000 tokens.
+    # All of its tools would take 25,000 tokens.
     command = ["claude", "--model", MODEL, "--tools", "Bash", "--allowedTools", "Bash", "-p"]
     return command, [*command, "--continue"], environment
 
@@ -68,11 +68,11 @@ def claude(home):
 def pi(home):
     provider = {"baseUrl": os.environ["OPENAI_BASE_URL"], "apiKey": os.environ["OPENAI_API_KEY"]}
     provider |= {"api": "openai-completions", "models": [{"id": MODEL}]}
-    folder = home / ".pi/agent"
-    folder.mkdir(parents=True)
-    (folder / "models.json").write_text(json.dumps({"providers": {"here": provider}}))
+    directory = home / ".pi/agent"
+    directory.mkdir(parents=True)
+    (directory / "models.json").write_text(json.dumps({"providers": {"here": provider}}))
     command = ["pi", "--offline", "--provider", "here", "--model", MODEL]
-    return [*command, "-p"], [*command, "--continue", "-p"], {"PI_CODING_AGENT_DIR": str(folder)}
+    return [*command, "-p"], [*command, "--continue", "-p"], {"PI_CODING_AGENT_DIR": str(directory)}
 
 
 def qwen(home):
@@ -83,19 +83,19 @@ def qwen(home):
 
 
 PREPARED = {"codex": codex, "opencode": opencode, "claude": claude, "pi": pi, "qwen": qwen}
-with tempfile.TemporaryDirectory() as folder:
-    home, work = Path(folder, "home"), Path(folder, "work")
+with tempfile.TemporaryDirectory() as directory:
+    home, work = Path(directory, "home"), Path(directory, "work")
     home.mkdir()
     work.mkdir()
     first, later, environment = PREPARED[sys.argv[1]](home)
-    # Some need another Node than this machine's.
+    # Some agents need a different Node than this machine's.
     path = f"{PROGRAMS}:{os.environ['PATH']}"
     environment = os.environ | {"HOME": str(home), "PATH": path} | environment
     answer = ""
     for at, question in enumerate(questions()):
         name, *options = later if at else first
         command = [PROGRAMS / name, *options, f"Print the result of this with the shell: {question}"]
-        # Some wait for a standard input that is no terminal.
+        # Some agents wait for a standard input that is no terminal.
         asked = subprocess.run(
             command, cwd=work, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600
         )

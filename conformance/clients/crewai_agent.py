@@ -1,4 +1,4 @@
-"""An agent of `crewai` that is asked twice, with its messages as the history."""
+"""Runs an agent of `crewai` twice, with its messages as the history."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from calculator import DESCRIPTION, MODEL, NAME, ROUNDS, calculate, done, questi
 from crewai import LLM, Agent
 from crewai.tools import tool
 
-# Its reports of events are printed late.
+# crewai prints event reports late.
 stdout = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 

@@ -1,4 +1,4 @@
-"""An agent of `deepagents`, with its own instructions, its tools for files and plans, and a calculator."""
+"""Runs an agent of `deepagents`, with its own instructions, its tools for files and plans, and a calculator."""
 
 from calculator import DESCRIPTION, MODEL, NAME, SYSTEM, calculate, done, questions
 from deepagents import create_deep_agent
@@ -21,6 +21,6 @@ for question in questions():
     try:
         state = agent.invoke({"messages": [{"role": "user", "content": question}]}, settings)
         answer = state["messages"][-1].text
-    except GraphRecursionError:  # after so many calls the next question comes
+    except GraphRecursionError:  # after this many calls, the next question follows
         continue
 done(str(answer))

@@ -1,4 +1,4 @@
-"""An agent of `griptape` with native tools and its conversation memory."""
+"""Runs an agent of `griptape` with native tools and its conversation memory."""
 
 import os
 
@@ -24,7 +24,7 @@ driver = OpenAiChatPromptDriver(
     base_url=os.environ["OPENAI_BASE_URL"],
     api_key=os.environ["OPENAI_API_KEY"],
     use_native_tools=True,
-    # Its own tokenizer is fetched from the web.
+    # griptape would fetch its own tokenizer from the web.
     tokenizer=SimpleTokenizer(characters_per_token=4, max_input_tokens=2048, max_output_tokens=512),
     max_tokens=128,
 )

@@ -1,4 +1,4 @@
-"""An agent of `haystack-ai` over chat completions."""
+"""Runs an agent of `haystack-ai` over chat completions."""
 
 from calculator import DESCRIPTION, MODEL, NAME, PARAMETERS, ROUNDS, SYSTEM, calculate, done, questions
 from haystack.components.agents import Agent
@@ -14,7 +14,7 @@ agent = Agent(
 )
 messages, answer = [], ""
 for question in questions():
-    # The agent puts its instructions before the messages that it is given.
+    # The agent puts its instructions before the given messages.
     messages = [message for message in messages if not message.is_from("system")]
     messages = agent.run(messages=[*messages, ChatMessage.from_user(question)])["messages"]
     answer = messages[-1].text

@@ -1,4 +1,4 @@
-"""A loop of `inspect-ai`: `chat`, `responses`, which asks something without tools first, or `messages`."""
+"""Runs a loop of `inspect-ai`: `chat`, `responses` (which first sends a request without tools), or `messages`."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""An agent of `langchain`, which is a graph of `langgraph`: `chat`, `stream` or `messages`."""
+"""Runs an agent of `langchain`, which is a `langgraph` graph: `chat`, `stream` or `messages`."""
 
 import sys
 
@@ -29,6 +29,6 @@ for question in questions():
     try:
         state = agent.invoke({"messages": [{"role": "user", "content": question}]}, settings)
         answer = state["messages"][-1].text
-    except GraphRecursionError:  # after so many calls the next question comes
+    except GraphRecursionError:  # after this many calls, the next question follows
         continue
 done(str(answer))

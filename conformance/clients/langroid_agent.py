@@ -1,11 +1,11 @@
-"""An agent of `langroid`, which adds a member to the arguments of each call."""
+"""Runs an agent of `langroid`, which adds a field to the arguments of each call."""
 
 import os
 
 import tiktoken
 from calculator import DESCRIPTION, MODEL, NAME, SYSTEM, calculate, done, questions
 
-# Its tokenizer, which counts alone, would be fetched from the web: here a byte is a token.
+# langroid's tokenizer only counts tokens and would be fetched from the web. Here a byte is a token.
 BYTES = tiktoken.Encoding(
     "bytes", pat_str="(?s:.)", mergeable_ranks={bytes([i]): i for i in range(256)}, special_tokens={}
 )

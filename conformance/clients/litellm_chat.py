@@ -1,9 +1,9 @@
-"""`litellm` as a client of OpenAI's kind, `whole` or `stream`, and of Anthropic's, `messages`."""
+"""Runs `litellm` as an OpenAI client, `whole` or `stream`, or as an Anthropic client, `messages`."""
 
 import os
 import sys
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # fetches nothing
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # prevents downloads
 
 import litellm
 from calculator import DESCRIPTION, MODEL, NAME, PARAMETERS, ROUNDS, SYSTEM, done, of_call, questions

@@ -1,4 +1,4 @@
-"""An agent of `llama-index`: `function`, which uses calls, or `react`, which writes them as text."""
+"""Runs an agent of `llama-index`: `function` with tool calls, or `react` with calls as text."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""An agent of `mcp-agent` with a local function as its tool."""
+"""Runs an agent of `mcp-agent` with a local function as its tool."""
 
 import asyncio
 import os

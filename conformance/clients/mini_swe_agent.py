@@ -1,10 +1,10 @@
-"""`mini-swe-agent`, a coding agent, with its own instructions and its shell, in an empty folder."""
+"""Runs `mini-swe-agent`, a coding agent, with its own instructions and shell, in an empty directory."""
 
 import os
 import tempfile
 from pathlib import Path
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # fetches nothing
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # prevents downloads
 os.environ["MSWEA_SILENT_STARTUP"] = "1"
 
 import minisweagent
@@ -19,10 +19,10 @@ limits = {"max_tokens": 96}
 model = LitellmModel(model_name=f"openai/{MODEL}", model_kwargs=limits, cost_tracking="ignore_errors")
 answer = ""
 for question in questions():
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         agent = DefaultAgent(
             model,
-            LocalEnvironment(cwd=folder, timeout=10),
+            LocalEnvironment(cwd=directory, timeout=10),
             system_template=settings["agent"]["system_template"],
             instance_template=settings["agent"]["instance_template"],
             step_limit=4,

@@ -1,4 +1,4 @@
-"""`openai-agents` with a session: `chat`, `responses`, and both as streams."""
+"""Runs `openai-agents` with a session: `chat`, `responses`, and both with streaming."""
 
 import asyncio
 import sys

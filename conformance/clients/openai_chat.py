@@ -1,4 +1,4 @@
-"""The `openai` package over chat completions: `whole`, or `stream` with its helper."""
+"""Runs the `openai` package over chat completions: `whole` without streaming, or `stream` with its helper."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The `openai` package over responses: `whole`, `stream`, or `previous` by the ids of responses."""
+"""Runs the `openai` package over responses: `whole`, `stream`, or `previous` with previous response ids."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""An agent of OpenHands' SDK with its own instructions and a calculator."""
+"""Runs an agent of OpenHands' SDK with its own instructions and a calculator."""
 
 import gc
 import os
@@ -43,13 +43,14 @@ llm = LLM(
     api_key=SecretStr(os.environ["OPENAI_API_KEY"]),
     native_tool_calling=True,
 )
-with tempfile.TemporaryDirectory() as folder:
+with tempfile.TemporaryDirectory() as directory:
     agent = Agent(llm=llm, tools=[Tool(name=CalculatorTool.name)], include_default_tools=[])
-    conversation = Conversation(agent, workspace=folder, visualizer=None, max_iteration_per_run=6)
+    conversation = Conversation(agent, workspace=directory, visualizer=None, max_iteration_per_run=6)
     for question in questions():
         conversation.send_message(question)
         conversation.run()
     conversation.close()
 done("")
-# The interpreter's last garbage collection visits 500,000 objects of 4,500 modules: 2 s of processor time after the answer, a minute on a busy machine.
+# The final garbage collection visits 500,000 objects of 4,500 modules. It takes 2 s of processor time after the
+# answer, and a minute on a busy machine.
 gc.freeze()

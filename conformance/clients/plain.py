@@ -1,4 +1,4 @@
-"""No package at all: chat completions over `urllib`."""
+"""Sends chat completions over `urllib`, without any client package."""
 
 import json
 import os

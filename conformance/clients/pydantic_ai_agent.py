@@ -1,4 +1,6 @@
-"""An agent of `pydantic-ai` over chat completions, `whole` or `stream`; `responses`, or `messages` of Anthropic's API."""
+"""Runs an agent of `pydantic-ai` over chat completions (`whole` or `stream`), `responses`, or `messages` (Anthropic's
+API).
+"""
 
 import asyncio
 import sys
@@ -37,7 +39,7 @@ async def main():
                 result = await agent.run(question, **asked)
                 answer = result.output
             history = result.all_messages()
-        except UsageLimitExceeded:  # after so many calls the next question comes
+        except UsageLimitExceeded:  # after this many calls, the next question follows
             continue
     done(answer)
 

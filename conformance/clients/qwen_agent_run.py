@@ -1,4 +1,4 @@
-"""An agent of `qwen-agent`, which leaves calls to the API (`use_raw_api`)."""
+"""Runs an agent of `qwen-agent`, which leaves calls to the API (`use_raw_api`)."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""An agent of `semantic-kernel`, which drops the text of a reply that also has calls."""
+"""Runs an agent of `semantic-kernel`, which drops the text of a message that also contains calls."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A tool-calling agent of `smolagents`, which writes calls and results into its history as texts of its own."""
+"""Runs a tool-calling agent of `smolagents`, which writes calls and results to its history as its own texts."""
 
 import os
 

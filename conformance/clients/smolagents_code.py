@@ -1,4 +1,4 @@
-"""A code agent of `smolagents`, which appends the end of a block of code and what it ran to each reply."""
+"""Runs a code agent of `smolagents`, which appends the end of a code block and the executed code to each message."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""An agent of `strands-agents`, which streams: `chat`, `responses` or `messages`."""
+"""Runs an agent of `strands-agents` with streaming: `chat`, `responses` or `messages`."""
 
 import os
 import sys

@@ -1,1 +1,1 @@
-"""Real launchers on one Linux host, each with two machines, for `launch.py`; and what they share."""
+"""Real launchers on one Linux host for `launch.py`, each with two machines, and their shared code."""

@@ -1,4 +1,4 @@
-"""Processes of this host, and programs that are started and ended by their ids."""
+"""Finds processes of this host, and starts and ends programs by their process ids."""
 
 import contextlib
 import os
@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# In the environment of everything that a check starts: what is left of it is found by this.
+# Environment variable of all processes that a check starts, by which remaining processes are found.
 MARK = "LEVADE_LAUNCH_CHECK"
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process as it was when it was looked at."""
+    """A snapshot of a process."""
 
     pid: int
     parent: int
@@ -27,7 +27,7 @@ class Process:
         return " ".join(self.words)
 
     def variable(self, name: str) -> str | None:
-        """Of its environment, as it was started with."""
+        """Returns a variable of the environment with which the process was started."""
         with contextlib.suppress(OSError):
             for entry in Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace").split("\0"):
                 if entry.startswith(f"{name}="):
@@ -40,7 +40,7 @@ class Process:
 
 
 def processes() -> Iterator[Process]:
-    """All that are alive; zombies and threads of the kernel have no command."""
+    """Returns all running processes. Zombies and kernel threads have no command line."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
@@ -51,7 +51,7 @@ def processes() -> Iterator[Process]:
 
 
 def below(roots: set[int]) -> list[Process]:
-    """Everything that these have started and that still hangs on them, itself not counted."""
+    """Returns all descendants of the given processes, without these."""
     alive, found = list(processes()), []
     while further := [one for one in alive if one.parent in roots and one not in found]:
         found += further
@@ -59,15 +59,15 @@ def below(roots: set[int]) -> list[Process]:
     return found
 
 
-def left_of(mark: str, folder: Path) -> list[Process]:
-    """Processes that a check has started, told by their environment or their command."""
+def left_of(mark: str, directory: Path) -> list[Process]:
+    """Returns the processes that a check has started, identified by environment or command line."""
     mine = os.getpid()
-    named = (one for one in processes() if one.variable(MARK) == mark or str(folder) in one.command)
+    named = (one for one in processes() if one.variable(MARK) == mark or str(directory) in one.command)
     return [one for one in named if one.pid != mine]
 
 
 def wait(what: str, holds: Callable[[], object], seconds: float) -> float:
-    """Waits until something holds; returns for how long."""
+    """Waits until a condition holds. Returns the waiting time."""
     start = time.monotonic()
     while not holds():
         if time.monotonic() - start > seconds:
@@ -77,22 +77,22 @@ def wait(what: str, holds: Callable[[], object], seconds: float) -> float:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Returns a port on which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 
 
 class Programs:
-    """Programs of a set-up, in the foreground, each with a log; they end in reverse order."""
+    """Foreground programs of a set-up, each with a log. They end in reverse order."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.folder = directory
         self.running: dict[str, subprocess.Popen] = {}
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, command: list[str], **variables: str) -> subprocess.Popen:
-        """Starts one, which may have been there before."""
-        # Python compiles what it imports once, not in each of dozens of processes.
+        """Starts a program, possibly again."""
+        # Lets Python cache bytecode, so that dozens of processes do not compile the same imports.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         with (self.folder / f"{name}.log").open("ab") as log:
             started = subprocess.Popen(
@@ -107,12 +107,12 @@ class Programs:
         return started
 
     def kill(self, name: str) -> None:
-        """Kill -9."""
+        """Kills a program with kill -9."""
         self.running[name].kill()
         self.running.pop(name).wait()
 
     def stop(self) -> None:
-        """Ends all in good order, within 20 seconds each."""
+        """Ends all programs gracefully, with 20 seconds for each."""
         for program in reversed(self.running.values()):
             program.terminate()
             try:
@@ -124,7 +124,7 @@ class Programs:
 
 
 def said(*command: str, **variables: str) -> str:
-    """What a program prints; it must end well within a minute."""
+    """Returns the output of a program, which must succeed within a minute."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **variables})
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")

@@ -1,4 +1,4 @@
-"""Ray: a head and a worker on this host, each with a processor."""
+"""Ray: a head and a worker on this host, with one processor each."""
 
 import json
 import signal
@@ -10,16 +10,16 @@ from .processes import MARK, Process, Programs, below, free_port, processes, wai
 
 
 class Ray:
-    """A cluster of two raylets. `program` is the `ray` of an environment that has ray[default]."""
+    """A cluster of two raylets. `program` is the `ray` of an environment with ray[default]."""
 
     needs = ()
     logs = ("ray.log",)
 
-    def __init__(self, folder: Path, mark: str, program: Path) -> None:
-        self.folder, self.program = folder / "ray", program
+    def __init__(self, directory: Path, mark: str, program: Path) -> None:
+        self.folder, self.program = directory / "ray", program
         self.programs = Programs(self.folder)
-        # Sockets lie below it, whose names may be 107 characters long.
-        self.session = folder / "r"
+        # Sockets are created below this directory, and their names are limited to 107 characters.
+        self.session = directory / "r"
         self.port, self.dashboard = free_port(), free_port()
         self.variables = {MARK: mark, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 
@@ -30,7 +30,7 @@ class Ray:
         self.worker()
 
     def worker(self) -> None:
-        """A node that joins."""
+        """Adds a node."""
         self._node("worker", f"--address=127.0.0.1:{self.port}")
         wait("two nodes", lambda: self._alive() == 2, 300)
 
@@ -57,17 +57,17 @@ class Ray:
         return ["--address", f"http://127.0.0.1:{self.dashboard}", "--ray-python", str(python)]
 
     def _of(self, name: str, text: str) -> list[Process]:
-        """Processes of a node with a text in their command."""
+        """Returns the processes of a node whose command line contains a text."""
         return [one for one in below({self.programs.running[name].pid}) if text in one.command]
 
     def kill_actor(self) -> None:
-        """The actor that holds the second machine dies."""
+        """Kills the actor that runs the second machine."""
         for actor in [one for one in processes() if one.command.startswith("ray::Machine")]:
             if any("cluster join" in one.command for one in below({actor.pid})):
                 actor.kill()
 
     def lose_node(self) -> None:
-        """The raylet of the second node dies, and another node joins after some seconds."""
+        """Kills the raylet of the second node, and adds another node after some seconds."""
         for raylet in self._of("worker", "raylet/raylet "):
             raylet.kill()
         self.programs.running.pop("worker").wait(60)
@@ -75,7 +75,7 @@ class Ray:
         self.worker()
 
     def silence(self) -> None:
-        """The dashboard, which is asked how the job is, stands still for longer than an answer may take."""
+        """Stops the dashboard, which reports the job's status, for longer than the response timeout."""
         dashboards = self._of("head", "dashboard/dashboard.py")
         for one in dashboards:
             one.kill(signal.SIGSTOP)
@@ -90,7 +90,7 @@ class Ray:
     def stop(self) -> None:
         own = {one.pid for one in below({program.pid for program in self.programs.running.values()})}
         self.programs.stop()
-        # They notice that their raylet is gone, and end; some take their time.
+        # Processes notice that their raylet has exited, and then end; some take longer.
         deadline = time.monotonic() + 15
         while (left := [one for one in processes() if one.pid in own]) and time.monotonic() < deadline:
             time.sleep(0.5)

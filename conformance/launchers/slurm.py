@@ -1,4 +1,4 @@
-"""Slurm as Debian has it, with munge: a controller and two nodes."""
+"""Slurm as packaged by Debian, with munge: a controller and two nodes."""
 
 import os
 import shutil
@@ -52,8 +52,8 @@ class Slurm:
     needs = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
     logs = ("slurm.log",)
 
-    def __init__(self, folder: Path, mark: str) -> None:
-        self.folder, self.mark = folder / "slurm", mark
+    def __init__(self, directory: Path, mark: str) -> None:
+        self.folder, self.mark = directory / "slurm", mark
         self.programs = Programs(self.folder)
         self.conf = self.folder / "slurm.conf"
         self.variables = {"SLURM_CONF": str(self.conf), MARK: mark}
@@ -104,18 +104,18 @@ class Slurm:
         return ["--sbatch", "partition=main", "--sbatch", "mem=1500"]
 
     def job(self) -> str:
-        """The number of the job in the usual partition."""
+        """Returns the number of the job in the default partition."""
         return said("squeue", "-h", "-p", "main", "-o", "%A", **self.variables).split()[0]
 
     def state(self) -> str:
         return said("squeue", "-h", "-p", "main", "-o", "%T", **self.variables).strip()
 
     def requeue(self) -> None:
-        """A job is put back by hand."""
+        """Requeues the job manually."""
         said("scontrol", "requeue", self.job(), **self.variables)
 
     def preempt(self) -> None:
-        """Another job takes both nodes, with more right to them, for some seconds."""
+        """Lets a job with higher priority take both nodes for some seconds."""
         script = self.folder / "urgent.sh"
         script.write_text("#!/bin/sh\nsleep 5\n")
         command = ["sbatch", "-p", "urgent", "-N2", "--exclusive", "--mem=1500", f"--output={self.folder}/urgent.log"]
@@ -127,7 +127,7 @@ class Slurm:
         return said("squeue", "-h", "-p", "urgent", "-o", "%T", **self.variables).strip()
 
     def lose_node(self) -> None:
-        """The second node dies with all that runs there, and comes back after some seconds."""
+        """Kills the second node with all its processes, and restarts it after some seconds."""
         daemon = self.programs.running["n2"].pid
         gone = [one for one in processes() if one.variable("SLURMD_NODENAME") == "n2"]
         above = {one.parent for one in gone}
@@ -140,7 +140,7 @@ class Slurm:
         self.node("n2")
 
     def restart_controller(self) -> None:
-        """Nobody answers for some seconds."""
+        """Stops the controller for some seconds."""
         self.programs.kill("slurmctld")
         time.sleep(10)
         self.controller()

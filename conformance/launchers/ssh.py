@@ -23,20 +23,20 @@ PermitRootLogin yes
 
 
 class Ssh:
-    """Hosts 1 and 2 of a network of their own; this one is 254."""
+    """Hosts 1 and 2 of a separate network, in which this host is 254."""
 
     needs = ("ssh", "/usr/sbin/sshd", "ip", "ssh-keygen")
     logs = ()
 
-    def __init__(self, folder: Path, mark: str) -> None:
-        self.folder, self.variables = folder / "ssh", {MARK: mark}
+    def __init__(self, directory: Path, mark: str) -> None:
+        self.folder, self.variables = directory / "ssh", {MARK: mark}
         self.programs = Programs(self.folder)
         self.hosts = {f"levade-{number}": f"{NET}.{number}" for number in (1, 2)}
 
     def start(self) -> None:
         for key in ("host", "user"):
             said("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / key))
-        # Where sshd keeps the folder that it locks its children into.
+        # The directory into which sshd locks its children.
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         said("ip", "link", "add", BRIDGE, "type", "bridge")
         said("ip", "address", "add", f"{NET}.254/24", "dev", BRIDGE)
@@ -54,7 +54,7 @@ class Ssh:
             self.host(name)
 
     def host(self, name: str) -> None:
-        """Its sshd; a host that is started again has a new one."""
+        """Starts a host's sshd. A restarted host gets a new one."""
         sshd = ["/usr/sbin/sshd", "-D", "-e", "-f", str(self.folder / f"{name}.conf")]
         self.programs.start(name, ["ip", "netns", "exec", name, *sshd], **self.variables)
         wait(f"sshd of {name}", lambda: self._answers(name), 30)
@@ -73,13 +73,13 @@ class Ssh:
         return hosts + [f"--ssh-arg={word}" for word in self._ssh_args()]
 
     def break_line(self) -> None:
-        """The ssh that holds the second host's part dies here."""
+        """Kills the local ssh process that runs the second host's part."""
         for one in processes():
             if one.words[0] == "ssh" and f"root@{NET}.2" in one.words:
                 one.kill()
 
     def lose_host(self) -> None:
-        """The second host dies with all that runs there, and comes back after some seconds."""
+        """Kills all processes of the second host, and restarts it after some seconds."""
         name = "levade-2"
         for pid in said("ip", "netns", "pids", name).split():
             for one in processes():
@@ -90,7 +90,7 @@ class Ssh:
         self.host(name)
 
     def cut_off(self) -> None:
-        """The cable of the second host is out for a minute."""
+        """Disconnects the second host's network for a minute."""
         said("ip", "link", "set", "levade-v2", "down")
         time.sleep(60)
         said("ip", "link", "set", "levade-v2", "up")

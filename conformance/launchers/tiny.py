@@ -1,4 +1,4 @@
-"""A model of a few ten thousand random weights, with a token for each byte and ChatML, and a recipe that trains it on two machines."""
+"""A model of a few ten thousand random weights, with a byte-level tokenizer and ChatML, and a recipe for two machines."""
 
 from pathlib import Path
 
@@ -67,7 +67,7 @@ start_seconds = 240
 call_seconds = 120
 restarts = 9
 """
-# A step takes a second, so that a run is still there when something happens to it.
+# A step takes a second, so that the run still exists when it is disturbed.
 SCORE = """
 import time
 import zlib
@@ -78,8 +78,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def make_model(folder: Path) -> None:
-    """Writes it in the layout of Hugging Face."""
+def make_model(directory: Path) -> None:
+    """Writes the model in the Hugging Face layout."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -88,7 +88,7 @@ def make_model(folder: Path) -> None:
     chat = PreTrainedTokenizerFast(
         tokenizer_object=byte_level(tuple(SPECIAL)), eos_token="<|im_end|>", chat_template=TEMPLATE
     )
-    chat.save_pretrained(folder)
+    chat.save_pretrained(directory)
     ids = chat.convert_tokens_to_ids(SPECIAL)
     torch.manual_seed(1)
     config = LlamaConfig(
@@ -104,4 +104,4 @@ def make_model(folder: Path) -> None:
         eos_token_id=[ids[2], ids[0]],
         initializer_range=0.1,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(config).save_pretrained(directory)

@@ -1,4 +1,4 @@
-"""What tests share: the vectors that Levade's own code wrote (`crates/rl/examples/loss_vectors.rs`)."""
+"""Fixtures: the vectors that Levade's own code wrote (`crates/rl/examples/loss_vectors.rs`)."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ def vectors() -> dict:
 
 
 def terms_of(terms: list[dict]) -> Terms:
-    """Terms as Levade writes them in JSON, as columns."""
+    """Converts terms from Levade's JSON form to columns."""
 
     def column(name: str) -> np.ndarray:
         kind = {"path": np.int64, "age": np.int64, "version": np.int64, "marked": bool}.get(name, np.float32)

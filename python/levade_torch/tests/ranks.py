@@ -1,6 +1,4 @@
-"""Ranks of a group that tests ask for verbs: processes of this machine, which hold tiny learners as those of
-a real group do.
-"""
+"""Runs ranks of a group for tests: local processes with tiny learners, which execute verbs as in a real group."""
 
 import multiprocessing
 import os
@@ -35,8 +33,8 @@ VALUES = {"policy": {"value": {"clip": None}}, "kl": None, "entropy": 0.0, "inte
 ABSENT = ("value", "behaviour", "proximal", "reference", "path_log_ratio", "correction")
 
 
-def make_model(folder: Path) -> Path:
-    """A small model whose head is tied, in a folder."""
+def make_model(directory: Path) -> Path:
+    """Creates a small model with a tied head in a directory."""
     torch.manual_seed(1)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -49,12 +47,12 @@ def make_model(folder: Path) -> Path:
         initializer_range=0.3,
         tie_word_embeddings=True,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
 
 
 def path_arrays(paths: list[list[int]], seed: int = 0) -> dict[str, np.ndarray]:
-    """The body of `train`: paths whose tokens but the first are all targets, with values to reach."""
+    """Creates the body of `train`: all tokens of each sequence except the first are targets, with random returns."""
     counts = np.array([len(path) - 1 for path in paths])
     total = int(counts.sum())
     returns = np.random.default_rng(seed).normal(size=total).astype(np.float32)
@@ -74,12 +72,12 @@ def path_arrays(paths: list[list[int]], seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def merged(paths: list[list[int]], seed: int = 0) -> TreeBatch:
-    """The same paths as a tree batch."""
+    """Creates a tree batch of the same sequences."""
     return merge(Paths.read(path_arrays(paths, seed)), list(range(len(paths))))
 
 
 def batch_arrays(batch: TreeBatch) -> dict[str, np.ndarray]:
-    """The body of verbs on a batch."""
+    """Creates the body of verbs that take a batch."""
     names = ("tokens", "position", "subtree_end", "target_token", "predictor", "temperature", "first_term")
     columns = ("path", "weight", "advantage", "returns", *ABSENT, "age", "version")
     arrays = {name: getattr(batch, name) for name in names} | {"terms": batch.term_count}
@@ -88,7 +86,7 @@ def batch_arrays(batch: TreeBatch) -> dict[str, np.ndarray]:
 
 
 class Rank:
-    """One rank of a group. All ranks ask for the same verbs in the same order."""
+    """One rank of a group. All ranks call the same verbs in the same order."""
 
     def __init__(self, options: Options, group: Group) -> None:
         self.group, self.progress = group, []
@@ -104,9 +102,8 @@ class Rank:
         return self.host.options.run_root
 
     def ask(self, verb: str, control=None, arrays=None, of: str = "policy") -> tuple[dict, dict] | None:
-        """JSON and arrays of a verb's answer on rank 0.
-
-        Raises the error that all ranks agree on.
+        """Executes a verb, and returns JSON and arrays of its response on rank 0. Raises the error on which all ranks
+        agree.
         """
         reply, error = self.worker._perform(of, verb, wire.pack(control or {}, arrays))
         if error:
@@ -114,32 +111,32 @@ class Rank:
         return wire.unpack(reply) if reply else None
 
     def train(self, paths: list[list[int]], of: str = "policy") -> dict | None:
-        """An update whose paths go to the ranks in turn; what rank 0 was told."""
+        """Runs an update whose sequences go to the ranks in turn. Returns rank 0's response."""
         world = self.host.ranks.shape.data
-        batches = [{"rank": place % world, "paths": [place]} for place in range(len(paths))]
+        batches = [{"rank": index % world, "paths": [index]} for index in range(len(paths))]
         loss = VALUES if of == "critic" else IMITATION
         control = {"loss": loss, "params": ADAM, "cut": {"world_size": world, "micro_batches": batches}}
-        told = self.ask("train", control, path_arrays(paths), of)
-        return told and told[0]
+        response = self.ask("train", control, path_arrays(paths), of)
+        return response and response[0]
 
     def save(self, name: str, of: str = "policy") -> dict[str, bytes]:
-        """The files of a checkpoint with the optimiser's state."""
-        folder = self.root / name
+        """Returns the files of a checkpoint with optimizer state."""
+        directory = self.root / name
         if not self.group.rank:
-            folder.mkdir(exist_ok=True)
+            directory.mkdir(exist_ok=True)
         dist.barrier(self.group.control)
-        self.ask("save", {"folder": str(folder), "with_optimiser": True}, of=of)
-        return contents(folder)
+        self.ask("save", {"folder": str(directory), "with_optimiser": True}, of=of)
+        return contents(directory)
 
     def publish(self, version: int, of: str = "policy") -> dict[str, bytes]:
-        """The files of a publication."""
+        """Returns the files of a publication."""
         self.ask("publish", {"version": version}, of=of)
         return contents(self.root / "published" / of / f"v{version}")
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Files by their names."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+def contents(directory: Path) -> dict[str, bytes]:
+    """Returns the contents of files by name."""
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
 def _life(number: int, variables: dict[str, str], arguments: list[str], work: Callable, given: tuple, pipe) -> None:
@@ -152,31 +149,33 @@ def _life(number: int, variables: dict[str, str], arguments: list[str], work: Ca
     except BaseException:
         pipe.send((False, traceback.format_exc()))
     finally:
-        # Threads of autograd and of the group would hold up the end.
+        # Skips cleanup, since threads of autograd and of the group would delay the exit.
         os._exit(0)
 
 
-def run(world: int, work: Callable, folder: Path, *given, seconds: float = 240.0, **options) -> list:
-    """Results of `work(rank, *given)` on every rank of a group of `world`, whose root is `folder/run`, with
-    more options of the command line. The model lies in `folder/model`, and is made where there is none.
-    Skips the test where transformers is too old for the options.
+def run(world: int, work: Callable, directory: Path, *given, seconds: float = 240.0, **options) -> list:
+    """Runs `work(rank, *given)` on every rank of a group of size `world`, and returns the results.
+
+    The root of the run is `directory/run`; `options` become command-line options. The model is in `directory/model`, and is
+    created if it does not exist. Skips the test if transformers is too old for the options.
     """
     splits = [name for name in ("tp", "ep", "pp") if options.get(name, 1) > 1]
     if splits and not COMBINES_SPLITS:
         pytest.skip(f"transformers {transformers.__version__} does not combine --{splits[0]} with FSDP2")
-    (folder / "run").mkdir(exist_ok=True)
-    (folder / "token").write_text("of the tests, long enough")
-    if "model" not in options and not (folder / "model").exists():
-        make_model(folder / "model")
-    options = {"model": folder / "model", "dtype": "f32", "export_dtype": "f32", "device": "cpu"} | options
-    options |= {"run_root": folder / "run", "token_file": folder / "token"}
+    (directory / "run").mkdir(exist_ok=True)
+    (directory / "token").write_text("of the tests, long enough")
+    if "model" not in options and not (directory / "model").exists():
+        make_model(directory / "model")
+    options = {"model": directory / "model", "dtype": "f32", "export_dtype": "f32", "device": "cpu"} | options
+    options |= {"run_root": directory / "run", "token_file": directory / "token"}
     arguments = ["--no-probe"]
     for name, value in options.items():
         arguments += [f"--{name.replace('_', '-')}", str(value)]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     variables = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    # Forks of a process that has used no autograd, whose threads do not survive that: other tests here have.
+    # Forks from a process that has not used autograd: its threads do not survive a fork, and other tests use autograd
+    # here.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ranks"])
     pipes = [context.Pipe() for _ in range(world)]
@@ -186,7 +185,7 @@ def run(world: int, work: Callable, folder: Path, *given, seconds: float = 240.0
     until, found = time.monotonic() + seconds, []
     for number, (ours, _) in enumerate(pipes):
         assert ours.poll(max(0.0, until - time.monotonic())), f"rank {number} did not come to its end"
-        well, told = ours.recv()
-        assert well, told
-        found.append(told)
+        well, response = ours.recv()
+        assert well, response
+        found.append(response)
     return found

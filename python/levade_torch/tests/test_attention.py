@@ -1,4 +1,4 @@
-"""Who sees whom, by dense masks and by blocks, with windows, and split over ranks."""
+"""Checks attention visibility with dense masks and in blocks, with windows, and split over ranks."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from levade_torch.batch import TreeBatch
 from levade_torch.head import Rows, predictions
 from levade_torch.layout import Context, Layout
 
-# Two trees: a trunk of three with branches of two and three tokens, and two tokens.
+# Two trees: a trunk of three tokens with branches of two and three tokens, and a sequence of two tokens.
 BATCH = TreeBatch(
     np.arange(10),
     np.array([0, 1, 2, 3, 4, 3, 4, 5, 0, 1]),
@@ -29,7 +29,7 @@ def layout(context: Context | None = None) -> Layout:
 
 
 def seen(window: int | None) -> torch.Tensor:
-    """Who sees whom, from the paths."""
+    """Computes the visibility mask from the sequences."""
     mask = torch.zeros(10, 10, dtype=torch.bool)
     for path in PATHS:
         for at, q in enumerate(path):
@@ -38,36 +38,36 @@ def seen(window: int | None) -> torch.Tensor:
     return mask
 
 
-# Sizes of blocks: the least and the most tokens of a part, and the rows of a block.
+# Block sizes: minimum and maximum tokens of a part, and rows of a block.
 SIZES = [(1, 1, 1), (1, 256, 1), (2, 3, 2), (3, 256, 4), (32, 256, 128)]
 
 
 @pytest.fixture(params=SIZES)
 def sizes(request, monkeypatch):
-    """Small blocks, so that a small batch has several."""
+    """Uses small blocks, so that a small batch has several."""
     for name, size in zip(("LEAST", "MOST", "ROWS"), request.param, strict=True):
         monkeypatch.setattr(blocks, name, size)
 
 
 def shown(found: blocks.Blocks) -> torch.Tensor:
-    """Mask of all rows and columns, from the masks of blocks."""
+    """Assembles the mask of all rows and columns from the masks of blocks."""
     bounds = np.cumsum([0, *found.parts])
     mask, first = torch.zeros(sum(found.rows), sum(found.parts), dtype=torch.bool), 0
     for rows, columns, seen in zip(found.rows, found.columns, found.masks, strict=True):
-        places = np.concatenate([np.arange(bounds[part], bounds[part + 1]) for part in columns])
-        mask[first : first + rows, places] = seen
+        indices = np.concatenate([np.arange(bounds[part], bounds[part + 1]) for part in columns])
+        mask[first : first + rows, indices] = seen
         first += rows
     return mask
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 4])
 @pytest.mark.usefixtures("sizes")
-def test_tokens_see_their_path(window):
+def test_tokens_see_their_ancestors(window):
     assert (shown(layout().dense(window)) == seen(window)).all()
 
 
-def test_branches_leave_out_their_siblings_and_paths_what_comes_after():
-    # A trunk of 100 with branches of 200 and 300, and a path of 600.
+def test_blocks_skip_siblings_and_later_tokens():
+    # A trunk of 100 tokens with branches of 200 and 300, and a sequence of 600.
     end = torch.tensor([600] * 100 + [300] * 200 + [600] * 300 + [1200] * 600)
     found = Layout(torch.zeros(1200), torch.zeros(1200), 0, end, torch.arange(1200), Context(), False).dense(None)
     assert found.parts == [100, 200, 256, 44, 256, 256, 88]
@@ -76,7 +76,7 @@ def test_branches_leave_out_their_siblings_and_paths_what_comes_after():
 
 
 @pytest.mark.parametrize("window", [None, 2])
-def test_blocks_are_the_same_mask(window):
+def test_blocks_match_dense_mask(window):
     from torch.nn.attention.flex_attention import create_mask
 
     found = create_mask(layout().block_mask(window).mask_mod, None, None, 10, 10, device="cpu")
@@ -84,7 +84,7 @@ def test_blocks_are_the_same_mask(window):
 
 
 @pytest.mark.usefixtures("sizes")
-def test_ranks_of_a_context_see_what_one_sees():
+def test_context_ranks_match_single_rank():
     wanted = torch.eye(12, dtype=torch.bool)
     wanted[:10, :10] = seen(None)
     for rank in range(4):
@@ -92,7 +92,7 @@ def test_ranks_of_a_context_see_what_one_sees():
 
 
 @pytest.mark.usefixtures("sizes")
-def test_attention_in_blocks_is_dense_attention():
+def test_block_attention_matches_dense_attention():
     from torch.nn.attention.flex_attention import flex_attention
 
     torch.manual_seed(0)
@@ -103,7 +103,7 @@ def test_attention_in_blocks_is_dense_attention():
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 100])
-def test_rows_of_the_head_are_shared_by_targets_of_one_temperature(chunk):
+def test_targets_of_one_temperature_share_head_row(chunk):
     torch.manual_seed(0)
     head, hidden = torch.nn.Linear(8, 10, bias=False), torch.randn(10, 8, requires_grad=True)
     rows = Rows.of(BATCH, layout())
@@ -123,7 +123,7 @@ def test_rows_of_the_head_are_shared_by_targets_of_one_temperature(chunk):
         assert (a - b).abs().max() < 1e-6
 
 
-def test_a_rank_without_targets_has_gradients_of_the_head():
+def test_rank_without_targets_has_head_gradients():
     head, hidden = torch.nn.Linear(8, 10, bias=False), torch.randn(10, 8, requires_grad=True)
     none = TreeBatch(BATCH.tokens, BATCH.position, BATCH.subtree_end)
     found = predictions(head, hidden, Rows.of(none, layout()), 4, False)

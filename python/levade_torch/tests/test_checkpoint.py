@@ -1,4 +1,4 @@
-"""What lies in a folder is held against the model before anything of it is replaced."""
+"""Checks that a checkpoint is compared with the model before anything is replaced."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def critic() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("file", [checkpoint.HEAD, checkpoint.WEIGHTS])
-def test_tensors_of_another_shape_are_found_by_the_check(tmp_path, file):
+def test_checkpoint_check_rejects_other_shapes(tmp_path, file):
     model = critic()
     model.config.save_pretrained(tmp_path)
     save_file({"embedding.weight": torch.zeros(5, 8)}, tmp_path / checkpoint.WEIGHTS)

@@ -1,4 +1,4 @@
-"""Where processes of a group listen, and how long they wait for each other."""
+"""Checks on which address processes of a group listen, and how long they wait for each other."""
 
 import multiprocessing
 import socket
@@ -15,31 +15,31 @@ from levade_torch.mesh import limit_waits
 WAIT, ABSENT = 2.0, 12.0
 
 
-def test_this_machine_is_reached_by_its_loopback():
+def test_interface_towards_localhost_is_loopback():
     assert interface_towards("127.0.0.1") in {name for _, name in socket.if_nameindex()}
 
 
-def test_an_address_that_is_none_leads_nowhere():
+def test_interface_towards_invalid_address_is_none():
     assert interface_towards("no.such.host.invalid") is None
 
 
-def rank(number: int, folder: str, found) -> None:
-    """Waits in a group of a mesh for the other rank, which never comes."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", world_size=2, rank=number)
+def rank(number: int, directory: str, found) -> None:
+    """Waits in a mesh's group for the other rank, which never joins."""
+    dist.init_process_group("gloo", init_method=f"file://{directory}/meet", world_size=2, rank=number)
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("fsdp", "tp"))
     limit_waits(timedelta(seconds=WAIT))
     if number:
         time.sleep(ABSENT)
         return
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         dist.all_reduce(torch.ones(1), group=mesh.get_group("fsdp"))
         found.put(None)
     except RuntimeError:
-        found.put(time.monotonic() - begun)
+        found.put(time.monotonic() - started)
 
 
-def test_a_rank_that_does_not_come_is_waited_for_no_longer_in_a_mesh_than_elsewhere(tmp_path):
+def test_mesh_group_wait_respects_timeout(tmp_path):
     context = multiprocessing.get_context("spawn")
     found = context.Queue()
     ranks = [context.Process(target=rank, args=(number, str(tmp_path), found), daemon=True) for number in range(2)]

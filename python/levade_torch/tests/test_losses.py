@@ -1,4 +1,4 @@
-"""Every loss against Levade's own formulas, at random terms, some of them far out."""
+"""Compares every loss with Levade's own formulas, at random terms that include extreme values."""
 
 import copy
 
@@ -15,7 +15,7 @@ from levade_torch.sums import Sums
 NUMBERS = ("loss", "slope", "ratio", "log_ratio", "clipped", "dual", "dropped", "kl")
 
 
-def test_every_loss_is_what_levade_computes(vectors):
+def test_losses_match_levade_vectors(vectors):
     terms = terms_of([point["term"] for point in vectors["points"]])
     at = torch.tensor([point["at"] for point in vectors["points"]], dtype=torch.float32)
     names = set()
@@ -30,10 +30,10 @@ def test_every_loss_is_what_levade_computes(vectors):
     assert names == set(POLICIES)
 
 
-def test_numbers_and_names_that_are_wrong_are_refused():
+def test_loss_rejects_invalid_numbers_and_names():
     clip = {"policy": {"clip": {"low": 0.2, "high": 0.2}}}
     assert Loss.parse(clip).options == {"low": 0.2, "high": 0.2}
-    for wrong, said in [
+    for wrong, message in [
         ({"policy": "ppo"}, "not known"),
         ({"policy": {"clip": {"low": 0.2}}}, "lacks high"),
         ({"policy": {"clip": {"low": 0.2, "high": 0.2, "lo": 1}}}, "no option lo"),
@@ -42,11 +42,11 @@ def test_numbers_and_names_that_are_wrong_are_refused():
         ({"policy": {"value": {"clip": None}}, "entropy": 0.1}, "entropy"),
         ("clip", "no object"),
     ]:
-        with pytest.raises(VerbError, match=said):
+        with pytest.raises(VerbError, match=message):
             Loss.parse(wrong)
 
 
-def test_options_that_are_missing_or_no_numbers_are_found_before_anything_is_done():
+def test_loss_check_rejects_invalid_nested_options():
     clip = {"low": 0.2, "high": 0.2}
     bound = {"clamp": {"low": 0.5, "high": 2.0}}
     fine = {"policy": {"clip": clip | {"keep": {"below": 0.5, "above": 0.5}, "trust": {}}}}
@@ -68,22 +68,22 @@ def test_options_that_are_missing_or_no_numbers_are_found_before_anything_is_don
             Loss.parse(wrong).check(Terms.empty())
 
 
-def test_terms_that_lack_something_are_named(vectors):
+def test_loss_check_names_incomplete_term(vectors):
     full = vectors["points"][0]["term"] | {"behaviour": -1.0, "reference": -1.0, "path_log_ratio": 0.0, "path": 7}
     clip, kl = {"clip": {"low": 0.2, "high": 0.2}}, {"estimator": "k3", "coefficient": 0.1}
     Loss.parse({"policy": clip, "kl": kl}).check(terms_of([full]))
-    for loss, lacking, said in [
+    for loss, lacking, message in [
         ({"policy": clip}, {"behaviour": None, "proximal": None}, "path 7. lacks a behaviour"),
         ({"policy": clip, "kl": kl}, {"reference": None}, "a reference"),
         ({"policy": {"gspo": {"low": 0.2, "high": 0.2}}}, {"path_log_ratio": None}, "log-ratio of its path"),
         ({"policy": {"value": {"clip": 0.2}}}, {"value": None}, "the value before"),
         ({"policy": "reinforce"}, {"weight": float("inf")}, "a finite weight"),
     ]:
-        with pytest.raises(VerbError, match=said):
+        with pytest.raises(VerbError, match=message):
             Loss.parse(loss).check(terms_of([full, full | lacking]))
 
 
-def test_sums_count_as_levade_counts(vectors):
+def test_sums_match_levade_counts(vectors):
     base = vectors["points"][0]["term"] | {"proximal": None, "reference": None, "correction": None, "advantage": 1.0}
     at = torch.tensor([-1.0, -1.0, -1.0, -2.0])
     terms = [
@@ -93,7 +93,7 @@ def test_sums_count_as_levade_counts(vectors):
     terms = terms_of(terms)
     sums = Sums()
     sums.add_terms(terms, at, torch.full((4,), 2.0), Loss.parse({"policy": "importance_sampling"}).evaluate(at, terms))
-    # Bits are compared at age 0, whatever the weight; all else counts terms with a weight.
+    # Mismatched bits count at age 0 with any weight; all other counts include only terms with a weight.
     assert (sums.mismatched, sums.max_mismatch, sums.terms, sums.behaviour_terms) == (2, 0.5, 3, 3)
     ratio = float(np.exp(0.5))
     assert sums.loss == pytest.approx(-(0.5 + 0.5 * ratio)) and sums.ratio == pytest.approx(1 + 2 * ratio)

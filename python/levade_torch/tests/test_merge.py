@@ -1,4 +1,4 @@
-"""Merging against Levade's own, and batches that do not fit together."""
+"""Compares merging with Levade's own code, and checks that inconsistent batches are rejected."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def paths_of(paths: list[dict]) -> Paths:
     )
 
 
-def test_merged_batches_are_those_of_levade(vectors):
+def test_merge_matches_levade_batches(vectors):
     for case in vectors["merged"]:
         found = merge(paths_of(case["paths"]), list(range(len(case["paths"]))))
         wanted = case["merged"]
@@ -81,9 +81,9 @@ def golden() -> TreeBatch:
     )
 
 
-def test_what_does_not_fit_together_is_found():
+def test_batch_check_rejects_inconsistent_arrays():
     golden().check()
-    for field, at, value, said in [
+    for field, at, value, message in [
         ("subtree_end", 3, 9, "subtree_end.3. is 9; it must be 4 to 8"),
         ("subtree_end", 0, 11, "subtree_end.0. is 11"),
         ("position", 5, 5, "position.5. is 5, but the path has 3"),
@@ -96,7 +96,7 @@ def test_what_does_not_fit_together_is_found():
     ]:
         batch = golden()
         getattr(batch, field)[at] = value
-        with pytest.raises(VerbError, match=said):
+        with pytest.raises(VerbError, match=message):
             batch.check()
     with pytest.raises(VerbError, match="token 9 has the id 10"):
         golden().check_fits(10, 99)
@@ -104,7 +104,7 @@ def test_what_does_not_fit_together_is_found():
         golden().check_fits(99, 5)
 
 
-def test_whole_trees_are_taken_with_their_targets():
+def test_take_keeps_targets_of_complete_trees():
     batch = merge(
         Paths(
             [np.array([1, 2, 3]), np.array([1, 2, 4]), np.array([5, 6])],
@@ -116,8 +116,8 @@ def test_whole_trees_are_taken_with_their_targets():
         [0, 1, 2],
     )
     assert batch.branches().tolist() == [0, 2, 3, 4, 6]
-    part, places = batch.take(4, 6)
-    assert part.tokens.tolist() == [5, 6] and part.subtree_end.tolist() == [2, 2] and places.tolist() == [3]
+    part, indices = batch.take(4, 6)
+    assert part.tokens.tolist() == [5, 6] and part.subtree_end.tolist() == [2, 2] and indices.tolist() == [3]
     assert (part.target_token.tolist(), part.predictor.tolist(), part.term_index.tolist()) == ([1], [0], [3])
-    first, places = batch.take(0, 4)
-    assert first.target_token.tolist() == [1, 2, 3] and places.tolist() == [0, 1, 2]
+    first, indices = batch.take(0, 4)
+    assert first.target_token.tolist() == [1, 2, 3] and indices.tolist() == [0, 1, 2]

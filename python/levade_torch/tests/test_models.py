@@ -1,4 +1,4 @@
-"""What a group starts with, and what it tells of itself."""
+"""Checks which models a group accepts, and what it reports in `describe`."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from levade_torch.model import check_config
 from ranks import Rank, run
 
 
-def test_a_model_with_more_than_text_is_refused_and_its_text_model_is_not(tmp_path):
+def test_multimodal_model_is_rejected_and_text_model_accepted(tmp_path):
     text = Gemma3TextConfig(hidden_size=8, num_hidden_layers=2)
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
     Gemma3Config(text_config=text).save_pretrained(tmp_path)
@@ -27,10 +27,10 @@ def describes(rank: Rank) -> dict:
     return rank.host.describe()
 
 
-def test_a_group_tells_the_types_that_it_computes_and_publishes_in_and_its_adapter(tmp_path):
+def test_describe_reports_dtypes_and_adapter(tmp_path):
     pytest.importorskip("peft")
     adapter = {"lora_rank": 2, "lora_alpha": 6.0, "lora_targets": "q_proj,v_proj"}
-    (told,) = run(1, describes, tmp_path, export_dtype="bf16", reference=tmp_path / "model", **adapter)
-    assert (told["dtype"], told["export_dtype"]) == ("f32", "bf16")
-    assert told["learners"]["policy"]["lora"] == {"rank": 2, "alpha": 6.0, "targets": ("q_proj", "v_proj")}
-    assert told["learners"]["reference"]["lora"] is None
+    (description,) = run(1, describes, tmp_path, export_dtype="bf16", reference=tmp_path / "model", **adapter)
+    assert (description["dtype"], description["export_dtype"]) == ("f32", "bf16")
+    assert description["learners"]["policy"]["lora"] == {"rank": 2, "alpha": 6.0, "targets": ("q_proj", "v_proj")}
+    assert description["learners"]["reference"]["lora"] is None

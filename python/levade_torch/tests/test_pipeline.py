@@ -1,6 +1,4 @@
-"""Stages of a pipeline: how layers are divided, in which order stages work, for any number of micro-batches, and how they tell
-each other what they found.
-"""
+"""Checks pipeline stages: division of layers, order of passes, and communication, for any number of micro-batches."""
 
 import multiprocessing
 import os
@@ -22,13 +20,13 @@ SIZES, BATCHES = range(1, 6), range(9)
 
 
 def layers(stage: int, size: int, count: int) -> range:
-    """What transformers keeps on a stage."""
+    """Returns the layers that transformers keeps on a stage."""
     return range(*PipelineStage.layer_range_for_rank(SimpleNamespace(pp_size=size), stage, count))
 
 
 @pytest.mark.skipif(not COMBINES_SPLITS, reason="this version of transformers is refused with --pp, and cuts otherwise")
 @pytest.mark.parametrize("size", SIZES)
-def test_stages_hold_equal_runs_of_all_layers_and_the_first_hold_what_is_left_over(size):
+def test_stages_split_layers_evenly_remainder_first(size):
     for count in range(size, 20):
         runs = [layers(stage, size, count) for stage in range(size)]
         assert [layer for run in runs for layer in run] == list(range(count))
@@ -38,7 +36,7 @@ def test_stages_hold_equal_runs_of_all_layers_and_the_first_hold_what_is_left_ov
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("batches", BATCHES)
-def test_every_stage_passes_over_every_micro_batch_once_in_each_direction(size, batches):
+def test_stage_runs_each_micro_batch_forward_and_backward_once(size, batches):
     for stage in range(size):
         passes = list(order(batches, size, stage))
         for way in (FORWARD, BACKWARD):
@@ -48,9 +46,9 @@ def test_every_stage_passes_over_every_micro_batch_once_in_each_direction(size, 
 
 
 def run(size: int, batches: int) -> int:
-    """Lets all stages work on what has arrived until they are done; returns in how many ticks, of a pass each.
+    """Simulates all stages until they finish. Returns the number of ticks; a pass takes one tick.
 
-    Sending waits for nobody, as in `Way`.
+    Sending never blocks, as in `Way`.
     """
     passes = [list(order(batches, size, stage)) for stage in range(size)]
     done: list[set] = [set() for _ in range(size)]
@@ -73,24 +71,28 @@ def run(size: int, batches: int) -> int:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("batches", BATCHES)
-def test_stages_never_wait_for_each_other_in_a_circle_and_work_at_once(size, batches):
+def test_schedule_has_no_deadlock_and_overlaps_stages(size, batches):
     assert run(size, batches) == (2 * (batches + size - 1) if batches else 0)
 
 
 class Rendezvous:
-    """A stage whose tensors move as with NCCL: one after the other in each direction, and only when both sides have come to it.
-    Passes are computed in their order, and send without waiting, but for the tensor that is `size` before.
+    """A stage whose tensors move as with NCCL: sequentially in each direction, and only when both sides have reached
+    them.
+
+    Passes are computed in order. A send waits only for the tensor that was sent `size` sends before.
     """
 
     def __init__(self, batches: int, size: int, stage: int) -> None:
         self.passes = list(order(batches, size, stage))
-        # What is to move in each direction: (who sends, number), in the order in which it is asked for.
+        # Transfers in each direction as (sender, number), in the order of their requests.
         self.ways: dict[str, list] = {FORWARD: [], BACKWARD: []}
         self.asked, self.arrived, self.sent = False, set(), {FORWARD: 0, BACKWARD: 0}
         self.size, self.stage, self.waits = size, stage, {FORWARD: 0, BACKWARD: 0}
 
     def advance(self) -> bool:
-        """Asks for what the next pass needs, or computes it once that is there. Whether anything has changed."""
+        """Requests the inputs of the next pass, or computes the pass if they have arrived. Returns whether anything
+        changed.
+        """
         if not self.passes:
             return False
         what, number = self.passes[0]
@@ -115,7 +117,7 @@ class Rendezvous:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("batches", BATCHES)
-def test_stages_come_to_their_end_where_tensors_move_only_when_both_sides_ask_for_them(size, batches):
+def test_schedule_finishes_with_rendezvous_transfers(size, batches):
     stages = [Rendezvous(batches, size, stage) for stage in range(size)]
     while any(stage.passes or any(stage.ways.values()) for stage in stages):
         changed = sum(stage.advance() for stage in stages) > 0
@@ -131,7 +133,7 @@ def test_stages_come_to_their_end_where_tensors_move_only_when_both_sides_ask_fo
 
 
 def work(rank: int, size: int, meeting: str, batches: int, seconds: float, pipe) -> None:
-    """A process that is one stage: it multiplies by a weight of its own, and every pass takes so many seconds, which it notes."""
+    """Runs one stage in its own process. It multiplies by its own weight; every pass takes `seconds` and is recorded."""
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     pipeline = Pipeline.of(size, size, rank, 60.0)
     weight = torch.tensor(float(rank + 2), requires_grad=True)
@@ -139,13 +141,13 @@ def work(rank: int, size: int, meeting: str, batches: int, seconds: float, pipe)
     under_way, spans = {}, []
 
     def take_time() -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         time.sleep(seconds)
-        spans.append((begun, time.monotonic()))
+        spans.append((started, time.monotonic()))
 
     for what, number in order(batches, size, rank):
         if what == FORWARD:
-            # Micro-batches have sizes of their own.
+            # Micro-batches have different sizes.
             given = pipeline.states(number + 1, 3, torch.float32, torch.device("cpu"))
             states = torch.full((number + 1, 3), float(number)) if given is None else given.requires_grad_()
             take_time()
@@ -172,14 +174,15 @@ def work(rank: int, size: int, meeting: str, batches: int, seconds: float, pipe)
     os._exit(0)
 
 
-def staged(size: int, batches: int, seconds: float, folder) -> list[tuple]:
-    """What every stage found."""
-    # Forks of a process that has used no autograd, whose threads do not survive that: other tests here have.
+def staged(size: int, batches: int, seconds: float, directory) -> list[tuple]:
+    """Returns the results of every stage."""
+    # Forks from a process that has not used autograd: its threads do not survive a fork, and other tests use autograd
+    # here.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "levade_torch.pipeline"])
     pipes = [context.Pipe() for _ in range(size)]
     for rank, (_, theirs) in enumerate(pipes):
-        options = (rank, size, folder / "meeting", batches, seconds, theirs)
+        options = (rank, size, directory / "meeting", batches, seconds, theirs)
         context.Process(target=work, args=options, daemon=True).start()
     found = []
     for ours, _ in pipes:
@@ -189,7 +192,7 @@ def staged(size: int, batches: int, seconds: float, folder) -> list[tuple]:
 
 
 @pytest.mark.parametrize(("size", "batches"), [(2, 0), (2, 1), (3, 2), (3, 7)])
-def test_processes_that_are_stages_find_the_gradients_of_the_whole(tmp_path, size, batches):
+def test_stage_processes_match_full_model_gradients(tmp_path, size, batches):
     found = staged(size, batches, 0.0, tmp_path)
     product = float(torch.arange(2, size + 2).prod())
     total = sum(3.0 * (number + 1) * number for number in range(batches))
@@ -200,29 +203,29 @@ def test_processes_that_are_stages_find_the_gradients_of_the_whole(tmp_path, siz
     assert all(joined == wanted and list(joined) == list(wanted) for *_, joined in found)
 
 
-def test_processes_that_are_stages_work_at_the_same_time(tmp_path):
+def test_stage_processes_overlap_in_time(tmp_path):
     batches = 6
     first, last = (spans for _, spans, *_ in staged(2, batches, 0.3, tmp_path))
     assert len(first) == len(last) == 2 * batches
     shared = [any(a < d and c < b for c, d in first) for a, b in last]
-    # Were they never at work together, there were none; all but the last pass are, on a machine that has nothing else to do.
+    # Stages that never work simultaneously would give 0. On an idle machine, all passes except the last overlap.
     assert sum(shared) >= batches, shared
 
 
-def test_ranks_of_a_stage_are_neighbours_and_share_its_weights():
+def test_stage_ranks_are_neighbors_and_shard_its_weights():
     shape = Shape(world=16, tensor=2, context=2, expert=1, pipeline=2)
     shape.check()
     assert (shape.stage, shape.shards, shape.data) == (8, 4, 2)
 
 
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "message"),
     [
         (Shape(6, 2, 1, 1, 2), "do not divide into --tp 2 × --cp 1 × --pp 2"),
         (Shape(4, 1, 1, 4, 2), "divide the 2 processes of a stage"),
         (Shape(4, 1, 1, 1, 0), "--pp 0; it must be at least 1"),
     ],
 )
-def test_sizes_that_make_up_no_group_are_refused(shape, said):
-    with pytest.raises(StartError, match=said):
+def test_shape_check_rejects_impossible_sizes(shape, message):
+    with pytest.raises(StartError, match=message):
         shape.check()

@@ -1,4 +1,4 @@
-"""Weights reach a server's process whole and in order; a server that fails costs a push, and never the learner."""
+"""Checks that weights reach a server process complete and in order, and that a failed server fails only its push."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ SECONDS = 60.0
 CPU = torch.device("cpu")
 TENSORS = {
     "a": torch.arange(12, dtype=torch.float32).reshape(3, 4),
-    # A view with strides of its own, and nothing at all.
+    # A view with non-standard strides, and an empty tensor.
     "b": torch.arange(6, dtype=torch.float32).reshape(2, 3).t(),
     "empty": torch.zeros(0, 5),
     "c": torch.tensor([1.0, 1.0 / 3.0, -2.5e8]),
@@ -27,7 +27,7 @@ TENSORS = {
 
 
 def push(seconds: float, dtype=torch.float32, got: list | None = None) -> Push:
-    """An open group of two, for the tensors of the tests."""
+    """Opens a group of two processes for the tensors of the tests."""
     wanted = Wanted("g", "gloo", STORE, 2, "127.0.0.1", seconds)
 
     def entry(name, tensor):
@@ -43,8 +43,9 @@ def push(seconds: float, dtype=torch.float32, got: list | None = None) -> Push:
 
 @dataclass
 class Server:
-    """A process that joins as servers do: by torch's own way to make a group beside the default one. It takes as many tensors
-    as it is told to, and dies or stands still after that.
+    """A process that joins as servers do, with torch's own function for additional groups.
+
+    It receives a given number of tensors, and then exits or stalls.
     """
 
     takes: int | None = None
@@ -52,15 +53,15 @@ class Server:
 
     def __call__(self, pipe) -> None:
         pipe.send("here")
-        told, seconds = pipe.recv(), timedelta(seconds=SECONDS)
-        meeting = told["meeting"]
+        message, seconds = pipe.recv(), timedelta(seconds=SECONDS)
+        meeting = message["meeting"]
         store = dist.TCPStore(meeting["address"], meeting["port"], 2, False, seconds)
         store = dist.PrefixStore("g", store)
         group, _ = _new_process_group_helper(
             2, 1, [], "gloo", store, group_name="g", timeout=seconds, backend_options=None
         )
         _world.pg_group_ranks[group] = {0: 0, 1: 1}
-        listed = zip(told["names"], told["dtypes"], told["shapes"], strict=True)
+        listed = zip(message["names"], message["dtypes"], message["shapes"], strict=True)
         found = {}
         for name, dtype, shape in list(listed)[: self.takes]:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype))
@@ -73,8 +74,8 @@ class Server:
         os._exit(0)
 
 
-class Started:
-    """A server's process, which is there. A fork of this one, with the threads of earlier groups, may end in the middle of anything."""
+class ServerProcess:
+    """Starts a server process. It is spawned, since a fork with threads of earlier groups could crash anywhere."""
 
     def __init__(self, server: Server) -> None:
         context = multiprocessing.get_context("spawn")
@@ -86,8 +87,8 @@ class Started:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_server_gets_every_tensor_as_it_is_exported(dtype):
-    server = Started(Server())
+def test_push_delivers_tensors_in_export_dtype(dtype):
+    server = ServerProcess(Server())
     sent = push(SECONDS, dtype)
     server.pipe.send(sent.told())
     done = sent.send()
@@ -100,20 +101,20 @@ def test_a_server_gets_every_tensor_as_it_is_exported(dtype):
         assert values == TENSORS[name].to(dtype).contiguous().view(torch.uint8).numpy().tobytes(), name
 
 
-def test_a_server_that_never_joins_ends_its_push_by_the_deadline():
+def test_push_times_out_if_server_never_joins():
     got = []
-    sent, begun = push(1.0, got=got), time.monotonic()
+    sent, started = push(1.0, got=got), time.monotonic()
     with pytest.raises(VerbError, match=r"not all 1 processes of the server joined g within 1 s") as caught:
         sent.send()
     assert caught.value.code == "push" and not caught.value.retry
-    assert time.monotonic() - begun < SECONDS
-    # Other ranks of the learner meet this one at every tensor all the same.
+    assert time.monotonic() - started < SECONDS
+    # Other ranks of the learner meet this rank at every tensor even after a failure.
     assert got == list(TENSORS)
 
 
-def test_a_server_that_dies_in_the_middle_ends_its_push_at_once():
+def test_push_fails_at_once_if_server_exits():
     got = []
-    server = Started(Server(takes=1))
+    server = ServerProcess(Server(takes=1))
     sent = push(SECONDS, got=got)
     server.pipe.send(sent.told())
     first, get = sent.entries[1][0], sent.entries[1][3]
@@ -124,27 +125,27 @@ def test_a_server_that_dies_in_the_middle_ends_its_push_at_once():
         return get()
 
     sent.entries[1] = (first, *sent.entries[1][1:3], after_its_end)
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(VerbError, match="is gone or late"):
         sent.send()
-    assert time.monotonic() - begun < SECONDS
+    assert time.monotonic() - started < SECONDS
     assert got == list(TENSORS)
 
 
-def test_a_server_that_stands_still_ends_its_push_by_the_deadline(monkeypatch):
-    # More than the socket's buffers hold.
+def test_push_times_out_if_server_stalls(monkeypatch):
+    # More than the socket buffers hold.
     monkeypatch.setitem(TENSORS, "a", torch.zeros(1, 1 << 24))
-    server = Started(Server(takes=0, hangs=True))
+    server = ServerProcess(Server(takes=0, hangs=True))
     sent = push(10.0)
     server.pipe.send(sent.told())
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(VerbError, match="is gone or late"):
         sent.send()
-    assert time.monotonic() - begun < SECONDS
+    assert time.monotonic() - started < SECONDS
     server.process.kill()
 
 
-def test_a_store_of_one_process_hands_on_the_id_of_nccl():
+def test_in_process_store_captures_nccl_id():
     store = Noting()
     assert store.unique_id(0.01) is None
     store.set("of something else", b"x")

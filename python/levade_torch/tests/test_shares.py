@@ -1,4 +1,4 @@
-"""Which models can be shared out among how many ranks."""
+"""Checks which models can be split over how many ranks."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ MIXED = SimpleNamespace(model_type="qwen3_moe", num_attention_heads=8, num_key_v
         (MIXED, 1, 4, "--ep 4 does not divide the 6 experts"),
     ],
 )
-def test_heads_and_experts_are_shared_out_evenly_or_the_flag_is_named(config, tensor, expert, why):
+def test_uneven_split_is_rejected_with_flag_name(config, tensor, expert, why):
     shape = Shape(world=24, tensor=tensor, context=1, expert=expert)
     if why is None:
         return _check_shares(config, Path("m"), shape)
@@ -34,7 +34,7 @@ def test_heads_and_experts_are_shared_out_evenly_or_the_flag_is_named(config, te
     assert why in str(error.value)
 
 
-def test_a_flag_is_known_by_its_whole_name_alone(capsys):
+def test_abbreviated_flag_is_rejected(capsys):
     with pytest.raises(SystemExit):
         parse(["--model", "m", "--run-root", "r", "--export", "f32"])
     assert "unrecognized arguments: --export f32" in capsys.readouterr().err

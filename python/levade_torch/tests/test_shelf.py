@@ -1,4 +1,4 @@
-"""Learners that leave their devices between any two verbs end with the bits of ones that stayed, on one rank and on two."""
+"""Checks that offloading learners between any two verbs changes no bit, on one and two ranks."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ranks import ABSENT, ADAM, CPU, IMITATION, VALUES, VOCABULARY, Rank, make_m
 
 
 def batch(seed: int) -> dict[str, np.ndarray]:
-    """Four trees of one path each, every token of which but the first is a target."""
+    """Creates four trees of one sequence each, in which all tokens except the first are targets."""
     rows, length = 4, 6
     random = np.random.default_rng(seed)
     position = np.tile(np.arange(length), rows)
@@ -41,7 +41,7 @@ def batch(seed: int) -> dict[str, np.ndarray]:
 
 
 def held(host: Host, names=("policy", "critic", "reference"), state: bool = True) -> int:
-    """Bytes that learners have where they compute, each storage once."""
+    """Returns the bytes that learners hold on their compute device. Counts each storage once."""
     learners = [host.learners[name] for name in names]
     tensors = [t for one in learners for t in one.weights()] if not state else []
     tensors = tensors or [t for one in learners for t in [*one.weights(), *one.state()]]
@@ -49,7 +49,7 @@ def held(host: Host, names=("policy", "critic", "reference"), state: bool = True
 
 
 def work(rank: Rank, disturbed: bool) -> list[bytes]:
-    """Replies of verbs, of which a learner that is disturbed leaves its devices before each."""
+    """Returns the responses of verbs. If `disturbed`, the learner is offloaded before each verb."""
     host = rank.host
 
     def ask(name: str, verb: str, control=None, arrays=None):
@@ -80,7 +80,7 @@ def work(rank: Rank, disturbed: bool) -> list[bytes]:
         verb("critic", "forward_backward", values, batch(step))
         verb("critic", "optim_step", {"params": ADAM})
         verb("policy", "forward_backward", loss, batch(step))
-        # What has accumulated comes along.
+        # Accumulated gradients are offloaded as well.
         verb("policy", "forward_backward", loss, batch(step + 9))
         verb("policy", "optim_step", {"params": ADAM})
         verb("critic", "values", {}, batch(step))
@@ -100,15 +100,15 @@ def work(rank: Rank, disturbed: bool) -> list[bytes]:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_learners_that_left_in_between_have_the_bits_of_those_that_stayed(tmp_path, world):
+def test_offloaded_learners_keep_bits(tmp_path, world):
     model = make_model(tmp_path / "model")
     found, roots = [], []
     for disturbed in (False, True):
-        folder = tmp_path / f"disturbed-{disturbed}"
-        roots.append(folder / "run")
+        directory = tmp_path / f"disturbed-{disturbed}"
+        roots.append(directory / "run")
         for name in ("policy", "critic"):
             (roots[-1] / name).mkdir(parents=True)
-        replies, *_ = run(world, work, folder, disturbed, model=model, critic=model, reference=model)
+        replies, *_ = run(world, work, directory, disturbed, model=model, critic=model, reference=model)
         found.append(replies)
     assert found[0] == found[1]
     files = [
@@ -119,7 +119,7 @@ def test_learners_that_left_in_between_have_the_bits_of_those_that_stayed(tmp_pa
     assert Path("policy/optimiser.second.safetensors") in files[0]
 
 
-def test_what_shares_memory_goes_and_comes_as_one():
+def test_shared_storage_moves_once():
     base = torch.arange(12.0)
     view, other = base[3:7], torch.ones(2, 3)
     shelf = Shelf(CPU)

@@ -1,4 +1,4 @@
-"""Learners that go back to what their group was started with: the same bits again, also after a step."""
+"""Checks that learners return to the state in which their group was started, with equal bits, also after a step."""
 
 import pytest
 
@@ -9,11 +9,11 @@ PATHS = [[1, 2, 3, 4, 5], [1, 2, 9, 8], [7, 7, 3], [5, 6, 7, 8]]
 
 
 def first_steps(rank: Rank, name: str, number: int) -> list:
-    """What a learner is, and what a step makes of it, in files."""
-    told = [rank.host.describe()["learners"][name], rank.save(f"{name}-{number}", name), rank.publish(1, name)]
-    if told[0]["trains"]:
-        told += [rank.train(PATHS, name), rank.save(f"{name}-{number}-trained", name)]
-    return told
+    """Returns the files of a learner, before and after a step."""
+    results = [rank.host.describe()["learners"][name], rank.save(f"{name}-{number}", name), rank.publish(1, name)]
+    if results[0]["trains"]:
+        results += [rank.train(PATHS, name), rank.save(f"{name}-{number}-trained", name)]
+    return results
 
 
 def goes_back(rank: Rank, names: tuple[str, ...]) -> None:
@@ -41,7 +41,7 @@ def goes_back(rank: Rank, names: tuple[str, ...]) -> None:
         (2, {"lora_rank": 2}, ("policy",)),
     ],
 )
-def test_learners_go_back_to_what_their_group_was_started_with(tmp_path, world, options, names):
+def test_load_null_restores_initial_state(tmp_path, world, options, names):
     if "lora_rank" in options:
         pytest.importorskip("peft")
     options = {name: tmp_path / value if value == "model" else value for name, value in options.items()}
@@ -62,6 +62,6 @@ def has_lost_it(rank: Rank) -> tuple[str, dict | None]:
     return caught.value.message, rank.train(PATHS)
 
 
-def test_a_start_that_is_gone_changes_nothing(tmp_path):
-    (said, told), _ = run(2, has_lost_it, tmp_path, collective_seconds=60)
-    assert "model/model.safetensors" in said and told["step"]["applied"]
+def test_load_null_with_missing_source_changes_nothing(tmp_path):
+    (message, results), _ = run(2, has_lost_it, tmp_path, collective_seconds=60)
+    assert "model/model.safetensors" in message and results["step"]["applied"]

@@ -1,4 +1,4 @@
-"""Bodies, calls and who may ask."""
+"""Checks bodies, calls and authorization."""
 
 import http.client
 import threading
@@ -20,7 +20,7 @@ from levade_torch.verbs import VERBS, _check_paths
 from levade_torch.worker import Worker
 
 
-def test_bodies_are_safetensors_both_ways():
+def test_bodies_round_trip_through_safetensors():
     arrays = {
         "a": np.arange(5),
         "b": np.array([0.5, np.nan], np.float32),
@@ -38,23 +38,23 @@ def test_bodies_are_safetensors_both_ways():
     assert wire.unpack(b"") == ({}, {})
 
 
-def test_bodies_that_end_early_or_lie_are_refused():
+def test_unpack_rejects_truncated_or_inconsistent_bodies():
     body = wire.pack({}, {"a": np.arange(5)})
     for broken in (body[:4], body[:20], body[:-1], b"\xff" * 64):
         with pytest.raises(VerbError, match=r"safetensors|does not lie|no JSON"):
             wire.unpack(broken)
     columns = wire.Columns({"a": np.arange(5), "b": np.zeros(2, np.float32)})
-    for ask, said in [
+    for ask, message in [
         (lambda: columns.integers("z"), "no tensor 'z'"),
         (lambda: columns.integers("b"), "takes integers"),
         (lambda: columns.floats("a"), "takes F32"),
         (lambda: columns.integers("a", 4), "shape"),
     ]:
-        with pytest.raises(VerbError, match=said):
+        with pytest.raises(VerbError, match=message):
             ask()
 
 
-def test_a_call_is_done_once():
+def test_repeated_call_runs_once():
     calls = Calls()
     first = calls.submit(Call("1", "policy", "train", b"x"))
     assert calls.submit(Call("1", "policy", "train", b"x")) is first
@@ -69,7 +69,7 @@ def test_a_call_is_done_once():
     assert calls.submit(Call("1", "policy", "train", b"x")) is not first, "it was forgotten long ago"
 
 
-def test_calls_that_wait_are_told_of_the_end():
+def test_waiting_calls_get_error_when_group_stops():
     calls = Calls()
     waiting = calls.submit(Call("1", "policy", "train", b""))
     heard = []
@@ -82,7 +82,7 @@ def test_calls_that_wait_are_told_of_the_end():
         calls.submit(Call("2", "policy", "train", b""))
 
 
-def test_what_reading_stumbles_over_is_told_and_does_not_end_the_group(monkeypatch):
+def test_unexpected_read_error_is_reported_and_group_continues(monkeypatch):
     worker = Worker(SimpleNamespace(agree=lambda error: error), None)
     worker.host = None
 
@@ -94,14 +94,14 @@ def test_what_reading_stumbles_over_is_told_and_does_not_end_the_group(monkeypat
     assert reply is None and error.code == "invalid" and "RecursionError: too deep" in error.message
 
 
-def test_ids_outside_of_the_vocabulary_are_named():
+def test_batch_check_names_ids_outside_vocabulary():
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=10, max_position_embeddings=99))
     host = SimpleNamespace(learners={"policy": SimpleNamespace(model=model)})
     with pytest.raises(VerbError, match="path 1 has the ids -3 to 4, but the vocabulary has 10"):
         _check_paths(host, "policy", SimpleNamespace(tokens=[np.array([0, 9]), np.array([4, -3])]))
 
 
-def test_only_who_bears_the_token_may_ask():
+def test_request_without_token_is_rejected():
     calls = Calls()
     service = Service("t" * 16, calls, 100)
     service.description = lambda: {"learners": {"policy": {}}}
@@ -124,16 +124,16 @@ def test_only_who_bears_the_token_may_ask():
         ]:
             connection = http.client.HTTPConnection(*server.server_address, timeout=10)
             connection.request(method, path, body, headers)
-            answer = connection.getresponse()
-            answer.read()
-            assert (answer.status, answer.getheader("connection") == "close") == (status, closes), (path, headers)
+            response = connection.getresponse()
+            response.read()
+            assert (response.status, response.getheader("connection") == "close") == (status, closes), (path, headers)
             connection.close()
     finally:
         server.shutdown()
         server.server_close()
 
 
-def test_folders_lie_under_the_root(tmp_path):
+def test_directory_outside_run_root_is_rejected(tmp_path):
     (tmp_path / "root" / "a").mkdir(parents=True)
     (tmp_path / "root" / "link").symlink_to(tmp_path)
     root = (tmp_path / "root").resolve()
@@ -143,7 +143,7 @@ def test_folders_lie_under_the_root(tmp_path):
             inside(root, outside)
 
 
-def test_numbers_of_the_optimiser_are_checked():
+def test_optimizer_params_reject_invalid_numbers():
     fine = {
         "learning_rate": 1e-3,
         "beta1": 0.9,
@@ -158,7 +158,7 @@ def test_numbers_of_the_optimiser_are_checked():
             Params.parse(wrong)
 
 
-def test_files_of_tensors_are_replaced_whole(tmp_path):
+def test_write_tensors_replaces_files_atomically(tmp_path):
     path = tmp_path / "model.safetensors"
     tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(0), "c": torch.randn(5).bfloat16()}
     for number in range(2):
@@ -168,7 +168,7 @@ def test_files_of_tensors_are_replaced_whole(tmp_path):
         found = safetensors.torch.load_file(path)
         assert all((found[n] == t + number).all() and found[n].dtype == t.dtype for n, t in tensors.items())
         assert read_header(path) == {"a": (2, 3), "b": (0,), "c": (5,)}
-    # Whoever had the first file open still reads it.
+    # A reader that had opened the first file still reads it.
     assert len(before.read()) == path.stat().st_size and [p.name for p in tmp_path.iterdir()] == [path.name]
     before.close()
     assert checksum(path)[0] == path.stat().st_size

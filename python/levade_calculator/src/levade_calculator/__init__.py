@@ -1,4 +1,4 @@
-"""The adapter that `levade chat pypi:levade-calculator` loads. Its files lie in `PATH`."""
+"""The adapter that `levade chat pypi:levade-calculator` loads. `PATH` is the directory of its files."""
 
 from pathlib import Path
 

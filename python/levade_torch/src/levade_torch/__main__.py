@@ -27,7 +27,7 @@ EXIT_FAILED, EXIT_INPUT, EXIT_TERMINATED = 1, 2, 143
 
 
 class Rank:
-    """This process: a thread that computes, beside the main one, which takes signals."""
+    """This process: a worker thread that computes, and the main thread, which handles signals."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -38,25 +38,25 @@ class Rank:
         self.ending = threading.Lock()
 
     def listen(self) -> None:
-        """Serves on rank 0, before anything that takes long."""
+        """Starts the HTTP service on rank 0, before any slow initialization."""
         if self.calls:
             self.service = Service(self.options.token, self.calls, self.options.max_body_mib << 20)
             server = serve(self.service, self.options.host, self.options.port, self.options.port_file)
             say(f"listens on {self.options.host}:{server.server_address[1]}")
 
     def work(self) -> None:
-        """Everything else; never returns to its caller."""
+        """Initializes the rank and executes verbs. Never returns to its caller."""
         try:
             self._work()
         except StartError as error:
             say(f"rank {self.rank}: {error}")
             self.end("the group could not start: " + str(error), EXIT_INPUT)
         except BaseException as error:
-            said = traceback.format_exc()
+            trace = traceback.format_exc()
             cause = self.group.heart.diagnosis() if self.group else "the group was not complete"
             message = f"rank {self.rank} failed: {type(error).__name__}: {error}; {cause}"
-            # That another is gone explains what a collective complained of.
-            say(message if cause.startswith("dead") else said + message)
+            # If another rank has exited, that explains the collective's error, and the traceback adds nothing.
+            say(message if cause.startswith("dead") else trace + message)
             self.end(message, EXIT_FAILED)
 
     def _work(self) -> None:
@@ -80,17 +80,17 @@ class Rank:
         worker.run(host)
 
     def end(self, message: str, code: int) -> None:
-        """Ends the process: clients that wait get the reason."""
+        """Ends the process. Waiting clients get `message` as the reason."""
         if not self.ending.acquire(blocking=False):
             return
         if self.calls:
             self.calls.stop(VerbError("failed", message + "; restart the group and load the last checkpoint"))
-            # Answers are written by threads that end with the process.
+            # Threads write the responses, and they end with the process.
             self.service.drain(DRAIN_SECONDS)
         exit_now(code)
 
     def terminate(self) -> None:
-        """SIGTERM: from torchrun, when another rank has ended, or from whoever ends the job."""
+        """Handles SIGTERM, which torchrun sends when another rank has exited, or which the job's owner sends."""
         cause = self.group.heart.diagnosis() if self.group else "it was still starting"
         message = f"rank {self.rank} was told to end (SIGTERM); {cause}"
         say(message)
@@ -111,7 +111,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: terminated.set())
     signal.signal(signal.SIGINT, lambda *_: terminated.set())
     threading.Thread(target=rank.work, daemon=True, name="work").start()
-    # With a timeout, so that signals are taken.
+    # The timeout lets Python handle signals.
     while not terminated.wait(0.2):
         pass
     rank.terminate()

@@ -1,7 +1,8 @@
-"""Attention along the paths of a tree, as an attention function of transformers.
+"""Attention along the sequences of a tree, as an attention function of transformers.
 
-On the CPU it is scaled_dot_product_attention with dense masks, block by block, on CUDA FlexAttention. The layout of the batch comes
-down through the model's keyword arguments, so that recomputed activations see it, too.
+On the CPU, scaled_dot_product_attention computes it with dense masks, block by block; on CUDA, FlexAttention does. The
+layout of the batch is passed through the model's keyword arguments, so that recomputed activations see the same
+layout.
 """
 
 from functools import cache
@@ -14,12 +15,14 @@ from transformers import AttentionInterface
 from .layout import Layout
 
 NAME = "levade_tree"
-# Options of attention that change its result, in other families; none of them is done here.
+# Attention options of other model families that change the result. They are not implemented here.
 REFUSED = ("softcap", "s_aux")
 
 
 class GatherTokens(torch.autograd.Function):
-    """All tokens' keys or values [1, heads, n, width] from every rank's own; gradients of the own from those of all."""
+    """Gathers all tokens' keys or values [1, heads, n, width] from the ranks. The backward pass reduces their
+    gradients.
+    """
 
     @staticmethod
     def forward(ctx, own: Tensor, group, size: int, rank: int) -> Tensor:
@@ -44,7 +47,7 @@ def _flex():
 
 
 def tree_attention(module, query, key, value, attention_mask, scaling=None, sliding_window=None, tree=None, **options):
-    """Attention of [1, heads, rows, width] queries to the tokens that they see; returns [1, rows, heads, width]."""
+    """Computes attention of [1, heads, rows, width] queries to their visible tokens. Returns [1, rows, heads, width]."""
     if tree is None:
         raise NotImplementedError(f"{type(module).__name__} does not hand on keyword arguments to its attention")
     if odd := [name for name in REFUSED if options.get(name) is not None]:
@@ -64,7 +67,7 @@ def tree_attention(module, query, key, value, attention_mask, scaling=None, slid
 
 
 def dense(tree: Layout, query: Tensor, key: Tensor, value: Tensor, scaling, window: int | None) -> Tensor:
-    """Attention by dense masks, in blocks of rows."""
+    """Computes attention with dense masks, in blocks of rows."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))

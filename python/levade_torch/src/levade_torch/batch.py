@@ -1,6 +1,6 @@
-"""Tree batches: packed tokens in depth-first order, and what to train of them.
+"""Tree batches: packed tokens in depth-first order, with their training targets.
 
-Token k of a batch is seen by token q where k <= q < subtree_end[k]: by itself and by all below it.
+Token q attends to token k if k <= q < subtree_end[k]. So k is visible to itself and to all its descendants.
 """
 
 from dataclasses import dataclass, field, fields
@@ -16,7 +16,9 @@ REQUIRED = ("weight", "advantage", "returns")
 
 @dataclass
 class Terms:
-    """Reasons to train tokens, one a path: columns of equal length. NaN stands for an optional number that is absent."""
+    """Loss terms of targets, one per sequence that trains the target. Columns of equal length; NaN marks an absent
+    number.
+    """
 
     path: np.ndarray
     weight: np.ndarray
@@ -40,7 +42,7 @@ class Terms:
 
     @staticmethod
     def read(columns: Columns, count: int, path: np.ndarray | None = None) -> "Terms":
-        """The columns of a body; `path` is given where the body leaves it out."""
+        """Reads the columns of a body. Pass `path` if the body does not contain that column."""
         floats = {name: columns.floats(name, count) for name in REQUIRED + OPTIONAL}
         integers = {name: columns.integers(name, count) for name in ("marked", "age", "version")}
         integers["marked"] = integers["marked"] != 0
@@ -49,20 +51,22 @@ class Terms:
 
     @staticmethod
     def empty() -> "Terms":
-        """No terms."""
+        """Returns empty columns."""
         kinds = {"path": np.int64, "marked": bool, "age": np.int64, "version": np.int64}
         return Terms(**{f.name: np.zeros(0, kinds.get(f.name, np.float32)) for f in fields(Terms)})
 
 
 def no_integers() -> np.ndarray:
-    """An empty column."""
+    """Returns an empty column."""
     return np.zeros(0, np.int64)
 
 
 @dataclass
 class TreeBatch:
-    """A forest over token ids. Per token [n]: `tokens`, `position` on its path, `subtree_end` (exclusive). Per target [t]:
-    `target_token` and `predictor` (packed indices), `temperature`, `first_term`, `term_count`.
+    """A forest over token ids.
+
+    Per token [n]: `tokens`, `position` in its sequence, `subtree_end` (exclusive). Per target [t]: `target_token` and
+    `predictor` (packed indices), `temperature`, `first_term`, `term_count`.
     """
 
     tokens: np.ndarray
@@ -77,9 +81,9 @@ class TreeBatch:
 
     @staticmethod
     def read(arrays: Arrays) -> "TreeBatch":
-        """The batch of a body, checked.
+        """Reads and checks the batch of a body.
 
-        Raises `invalid` with the first thing that does not fit.
+        Raises `invalid` with the first inconsistency.
         """
         columns = Columns(arrays)
         tokens = columns.integers("tokens")
@@ -101,21 +105,21 @@ class TreeBatch:
 
     @property
     def term_target(self) -> np.ndarray:
-        """The target of every term that has one, in the order of targets."""
+        """The target of every term that belongs to a target, in target order."""
         return np.repeat(np.arange(len(self.target_token)), self.term_count)
 
     @property
     def term_index(self) -> np.ndarray:
-        """The place among the terms of every term, in the order of targets."""
+        """The index in `terms` of every term that belongs to a target, in target order."""
         within = np.arange(self.term_count.sum()) - np.repeat(
             np.cumsum(self.term_count) - self.term_count, self.term_count
         )
         return np.repeat(self.first_term, self.term_count) + within
 
     def parents(self) -> np.ndarray:
-        """The token before every token on its path; −1 at a root.
+        """Returns the preceding token of every token in its sequence; −1 for a root.
 
-        Raises `invalid` where tokens are not in depth-first order or positions do not count along paths.
+        Raises `invalid` if tokens are not in depth-first order, or if positions do not count along sequences.
         """
         n, above = len(self.tokens), []
         parent = np.full(n, -1, np.int64)
@@ -134,9 +138,9 @@ class TreeBatch:
         return parent
 
     def check(self) -> None:
-        """Checks that tokens, targets and terms fit together.
+        """Checks that tokens, targets and terms are consistent.
 
-        Raises `invalid` with the first that does not.
+        Raises `invalid` with the first inconsistency.
         """
         n, terms = len(self.tokens), len(self.terms)
         parent = self.parents()
@@ -161,7 +165,7 @@ class TreeBatch:
             raise invalid(what(int(np.argmax(wrong))))
 
     def check_fits(self, vocabulary: int, context: int) -> None:
-        """Checks the batch against a model.
+        """Checks that the batch fits a model.
 
         Raises `invalid` with the first token that has no embedding or lies beyond the context.
         """
@@ -175,28 +179,32 @@ class TreeBatch:
         )
 
     def branches(self) -> np.ndarray:
-        """Places where branches begin, each a run of tokens that the same paths share, and the number of
-        tokens at the end: [branches + 1].
+        """Returns the indices at which branches start, followed by the number of tokens: [branches + 1].
+
+        A branch is a run of tokens that the same sequences share.
         """
         inner = np.flatnonzero(self.subtree_end[1:] != self.subtree_end[:-1]) + 1
         return np.unique(np.array([0, *inner, len(self.tokens)], np.int64))
 
     def take(self, start: int, end: int) -> tuple["TreeBatch", np.ndarray]:
-        """Branches `start..end`, preceded by the tokens above the first of them, of which none is a target
-        here; and the places of their targets among those of this batch.
+        """Returns branches `start..end` with the ancestor tokens of the first of them, and the indices of their
+        targets here.
+
+        Ancestor tokens are no targets in the returned batch. Target indices refer to this batch.
         """
         chosen = np.flatnonzero((self.target_token >= start) & (self.target_token < end))
         above = np.flatnonzero(self.subtree_end[:start] > start)
         rows = np.concatenate([above, np.arange(start, end)])
-        # Whatever precedes a target is among the rows: it is above the first token, or not before it.
-        place = np.full(end, -1)
-        place[rows] = np.arange(len(rows))
+        # A target's predecessor is always among the rows: it is an ancestor of the first token, or it follows that
+        # token.
+        row_of = np.full(end, -1)
+        row_of[rows] = np.arange(len(rows))
         part = TreeBatch(
             self.tokens[rows],
             self.position[rows],
             np.minimum(self.subtree_end[rows], end) - start + len(above),
-            place[self.target_token[chosen]],
-            place[self.predictor[chosen]],
+            row_of[self.target_token[chosen]],
+            row_of[self.predictor[chosen]],
             self.temperature[chosen],
             self.first_term[chosen],
             self.term_count[chosen],

@@ -1,7 +1,8 @@
-"""Attention of trees in blocks of rows, for devices without FlexAttention: a block computes what its rows see and no more.
+"""Tree attention in blocks of rows, for devices without FlexAttention. A block computes only columns that its rows
+see.
 
-Columns are cut into parts where branches begin and end, so that a branch leaves out its siblings; a long path is cut as well,
-which leaves out what comes after. Masks say the rest.
+Columns are split into parts where branches start and end, so that a branch skips its siblings. Long sequences are
+split too, which skips later tokens. Masks handle the rest.
 """
 
 from dataclasses import dataclass
@@ -11,16 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Tokens of a part: fewer are not worth a copy, more see too much that is masked.
+# Tokens of a part. A smaller part is not worth a copy; a larger part contains too many masked tokens.
 LEAST, MOST = 32, 256
-# Rows of a block: fewer make small products.
+# Minimum number of rows per block. Smaller blocks lead to small matrix multiplications.
 ROWS = 128
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """`rows`: the number of each block's rows. `parts`: the number of each part's tokens. `columns`: the parts that a block sees, as
-    their places, and `masks` [rows, tokens of these parts] which of them.
+    """Blocks of rows, and the parts of columns that they attend to.
+
+    `rows`: number of rows per block. `parts`: number of tokens per part. `columns`: indices of the parts that a block
+    sees. `masks` [rows, tokens of these parts]: which of these tokens each row sees.
     """
 
     rows: list[int]
@@ -29,7 +32,7 @@ class Blocks:
     masks: list[Tensor]
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Attention of [1, heads, rows, width] queries; returns the same shape."""
+        """Computes attention of [1, heads, rows, width] queries. Returns the same shape."""
         keys, values = key.split(self.parts, dim=2), value.split(self.parts, dim=2)
         found = []
         for rows, columns, mask in zip(query.split(self.rows, dim=2), self.columns, self.masks, strict=True):
@@ -39,15 +42,17 @@ class Blocks:
 
 
 def blocks(end: Tensor, start: int, rows: int, allows) -> Blocks:
-    """Blocks of `rows` rows from `start` on. `end` [n] are the subtrees' ends of all tokens; `allows(q, k)` tells whether the token at
-    place q sees the one at place k.
+    """Creates blocks for `rows` rows, starting at `start`.
+
+    `end` [n] contains the subtree ends of all tokens. `allows(q, k)` returns whether the token at index q sees the
+    token at index k.
     """
     bounds = np.array(cuts(end.cpu().numpy()))
     tokens = torch.arange(len(end), device=end.device)
     found = Blocks([], np.diff(bounds).tolist(), [], [])
     first = start
     while first < start + rows:
-        # At the first bound with enough rows before it.
+        # Ends the block at the first bound with enough rows before it.
         last = min(int(bounds[min(np.searchsorted(bounds, first + ROWS), len(bounds) - 1)]), start + rows)
         seen = allows(tokens[first:last, None], tokens[None])
         some = np.logical_or.reduceat(seen.any(0).cpu().numpy(), bounds[:-1])
@@ -60,12 +65,12 @@ def blocks(end: Tensor, start: int, rows: int, allows) -> Blocks:
 
 
 def cuts(end: np.ndarray) -> list[int]:
-    """Bounds of parts: where branches begin and end, but for parts that would be too short, and within those too long."""
+    """Returns the bounds of parts: starts and ends of branches. Short parts are merged, and long parts are split."""
     count = len(end)
     wanted = np.flatnonzero(end[1:] != end[:-1]) + 1
     bounds = [0]
     for at in [*wanted.tolist(), count]:
-        # The last part may be as short as it is.
+        # The last part can have any length.
         if at - bounds[-1] < LEAST and at != count:
             continue
         while at - bounds[-1] > MOST:

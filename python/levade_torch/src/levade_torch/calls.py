@@ -1,6 +1,6 @@
-"""Calls of verbs between the threads that serve HTTP and the one that trains: one at a time, each done once.
+"""A queue of verb calls from the HTTP threads to the training thread. Calls run one at a time, each exactly once.
 
-A call that comes again under its id gets the answer of the first, or waits for it.
+A repeated call with the same id gets the response of the first call, or waits for it.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ KEPT = 64
 
 @dataclass
 class Call:
-    """A verb of a learner, its body, and its answer: a body, or an error."""
+    """A verb call on a learner: its body, and its response or error."""
 
     id: str
     learner: str
@@ -29,13 +29,13 @@ class Call:
     error: VerbError | None = None
 
     def answer(self, reply: bytes | None, error: VerbError | None = None) -> None:
-        """Ends the call."""
+        """Completes the call."""
         self.reply, self.error, self.body = reply or b"", error, b""
         self.done.set()
 
 
 class Calls:
-    """Waiting calls, the running one, and the last that are done."""
+    """Waiting calls, the running call, and the most recent completed calls."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -47,9 +47,10 @@ class Calls:
         self._stopped: VerbError | None = None
 
     def submit(self, call: Call) -> Call:
-        """The call to wait for: this one, or the one that had its id before.
+        """Queues a call, and returns the call to wait for: `call`, or an earlier call with the same id.
 
-        Raises `invalid` where that was another, `stopping` or `failed` when the group ends.
+        Raises `invalid` if the earlier call has another verb or body, and `stopping` or `failed` if the group is
+        ending.
         """
         digest = hashlib.sha256(f"{call.learner}/{call.verb}".encode())
         digest.update(call.body)
@@ -70,7 +71,7 @@ class Calls:
             return call
 
     def next(self, seconds: float) -> Call | None:
-        """The call that is to run, after `seconds` at most; None where there is none."""
+        """Returns the next call to run, or None if no call arrives within `seconds`."""
         with self._changed:
             self._running = None
             self._changed.wait_for(lambda: self._waiting, seconds)
@@ -81,11 +82,11 @@ class Calls:
             return self._running
 
     def advance(self, done: int, of: int) -> None:
-        """Says how many micro-batches of the running call are done."""
+        """Records how many micro-batches of the running call are done."""
         self._progress = (done, of)
 
     def progress(self) -> dict:
-        """The running call, for those who wait."""
+        """Returns the progress of the running call, for waiting clients."""
         call, (done, of) = self._running, self._progress
         seconds = time.monotonic() - self._since if call else 0.0
         verb = call.verb if call else None
@@ -98,7 +99,7 @@ class Calls:
         }
 
     def stop(self, error: VerbError) -> None:
-        """Ends all calls with an error, and refuses others."""
+        """Ends all calls with `error`, and rejects later calls."""
         with self._changed:
             self._stopped = error
             calls = [self._running, *self._waiting.values()]

@@ -1,7 +1,8 @@
-"""Weights and optimiser state in files, in the layout of Levade's own engine: they load there, and here on any number of ranks.
+"""Saves and loads weights and optimizer state in the file layout of Levade's own engine.
 
-`model.safetensors` (f32) and `config.json` as Hugging Face has them; `optimiser.{first,second}.safetensors` with the moments under
-the weights' names and `optimiser.json`; `value_head*.safetensors` of a critic; an adapter in PEFT's layout.
+Files: `model.safetensors` (f32) and `config.json` as in Hugging Face; `optimiser.{first,second}.safetensors` with the
+moments under the weights' names, and `optimiser.json`; `value_head*.safetensors` of a critic; an adapter in PEFT's
+layout. The engine can load these files, and so can any number of ranks here.
 """
 
 import json
@@ -25,7 +26,7 @@ from .optimiser import Optimiser, local
 WEIGHTS, CONFIG, STEPS = "model.safetensors", "config.json", "optimiser.json"
 MOMENTS = ("optimiser.first.safetensors", "optimiser.second.safetensors")
 HEAD, HEAD_MOMENTS = "value_head.safetensors", ("value_head.first.safetensors", "value_head.second.safetensors")
-# Numbers of a configuration that weights depend on.
+# Configuration values that determine the weights.
 SHAPE = (
     "model_type",
     "hidden_size",
@@ -44,8 +45,8 @@ SHAPE = (
 )
 
 
-def whole(part: Tensor, like: Tensor, device: torch.device) -> Tensor:
-    """All of a tensor that is sharded like a parameter, from this rank's part. All ranks do this at once."""
+def full_tensor(part: Tensor, like: Tensor, device: torch.device) -> Tensor:
+    """Gathers the full tensor from this rank's part, which is sharded like the parameter `like`. Collective."""
     if not isinstance(like, DTensor):
         return part
     sharded = DTensor.from_local(
@@ -55,34 +56,38 @@ def whole(part: Tensor, like: Tensor, device: torch.device) -> Tensor:
 
 
 def is_head(name: str) -> bool:
-    """Whether a parameter is of a value head."""
+    """Returns whether the parameter belongs to a value head."""
     return name.startswith("value_head.")
 
 
 def of_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of this stage of the model, or of its adapter, by their names in files; tied ones once."""
+    """Returns this stage's parameters of the model, or of its adapter, by their names in files. Tied parameters occur
+    once.
+    """
     if hasattr(model, "levade_lora"):
         return lora.adapters(model)
     return {name: p for name, p in model.named_parameters() if not is_head(name)}
 
 
 def of_head(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of the value head."""
+    """Returns the parameters of the value head."""
     return {name: p for name, p in model.named_parameters() if is_head(name)}
 
 
 def _entries(parameters: dict, parts: dict[str, Tensor], dtype: torch.dtype, ranks: Ranks) -> list[Entry]:
-    """Tensors of all stages, of which this one has `parameters` and this rank `parts`."""
+    """Returns tensors of all stages. `parameters` are those of this stage, and `parts` are this rank's parts of them."""
     own = [
-        (name, tuple(parameter.shape), dtype, lambda n=name, p=parameter: whole(parts[n], p, ranks.device))
+        (name, tuple(parameter.shape), dtype, lambda n=name, p=parameter: full_tensor(parts[n], p, ranks.device))
         for name, parameter in parameters.items()
     ]
     return ranks.pipeline.join(own, ranks.device)
 
 
 def weight_entries(model: nn.Module, dtype: torch.dtype, ranks: Ranks, keep: bool) -> list[Entry]:
-    """The weights, or an adapter, as files have them. All ranks get each tensor at once, in this order. Experts that
-    transformers stacks are gathered now, on the ranks that `keep` them; others have no entries then.
+    """Returns the weights, or an adapter, as they are stored in files. All ranks must get each tensor in this order.
+
+    Experts that transformers stacks are gathered immediately, on the ranks with `keep`. Other ranks get no entries for
+    such models.
     """
     parameters = of_weights(model)
     entries = _entries(parameters, {n: local(p) for n, p in parameters.items()}, dtype, ranks)
@@ -92,7 +97,7 @@ def weight_entries(model: nn.Module, dtype: torch.dtype, ranks: Ranks, keep: boo
 
 
 def write_weights(model: nn.Module, source: Path, writer: Writer, dtype: torch.dtype, ranks: Ranks) -> None:
-    """Writes the weights, or an adapter, in `dtype`, and their configuration."""
+    """Writes the weights, or an adapter, in `dtype`, with their configuration."""
     entries = weight_entries(model, dtype, ranks, writer.writes)
     if hasattr(model, "levade_lora"):
         writer.tensors(lora.WEIGHTS, entries)
@@ -109,8 +114,9 @@ def write_weights(model: nn.Module, source: Path, writer: Writer, dtype: torch.d
 
 
 def _reverted(model: nn.Module, entries: list[Entry], dtype: torch.dtype, keep: bool) -> list[Entry]:
-    """Tensors under the names of files, where transformers stacks them (experts) when it loads. They pass through the memory
-    of the rank that writes.
+    """Returns the tensors under their names in files, if transformers stacks tensors (experts) when it loads.
+
+    The tensors pass through the memory of the writing rank.
     """
     state: dict[str, Tensor] = {}
     for name, _, _, get in entries:
@@ -122,7 +128,7 @@ def _reverted(model: nn.Module, entries: list[Entry], dtype: torch.dtype, keep: 
 
 
 def write_optimiser(optimiser: Optimiser, model: nn.Module, writer: Writer, ranks: Ranks) -> None:
-    """Writes steps and moments, where there are any."""
+    """Writes step count and moments, if there are any."""
     if not optimiser.first:
         return
     _write_moments(optimiser, of_weights(model), MOMENTS, writer, ranks)
@@ -137,71 +143,70 @@ def _write_moments(optimiser: Optimiser, parameters: dict, names, writer: Writer
 
 
 def write_head(model: nn.Module, writer: Writer, ranks: Ranks) -> None:
-    """Writes the value head, where there is one."""
+    """Writes the value head, if there is one."""
     if model.has_value_head:
         head = of_head(model)
         writer.tensors(HEAD, _entries(head, {n: local(p) for n, p in head.items()}, torch.float32, ranks))
 
 
-def check(model: nn.Module, folder: Path, with_optimiser: bool) -> None:
-    """Checks that what lies in a folder fits the model. Changes nothing.
+def check(model: nn.Module, directory: Path, with_optimiser: bool) -> None:
+    """Checks that the files in a directory fit the model. Changes nothing.
 
     Raises `storage` with the first difference.
     """
     if hasattr(model, "levade_lora"):
-        lora.check(model, folder)
+        lora.check(model, directory)
     else:
-        _check_config(model, folder)
-        _check_weights(model, folder)
+        _check_config(model, directory)
+        _check_weights(model, directory)
     head = of_head(model)
-    if head and (folder / HEAD).exists():
-        _fits(folder / HEAD, head)
-    if with_optimiser and (folder / STEPS).exists():
+    if head and (directory / HEAD).exists():
+        _fits(directory / HEAD, head)
+    if with_optimiser and (directory / STEPS).exists():
         for file in MOMENTS:
-            _fits(folder / file, of_weights(model))
-        for file in HEAD_MOMENTS if head and (folder / HEAD_MOMENTS[0]).exists() else ():
-            _fits(folder / file, head)
+            _fits(directory / file, of_weights(model))
+        for file in HEAD_MOMENTS if head and (directory / HEAD_MOMENTS[0]).exists() else ():
+            _fits(directory / file, head)
 
 
-def check_source(model: nn.Module, folder: Path) -> None:
-    """Checks that the folder which a model was made from is still whole: names of its tensors are for
-    transformers to understand. Changes nothing.
+def check_source(model: nn.Module, directory: Path) -> None:
+    """Checks that the model's source directory is still complete. Changes nothing.
 
-    Raises `storage` with the first thing that is not.
+    Tensor names are left to transformers. Raises `storage` with the first problem.
     """
-    _check_config(model, folder)
-    files = sorted(folder.glob("*.safetensors"))
+    _check_config(model, directory)
+    files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise VerbError("storage", f"{folder} has no safetensors files any more")
+        raise VerbError("storage", f"{directory} has no safetensors files any more")
     for file in files:
         read_header(file)
-    if (head := of_head(model)) and (folder / HEAD).exists():
-        _fits(folder / HEAD, head)
+    if (head := of_head(model)) and (directory / HEAD).exists():
+        _fits(directory / HEAD, head)
 
 
-def _check_config(model: nn.Module, folder: Path) -> None:
+def _check_config(model: nn.Module, directory: Path) -> None:
     try:
-        found = AutoConfig.from_pretrained(folder, local_files_only=True)
+        found = AutoConfig.from_pretrained(directory, local_files_only=True)
     except OSError as error:
-        raise storage(error, "read", folder / CONFIG) from None
+        raise storage(error, "read", directory / CONFIG) from None
     except (ValueError, KeyError) as error:
-        raise VerbError("storage", f"{folder / CONFIG} is no configuration: {error}") from None
+        raise VerbError("storage", f"{directory / CONFIG} is no configuration: {error}") from None
     for key in SHAPE:
         there, here = (getattr(config, key, None) for config in (found, model.config))
         if there != here:
             raise VerbError(
-                "storage", f"{folder} holds a model with {key} = {there}; the learner was started with {here}"
+                "storage", f"{directory} holds a model with {key} = {there}; the learner was started with {here}"
             )
 
 
-def _check_weights(model: nn.Module, folder: Path) -> None:
-    files = sorted(folder.glob("model*.safetensors"))
+def _check_weights(model: nn.Module, directory: Path) -> None:
+    files = sorted(directory.glob("model*.safetensors"))
     if not files:
-        raise VerbError("storage", f"{folder} has no {WEIGHTS}")
+        raise VerbError("storage", f"{directory} has no {WEIGHTS}")
     headers = {name: shape for file in files for name, shape in read_header(file).items()}
     if getattr(model, "_weight_conversions", None):
         return
-    _compare(folder, headers, of_weights(model))
+    _compare(directory, headers, of_weights(model))
 
 
 def _fits(path: Path, parameters: dict[str, nn.Parameter]) -> None:
@@ -216,28 +221,30 @@ def _compare(where: Path, header: dict[str, tuple[int, ...]], parameters: dict[s
             )
 
 
-def read_head(model: nn.Module, folder: Path) -> None:
-    """Reads the value head, where both model and folder have one."""
-    if of_head(model) and (folder / HEAD).exists():
-        _fits(folder / HEAD, of_head(model))
-        _read(folder / HEAD, {name: (p, local(p)) for name, p in of_head(model).items()})
+def read_head(model: nn.Module, directory: Path) -> None:
+    """Reads the value head, if both the model and the directory have one."""
+    if of_head(model) and (directory / HEAD).exists():
+        _fits(directory / HEAD, of_head(model))
+        _read(directory / HEAD, {name: (p, local(p)) for name, p in of_head(model).items()})
 
 
-def read_optimiser(optimiser: Optimiser, model: nn.Module, folder: Path) -> None:
-    """Reads steps and moments, every rank its own part. Without them in the folder the optimiser starts afresh."""
-    if not (folder / STEPS).exists():
+def read_optimiser(optimiser: Optimiser, model: nn.Module, directory: Path) -> None:
+    """Reads step count and moments; every rank reads its own part. Without these files, the optimizer starts from
+    zero.
+    """
+    if not (directory / STEPS).exists():
         return
     optimiser.ensure()
-    optimiser.steps = int(json.loads((folder / STEPS).read_text())["steps"])
+    optimiser.steps = int(json.loads((directory / STEPS).read_text())["steps"])
     for names, parameters in ((MOMENTS, of_weights(model)), (HEAD_MOMENTS, of_head(model))):
         for file, moments in zip(names, (optimiser.first, optimiser.second), strict=True):
-            if parameters and (folder / file).exists():
-                _read(folder / file, {name: (p, moments[name]) for name, p in parameters.items()})
+            if parameters and (directory / file).exists():
+                _read(directory / file, {name: (p, moments[name]) for name, p in parameters.items()})
 
 
 @torch.no_grad()
 def _read(path: Path, into: dict[str, tuple[Tensor, Tensor]]) -> None:
-    """Reads this rank's part of tensors: of parameters that say how they are sharded, into where they go."""
+    """Reads this rank's part of each tensor into the given destination. The parameters define the sharding."""
     with safe_open(path, "pt") as file:
         for name, (like, part) in into.items():
             source = file.get_slice(name)
@@ -245,13 +252,13 @@ def _read(path: Path, into: dict[str, tuple[Tensor, Tensor]]) -> None:
             part.copy_(found)
 
 
-def save(model, optimiser: Optimiser | None, source: Path, folder: Path, ranks: Ranks) -> list[str]:
-    """Writes weights in f32, value head and, where given, the optimiser's state into an existing folder.
-    Returns the names.
+def save(model, optimiser: Optimiser | None, source: Path, directory: Path, ranks: Ranks) -> list[str]:
+    """Writes weights in f32, the value head and, if given, the optimizer state to an existing directory. Returns file
+    names.
 
-    Raises `storage` on the rank that writes, once all ranks are through.
+    Raises `storage` on the writing rank, after all ranks have finished.
     """
-    writer = Writer(folder if ranks.rank == 0 else None)
+    writer = Writer(directory if ranks.rank == 0 else None)
     write_weights(model, source, writer, torch.float32, ranks)
     write_head(model, writer, ranks)
     if optimiser:

@@ -1,4 +1,6 @@
-"""Cutting an update into micro-batches, and following a cut that was recorded: `Cut` of the crate `levade-policy`."""
+"""Micro-batch plans: splits an update into micro-batches, and follows a recorded plan (`Cut` of the crate
+`levade-policy`).
+"""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +14,9 @@ from .merge import shared
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Paths, by their places in the update, that rank `rank` runs together; none where it only keeps step."""
+    """Sequences, by their indices in the update, that rank `rank` computes together. Empty if the rank only keeps in
+    step.
+    """
 
     rank: int
     paths: tuple[int, ...]
@@ -20,16 +24,16 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Cut:
-    """An update on `world_size` ranks that take micro-batches; those of a rank run in this order."""
+    """An update on `world_size` data-parallel ranks. Each rank runs its micro-batches in this order."""
 
     world_size: int
     micro_batches: tuple[MicroBatch, ...]
 
     @staticmethod
     def parse(found: Any) -> "Cut":
-        """The cut in its JSON form.
+        """Parses a plan from JSON.
 
-        Raises `invalid` where it is none.
+        Raises `invalid` if `found` is not a plan.
         """
         try:
             batches = tuple(MicroBatch(int(b["rank"]), tuple(map(int, b["paths"]))) for b in found["micro_batches"])
@@ -38,12 +42,12 @@ class Cut:
             raise invalid(f"the cut has no world_size and micro_batches of rank and paths: {error!r}") from None
 
     def json(self) -> dict:
-        """Its form on the wire."""
+        """Returns the JSON form."""
         batches = [{"rank": b.rank, "paths": list(b.paths)} for b in self.micro_batches]
         return {"world_size": self.world_size, "micro_batches": batches}
 
     def check(self, paths: int, world_size: int) -> None:
-        """Checks that `world_size` ranks can follow the cut of an update of `paths` paths.
+        """Checks that `world_size` ranks can follow the plan for an update of `paths` sequences.
 
         Raises `cut` with the first difference.
         """
@@ -63,8 +67,9 @@ class Cut:
             raise _refused(f"path {seen.index(False)} is in no micro-batch")
 
     def rounds(self) -> list[dict[int, int]]:
-        """Micro-batches that ranks run at the same time: for each round, the place of the micro-batch of every rank that has
-        one left.
+        """Returns the rounds of micro-batches that ranks run simultaneously.
+
+        A round maps every rank with a remaining micro-batch to that micro-batch's index.
         """
         queues: dict[int, list[int]] = {}
         for i, batch in enumerate(self.micro_batches):
@@ -78,41 +83,47 @@ def _refused(why: str) -> VerbError:
 
 
 def merged(paths: list[np.ndarray]) -> int:
-    """How many tokens paths have once merged: in sorted order every path adds what it does not share with the one before."""
+    """Returns the number of tokens after merging. In sorted order, a sequence adds what it does not share with the
+    previous one.
+    """
     ordered = sorted(paths, key=lambda tokens: tokens.astype(">u4").tobytes())
     total = sum(map(len, ordered))
     return total - sum(shared(a, b) for a, b in pairwise(ordered))
 
 
-def filled(groups: list[list[np.ndarray]], most: int, share: int | None = None) -> list[list[int]]:
-    """Fills micro-batches in order with paths, by their places. A group stays together where its merged tokens are `most` at
-    most, else it is cut between paths; a path that is longer goes alone. Micro-batches are filled up to `share`, or `most`.
+def filled(groups: list[list[np.ndarray]], max_tokens: int, target_tokens: int | None = None) -> list[list[int]]:
+    """Fills micro-batches with sequence indices, in order, up to `target_tokens` or at most `max_tokens` merged tokens.
+
+    A group stays together if it has at most `max_tokens` merged tokens. Otherwise it is split between sequences. A sequence
+    longer than `max_tokens` gets its own micro-batch.
     """
-    share = most if share is None else share
-    places = iter(range(sum(map(len, groups))))
+    target_tokens = max_tokens if target_tokens is None else target_tokens
+    indices = iter(range(sum(map(len, groups))))
     pieces: list[list[tuple[int, np.ndarray]]] = []
     for group in groups:
-        placed = [(next(places), tokens) for tokens in group]
-        pieces += [placed] if placed and merged(group) <= most else [[path] for path in placed]
+        placed = [(next(indices), tokens) for tokens in group]
+        pieces += [placed] if placed and merged(group) <= max_tokens else [[path] for path in placed]
     batches: list[list[tuple[int, np.ndarray]]] = []
     for piece in pieces:
-        if batches and merged([tokens for _, tokens in batches[-1] + piece]) <= share:
+        if batches and merged([tokens for _, tokens in batches[-1] + piece]) <= target_tokens:
             batches[-1] = batches[-1] + piece
         else:
             batches.append(piece)
-    return [[place for place, _ in batch] for batch in batches]
+    return [[index for index, _ in batch] for batch in batches]
 
 
 def plan(groups: list[list[np.ndarray]], micro_batch_tokens: int, world_size: int) -> Cut:
-    """The cut of an update on `world_size` ranks. Micro-batches are filled to an equal share where that is less than
-    `micro_batch_tokens`, and run in rounds of similar size; in the last one, ranks may have nothing.
+    """Creates the micro-batch plan of an update on `world_size` ranks.
+
+    Micro-batches are filled up to an equal fraction of the tokens, if that is less than `micro_batch_tokens`. Rounds
+    contain micro-batches of similar size. In the last round, some ranks may have no micro-batch.
     """
     if world_size == 1:
         batches = filled(groups, micro_batch_tokens)
         return Cut(1, tuple(MicroBatch(0, tuple(batch)) for batch in batches))
     paths = [tokens for group in groups for tokens in group]
-    share = -(-sum(merged(group) for group in groups) // world_size)
-    batches = filled(groups, micro_batch_tokens, min(micro_batch_tokens, share))
+    target_tokens = -(-sum(merged(group) for group in groups) // world_size)
+    batches = filled(groups, micro_batch_tokens, min(micro_batch_tokens, target_tokens))
     sizes = [merged([paths[p] for p in batch]) for batch in batches]
     order = sorted(range(len(batches)), key=lambda b: (-sizes[b], b))
     batches = [batches[b] for b in order]
@@ -120,29 +131,30 @@ def plan(groups: list[list[np.ndarray]], micro_batch_tokens: int, world_size: in
     return Cut(world_size, tuple(MicroBatch(i % world_size, tuple(b)) for i, b in enumerate(batches)))
 
 
-def deal(bounds: np.ndarray, above: np.ndarray, most: int, world_size: int) -> list[list[tuple[int, int]]]:
-    """Rounds of runs `start..end` of whole branches for the ranks, of about equal size. A run is computed
-    together with the tokens above its first branch; `bounds` [branches + 1] and `above` [branches] are in
-    tokens. With those above, runs have `most` tokens at most, unless a single path is longer; the last round
-    may be short.
+def deal(bounds: np.ndarray, above: np.ndarray, max_tokens: int, world_size: int) -> list[list[tuple[int, int]]]:
+    """Returns rounds of runs `start..end` of complete branches for the ranks, of about equal size.
+
+    A run is computed together with the ancestor tokens of its first branch. `bounds` [branches + 1] and `above`
+    [branches] are in tokens. Including ancestors, a run has at most `max_tokens` tokens unless a single sequence is longer.
+    The last round may have fewer runs than ranks.
     """
 
     def runs(limit: int) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
-        begun = 0
+        started = 0
         for (start, end), before in zip(pairwise(bounds.tolist()), above.tolist(), strict=True):
-            if found and end - begun <= limit:
+            if found and end - started <= limit:
                 found[-1] = (found[-1][0], end)
             else:
                 found.append((start, end))
-                begun = start - before
+                started = start - before
         return found
 
-    # The smallest limit that takes no more rounds; less than the largest branch needs would save no time.
-    places = -(-len(runs(most)) // world_size) * world_size
-    low, high = min(most, int((np.diff(bounds) + above).max(initial=1))) - 1, most
+    # The smallest limit that needs no more rounds. A limit below the largest branch would save no time.
+    slots = -(-len(runs(max_tokens)) // world_size) * world_size
+    low, high = min(max_tokens, int((np.diff(bounds) + above).max(initial=1))) - 1, max_tokens
     while high - low > 1:
         limit = (low + high) // 2
-        low, high = (low, limit) if len(runs(limit)) <= places else (limit, high)
+        low, high = (low, limit) if len(runs(limit)) <= slots else (limit, high)
     dealt = runs(high)
     return [dealt[i : i + world_size] for i in range(0, len(dealt), world_size)]

@@ -1,6 +1,6 @@
-"""Errors that a client is told of."""
+"""Errors that clients receive."""
 
-# The HTTP status of every code.
+# HTTP status of every error code.
 STATUS = {
     "invalid": 400,
     "unauthorised": 401,
@@ -17,7 +17,7 @@ STATUS = {
 
 
 class VerbError(Exception):
-    """A verb that is refused or has failed. `code` is the protocol's, `message` names the value and the way out."""
+    """A rejected or failed verb. `code` is part of the protocol; `message` names the value and the remedy."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -30,18 +30,18 @@ class VerbError(Exception):
 
     @property
     def retry(self) -> bool:
-        """Whether the same call may succeed later, with nothing changed by its caller."""
+        """Whether the client can retry the same call unchanged."""
         return self.status in (500, 503)
 
     def json(self) -> dict:
-        """The body of a reply."""
+        """Returns the body of the response."""
         return {"error": {"code": self.code, "message": self.message, "retry": self.retry}}
 
 
 def invalid(message: str) -> VerbError:
-    """A request or a batch that cannot be served as it stands."""
+    """Creates the error of a request or batch that cannot be processed."""
     return VerbError("invalid", message)
 
 
 class StartError(Exception):
-    """A group that cannot start, for a reason that its user can mend. Every rank that it stops prints it."""
+    """A reason why the group cannot start, which the user can fix. Every affected rank prints it."""

@@ -1,4 +1,4 @@
-"""Folders and files of weights: only under the root of the run, flushed to the disk, with checksums."""
+"""Directories and files of weights: only under the root of the run, flushed to disk, with checksums."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from .errors import VerbError, invalid
 
 CHUNK = 1 << 20
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64"}
-# Files beside the weights of a model that samplers and tokenizers read.
+# Additional files of a model that samplers and tokenizers read.
 COMPANIONS = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -27,31 +27,31 @@ COMPANIONS = (
     "generation_config.json",
 )
 
-# Name, shape and type of a tensor, and how to get it on this rank.
+# Name, shape and dtype of a tensor, and a function that returns the tensor on this rank.
 Entry = tuple[str, tuple[int, ...], torch.dtype, Callable[[], Tensor]]
 
 
 def storage(error: OSError, what: str, path: Path) -> VerbError:
-    """A file that cannot be read or written: which, and why."""
+    """Creates the error of a file that cannot be read or written."""
     return VerbError("storage", f"cannot {what} {path}: {error.strerror or error}")
 
 
-def inside(root: Path, folder: str) -> Path:
-    """A folder under the root of the run, links followed.
+def inside(root: Path, directory: str) -> Path:
+    """Resolves an absolute directory under the root of the run, following links.
 
-    Raises `invalid` where it lies elsewhere or is relative.
+    Raises `invalid` if the directory is outside the root or the path is relative.
     """
-    path = Path(folder)
+    path = Path(directory)
     if not path.is_absolute():
-        raise invalid(f"the folder {folder!r} is relative; give the whole path")
+        raise invalid(f"the folder {directory!r} is relative; give the whole path")
     resolved = path.resolve()
     if not resolved.is_relative_to(root):
-        raise invalid(f"the folder {folder} is not under the root of the run, {root}")
+        raise invalid(f"the folder {directory} is not under the root of the run, {root}")
     return resolved
 
 
 def flush(path: Path) -> None:
-    """Flushes a file, or the entries of a folder, to the disk."""
+    """Flushes a file, or the entries of a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -60,39 +60,40 @@ def flush(path: Path) -> None:
 
 
 def write_json(path: Path, value) -> None:
-    """Writes JSON, flushed."""
+    """Writes JSON and flushes the file."""
     path.write_text(json.dumps(value, indent=2) + "\n")
     flush(path)
 
 
 class Writer:
-    """Files of a save or a publication, which one rank writes into a folder; others have none. All ranks take
-    part in every file to its end, since they meet at each tensor: a failure is kept, nothing is written after
-    it, and `finish` raises it.
+    """Writes the files of a save or a publication on one rank; on other ranks `directory` is None.
+
+    All ranks go through every file to its end, since they meet at each tensor. The first failure is stored, nothing is
+    written after it, and `finish` raises it.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder, self.names = folder, []
+    def __init__(self, directory: Path | None) -> None:
+        self.folder, self.names = directory, []
         self.failed: VerbError | None = None
 
     @property
     def writes(self) -> bool:
-        """Whether this rank writes, and has been able to."""
+        """Whether this rank writes, and no write has failed yet."""
         return self.folder is not None and self.failed is None
 
     @contextmanager
     def attempt(self, what: str, path: Path) -> Iterator[None]:
-        """Keeps what prevents something from being done to a file, where it is the first failure."""
+        """Stores the error of the enclosed operation if it is the first failure."""
         try:
             yield
         except OSError as error:
-            # A write to an open file has no name in its error, an attempt to open one has.
+            # The error of a write to an open file contains no name; the error of an open does.
             self.failed = self.failed or storage(error, what, Path(error.filename or path))
         except VerbError as error:
             self.failed = self.failed or error
 
     def json(self, name: str, make: Callable[[], Any]) -> None:
-        """Writes JSON, which is made where it is written."""
+        """Writes JSON. `make` is called only on the writing rank."""
         self.names.append(name)
         if self.writes:
             with self.attempt("write", self.folder / name):
@@ -106,7 +107,7 @@ class Writer:
             write_tensors(path, entries)
 
     def finish(self) -> list[str]:
-        """The names of the files. Called once ranks do not wait for each other any more.
+        """Returns the file names. Call it when ranks no longer wait for each other.
 
         Raises the first failure.
         """
@@ -116,9 +117,10 @@ class Writer:
 
 
 def write_tensors(path: Path | None, entries: Iterable[Entry]) -> None:
-    """Writes a safetensors file, tensor after tensor. All ranks take part in getting a tensor; the one with a path writes.
+    """Writes a safetensors file, one tensor after another.
 
-    Raises `storage` once all tensors were got.
+    All ranks take part in getting a tensor; the rank with a `path` writes. Raises `storage` after all tensors were
+    fetched.
     """
     entries = list(entries)
     header: dict = {"__metadata__": {"format": "pt"}}
@@ -130,7 +132,7 @@ def write_tensors(path: Path | None, entries: Iterable[Entry]) -> None:
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     failed, file = None, None
-    # A model that was loaded from a file may still lie in it (mmap): the file is replaced, never written over.
+    # A model that was loaded from a file may still map it (mmap). So the file is replaced, never overwritten.
     partial = path and path.with_name(f".{path.name}.part")
     try:
         file = partial.open("wb") if partial else None
@@ -138,12 +140,12 @@ def write_tensors(path: Path | None, entries: Iterable[Entry]) -> None:
             file.write(len(head).to_bytes(8, "little") + head)
     except OSError as error:
         failed = error
-    # Whatever happens to the file, other ranks wait for this one at every tensor.
+    # Other ranks wait for this rank at every tensor, so the loop continues after a failed write.
     for _, _, dtype, get in entries:
         tensor = get()
         try:
             if file and not failed and tensor.numel():
-                # A copy: memory that numpy has looked at could not be given back any more (shelf.py).
+                # Copies the tensor: PyTorch could no longer release memory that numpy has referenced (shelf.py).
                 copy = tensor.to("cpu", dtype, copy=True).contiguous()
                 file.write(copy.view(torch.uint8).numpy().data)
         except OSError as error:
@@ -160,16 +162,16 @@ def write_tensors(path: Path | None, entries: Iterable[Entry]) -> None:
         failed = failed or error
     if failed:
         if file:
-            # Half a file would only take up room.
+            # An incomplete file would only waste space.
             with suppress(OSError):
                 partial.unlink()
         raise storage(failed, "write", Path(failed.filename or path))
 
 
 def read_header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a safetensors file.
+    """Returns names and shapes of the tensors in a safetensors file.
 
-    Raises `storage` where it cannot be read or its end is missing.
+    Raises `storage` if the file cannot be read or is truncated.
     """
     try:
         with path.open("rb") as file:
@@ -186,17 +188,17 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(entry["shape"]) for name, entry in header.items()}
 
 
-def copy_companions(source: Path, folder: Path) -> list[str]:
-    """Copies tokenizer and templates of a model; returns the names."""
+def copy_companions(source: Path, directory: Path) -> list[str]:
+    """Copies tokenizer and templates of a model. Returns the file names."""
     names = sorted({path.name for pattern in COMPANIONS for path in source.glob(pattern) if path.is_file()})
     for name in names:
-        shutil.copyfile(source / name, folder / name)
-        flush(folder / name)
+        shutil.copyfile(source / name, directory / name)
+        flush(directory / name)
     return names
 
 
 def checksum(path: Path) -> tuple[int, int]:
-    """Bytes and CRC-32C of a file."""
+    """Returns the size in bytes and the CRC-32C of a file."""
     size, found = 0, google_crc32c.Checksum()
     with path.open("rb") as file:
         while part := file.read(CHUNK):
@@ -205,29 +207,30 @@ def checksum(path: Path) -> tuple[int, int]:
     return size, int.from_bytes(found.digest(), "big")
 
 
-def manifest(folder: Path, content, names: Iterable[str]) -> dict:
-    """`Manifest` of files that were just written: where, what, and each with size and checksum."""
+def manifest(directory: Path, content, names: Iterable[str]) -> dict:
+    """Returns the `Manifest` of new files: location, content, and each file with size and checksum."""
     files = []
     for name in sorted(names):
-        size, crc = checksum(folder / name)
+        size, crc = checksum(directory / name)
         files.append({"name": name, "bytes": size, "crc32c": crc})
-    return {"place": {"local": str(folder)}, "content": content, "files": files}
+    return {"place": {"local": str(directory)}, "content": content, "files": files}
 
 
-def published(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Versions that lie in a folder of publications, rising."""
-    found = (path for path in folder.glob("v*") if path.name[1:].isdigit() and path.is_dir())
+def published(directory: Path) -> Iterator[tuple[int, Path]]:
+    """Returns the published versions in a directory, in ascending order."""
+    found = (path for path in directory.glob("v*") if path.name[1:].isdigit() and path.is_dir())
     yield from sorted((int(path.name[1:]), path) for path in found)
 
 
-def remove_old(folder: Path, keep: int, newest: int) -> None:
-    """Removes publications until `keep` are left, and what kills have left half written. The newest stays,
-    and last of all goes the one published before it, which samplers may still read. Others above the newest
-    are of a future that was given up for a checkpoint, and go first.
+def remove_old(directory: Path, keep: int, newest: int) -> None:
+    """Removes publications until `keep` are left, and incomplete files of killed processes.
+
+    The newest publication always stays. The publication before it goes last, since samplers may still read it.
+    Versions above the newest were abandoned when the run returned to a checkpoint; they go first.
     """
-    for path in folder.glob(".*"):
+    for path in directory.glob(".*"):
         shutil.rmtree(path, ignore_errors=True)
-    others = [(path.stat().st_mtime_ns, version, path) for version, path in published(folder) if version != newest]
+    others = [(path.stat().st_mtime_ns, version, path) for version, path in published(directory) if version != newest]
     before = max(others, default=None)
     others.sort(key=lambda other: (other is before, other[1] < newest, other[1]))
     for _, _, path in others[: max(0, len(others) - (keep - 1))]:

@@ -1,7 +1,7 @@
-"""The processes of a group: starting, telling each other what comes next, agreeing, and noticing that one is gone.
+"""The processes of a group: startup, broadcast of calls, agreement on errors, and detection of failed ranks.
 
-Calls, errors and results travel over a gloo group of their own, whatever the weights use. Every wait ends at the deadline of the
-collectives, and its error names the ranks that were not seen any more.
+Calls, errors and results use their own gloo group, independent of the weights' backend. Every wait ends at the timeout
+of the collectives, and its error names the unresponsive ranks.
 """
 
 import contextlib
@@ -22,33 +22,33 @@ import torch.distributed as dist
 from .errors import StartError, VerbError
 
 BEAT_SECONDS = 1.0
-# A rank whose beat has not come for this long is taken to be dead or stopped.
+# A rank without a heartbeat for this long counts as exited or stopped.
 SILENT_SECONDS = 6.0
 
 
 def say(text: str) -> None:
-    """A line on stderr."""
+    """Prints a line to stderr."""
     print(f"levade_torch: {text}", file=sys.stderr, flush=True)
 
 
 @dataclass
-class Where:
-    """What a rank is doing, for messages."""
+class Activity:
+    """A rank's current activity, for error messages."""
 
     what: str = "starting"
 
 
 class Heart(threading.Thread):
-    """Tells the store of the group once a second that this process lives, and what it does."""
+    """Reports once a second to the group's store that this process is running, and its activity."""
 
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
         super().__init__(daemon=True, name="heart")
         self.store, self.rank, self.world = store, rank, world
-        self.where = Where()
+        self.where = Activity()
         self.beats = 0
 
     def run(self) -> None:
-        """Beats until the process ends or the store is gone."""
+        """Sends heartbeats until the process ends or the store is unreachable."""
         while True:
             try:
                 self.store.set(f"beat/{self.rank}", json.dumps([self.beats, self.where.what]))
@@ -65,7 +65,7 @@ class Heart(threading.Thread):
         return found
 
     def diagnosis(self) -> str:
-        """Which ranks are silent, or what each is doing where all are alive. Takes some seconds."""
+        """Returns which ranks are silent, or the activity of each rank if all are running. Takes several seconds."""
         try:
             before = self._heard()
             time.sleep(SILENT_SECONDS)
@@ -84,17 +84,19 @@ class Heart(threading.Thread):
 
 
 def interface_towards(host: str) -> str | None:
-    """Network interface by which this machine reaches another, or itself, by an IPv4 address; `None` where it cannot be told."""
+    """Returns the network interface through which this machine reaches an IPv4 host, or `None` if it cannot be
+    determined.
+    """
     address_of = 0x8915  # SIOCGIFADDR
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            # Nothing is sent; any port will do.
+            # UDP `connect` sends nothing, and any port works.
             probe.connect((host, 9))
             mine = socket.inet_aton(probe.getsockname()[0])
             for _, name in socket.if_nameindex():
                 with contextlib.suppress(OSError):
-                    answer = fcntl.ioctl(probe.fileno(), address_of, struct.pack("256s", name.encode()[:15]))
-                    if answer[20:24] == mine:
+                    request = fcntl.ioctl(probe.fileno(), address_of, struct.pack("256s", name.encode()[:15]))
+                    if request[20:24] == mine:
                         return name
     except OSError:
         pass
@@ -102,7 +104,7 @@ def interface_towards(host: str) -> str | None:
 
 
 class Group:
-    """This process among those of the group."""
+    """This process as a member of the group."""
 
     def __init__(self, device: torch.device, seconds: float) -> None:
         try:
@@ -111,20 +113,20 @@ class Group:
             raise StartError(f"the variable {error} is not set; start with torchrun -m levade_torch") from None
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         timeout = timedelta(seconds=seconds)
-        # By itself gloo listens where the host's own name leads, which on many machines is the loopback.
+        # By default, gloo listens on the address of the host name, which is the loopback on many machines.
         if found := interface_towards(os.environ["MASTER_ADDR"]):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
         dist.init_process_group(backend, timeout=timeout, device_id=None if device.type == "cpu" else device)
         self.control = dist.new_group(backend="gloo", timeout=timeout)
-        # A prefix of its own: a restart under the same torchrun must not read the beats of those before.
+        # A separate prefix: a restart under the same torchrun must not read heartbeats of the previous processes.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        # A connection of its own: one that waits for another rank holds back whoever shares it.
+        # A separate connection: a client that waits for another rank blocks all users of the same connection.
         store = dist.PrefixStore(f"levade/{attempt}", dist.distributed_c10d._get_default_store().clone())
         self.heart = Heart(store, self.rank, self.world)
         self.heart.start()
 
     def broadcast(self, message: bytes | None) -> bytes:
-        """Bytes from rank 0 to all."""
+        """Sends bytes from rank 0 to all ranks. Returns them."""
         size = torch.tensor([0 if message is None else len(message)], dtype=torch.int64)
         dist.broadcast(size, 0, group=self.control)
         if not size.item():
@@ -137,7 +139,7 @@ class Group:
         return body.numpy().tobytes()
 
     def agree(self, error: VerbError | None) -> VerbError | None:
-        """The error of the first rank that has one."""
+        """Returns the error of the first rank that has one, or None. Collective."""
         mine = (error.code, error.message) if error else None
         found: list = [None] * self.world
         dist.all_gather_object(found, mine, group=self.control)
@@ -149,7 +151,7 @@ class Group:
 
 
 def exit_now(code: int) -> None:
-    """Ends the process at once."""
+    """Exits the process immediately, without cleanup."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,7 +1,7 @@
-"""The head of the language model on the tokens that predict others: log-probability, entropy and Σ p², a chunk at a time.
+"""The language model head on predictor tokens: log-probability, entropy and Σ p², one chunk of rows at a time.
 
-A row of the head is a predictor at one temperature; where the tree branches, one row has several targets. Logits exist for one
-chunk of rows, and are computed again in the backward pass.
+A row of the head is a predictor at one temperature. If the tree branches there, a row has several targets. Logits
+exist for one chunk of rows at a time, and the backward pass recomputes them.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,10 @@ from .layout import Layout
 
 @dataclass
 class Rows:
-    """Targets of a batch that this rank predicts. Per target [t]: its place among all, its row, its id; per row [r]: the row of
-    the hidden states and the temperature. Targets are sorted by rows.
+    """Targets of a batch that this rank predicts, sorted by rows.
+
+    Per target [t]: its index among all targets, its row, its token id. Per row [r]: the row of the hidden states, and
+    the temperature.
     """
 
     place: np.ndarray
@@ -29,7 +31,7 @@ class Rows:
 
     @staticmethod
     def of(batch: TreeBatch, layout: Layout) -> "Rows":
-        """The targets whose predictors this rank computes."""
+        """Selects the targets whose predictors this rank computes."""
         start, end = layout.start, layout.start + len(layout.tokens)
         place = np.flatnonzero((batch.predictor >= start) & (batch.predictor < end))
         predictor, temperature = batch.predictor[place], batch.temperature[place]
@@ -44,7 +46,7 @@ class Rows:
 
 @dataclass
 class Found:
-    """Of every target [t], f32: log-probability and entropy (which have gradients), Σ p²."""
+    """Per target [t], f32: log-probability and entropy (both differentiable), and Σ p²."""
 
     logprobs: Tensor
     entropies: Tensor
@@ -52,8 +54,10 @@ class Found:
 
 
 def predictions(head: nn.Module, hidden: Tensor, rows: Rows, chunk: int, entropy_moves: bool) -> Found:
-    """Runs the head on the rows of `hidden` [n, width]. Where there is no target, the result is empty but hangs on the head, so
-    that all ranks have gradients of the same parameters.
+    """Runs the head on the rows of `hidden` [n, width].
+
+    Without targets, the result is empty but depends on the head, so that all ranks have gradients of the same
+    parameters.
     """
     device = hidden.device
     if not len(rows.place):
@@ -85,7 +89,7 @@ def _chunk(head, states: Tensor, temperature: Tensor, row: Tensor, token: Tensor
 
 
 def values(head: nn.Module, hidden: Tensor, rows: Rows) -> Tensor:
-    """A critic's values of the states before the targets, f32 [t]."""
+    """Computes a critic's values of the states before the targets, f32 [t]."""
     if not len(rows.place):
         return head(hidden[:1]).float().sum() * 0.0 + torch.zeros(0, device=hidden.device)
     states = hidden[torch.from_numpy(rows.hidden[rows.row]).to(hidden.device)]

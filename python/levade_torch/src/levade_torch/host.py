@@ -1,4 +1,4 @@
-"""The learners of a group by name, on one rank: made from folders, saved, loaded and published."""
+"""The learners of a group by name, on one rank. Creates, saves, loads and publishes them."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ from .shelf import Shelves
 
 
 class Host:
-    """Learners, each with the folder that its configuration and tokenizer come from, and the version it published last."""
+    """All learners, with their source directories (configuration and tokenizer) and their last published versions."""
 
     def __init__(self, options: Options, ranks: Ranks, control: ProcessGroup, progress: Progress) -> None:
         self.options, self.ranks, self.control, self.progress = options, ranks, control, progress
@@ -33,31 +33,33 @@ class Host:
         self.precision = Precision(DTYPES[options.dtype], options.offload, options.recompute)
         self.flexible = options.attention == "flex" or (options.attention == "auto" and on_cuda)
         named = {"policy": options.model, "critic": options.critic, "reference": options.reference}
-        self.sources = {name: folder for name, folder in named.items() if folder is not None}
+        self.sources = {name: directory for name, directory in named.items() if directory is not None}
         self.versions: dict[str, int | None] = dict.fromkeys(self.sources)
-        # The optimiser's steps at the newest publication, of learners that still hold those weights.
+        # The optimizer's step count at the newest publication, for learners that still hold those weights.
         self.exported: dict[str, int] = {}
         self.push: push.Push | None = None
         self.shelves = Shelves(ranks.device)
-        self.learners = {name: self._make(name, folder) for name, folder in self.sources.items()}
+        self.learners = {name: self._make(name, directory) for name, directory in self.sources.items()}
         if options.probe:
             for learner in self.learners.values():
                 probe.check(learner, self.precision.compute)
         self.description = self._describe()
 
-    def _make(self, name: str, folder: Path) -> Learner:
-        """A learner from a folder."""
+    def _make(self, name: str, directory: Path) -> Learner:
+        """Creates a learner from a directory."""
         frozen, critic = name == "reference", name == "critic"
-        made = model.load(folder, self.ranks, self.precision, value_head=critic, frozen=frozen)
+        made = model.load(directory, self.ranks, self.precision, value_head=critic, frozen=frozen)
         if self.options.lora and name == "policy":
             lora.inject(made, self.options.lora, self.ranks)
-        checkpoint.read_head(made, folder)
+        checkpoint.read_head(made, directory)
         trained = {} if frozen else checkpoint.of_weights(made) | checkpoint.of_head(made)
         limits = Limits(self.options.head_rows, self.options.tokens)
         return Learner(made, trained, self.ranks, self.control, limits, self.flexible, self.progress)
 
     def describe(self) -> dict:
-        """What `/v1/describe` tells beside the protocol. Called beside the verbs: it looks at no model."""
+        """Returns the content of `/v1/describe` without the protocol. Runs in parallel with verbs, so it accesses no
+        model.
+        """
         told = {
             name: learner | {"version": self.versions[name]} for name, learner in self.description["learners"].items()
         }
@@ -95,58 +97,58 @@ class Host:
         }
 
     def content(self, name: str) -> str | dict:
-        """`Content` of the files that a learner writes."""
+        """Returns the `Content` of the files that a learner writes."""
         if hasattr(self.learners[name].model, "levade_lora"):
             return {"adapter": {"base": str(self.sources[name])}}
         return "whole"
 
-    def save(self, name: str, folder: Path, with_optimiser: bool) -> dict | None:
-        """Writes a learner into an existing folder. Rank 0 gets the manifest."""
+    def save(self, name: str, directory: Path, with_optimiser: bool) -> dict | None:
+        """Writes a learner to an existing directory. Rank 0 gets the manifest."""
         learner = self.learners[name]
         optimiser = learner.optimiser if with_optimiser else None
-        names = checkpoint.save(learner.model, optimiser, self.sources[name], folder, self.ranks)
+        names = checkpoint.save(learner.model, optimiser, self.sources[name], directory, self.ranks)
         if self.ranks.rank:
             return None
         if self.content(name) == "whole":
-            names += files.copy_companions(self.sources[name], folder)
-        files.flush(folder)
-        return files.manifest(folder, self.content(name), names)
+            names += files.copy_companions(self.sources[name], directory)
+        files.flush(directory)
+        return files.manifest(directory, self.content(name), names)
 
-    def check_load(self, name: str, folder: Path | None, with_optimiser: bool) -> None:
-        """Raises `storage` where a learner cannot take what lies in a folder, or without one what it was
-        started with.
-        """
+    def check_load(self, name: str, directory: Path | None, with_optimiser: bool) -> None:
+        """Raises `storage` if a learner cannot load `directory`, or its initial state if `directory` is None."""
         held = self.learners[name].model
-        if folder is not None:
-            checkpoint.check(held, folder, with_optimiser)
+        if directory is not None:
+            checkpoint.check(held, directory, with_optimiser)
         elif self.content(name) == "whole":
-            # An adapter starts from its seed alone.
+            # An adapter's initial state depends only on its seed.
             checkpoint.check_source(held, self.sources[name])
 
-    def load(self, name: str, folder: Path | None, with_optimiser: bool) -> None:
-        """Replaces weights and, where asked and there, the optimiser's state; without a folder, by those that
-        the group was started with, as if nothing had been done since. `check_load` has been through.
+    def load(self, name: str, directory: Path | None, with_optimiser: bool) -> None:
+        """Replaces the weights and, if requested and present, the optimizer state.
+
+        If `directory` is None, restores the state in which the group was started. The caller must have called
+        `check_load`.
         """
         learner = self.learners[name]
-        if folder is None:
+        if directory is None:
             self.versions[name] = None
         self.exported.pop(name, None)
         if hasattr(learner.model, "levade_lora"):
-            if folder is None:
+            if directory is None:
                 lora.restart(learner.model, self.options.lora)
             else:
-                lora.load(learner.model, folder)
+                lora.load(learner.model, directory)
             learner.optimiser.clear()
             learner.optimiser = Optimiser(learner.optimiser.parameters, self.ranks, None)
         else:
-            # The old weights go first: two models need not fit.
+            # Drops the old weights first, since two models may not fit into memory.
             learner.model, learner.optimiser = None, None
-            self.learners[name] = learner = self._make(name, folder or self.sources[name])
-        if folder and with_optimiser and learner.optimiser:
-            checkpoint.read_optimiser(learner.optimiser, learner.model, folder)
+            self.learners[name] = learner = self._make(name, directory or self.sources[name])
+        if directory and with_optimiser and learner.optimiser:
+            checkpoint.read_optimiser(learner.optimiser, learner.model, directory)
 
     def publish(self, name: str, version: int) -> dict | None:
-        """Writes the weights into a folder of their own, which appears at once and whole. Rank 0 gets the reference."""
+        """Writes the weights to a new directory, which appears atomically and complete. Rank 0 gets the reference."""
         parent = self.options.run_root / "published" / name
         final, partial = parent / f"v{version}", parent / f".v{version}.{os.getpid()}"
         learner, dtype = self.learners[name], DTYPES[self.options.export_dtype]
@@ -168,26 +170,24 @@ class Host:
         return found
 
     def offload(self, name: str, keeps_weights: bool) -> dict | None:
-        """Moves all learners to the memory of the host, but for the weights of this one where they are kept. Rank 0 gets what was
-        moved.
-        """
-        begun = time.monotonic()
+        """Moves all learners to host memory, optionally except the weights of `name`. Rank 0 gets the statistics."""
+        started = time.monotonic()
         if not keeps_weights:
             self.end_push()
-        return self._moved(self.shelves.offload(self.learners, name if keeps_weights else None), begun)
+        return self._moved(self.shelves.offload(self.learners, name if keeps_weights else None), started)
 
     def onload(self, only: str | None = None) -> dict | None:
-        """Moves all learners back to the devices, or the weights of one. Rank 0 gets what was moved."""
-        begun = time.monotonic()
-        return self._moved(self.shelves.onload(only), begun)
+        """Moves all learners back to the devices, or the weights of one learner. Rank 0 gets the statistics."""
+        started = time.monotonic()
+        return self._moved(self.shelves.onload(only), started)
 
-    def _moved(self, mine: int, begun: float) -> dict | None:
+    def _moved(self, mine: int, started: float) -> dict | None:
         total = torch.tensor([mine], dtype=torch.int64)
         dist.all_reduce(total, group=self.control)
-        return None if self.ranks.rank else {"bytes": int(total.item()), "seconds": time.monotonic() - begun}
+        return None if self.ranks.rank else {"bytes": int(total.item()), "seconds": time.monotonic() - started}
 
     def check_push(self, name: str, version: int, wanted: push.Wanted) -> None:
-        """Raises `invalid` where a learner does not hold the weights that it published as a version, or cannot send them."""
+        """Raises `invalid` if a learner no longer holds the weights of published `version`, or cannot send them."""
         learner = self.learners[name]
         if self.content(name) != "whole":
             raise invalid(f"{name} trains an adapter, and whole weights are pushed; publish it as a folder")
@@ -196,7 +196,7 @@ class Host:
                 f"a group of NCCL needs a GPU, and this learner computes on {self.ranks.device.type}; take gloo"
             )
         steps = learner.optimiser.steps if learner.optimiser else None
-        # Others do not know whether rank 0 could write what it was to publish.
+        # Only rank 0 knows whether its publication was written.
         stale = self.versions[name] != version or name not in self.exported or self.exported[name] != steps
         if self.ranks.rank == 0 and stale:
             raise invalid(
@@ -205,10 +205,10 @@ class Host:
             )
 
     def open_push(self, name: str, wanted: push.Wanted) -> dict | None:
-        """Opens a group for a server, in place of one that was left open. Rank 0 gets what the server has to know."""
+        """Opens a group with a server, and closes a group that was left open. Rank 0 gets what the server must know."""
         self.end_push()
         dtype, sends = DTYPES[self.options.export_dtype], self.ranks.rank == 0
-        # Ranks wait for each other during a send, for less than they wait in a collective.
+        # During a push, ranks wait for each other. This wait must be shorter than the collectives' timeout.
         wanted = replace(wanted, seconds=min(wanted.seconds, self.options.collective_seconds / 2))
         entries = checkpoint.weight_entries(self.learners[name].model, dtype, self.ranks, sends)
         sender = push.Sender(wanted, self.ranks.device) if sends else None
@@ -216,13 +216,13 @@ class Host:
         return self.push.told() if sends else None
 
     def end_push(self) -> None:
-        """Ends a group that is open."""
+        """Closes an open group."""
         if self.push and self.push.sender:
             self.push.sender.close()
         self.push = None
 
     def send_push(self) -> dict | None:
-        """Sends the weights into the group that is open, which ends with it. Rank 0 gets what was sent."""
+        """Sends the weights to the open group, and closes it. Rank 0 gets the statistics."""
         try:
             return self.push.send()
         finally:

@@ -1,7 +1,7 @@
-"""Layout of a batch on a rank: which of its tokens the rank computes, and who sees whom.
+"""Layout of a batch on a rank: which tokens the rank computes, and which tokens see which.
 
-With context parallelism every rank of a group computes an equal run of the packed tokens (the batch is padded with tokens that see
-only themselves), and gathers the keys and values of the others.
+With context parallelism, every rank of a context group computes a run of packed tokens of equal length, and gathers
+the keys and values of the other ranks. Padding tokens see only themselves.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from .blocks import Blocks, blocks
 
 @dataclass
 class Context:
-    """Ranks that share a batch by its tokens."""
+    """The ranks that split a batch by its tokens."""
 
     size: int = 1
     rank: int = 0
@@ -27,8 +27,10 @@ class Context:
 
 @dataclass
 class Layout:
-    """Tensors of a batch on the device: `tokens` and `positions` [rows] that this rank computes, from `start` on; `end` [n] and
-    `position` [n] of all.
+    """Tensors of a batch on the device.
+
+    `tokens` and `positions` [rows] are those that this rank computes, starting at `start`. `end` [n] and `position`
+    [n] are those of all tokens.
     """
 
     tokens: Tensor
@@ -42,7 +44,7 @@ class Layout:
 
     @staticmethod
     def of(batch: TreeBatch, context: Context, device: torch.device, flexible: bool) -> "Layout":
-        """The layout of a batch; of a single token that is not trained where the batch has none."""
+        """Creates the layout of a batch. An empty batch becomes a single token that is not trained."""
         tokens, position, end = batch.tokens, batch.position, batch.subtree_end
         padding = -len(tokens) % context.size if len(tokens) else context.size
         alone = np.arange(len(tokens), len(tokens) + padding)
@@ -63,21 +65,21 @@ class Layout:
         )
 
     def allows(self, q: Tensor, k: Tensor, window: int | None) -> Tensor:
-        """Whether the token at place q sees the one at place k."""
+        """Returns whether the token at index q sees the token at index k."""
         seen = (k <= q) & (q < self.end[k])
         if window is not None:
             seen = seen & (self.position[q] - self.position[k] < window)
         return seen
 
     def dense(self, window: int | None) -> Blocks:
-        """Blocks of this rank's rows, with masks for scaled_dot_product_attention."""
+        """Returns the blocks of this rank's rows, with masks for scaled_dot_product_attention."""
         if window not in self.masks:
             allows = partial(self.allows, window=window)
             self.masks[window] = blocks(self.end, self.start, len(self.tokens), allows)
         return self.masks[window]
 
     def block_mask(self, window: int | None):
-        """The BlockMask of FlexAttention."""
+        """Returns the BlockMask for FlexAttention."""
         from torch.nn.attention.flex_attention import create_block_mask
 
         if ("blocks", window) not in self.masks:

@@ -1,8 +1,9 @@
-"""A learner on one rank: the arithmetic of the verbs. Every method but `plan` is called on all ranks at once, with equal arguments.
+"""A learner on one rank, which implements the computation of the verbs.
 
-Micro-batches run in rounds, one for each of the ranks that take them; who has none left runs a token that is not trained, so that
-all ranks meet in the same collectives. Every micro-batch goes through all stages of the pipeline (pipeline.py); only the last one
-has the heads, and finds something.
+All ranks call every method except `plan` at once, with equal arguments. Micro-batches run in rounds, one per
+data-parallel rank. A rank without a micro-batch computes a token that is not trained, so that all ranks take part in
+the same collectives. Every micro-batch goes through all pipeline stages (pipeline.py). Only the last stage has the
+heads and produces results.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,22 +30,22 @@ from .pipeline import FORWARD, order
 from .sums import Sums
 
 NOTHING = TreeBatch(np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1, np.int64))
-# Told how many micro-batches are done, and of how many.
+# Called with the number of completed micro-batches, and their total number.
 Progress = Callable[[int, int], None]
-# Makes the part of a round that falls to this rank, where one does.
+# Creates this rank's part of a round, or returns None if the rank has no part.
 Part = Callable[[], TreeBatch | None]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is worked on at a time: rows of the head with logits, and packed tokens of a batch that came without a cut."""
+    """Maximum number of head rows with logits at a time, and of packed tokens in a batch without a micro-batch plan."""
 
     head_rows: int
     tokens: int
 
 
 class Learner:
-    """A model, what is trained of it, and its optimiser."""
+    """A model, its trained parameters, and their optimizer."""
 
     def __init__(
         self,
@@ -62,15 +63,15 @@ class Learner:
 
     @property
     def has_value_head(self) -> bool:
-        """Whether it is a critic."""
+        """Whether the learner is a critic."""
         return self.model.has_value_head
 
     def weights(self) -> list[Tensor]:
-        """Everything that a forward pass reads: parameters and buffers, of which this rank may have a part."""
+        """Returns all tensors that a forward pass reads: parameters and buffers, of which this rank may have a part."""
         return [*self.model.parameters(), *self.model.buffers()]
 
     def state(self) -> list[Tensor]:
-        """Everything that only learning needs: accumulated gradients, and the optimiser's moments."""
+        """Returns all tensors that only training needs: accumulated gradients, and the optimizer's moments."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self.optimiser is None:
             return gradients
@@ -83,12 +84,14 @@ class Learner:
 
     def _deal(self, batch: TreeBatch) -> list[list[tuple[int, int]]]:
         bounds = batch.branches()
-        # As many tokens are before a token on its path as its position says.
+        # A token's position equals the number of its ancestor tokens.
         return deal(bounds, batch.position[bounds[:-1]], self.limits.tokens, self.ranks.shape.data)
 
     def through_stage(self, layout: Layout | None, rows: int, then) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """Computes a micro-batch of `rows` rows on this stage, as `TreeModel.forward` does. Before the last stage, hidden states
-        go to the next one. Returns the hidden states that came from the stage before, and what `then` found on the last.
+        """Computes a micro-batch of `rows` rows on this stage, as `TreeModel.forward` does.
+
+        Before the last stage, hidden states are sent to the next stage. Returns the hidden states from the previous
+        stage, and the result of `then` on the last stage.
         """
         pipeline = self.ranks.pipeline
         given = pipeline.states(rows, self.model.config.hidden_size, self.model.precision.compute, self.ranks.device)
@@ -100,7 +103,7 @@ class Learner:
         return given, found
 
     def pass_done(self) -> None:
-        """Ends passes without gradients: everything sent has arrived, and weights are in shards again."""
+        """Finishes passes without gradients: waits for all sent tensors, and reshards the weights."""
         self.ranks.pipeline.drain()
         self.model.reshard()
 
@@ -108,9 +111,10 @@ class Learner:
 
     @torch.no_grad()
     def evaluate(self, batch: TreeBatch, kind: str, whole: bool = False) -> dict[str, np.ndarray] | None:
-        """Columns of every target, f32: `logprobs`, or `predictions` (logprobs, entropies, concentrations),
-        or `values`. Rank 0 gets them, others None. A batch that is to stay whole is computed in one pass, by
-        one rank.
+        """Computes f32 columns for every target.
+
+        `kind` is `logprobs`, `predictions` (logprobs, entropies, concentrations) or `values`. Rank 0 gets the columns;
+        other ranks get None. If `whole` is set, one rank computes the batch in one pass.
         """
         if kind == "values" and not self.has_value_head:
             raise VerbError(
@@ -119,13 +123,13 @@ class Learner:
         rounds = [[(0, len(batch.tokens))]] if whole else self._deal(batch)
         found = []
         for number, runs in enumerate(rounds):
-            part, places = None, no_integers()
+            part, indices = None, no_integers()
             if self.ranks.data < len(runs):
-                part, places = batch.take(*runs[self.ranks.data])
+                part, indices = batch.take(*runs[self.ranks.data])
             part, layout, rows = self._layout(part)
             _, columns = self.through_stage(layout, len(layout.tokens), partial(self._columns, rows=rows, kind=kind))
             if self.ranks.reports:
-                mine = places[rows.place] if len(places) else places
+                mine = indices[rows.place] if len(indices) else indices
                 found.append((mine, [c.float().cpu().numpy() for c in columns]))
             self.progress(min((number + 1) * self.ranks.shape.data, sum(map(len, rounds))), sum(map(len, rounds)))
         self.pass_done()
@@ -145,9 +149,9 @@ class Learner:
         if gathered is None:
             return None
         arrays = {name: np.zeros(targets, np.float32) for name in names}
-        for places, columns in (part for parts in gathered for part in parts):
+        for indices, columns in (part for parts in gathered for part in parts):
             for name, column in zip(names, columns, strict=True):
-                arrays[name][places] = column
+                arrays[name][indices] = column
         return arrays
 
     def _gather(self, value) -> list | None:
@@ -158,7 +162,7 @@ class Learner:
     # Training.
 
     def check_trains(self, loss: Loss | None = None) -> None:
-        """Raises where the learner is frozen, or has no value head for a loss of values."""
+        """Raises `invalid` if the learner is frozen, and `no_value_head` if a value loss needs a missing value head."""
         if self.optimiser is None:
             raise VerbError("invalid", "this learner is frozen: it evaluates, and does not train")
         if loss is not None and loss.is_of_values and not self.has_value_head:
@@ -167,8 +171,9 @@ class Learner:
             )
 
     def _objective(self, batch: TreeBatch | None, loss: Loss) -> tuple[Tensor | None, Tensor, Sums]:
-        """The forward pass of a micro-batch on this stage: hidden states that came in; those that went out, or on the last stage
-        the objective; sums.
+        """Runs the forward pass of a micro-batch on this stage.
+
+        Returns the received hidden states; the sent hidden states, or on the last stage the objective; and sums.
         """
         batch, layout, rows = self._layout(batch)
         sums = Sums(tokens=len(batch.tokens) if self.ranks.context.rank == 0 and batch is not NOTHING else 0)
@@ -188,11 +193,12 @@ class Learner:
         return given, _weighed(found, batch, rows, loss, sums), sums
 
     def backward(self, parts: Sequence[Part], loss: Loss, tell: Callable[[int], None] = lambda _: None) -> list[Sums]:
-        """Adds the gradient of this rank's parts of rounds, which it makes when it comes to them; tells of every round that is
-        done. Returns their sums, which are whole on the last stage.
+        """Adds the gradient of this rank's parts of all rounds, and calls `tell` after each round.
+
+        A part is created when its turn comes. Returns the sums of the parts, which are complete on the last stage.
         """
         pipeline, sums = self.ranks.pipeline, []
-        # Between their passes: hidden states that came in, and what came of them.
+        # Micro-batches between their forward and backward pass: received hidden states, and their output.
         under_way: dict[int, tuple[Tensor | None, Tensor]] = {}
         for what, number in order(len(parts), pipeline.size, pipeline.stage):
             if what == FORWARD:
@@ -202,7 +208,7 @@ class Learner:
                 continue
             given, out = under_way.pop(number)
             gradient = pipeline.gradient(out)
-            # An adapter that starts in a later stage leaves nothing to be learnt here.
+            # If an adapter starts in a later stage, this stage has nothing to train.
             if out.requires_grad:
                 out.backward(gradient)
             if given is not None:
@@ -216,13 +222,14 @@ class Learner:
         if gathered is None:
             return None
         total = [Sums() for _ in range(count)]
-        for place, sums in (part for parts in gathered for part in parts):
-            total[place].merge(sums)
+        for index, sums in (part for parts in gathered for part in parts):
+            total[index].merge(sums)
         return total
 
     def forward_backward(self, batch: TreeBatch, loss: Loss) -> Sums | None:
-        """Adds the gradient of the loss over a batch, whose branches are dealt to the ranks. Rank 0 gets the
-        sums, in which tokens count once for every rank that computes them.
+        """Adds the gradient of the loss over a batch, whose branches are distributed to the ranks.
+
+        Rank 0 gets the sums. Tokens count once for every rank that computes them.
         """
         rounds = self._deal(batch)
 
@@ -234,36 +241,39 @@ class Learner:
         return total[0] if total else None
 
     def train(self, paths: Paths, cut: Cut, loss: Loss, params: Params) -> tuple[list[Sums] | None, dict]:
-        """Runs an update as it is cut, and steps. Rank 0 gets the sums of its micro-batches."""
+        """Runs an update according to its micro-batch plan, and steps. Rank 0 gets the sums per micro-batch."""
         rounds, count = cut.rounds(), len(cut.micro_batches)
-        places = [runs.get(self.ranks.data) for runs in rounds]
+        indices = [runs.get(self.ranks.data) for runs in rounds]
         done = list(accumulate(map(len, rounds)))
 
-        def part(place: int | None) -> TreeBatch | None:
-            chosen = cut.micro_batches[place].paths if place is not None else ()
+        def part(index: int | None) -> TreeBatch | None:
+            chosen = cut.micro_batches[index].paths if index is not None else ()
             return merge(paths, list(chosen)) if chosen else None
 
         found = self.backward(
-            [partial(part, place) for place in places], loss, lambda number: self.progress(done[number], count)
+            [partial(part, index) for index in indices], loss, lambda number: self.progress(done[number], count)
         )
-        mine = [(place, sums) for place, sums in zip(places, found, strict=True) if place is not None]
+        mine = [(index, sums) for index, sums in zip(indices, found, strict=True) if index is not None]
         return self._collect(mine, count), self.step(params)
 
     def step(self, params: Params) -> dict:
-        """One optimiser step over what has accumulated."""
+        """Takes one optimizer step with the accumulated gradients."""
         if hasattr(self.model, "levade_lora"):
             lora.sum_gradients(self.model, self.ranks)
         return self.optimiser.step(params, self.control)
 
 
 def _weighed(found: tuple[Tensor, ...], batch: TreeBatch, rows: Rows, loss: Loss, sums: Sums) -> Tensor:
-    """The objective of a micro-batch, from the values of its targets, or log-probabilities and entropies. Adds to the sums."""
+    """Computes the objective of a micro-batch, and adds to the sums.
+
+    `found` contains the values of the targets, or their log-probabilities and entropies.
+    """
     terms, target = batch.terms[batch.term_index], batch.term_target
-    # The place of every local target in the order of rows.
-    place = np.full(len(batch.target_token), -1)
-    place[rows.place] = np.arange(len(rows.place))
-    mine = np.flatnonzero(place[target] >= 0)
-    terms, target = terms[mine], torch.from_numpy(place[target[mine]])
+    # The index of every local target in the order of rows.
+    row_of_target = np.full(len(batch.target_token), -1)
+    row_of_target[rows.place] = np.arange(len(rows.place))
+    mine = np.flatnonzero(row_of_target[target] >= 0)
+    terms, target = terms[mine], torch.from_numpy(row_of_target[target[mine]])
     weight = torch.from_numpy(terms.weight.astype(np.float64))
     at = found[0].detach().cpu()
     evaluated = loss.evaluate(at[target], terms)

@@ -1,4 +1,6 @@
-"""Low-rank adapters in PEFT's layout. The base is frozen and sharded; A and B are small, f32, and whole on every rank of their stage."""
+"""LoRA adapters in PEFT's layout. The base model is frozen and sharded. A and B are small, f32, and unsharded on every
+rank of their stage.
+"""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """Rank, alpha and the projections that get an adapter. `seed` draws A; B starts at 0."""
+    """Rank, alpha and the projections that get an adapter. `seed` initializes A; B starts at 0."""
 
     rank: int
     alpha: float
@@ -28,14 +30,14 @@ class LoraOptions:
     seed: int = 0
 
     def json(self) -> dict:
-        """Its form in `describe`."""
+        """Returns the JSON form for `describe`."""
         return {name: value for name, value in asdict(self).items() if name != "seed"}
 
 
 def inject(model: nn.Module, options: LoraOptions, ranks: Ranks) -> None:
-    """Freezes the model and gives its projections adapters, of equal bits on every rank.
+    """Freezes the model and adds adapters to its projections. All ranks get equal bits.
 
-    Raises `StartError` where PEFT is not installed, or tensor parallelism splits the projections.
+    Raises `StartError` if PEFT is not installed, or if tensor or expert parallelism splits the projections.
     """
     if ranks.shape.tensor > 1 or ranks.shape.expert > 1:
         raise StartError(
@@ -63,8 +65,9 @@ def inject(model: nn.Module, options: LoraOptions, ranks: Ranks) -> None:
 
 
 def _starts(model: nn.Module, options: LoraOptions) -> Iterator[tuple[str, Tensor]]:
-    """Values that the adapters of this stage start with, by their names. Those of other stages are drawn,
-    too: an adapter starts alike however it is shared out.
+    """Returns the initial values of this stage's adapters, with their names.
+
+    Values of other stages are sampled too, so that initial values do not depend on the sharding.
     """
     own, generator = adapters(model), torch.Generator().manual_seed(options.seed)
     for name, shape in model.levade_adapters.items():
@@ -76,14 +79,14 @@ def _starts(model: nn.Module, options: LoraOptions) -> Iterator[tuple[str, Tenso
 
 @torch.no_grad()
 def restart(model: nn.Module, options: LoraOptions) -> None:
-    """Gives adapters the values that they started with."""
+    """Resets adapters to their initial values."""
     own = adapters(model)
     for name, value in _starts(model, options):
         own[name].copy_(value)
 
 
 def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The adapters' parameters by PEFT's names in files."""
+    """Returns the adapters' parameters by PEFT's names in files."""
     found = {}
     for name, parameter in model.named_parameters():
         if ".lora_A." in name or ".lora_B." in name:
@@ -92,7 +95,7 @@ def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def sum_gradients(model: nn.Module, ranks: Ranks) -> None:
-    """Adds up the gradients of all ranks of a stage, which FSDP2 does not know of."""
+    """Sums the gradients over all ranks of a stage, since FSDP2 does not manage adapters."""
     if ranks.shape.stage == 1:
         return
     parameters = list(adapters(model).values())
@@ -104,38 +107,38 @@ def sum_gradients(model: nn.Module, ranks: Ranks) -> None:
 
 
 def config_json(model: nn.Module, base: str) -> dict:
-    """`adapter_config.json`, as PEFT writes it."""
+    """Returns `adapter_config.json` as PEFT writes it."""
     config = model.levade_lora.to_dict() | {"base_model_name_or_path": base, "inference_mode": True}
     return json.loads(json.dumps(config, default=lambda value: sorted(value) if isinstance(value, set) else str(value)))
 
 
-def check(model: nn.Module, folder: Path) -> None:
+def check(model: nn.Module, directory: Path) -> None:
     """Checks that an adapter's files fit. Changes nothing.
 
     Raises `storage` with the first difference.
     """
     wanted = model.levade_adapters
-    if (found := read_header(folder / WEIGHTS)) != wanted:
+    if (found := read_header(directory / WEIGHTS)) != wanted:
         odd = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
         raise VerbError(
             "storage",
-            f"{folder / WEIGHTS} does not fit the adapter: {odd[0]} is {found.get(odd[0])}, not {wanted.get(odd[0])}",
+            f"{directory / WEIGHTS} does not fit the adapter: {odd[0]} is {found.get(odd[0])}, not {wanted.get(odd[0])}",
         )
     try:
-        text = json.loads((folder / CONFIG).read_text())
+        text = json.loads((directory / CONFIG).read_text())
     except OSError as error:
-        raise storage(error, "read", folder / CONFIG) from None
+        raise storage(error, "read", directory / CONFIG) from None
     for key in ("r", "lora_alpha"):
         if text.get(key) != getattr(model.levade_lora, key):
             raise VerbError(
                 "storage",
-                f"{folder / CONFIG} has {key} = {text.get(key)}; the adapter has {getattr(model.levade_lora, key)}",
+                f"{directory / CONFIG} has {key} = {text.get(key)}; the adapter has {getattr(model.levade_lora, key)}",
             )
 
 
-def load(model: nn.Module, folder: Path) -> None:
-    """Reads an adapter that was checked."""
-    found = load_file(folder / WEIGHTS)
+def load(model: nn.Module, directory: Path) -> None:
+    """Reads an adapter that passed `check`."""
+    found = load_file(directory / WEIGHTS)
     with torch.no_grad():
         for name, parameter in adapters(model).items():
             parameter.copy_(found[name])

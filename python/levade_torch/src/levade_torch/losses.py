@@ -1,6 +1,6 @@
-"""Losses as Levade's recipes name them: parsed, checked, and evaluated at the terms of a batch.
+"""The losses of Levade's recipes: parses, checks and evaluates them on the terms of a batch.
 
-The loss of a batch is the sum of weight × loss over its terms; evaluation is in f64, from f32 log-probabilities.
+The loss of a batch is the sum of weight × loss over its terms. Evaluation uses f64, from f32 log-probabilities.
 """
 
 import math
@@ -15,7 +15,7 @@ from .batch import Terms
 from .errors import invalid
 from .surrogate import LOG_RATIO_BOUND, Point, bounded_exp, flat, surrogate
 
-# Options of every policy loss; those with a `?` may be left out.
+# Options of every policy loss; `?` marks optional ones.
 POLICIES: dict[str, tuple[str, ...]] = {
     "cross_entropy": (),
     "reinforce": (),
@@ -39,7 +39,7 @@ PATH_RATIOS = ("gspo", "geometric_mean")
 
 @dataclass
 class Evaluated:
-    """Terms' contributions before their weights, columns of n: `Evaluated` of the crate `levade-rl`."""
+    """Loss contributions of terms before weighting, columns of n: `Evaluated` of the crate `levade-rl`."""
 
     loss: Tensor
     slope: Tensor
@@ -52,7 +52,7 @@ class Evaluated:
 
 
 def estimate(estimator: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """A KL estimate and its derivative by log p, at x = log p − log p_ref."""
+    """Returns a KL estimate and its derivative by log p, at x = log p − log p_ref."""
     match estimator:
         case "k1":
             return x, torch.ones_like(x)
@@ -80,9 +80,9 @@ class Loss:
 
     @staticmethod
     def parse(found: Any) -> "Loss":
-        """The loss in its JSON form.
+        """Parses a loss from JSON.
 
-        Raises `invalid` with the key or the number that is wrong.
+        Raises `invalid` with the wrong key or number.
         """
         if not isinstance(found, dict) or "policy" not in found:
             raise invalid(f'the loss {found!r} is no object with "policy"')
@@ -106,7 +106,7 @@ class Loss:
 
     @property
     def is_of_values(self) -> bool:
-        """Whether it is about values, not log-probabilities."""
+        """Whether the loss trains values instead of log-probabilities."""
         return self.policy == "value"
 
     def _check_numbers(self) -> None:
@@ -127,9 +127,9 @@ class Loss:
             raise invalid("a loss of values has neither a KL penalty nor a bonus for entropy; leave them out")
 
     def check(self, terms: Terms) -> None:
-        """Checks that every term has what the loss needs, and that it can be evaluated.
+        """Checks that every term has the numbers that the loss needs, and that the loss can be evaluated.
 
-        Raises `invalid` with the first term that does not, its path and what it lacks, or the option that is wrong.
+        Raises `invalid` with the first incomplete term, its sequence and the missing number, or with the wrong option.
         """
         weighs = self.kl is not None and self.kl.get("importance_weighted", False)
         if self.policy not in NO_RATIOS or weighs:
@@ -144,7 +144,7 @@ class Loss:
             self._need(terms, f"a finite {name}", ~np.isfinite(getattr(terms, name)))
         for name in ("value", "behaviour", "proximal", "reference", "path_log_ratio", "correction"):
             self._need(terms, f"a finite {name}", np.isinf(getattr(terms, name)))
-        # Nested options are looked at nowhere else before the ranks are at work.
+        # Nested options are not checked anywhere else before the ranks start computing.
         try:
             self.evaluate(torch.zeros(0), Terms.empty())
         except Exception as odd:
@@ -158,7 +158,7 @@ class Loss:
             raise invalid(f"term {at} (path {terms.path[at]}) lacks {what}, which the loss {self.policy} needs")
 
     def point(self, logp: Tensor, terms: Terms) -> Point:
-        """Where the terms are evaluated, at log-probabilities (or values) `logp` [n] in f64."""
+        """Returns the point of evaluation of the terms, at log-probabilities (or values) `logp` [n] in f64."""
 
         def column(name: str) -> Tensor:
             return torch.from_numpy(getattr(terms, name).astype(np.float64))
@@ -189,7 +189,9 @@ class Loss:
         )
 
     def _interpolate(self, behaviour: Tensor, logp: Tensor, age: Tensor) -> tuple[Tensor, Tensor]:
-        """The guess of the proximal policy, and its importance weight; NaN where no policy drew the token."""
+        """Returns the interpolated proximal log-probability and its importance weight; NaN if no policy sampled the
+        token.
+        """
         alpha = torch.where(age >= 1, (age - 1.0) / age.clamp(min=1.0), 0.0)
         if self.interpolated["by"] == "log_linear":
             proximal = behaviour + alpha * (logp - behaviour)
@@ -204,7 +206,7 @@ class Loss:
         return proximal, torch.where(ratio.isnan(), ratio, torch.where(inside, ratio, 0.0))
 
     def _drops(self, at: Point, ratio: Tensor) -> Tensor:
-        """Tokens whose policy part is left out: outside of the trust region, or marked."""
+        """Returns which tokens lose their policy part: those outside the trust region, or marked ones."""
         if self.policy == "clip_cov":
             return at.marked
         trust = self.options.get("trust")
@@ -216,7 +218,7 @@ class Loss:
         return ((ratio > upper) & (at.advantage > 0)) | ((ratio < lower) & (at.advantage < 0))
 
     def evaluate(self, logp: Tensor, terms: Terms) -> Evaluated:
-        """Every term's loss and its derivative, at log-probabilities (or values) `logp` [n], f32."""
+        """Computes every term's loss and derivative, at f32 log-probabilities (or values) `logp` [n]."""
         at = self.point(logp.double(), terms)
         x = at.x
         ratio = bounded_exp(x)[0]
@@ -241,7 +243,7 @@ class Loss:
         )
 
     def _penalty(self, at: Point) -> tuple[Tensor, Tensor]:
-        """A token's divergence from the reference and its derivative by log p."""
+        """Returns each token's divergence from the reference, and its derivative by log p."""
         value, slope = estimate(self.kl["estimator"], at.logp - at.reference)
         if not self.kl.get("importance_weighted", False):
             return value, slope

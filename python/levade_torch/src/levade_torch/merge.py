@@ -1,4 +1,4 @@
-"""Merging paths into a tree batch, node by node as `TreeBatch::merge` of Levade does: same tokens, targets and terms."""
+"""Merges sequences into a tree batch, with the same tokens, targets and terms as Levade's `TreeBatch::merge`."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from .wire import Arrays, Columns
 
 @dataclass
 class Paths:
-    """Paths of an update: `tokens` of each, and what to train of them, target after target in the order of paths."""
+    """Sequences of an update: their `tokens`, and their targets one after another, in the order of the sequences."""
 
     tokens: list[np.ndarray]
     first_target: np.ndarray
@@ -21,9 +21,9 @@ class Paths:
 
     @staticmethod
     def read(arrays: Arrays) -> "Paths":
-        """The paths of a body.
+        """Reads the sequences of a body.
 
-        Raises `invalid` when a path is empty or a target lies outside of it.
+        Raises `invalid` if a sequence is empty or a target is outside its sequence.
         """
         columns = Columns(arrays)
         counts = columns.integers("path_targets")
@@ -46,9 +46,9 @@ class Paths:
 
 
 def read_tokens(columns: Columns, count: int | None = None) -> list[np.ndarray]:
-    """Token ids of every path.
+    """Returns the token ids of every sequence.
 
-    Raises `invalid` when a path is empty or lengths do not add up.
+    Raises `invalid` if a sequence is empty or the lengths do not add up.
     """
     lengths = columns.integers("path_len", count)
     tokens = columns.integers("path_tokens", int(lengths.sum()))
@@ -58,7 +58,7 @@ def read_tokens(columns: Columns, count: int | None = None) -> list[np.ndarray]:
 
 
 def shared(a: np.ndarray, b: np.ndarray) -> int:
-    """Number of tokens that both begin with."""
+    """Returns the length of the common prefix."""
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
     return int(np.argmax(differ)) if differ.any() else n
@@ -66,7 +66,7 @@ def shared(a: np.ndarray, b: np.ndarray) -> int:
 
 @dataclass
 class Node:
-    """A run of tokens that the same paths share, and what follows it. `start` is its place in the batch."""
+    """A run of tokens that the same sequences share, and its children. `start` is the node's index in the batch."""
 
     tokens: np.ndarray
     children: list["Node"] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Node:
 
 
 def _insert(roots: list[Node], rest: np.ndarray) -> None:
-    """Walks `rest` down the trie, splitting the node where they part."""
+    """Inserts `rest` into the trie, splitting the node at which tokens diverge."""
     siblings = roots
     while len(rest):
         node = next((s for s in siblings if s.tokens[0] == rest[0]), None)
@@ -89,7 +89,7 @@ def _insert(roots: list[Node], rest: np.ndarray) -> None:
 
 
 def _lay(roots: list[Node]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, positions and subtree ends in depth-first order; sets where every node starts."""
+    """Returns tokens, positions and subtree ends in depth-first order. Sets `start` of every node."""
     order: list[tuple[Node, int]] = []
     stack = [(root, 0) for root in reversed(roots)]
     total = 0
@@ -111,7 +111,7 @@ def _lay(roots: list[Node]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _packed(roots: list[Node], tokens: np.ndarray) -> np.ndarray:
-    """Packed indices of a path's tokens. A node ends wherever a path does."""
+    """Returns the packed indices of a sequence's tokens. A node ends wherever a sequence ends."""
     found, siblings, rest = [], roots, tokens
     while len(rest):
         node = next(s for s in siblings if s.tokens[0] == rest[0])
@@ -121,8 +121,9 @@ def _packed(roots: list[Node], tokens: np.ndarray) -> np.ndarray:
 
 
 def merge(paths: Paths, chosen: list[int]) -> TreeBatch:
-    """The chosen paths, in that order, merged wherever their ids agree from the root on. Terms name their path by its place
-    in the choice.
+    """Merges the chosen sequences, in that order, wherever their ids agree from the root on.
+
+    Terms refer to their sequence by its index in `chosen`.
     """
     roots: list[Node] = []
     for path in chosen:
@@ -137,16 +138,16 @@ def merge(paths: Paths, chosen: list[int]) -> TreeBatch:
         return TreeBatch(tokens, position, end)
     token = np.concatenate([at[paths.index[w]] for at, w in zip(packed, wanted, strict=True)])
     before = np.concatenate([at[paths.index[w] - 1] for at, w in zip(packed, wanted, strict=True)])
-    place = np.concatenate([np.full(len(w), i) for i, w in enumerate(wanted)])
+    path_index = np.concatenate([np.full(len(w), i) for i, w in enumerate(wanted)])
     wanted = np.concatenate(wanted)
     bits = np.ascontiguousarray(paths.temperature[wanted]).view(np.uint32)
-    order = np.lexsort((place, bits, token))
-    token, before, bits, place, wanted = (a[order] for a in (token, before, bits, place, wanted))
+    order = np.lexsort((path_index, bits, token))
+    token, before, bits, path_index, wanted = (a[order] for a in (token, before, bits, path_index, wanted))
     new = np.ones(len(token), bool)
     new[1:] = (token[1:] != token[:-1]) | (bits[1:] != bits[:-1])
     first = np.flatnonzero(new)
     terms = paths.terms[wanted]
-    terms.path = place
+    terms.path = path_index
     count = np.diff(np.append(first, len(token)))
     return TreeBatch(
         tokens, position, end, token[first], before[first], paths.temperature[wanted][first], first, count, terms

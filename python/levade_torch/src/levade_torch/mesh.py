@@ -1,4 +1,4 @@
-"""The ranks of a group and how they share the work: pipeline × data × context × tensor parallel, experts across the ranks of a stage."""
+"""The ranks of a group: pipeline × data × context × tensor parallel, with experts split over ranks of a stage."""
 
 import os
 from dataclasses import dataclass, field
@@ -14,9 +14,11 @@ from .pipeline import Pipeline
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a group: `world` processes are `pipeline` × `data` × `context` × `tensor`; neighbours share tensors first, then
-    contexts. Stages are the outermost: they tell each other the least, and so are the ones to lie on different machines. Weights
-    of a stage are sharded over data × context, and experts over `expert` neighbours.
+    """Sizes of a group: `world` processes are `pipeline` × `data` × `context` × `tensor`, with tensor as the fastest
+    dimension.
+
+    Stages are the outermost dimension. They communicate least, so they are the dimension to spread over machines. The
+    weights of a stage are sharded over data × context, and experts over `expert` neighboring ranks.
     """
 
     world: int
@@ -27,21 +29,21 @@ class Shape:
 
     @property
     def stage(self) -> int:
-        """Ranks of a stage."""
+        """Number of ranks per stage."""
         return self.world // self.pipeline
 
     @property
     def shards(self) -> int:
-        """Ranks that the weights of a stage are sharded over (FSDP2)."""
+        """Number of ranks over which the weights of a stage are sharded (FSDP2)."""
         return self.stage // self.tensor
 
     @property
     def data(self) -> int:
-        """Ranks that take micro-batches."""
+        """Number of data-parallel ranks, which process micro-batches."""
         return self.shards // self.context
 
     def check(self) -> None:
-        """Raises `StartError` where the sizes do not make up the group."""
+        """Raises `StartError` if the sizes do not match the number of processes."""
         sizes = {"--tp": self.tensor, "--cp": self.context, "--ep": self.expert, "--pp": self.pipeline}
         for name, size in sizes.items():
             if size < 1:
@@ -59,31 +61,31 @@ class Shape:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Place of this process in the group."""
+    """The coordinates of this process in the group."""
 
     shape: Shape
     rank: int
     device: torch.device
     context: Context
     pipeline: Pipeline = field(default_factory=Pipeline)
-    # Of the ranks of the same stage; None where those are all.
+    # Process group of the ranks in this stage; None if there is only one stage.
     stage: dist.ProcessGroup | None = None
-    # Longest wait for other ranks.
+    # Timeout of waits for other ranks.
     wait: timedelta = timedelta(minutes=10)
 
     @property
     def data(self) -> int:
-        """Which of the ranks that take micro-batches this is, together with those that share them."""
+        """Data-parallel index of this process, which context and tensor parallel ranks share."""
         return self.rank % self.shape.stage // (self.shape.tensor * self.shape.context)
 
     @property
     def reports(self) -> bool:
-        """Whether this one, of those that compute the same, tells what it found."""
+        """Whether this rank reports the result, among the ranks that compute the same result."""
         return self.rank % self.shape.tensor == 0 and self.pipeline.last
 
     @staticmethod
     def of(shape: Shape, device: torch.device, seconds: float) -> "Ranks":
-        """Joins the groups of this process, in which waits end after `seconds`. All processes of the group do this at once."""
+        """Joins the groups of this process, in which waits time out after `seconds`. Collective over all processes."""
         rank, wait = dist.get_rank(), timedelta(seconds=seconds)
         context, stage = Context(), None
         for first in range(0, shape.world, shape.tensor * shape.context):
@@ -101,17 +103,17 @@ class Ranks:
 
 
 def limit_waits(wait: timedelta) -> None:
-    """Sets the timeout of every process group of this process. The groups of meshes would wait for half an hour."""
+    """Sets the timeout of all process groups in this process. The groups of meshes would wait for half an hour."""
     for group in list(dist.distributed_c10d._world.pg_map):
-        # PyTorch 2.11 has the function under a private name, with the same parameters.
+        # PyTorch 2.11 has this function under a private name, with the same parameters.
         set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else dist.distributed_c10d._set_pg_timeout
         set_timeout(wait, group)
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of this process: `cpu`, `cuda`, or the one that there is with `auto`.
+    """Returns the device of this process: `cpu`, `cuda`, or with `auto` the available one.
 
-    Raises `StartError` where there is none, or none that this build of PyTorch has code for.
+    Raises `StartError` if there is no such device, or if this build of PyTorch has no code for it.
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")

@@ -1,7 +1,7 @@
 """A Hugging Face causal language model that computes trees, sharded over the group.
 
-transformers reads every rank's shard of the safetensors files and applies its own plans for tensor and expert parallelism; stages
-of a pipeline and FSDP2 (sharding.py) are applied in between.
+transformers reads every rank's shard of the safetensors files, and applies its own plans for tensor and expert
+parallelism. Pipeline stages and FSDP2 (sharding.py) are applied in between.
 """
 
 import copy
@@ -30,16 +30,17 @@ from .sharding import Precision, shard
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 LAYERS = {"full_attention", "sliding_attention"}
-# Whether transformers can combine --tp, --ep and --pp with FSDP2: from 5.24 on, whose configuration has `ep_size`.
+# Whether transformers can combine --tp, --ep and --pp with FSDP2. It can from 5.24 on, whose configuration has
+# `ep_size`.
 COMBINES_SPLITS = any(field.name == "ep_size" for field in fields(DistributedConfig))
 
 
 class TreeModel:
-    """Mixed into a class of transformers: `forward` runs the model on a layout and hands its last hidden states on."""
+    """Mixin for a transformers model class. `forward` runs the model on a layout and passes the last hidden states on."""
 
     has_value_head = False
     precision: Precision
-    # Longest wait for other ranks.
+    # Timeout of waits for other ranks.
     wait: timedelta
 
     def __init__(self, config, *rest, **options) -> None:
@@ -49,9 +50,11 @@ class TreeModel:
 
     @classmethod
     def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
-        """A step of `from_pretrained`, before weights are read: tensor and expert parallelism as transformers has them, then
-        the layers of this stage and FSDP2 as they are needed here. Heads that are tied are so before: transformers ties them
-        after FSDP2, which then takes them for two parameters, one of which would keep its old weights.
+        """Splits the model before `from_pretrained` reads the weights.
+
+        Applies transformers' tensor and expert parallelism, then keeps the layers of this stage, then applies FSDP2.
+        Heads are tied before FSDP2. transformers ties them after FSDP2, which then treats them as two parameters, of
+        which one would keep its old weights.
         """
         if mesh_manager is None:
             return model
@@ -64,7 +67,7 @@ class TreeModel:
             model.keep_stage(mesh_manager.get_mesh("pp"))
         model.tie_weights(recompute_mapping=False)
         if isinstance(mesh_manager, DeviceMesh):
-            # Before transformers 5.24 there is one mesh, of the ranks that FSDP2 shards over.
+            # Before transformers 5.24, there is one mesh of the ranks over which FSDP2 shards.
             weights = experts = mesh_manager
         else:
             weights, experts = mesh_manager.get_mesh("fsdp"), mesh_manager.get_mesh("efsdp")
@@ -72,16 +75,19 @@ class TreeModel:
         return model
 
     def keep_stage(self, stages: DeviceMesh) -> None:
-        """Leaves only the layers of this stage, the embedding on the first, final norm and heads on the last."""
+        """Keeps the layers of this stage, the embedding on the first stage, and the final norm and heads on the last."""
         apply_pipeline_parallelism(self, stages)
-        # Its own forward pass takes no trees, and lets one stage work at a time.
+        # The replaced forward pass accepts no trees, and lets only one stage work at a time.
         del self.forward
         if self.has_value_head and not self._pp_stage.pp_is_last_stage:
             del self.value_head
 
     def forward(self, layout: Layout | None, then, states: Tensor | None = None):
-        """`then(self, hidden)` of the hidden states [rows, width] that predict the next tokens, or that go to the next stage;
-        `states` are those of the stage before. It runs in here, where the weights of the heads are whole.
+        """Returns `then(self, hidden)` for the hidden states [rows, width] that predict the next tokens or go to the
+        next stage.
+
+        `states` are the hidden states of the previous stage. `then` runs inside this method, where the head's weights
+        are gathered.
         """
         if layout is None:
             return then(self, states)
@@ -92,8 +98,9 @@ class TreeModel:
         return then(self, hidden[0])
 
     def plain(self, tokens: Tensor, states: Tensor | None, last: bool) -> Tensor:
-        """One sequence as transformers computes it: on the last stage its logits, f32 [n, vocabulary], on others the hidden
-        states for the next.
+        """Computes one sequence as transformers does.
+
+        Returns f32 logits [n, vocabulary] on the last stage, and on other stages the hidden states for the next stage.
         """
         given = {"input_ids": tokens[None]} if states is None else {"inputs_embeds": states[None]}
         self.config._attn_implementation, ours = "sdpa", self.config._attn_implementation
@@ -105,8 +112,7 @@ class TreeModel:
             self.config._attn_implementation = ours
 
     def without_layers(self, states: Tensor) -> Tensor:
-        """What becomes of hidden states [rows, width] in a stage whose layers change nothing: they must come out as they
-        are."""
+        """Runs hidden states [rows, width] through a stage whose layers are identities. They must come out unchanged."""
         base = self.base_model
         layers, norm = base.layers, base.norm
         base.layers, base.norm = nn.ModuleList(PipelineIdentityLayer() for _ in layers), PipelineIdentityLayer()
@@ -117,7 +123,7 @@ class TreeModel:
 
     @property
     def tied(self) -> str | None:
-        """The parameter that embedding and head share, by its name, where this stage has it and another one, too."""
+        """Name of the parameter that embedding and head share, if this stage and another stage have it."""
         stage = getattr(self, "_pp_stage", None)
         ends = stage and (stage.pp_is_first_stage or stage.pp_is_last_stage)
         if not ends or not getattr(self.config, "tie_word_embeddings", False):
@@ -126,35 +132,37 @@ class TreeModel:
         return next(name for name, parameter in self.named_parameters() if parameter is weight)
 
 
-def check_config(folder: Path) -> AutoConfig:
-    """The configuration of a model that can be trained on trees.
+def check_config(directory: Path) -> AutoConfig:
+    """Loads the configuration of a model that can be trained on trees.
 
-    Raises `StartError` where there is none, or the model is of another kind.
+    Raises `StartError` if there is no configuration, or if the model is of an unsupported kind.
     """
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise StartError(f"{folder} has no configuration that transformers reads: {error}") from None
-    if not list(folder.glob("*.safetensors")):
-        raise StartError(f"{folder} has no safetensors files; others are not loaded, since pickles run code")
+        raise StartError(f"{directory} has no configuration that transformers reads: {error}") from None
+    if not list(directory.glob("*.safetensors")):
+        raise StartError(f"{directory} has no safetensors files; others are not loaded, since pickles run code")
     if getattr(config, "text_config", None) is not None:
         raise StartError(
-            f"{folder} is a {config.model_type} with more than text; the learner trains its text model alone: give a "
+            f"{directory} is a {config.model_type} with more than text; the learner trains its text model alone: give a "
             "folder of that"
         )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if odd := kinds - LAYERS:
         raise StartError(
-            f"{folder} is a {config.model_type} with layers of {', '.join(sorted(odd))}; trees need {', '.join(LAYERS)}"
+            f"{directory} is a {config.model_type} with layers of {', '.join(sorted(odd))}; trees need {', '.join(LAYERS)}"
         )
     if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise StartError(f"{folder} is a {config.model_type}, which is no causal language model in transformers")
+        raise StartError(f"{directory} is a {config.model_type}, which is no causal language model in transformers")
     return config
 
 
-def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = False, frozen: bool = False) -> nn.Module:
-    """The model of a folder, sharded. All ranks do this at once."""
-    config = check_config(folder)
+def load(
+    directory: Path, ranks: Ranks, precision: Precision, value_head: bool = False, frozen: bool = False
+) -> nn.Module:
+    """Loads a sharded model from a directory. Collective."""
+    config = check_config(directory)
     base = AutoModelForCausalLM._model_mapping[type(config)]
     model_class = type(
         base.__name__, (TreeModel, base), {"has_value_head": value_head, "precision": precision, "wait": ranks.wait}
@@ -162,14 +170,14 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
     shape = ranks.shape
     if shape.pipeline > config.num_hidden_layers:
         raise StartError(
-            f"--pp {shape.pipeline}, but {folder} has {config.num_hidden_layers} layers, and a stage needs one"
+            f"--pp {shape.pipeline}, but {directory} has {config.num_hidden_layers} layers, and a stage needs one"
         )
-    _check_shares(config, folder, shape)
+    _check_shares(config, directory, shape)
     split = DistributedConfig(tp_size=shape.tensor, fsdp_size=shape.shards, **_expert_options(shape))
-    # Given later: transformers itself does not combine stages with FSDP2.
+    # Set afterwards, because transformers itself does not combine stages with FSDP2.
     split.pp_size = shape.pipeline
     model, report = model_class.from_pretrained(
-        folder,
+        directory,
         config=config,
         dtype=precision.compute if frozen else torch.float32,
         attn_implementation=NAME,
@@ -178,7 +186,7 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
         distributed_config=split if shape.world > 1 else None,
         output_loading_info=True,
     )
-    _check_report(folder, report)
+    _check_report(directory, report)
     if shape.world > 1:
         _leave_files(model)
     else:
@@ -186,15 +194,15 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
         _leave_files(model)
         alone = init_device_mesh(ranks.device.type, (1,))
         shard(model, alone, alone, precision)
-    # Some groups are made where they are first needed.
+    # Some groups are created when they are first needed.
     limit_waits(ranks.wait)
     if shape.pipeline > 1:
-        _agree_on_files(model, folder, ranks)
+        _agree_on_files(model, directory, ranks)
     return _settle(model, frozen, precision)
 
 
 def _expert_options(shape: Shape) -> dict[str, Any]:
-    """Returns the options of transformers for experts that ranks share out.
+    """Returns transformers' options for expert parallelism.
 
     Raises `StartError` if this version of transformers cannot combine a split with FSDP2.
     """
@@ -209,24 +217,26 @@ def _expert_options(shape: Shape) -> dict[str, Any]:
     return {}
 
 
-def _check_shares(config, folder: Path, shape: Shape) -> None:
-    """Raises `StartError` where heads or experts cannot be shared out evenly."""
+def _check_shares(config, directory: Path, shape: Shape) -> None:
+    """Raises `StartError` if heads or experts cannot be split evenly."""
     heads = getattr(config, "num_attention_heads", None)
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     for what, count in (("heads", heads), ("heads of keys and values", kv_heads)):
         if count and count % shape.tensor:
-            raise StartError(f"--tp {shape.tensor} does not divide the {count} {what} of {folder}")
+            raise StartError(f"--tp {shape.tensor} does not divide the {count} {what} of {directory}")
     if shape.expert == 1:
         return
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if not experts:
-        raise StartError(f"--ep {shape.expert}, but {folder} is a {config.model_type} without experts; leave out --ep")
+        raise StartError(
+            f"--ep {shape.expert}, but {directory} is a {config.model_type} without experts; leave out --ep"
+        )
     if experts % shape.expert:
-        raise StartError(f"--ep {shape.expert} does not divide the {experts} experts of {folder}")
+        raise StartError(f"--ep {shape.expert} does not divide the {experts} experts of {directory}")
 
 
-def _agree_on_files(model: nn.Module, folder: Path, ranks: Ranks) -> None:
-    """Lets all stages know how the tensors of any of them are called in files, and checks that ends which are tied are equal."""
+def _agree_on_files(model: nn.Module, directory: Path, ranks: Ranks) -> None:
+    """Shares the file names of all stages' tensors with all stages, and checks that tied weights are equal."""
     conversions = ranks.pipeline.gather(getattr(model, "_weight_conversions", None))
     model._weight_conversions = max(conversions, key=lambda found: len(found or []))
     if (
@@ -235,39 +245,39 @@ def _agree_on_files(model: nn.Module, folder: Path, ranks: Ranks) -> None:
         and model.get_output_embeddings().weight is not model.get_parameter(model.tied)
     ):
         raise StartError(
-            f"{folder} has a head that differs from the embedding, although its config.json ties them; "
+            f"{directory} has a head that differs from the embedding, although its config.json ties them; "
             "set tie_word_embeddings to false there"
         )
 
 
 def _leave_files(model: nn.Module) -> None:
-    """Copies what lies in the file that it was read from: such memory cannot be given back (shelf.py)."""
+    """Copies tensors out of mapped files, since mapped memory cannot be released (shelf.py)."""
     for tensor in (*model.parameters(), *model.buffers()):
         part = local(tensor)
         if part.untyped_storage().resizable():
             continue
         if isinstance(tensor, DTensor):
-            # FSDP2 looks for it at the first forward pass.
+            # FSDP2 reads this attribute at the first forward pass.
             tensor._local_tensor = part.clone()
         else:
             tensor.data = part.clone()
 
 
-def _check_report(folder: Path, report: dict) -> None:
-    """Raises `StartError` where tensors are missing, unknown or of another shape."""
+def _check_report(directory: Path, report: dict) -> None:
+    """Raises `StartError` if tensors are missing, unknown or of a different shape."""
     missing = sorted(name for name in report["missing_keys"] if not name.startswith("value_head."))
     unknown = sorted(name for name in report["unexpected_keys"] if "rotary_emb" not in name)
     for what, names in (("lack", missing), ("have unknown", unknown), ("have misshapen", report["mismatched_keys"])):
         if names:
-            raise StartError(f"the safetensors files of {folder} {what} tensors: {', '.join(map(str, names))[:400]}")
+            raise StartError(f"the safetensors files of {directory} {what} tensors: {', '.join(map(str, names))[:400]}")
 
 
 def _settle(model: nn.Module, frozen: bool, precision: Precision) -> nn.Module:
-    """What is trained, and how: no dropout, no padding token, a value head that starts at 0."""
+    """Prepares training: no dropout, no padding token, a value head of zeros."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    # PyTorch keeps the gradient of the padding token at 0, and in some models it also ends a turn.
+    # PyTorch keeps the gradient of the padding token at 0, but in some models this token also ends a turn.
     model.get_input_embeddings().padding_idx = None
     if hasattr(model, "value_head"):
         with torch.no_grad():
@@ -283,24 +293,24 @@ def _settle(model: nn.Module, frozen: bool, precision: Precision) -> nn.Module:
 
 
 def context_of(config) -> int:
-    """Positions that the model was made for."""
+    """Returns the number of positions for which the model was made."""
     return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
 
 
 def count(model: nn.Module, ranks: Ranks) -> int:
-    """Parameters of all stages; tied ones once."""
+    """Returns the number of parameters of all stages. Tied parameters count once."""
     found: dict[str, int] = {}
     for stage in ranks.pipeline.gather({name: p.numel() for name, p in model.named_parameters()}):
         found |= stage
     return sum(found.values())
 
 
-def original_config(folder: Path) -> dict:
-    """`config.json` as it lies in the folder.
+def original_config(directory: Path) -> dict:
+    """Returns `config.json` of a directory.
 
-    Raises `storage` where it is gone or no JSON any more.
+    Raises `storage` if the file is missing or is not JSON.
     """
-    path = folder / "config.json"
+    path = directory / "config.json"
     try:
         return json.loads(path.read_text())
     except OSError as error:

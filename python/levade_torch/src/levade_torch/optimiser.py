@@ -1,6 +1,7 @@
-"""AdamW with decoupled weight decay on matrices, after clipping the global norm, over every rank's own shards.
+"""AdamW with decoupled weight decay on matrices, after clipping of the global norm, over each rank's own shards.
 
-Moments are f32 and lie where the weights lie. A parameter without a gradient counts as one whose gradient is 0.
+Moments are f32 and are stored on the weights' device. A parameter without a gradient counts as one whose gradient is
+0.
 """
 
 import math
@@ -20,7 +21,9 @@ NUMBERS = ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "max_gr
 
 @dataclass(frozen=True)
 class Params:
-    """One step: `OptimParams` of the crate `levade-policy`. An infinite `max_grad_norm` (null in JSON) clips nothing."""
+    """Parameters of one step: `OptimParams` of the crate `levade-policy`. An infinite `max_grad_norm` (null in JSON)
+    disables clipping.
+    """
 
     learning_rate: float
     beta1: float
@@ -31,7 +34,7 @@ class Params:
 
     @staticmethod
     def parse(found: dict) -> "Params":
-        """Raises `invalid` with the number that is missing, unknown or none."""
+        """Parses the parameters. Raises `invalid` with the missing, unknown or non-numeric one."""
         if not isinstance(found, dict):
             raise invalid(f"params must be an object with {', '.join(NUMBERS)}")
         if odd := found.keys() ^ set(NUMBERS):
@@ -48,12 +51,12 @@ class Params:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor; shares its memory."""
+    """Returns this rank's part of a tensor, sharing its memory."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def copies(parameter: Tensor, ranks: int) -> int:
-    """How many of the ranks of a stage hold the same part of a parameter."""
+    """Returns how many ranks of a stage hold the same part of a parameter."""
     if not isinstance(parameter, DTensor):
         return ranks
     mesh = parameter.device_mesh
@@ -62,8 +65,8 @@ def copies(parameter: Tensor, ranks: int) -> int:
 
 
 class Optimiser:
-    """State of AdamW for the trained parameters of a stage of a model, by name. The one that is `tied` between the first stage and
-    the last moves alike on both.
+    """AdamW state of a stage's trained parameters, by name. The `tied` parameter of the first and last stage gets
+    equal updates on both.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], ranks: Ranks, tied: str | None) -> None:
@@ -74,19 +77,19 @@ class Optimiser:
         self.steps = 0
 
     def ensure(self) -> None:
-        """Allocates the moments where they are not there yet."""
+        """Allocates missing moments."""
         for name, parameter in self.parameters.items():
             for moments in (self.first, self.second):
                 if name not in moments:
                     moments[name] = torch.zeros_like(local(parameter), dtype=torch.float32)
 
     def clear(self) -> None:
-        """Drops what has accumulated."""
+        """Drops accumulated gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
     def gradients(self) -> dict[str, Tensor]:
-        """This rank's part of what has accumulated."""
+        """Returns this rank's part of the accumulated gradients."""
         found = {}
         for name, parameter in self.parameters.items():
             gradient = parameter.grad
@@ -101,7 +104,7 @@ class Optimiser:
         return found
 
     def norm(self, gradients: dict[str, Tensor], control: dist.ProcessGroup) -> float:
-        """Norm of the gradient of all ranks, in f64; the same bits on each."""
+        """Computes the gradient norm over all ranks, in f64. All ranks get the same bits."""
         squares = 0.0
         for name, gradient in gradients.items():
             if name == self.tied and not self.ranks.pipeline.first:
@@ -113,8 +116,9 @@ class Optimiser:
         return math.sqrt(sum(part.item() for part in gathered))
 
     def step(self, params: Params, control: dist.ProcessGroup) -> dict:
-        """One step over what has accumulated, which is cleared. A gradient that is not finite changes nothing. Returns
-        `OptimReport`.
+        """Takes one step with the accumulated gradients, and clears them.
+
+        A non-finite gradient changes nothing. Returns `OptimReport`.
         """
         self.ensure()
         gradients = self.gradients()
@@ -136,7 +140,7 @@ class Optimiser:
         if not names:
             return
         weights = [local(self.parameters[name]) for name in names]
-        # The function counts the step itself.
+        # `adamw` increments the step itself.
         before = [torch.tensor(float(self.steps - 1), device=w.device) for w in weights]
         adamw(
             weights,

@@ -1,4 +1,4 @@
-"""Options of the command line, read on every rank alike."""
+"""Command-line options, which are equal on every rank."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from .lora import TARGETS, LoraOptions
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that a group is started with."""
+    """All options of a group."""
 
     model: Path
     critic: Path | None
@@ -42,47 +42,58 @@ class Options:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Creates the argument parser."""
     p = argparse.ArgumentParser(
         "levade_torch",
         description="Levade's learner on PyTorch. Start it with torchrun; see README.md.",
-        # A beginning of a name would get past those who look for the whole one.
+        # Forbids abbreviations: programs that check a command line look for full option names.
         allow_abbrev=False,
     )
     models = p.add_argument_group("models (folders of Hugging Face's layout with safetensors)")
-    models.add_argument("--model", type=Path, required=True, help="the policy that is trained")
-    models.add_argument("--critic", type=Path, help="a critic, with a value head of its own")
-    models.add_argument("--reference", type=Path, help="a frozen reference")
-    models.add_argument("--dtype", choices=("f32", "bf16"), default="bf16", help="of products; trained weights are f32")
-    models.add_argument("--export-dtype", choices=("f32", "bf16"), default="bf16", help="of published weights")
+    models.add_argument("--model", type=Path, required=True, help="policy to train")
+    models.add_argument("--critic", type=Path, help="critic, with its own value head")
+    models.add_argument("--reference", type=Path, help="frozen reference")
     models.add_argument(
-        "--lora-rank", type=int, default=0, help="train an adapter of this rank in place of the policy's weights"
+        "--dtype",
+        choices=("f32", "bf16"),
+        default="bf16",
+        help="dtype of matrix multiplications; trained weights are f32",
+    )
+    models.add_argument("--export-dtype", choices=("f32", "bf16"), default="bf16", help="dtype of published weights")
+    models.add_argument(
+        "--lora-rank", type=int, default=0, help="train an adapter of this rank instead of the policy's weights"
     )
     models.add_argument("--lora-alpha", type=float, default=32.0)
-    models.add_argument("--lora-targets", default=TARGETS, help="projections, by the ends of their names")
+    models.add_argument("--lora-targets", default=TARGETS, help="projections, by suffixes of their names")
     models.add_argument("--lora-seed", type=int, default=0)
     models.add_argument(
-        "--no-probe", dest="probe", action="store_false", help="skip the check of trees against sequences at the start"
+        "--no-probe", dest="probe", action="store_false", help="skip the startup check of trees against sequences"
     )
     service = p.add_argument_group("service")
     service.add_argument(
-        "--run-root", type=Path, required=True, help="folders of save, load and publish must lie in it"
+        "--run-root",
+        type=Path,
+        required=True,
+        help="root of the run, which must contain the directories of save, load and publish",
     )
-    service.add_argument("--token-env", help="the environment variable with the token of clients")
-    service.add_argument("--token-file", type=Path, help="a file with the token")
+    service.add_argument("--token-env", help="environment variable with the clients' token")
+    service.add_argument("--token-file", type=Path, help="file with the clients' token")
     service.add_argument("--host", default="127.0.0.1")
-    service.add_argument("--port", type=int, default=0, help="0: a free one")
-    service.add_argument("--port-file", type=Path, help="gets host:port once the service listens")
+    service.add_argument("--port", type=int, default=0, help="port; 0 selects a free one")
+    service.add_argument("--port-file", type=Path, help="file that receives host:port once the service listens")
     service.add_argument("--max-body-mib", type=int, default=1024)
-    service.add_argument("--keep-published", type=int, default=2, help="versions that stay on the disk")
+    service.add_argument("--keep-published", type=int, default=2, help="number of published versions to keep on disk")
     shape = p.add_argument_group("ranks and memory")
     shape.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     shape.add_argument("--tp", type=int, default=1, help="tensor parallel ranks")
     shape.add_argument("--cp", type=int, default=1, help="context parallel ranks")
     shape.add_argument("--ep", type=int, default=1, help="expert parallel ranks")
-    shape.add_argument("--pp", type=int, default=1, help="stages of a pipeline, each with a run of the layers")
+    shape.add_argument("--pp", type=int, default=1, help="pipeline stages, each with a run of the layers")
     shape.add_argument(
-        "--attention", choices=("auto", "dense", "flex"), default="auto", help="auto: flex on CUDA, else dense"
+        "--attention",
+        choices=("auto", "dense", "flex"),
+        default="auto",
+        help="attention kernel; auto is flex on CUDA, and otherwise dense",
     )
     shape.add_argument(
         "--checkpoint-activations",
@@ -90,26 +101,31 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="recompute activations in the backward pass",
     )
-    shape.add_argument("--offload", action="store_true", help="keep weights and optimiser in the host's memory")
-    shape.add_argument("--head-rows", type=int, default=512, help="rows whose logits exist at the same time")
+    shape.add_argument("--offload", action="store_true", help="keep weights and optimizer state in host memory")
+    shape.add_argument("--head-rows", type=int, default=512, help="maximum number of rows with logits at a time")
     shape.add_argument(
-        "--tokens", type=int, default=8192, help="packed tokens at a time of batches that come without a cut"
+        "--tokens",
+        type=int,
+        default=8192,
+        help="maximum number of packed tokens per micro-batch, for batches without a micro-batch plan",
     )
-    shape.add_argument("--threads", type=int, default=1, help="threads of a process on the CPU")
-    shape.add_argument("--collective-seconds", type=float, default=600.0, help="deadline of every wait for other ranks")
+    shape.add_argument("--threads", type=int, default=1, help="CPU threads per process")
+    shape.add_argument(
+        "--collective-seconds", type=float, default=600.0, help="timeout for every wait for other ranks, in seconds"
+    )
     return p
 
 
 def parse(arguments: list[str] | None = None) -> Options:
-    """The options.
+    """Parses the options.
 
-    Raises `StartError` where one does not hold.
+    Raises `StartError` if an option is invalid.
     """
     a = parser().parse_args(arguments)
     for name in ("model", "critic", "reference"):
-        folder = getattr(a, name)
-        if folder is not None and not (folder / "config.json").is_file():
-            raise StartError(f"--{name} {folder} is no folder with a config.json")
+        directory = getattr(a, name)
+        if directory is not None and not (directory / "config.json").is_file():
+            raise StartError(f"--{name} {directory} is no folder with a config.json")
     if not a.run_root.is_dir():
         raise StartError(f"--run-root {a.run_root} is no folder")
     if not 0 < a.collective_seconds < 1e9:

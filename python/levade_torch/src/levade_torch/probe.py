@@ -1,8 +1,8 @@
-"""A check at the start that trees mean here what sequences mean to transformers: two branches of a small tree, each held against
-the model's own forward pass.
+"""Checks at startup that trees and sequences give the same log-probabilities.
 
-It finds what would train silently wrong: layers that see tokens by other ways than attention, logits that are scaled or capped
-after the head, an attention kernel that is off.
+Computes a small tree with two branches, and compares each branch with the model's own forward pass. This detects
+models that would silently be trained wrongly: layers that mix tokens other than by attention, logits that are scaled
+or capped after the head, or a wrong attention kernel.
 """
 
 from functools import partial
@@ -14,13 +14,13 @@ from .batch import TreeBatch
 from .errors import StartError
 from .learner import Learner
 
-# Largest difference of a log-probability.
+# Maximum difference of a log-probability.
 BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 TRUNK, BRANCHES = 9, (8, 9)
 
 
 def tree(vocabulary: int) -> tuple[TreeBatch, list[np.ndarray]]:
-    """A trunk with two branches, all of whose tokens but the first are targets; and its two paths."""
+    """Returns a trunk with two branches, in which all tokens except the first are targets, and its two sequences."""
     trunk = (7 * np.arange(TRUNK) + 3) % vocabulary
     branches = [(11 * np.arange(length) + length) % vocabulary for length in BRANCHES]
     starts = [TRUNK, TRUNK + BRANCHES[0]]
@@ -35,14 +35,15 @@ def tree(vocabulary: int) -> tuple[TreeBatch, list[np.ndarray]]:
 
 
 def _plain(model, states: torch.Tensor | None, tokens: torch.Tensor, last: bool) -> tuple[torch.Tensor]:
-    """Hidden states of a sequence, or on the last stage the log-probabilities of its tokens but the first."""
+    """Returns hidden states of a sequence; on the last stage, log-probabilities of all its tokens except the first."""
     found = model.plain(tokens, states, last)
     return (found.log_softmax(-1)[:-1].gather(1, tokens[1:, None])[:, 0].contiguous() if last else found,)
 
 
 def _check_stage(learner: Learner, compute: torch.dtype) -> None:
-    """Raises `StartError` where a stage would change hidden states elsewhere than in its layers, as a scale of embeddings does
-    which a model applies outside of them: once for every stage.
+    """Raises `StartError` if a stage changes hidden states outside its layers.
+
+    An example is an embedding scale that a model applies there: every stage would apply it again.
     """
     model, device = learner.model, learner.ranks.device
     states = torch.linspace(-2.0, 3.0, 3 * model.config.hidden_size).view(3, -1).to(device, compute)
@@ -59,12 +60,12 @@ def _check_stage(learner: Learner, compute: torch.dtype) -> None:
 
 @torch.no_grad()
 def check(learner: Learner, compute: torch.dtype) -> None:
-    """Raises `StartError` on rank 0 where a log-probability differs by more than the bound."""
+    """Raises `StartError` on rank 0 if a log-probability differs by more than the bound."""
     model, ranks = learner.model, learner.ranks
     if ranks.pipeline.size > 1:
         _check_stage(learner, compute)
     batch, paths = tree(model.config.vocab_size)
-    # Cut between the ranks, there would be no branches left.
+    # If the tree were split between the ranks, no branches would be left.
     ours = learner.evaluate(batch, "logprobs", whole=True)
     theirs = []
     for path in paths:

@@ -1,8 +1,8 @@
-"""Weights straight into the memory of a server that samples.
+"""Broadcasts weights into the memory of a sampling server.
 
-Rank 0 opens a process group of its own for one push to one server, whose workers join it as ranks 1 and up, and broadcasts tensor
-after tensor; all ranks of the learner take part in making each whole. Whatever becomes of the server, every wait ends at a deadline
-that ends that group alone.
+For one push to one server, rank 0 opens a separate process group, which the server's workers join as ranks 1 and up.
+It broadcasts one tensor after another; all ranks of the learner take part in gathering each tensor. Every wait has a
+deadline, and an expired deadline closes only that group.
 """
 
 import base64
@@ -21,21 +21,23 @@ from .files import Entry
 from .unique_id import Noting
 
 BACKENDS = ("gloo", "nccl")
-# Rendezvous over a store that rank 0 serves, as torch.distributed has it, or over a unique ID of NCCL's that is handed on.
+# Rendezvous through a store that rank 0 serves, as in torch.distributed, or through an NCCL unique ID that rank 0
+# passes on.
 STORE, UNIQUE_ID = "store", "unique_id"
-# How often a broadcast on the GPU is looked at.
+# Poll interval of a GPU broadcast.
 LOOK_SECONDS = 0.0005
 
 
 def failed(message: str) -> VerbError:
-    """A push that came to nothing. The learner has lost nothing by it."""
+    """Creates the error of a failed push, which does not affect the learner."""
     return VerbError("push", message)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A group to open: of `ranks` processes with this one, for a server that is reached at the host `peer`. Its members have
-    `seconds` to join, and as many to take all weights.
+    """A group to open: `ranks` processes including this one, for a server that is reached at the host `peer`.
+
+    Members have `seconds` to join, and the same time to receive all weights.
     """
 
     name: str
@@ -47,14 +49,15 @@ class Wanted:
 
 
 def prefixed(store: dist.Store, name: str, device: str) -> dist.Store:
-    """The part of a store that `torch.distributed` gives a group of this name which was made beside the default one, as servers
-    do it.
+    """Returns the part of a store that `torch.distributed` uses for a group of this name.
+
+    Servers create the group in addition to their default group.
     """
     return dist.PrefixStore(f"{device}/", dist.PrefixStore(f"{name}/", dist.PrefixStore(name, store)))
 
 
 def address_towards(peer: str) -> str:
-    """The address by which this machine is reached from a host. Nothing is sent."""
+    """Returns the address at which `peer` reaches this machine. Sends nothing."""
     try:
         found = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
@@ -66,13 +69,13 @@ def address_towards(peer: str) -> str:
 
 
 class Sender:
-    """Rank 0's side of a group. Members join while other things are done."""
+    """Rank 0's side of a group. Members join in the background."""
 
     def __init__(self, wanted: Wanted, device: torch.device) -> None:
         self.wanted = wanted
         self.device = device if wanted.backend == "nccl" else torch.device("cpu")
         self.group: dist.Backend | None = None
-        # One of NCCL's that is not complete yet.
+        # An NCCL group that is not complete yet.
         self.begun: dist.Backend | None = None
         self.why = ""
         self.told: dict = {}
@@ -93,7 +96,7 @@ class Sender:
             self.told = {"unique_id": base64.b64encode(found).decode()}
 
     def _join(self) -> None:
-        """Returns once all members are there."""
+        """Returns when all members have joined."""
         wanted = self.wanted
         timeout = timedelta(seconds=wanted.seconds)
         try:
@@ -101,10 +104,10 @@ class Sender:
                 self.group = dist.ProcessGroupGloo(self.store, 0, wanted.ranks, timeout)
                 return
             torch.cuda.set_device(self.device)
-            # Its own watchdog would end the process: waits here have a deadline, and end the group.
+            # NCCL's own watchdog would end the process, so waits here have their own deadline and abort the group.
             group = self.begun = dist.ProcessGroupNCCL(self.store, 0, wanted.ranks, timedelta(days=365))
             if wanted.rendezvous == UNIQUE_ID:
-                # vLLM's communicators begin with one element's sum.
+                # vLLM's communicators start with an all-reduce of one element.
                 self._wait(group, group.allreduce([torch.zeros(1, device=self.device)]), wanted.seconds)
             self.group = group
         except (RuntimeError, dist.DistError, VerbError) as error:
@@ -113,7 +116,7 @@ class Sender:
     def joined(self) -> None:
         """Waits until all members have joined.
 
-        Raises `push` when they do not in time.
+        Raises `push` if they do not join in time.
         """
         self.thread.join(self.wanted.seconds)
         if self.group is None:
@@ -124,9 +127,9 @@ class Sender:
             )
 
     def broadcast(self, tensor: Tensor, seconds: float) -> None:
-        """Sends a tensor to all members.
+        """Broadcasts a tensor to all members.
 
-        Raises `push` when one is gone or late.
+        Raises `push` if a member has exited or is late.
         """
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor, options.timeout = 0, 0, timedelta(seconds=max(seconds, 0.001))
@@ -149,7 +152,7 @@ class Sender:
             time.sleep(LOOK_SECONDS)
 
     def close(self) -> None:
-        """Ends the group: who still waits in it is told."""
+        """Closes the group. Members that still wait in it get an error."""
         if self.begun is not None:
             self.begun.abort()
         self.group = self.begun = None
@@ -157,14 +160,14 @@ class Sender:
 
 @dataclass
 class Push:
-    """Weights on their way, on one rank: `entries` are alike on all ranks, and rank 0 has the sender."""
+    """An open push on one rank. All ranks have equal `entries`, and rank 0 has the sender."""
 
     wanted: Wanted
     entries: list[Entry]
     sender: Sender | None = None
 
     def told(self) -> dict:
-        """What a server has to know: where to join, and which tensors come in which order."""
+        """Returns what a server must know: the rendezvous, and the tensors in their order."""
         return {
             "meeting": self.sender.told,
             "names": [name for name, _, _, _ in self.entries],
@@ -174,26 +177,26 @@ class Push:
 
     @torch.no_grad()
     def send(self) -> dict | None:
-        """Sends all tensors. All ranks do this at once; rank 0 gets their number, bytes and seconds.
+        """Sends all tensors. Collective; rank 0 gets their number, bytes and seconds.
 
-        Raises `push` on rank 0 once all ranks are through.
+        Raises `push` on rank 0 after all ranks have finished.
         """
-        why, sent, begun = None, 0, time.monotonic()
+        why, sent, started = None, 0, time.monotonic()
         if self.sender:
             try:
                 self.sender.joined()
             except VerbError as error:
                 why = error
         until = time.monotonic() + self.wanted.seconds
-        # Whatever happens to the server, other ranks wait for this one at every tensor.
+        # Other ranks wait for this rank at every tensor, so the loop continues after the server has failed.
         for _, _, dtype, get in self.entries:
             tensor = get()
             if not self.sender or why or not tensor.numel():
                 continue
             try:
-                whole = tensor.detach().to(self.sender.device, dtype).contiguous()
-                self.sender.broadcast(whole, until - time.monotonic())
-                sent += whole.nbytes
+                full = tensor.detach().to(self.sender.device, dtype).contiguous()
+                self.sender.broadcast(full, until - time.monotonic())
+                sent += full.nbytes
             except VerbError as error:
                 why = error
         if not self.sender:
@@ -201,4 +204,4 @@ class Push:
         self.sender.close()
         if why:
             raise why
-        return {"tensors": len(self.entries), "bytes": sent, "seconds": time.monotonic() - begun}
+        return {"tensors": len(self.entries), "bytes": sent, "seconds": time.monotonic() - started}

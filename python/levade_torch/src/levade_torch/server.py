@@ -1,4 +1,4 @@
-"""HTTP on rank 0: who may ask, what is asked, and answers. Training happens elsewhere (`worker.py`)."""
+"""The HTTP service on rank 0: authorizes requests, parses them and sends responses. worker.py executes the verbs."""
 
 import contextlib
 import hmac
@@ -13,12 +13,12 @@ from .errors import StartError, VerbError, invalid
 from .verbs import VERBS
 
 TENSORS = "application/x-safetensors"
-# A client that has stopped in the middle of a request or an answer is let go.
+# Timeout of a client that stalls during a request or a response.
 SOCKET_SECONDS = 60.0
 
 
 class Service:
-    """What handlers answer from."""
+    """State that handlers share."""
 
     def __init__(self, token: str, calls: Calls, most_bytes: int) -> None:
         self.token, self.calls, self.most_bytes = token.encode(), calls, most_bytes
@@ -27,14 +27,14 @@ class Service:
         self._answered = threading.Condition()
 
     def describe(self) -> dict:
-        """Raises `busy` while models load."""
+        """Returns the description. Raises `busy` while models load."""
         if self.description is None:
             raise VerbError("busy", "the group is still loading its models; try again")
         return self.description()
 
     @contextlib.contextmanager
     def answering(self):
-        """Around a request whose answer must not be lost when the process ends."""
+        """Guards a request whose response must not be lost when the process ends."""
         with self._answered:
             self._asked += 1
         try:
@@ -45,18 +45,18 @@ class Service:
                 self._answered.notify_all()
 
     def drain(self, seconds: float) -> None:
-        """Waits until no answer is under way, for some seconds at most."""
+        """Waits up to `seconds` until no response is pending."""
         with self._answered:
             self._answered.wait_for(lambda: not self._asked, seconds)
 
     def allows(self, header: str | None) -> bool:
-        """Whether a request bears the token."""
+        """Returns whether a request has the token."""
         given = (header or "").removeprefix("Bearer ").encode()
         return hmac.compare_digest(given, self.token)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handles one request."""
 
     protocol_version = "HTTP/1.1"
     server_version = "levade_torch"
@@ -65,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
     service: Service
 
     def do_GET(self) -> None:
-        """Health, description, progress."""
+        """Handles health, description and progress."""
         routes = {"/v1/describe": self.service.describe, "/v1/progress": self.service.calls.progress}
         if self.path == "/health":
             return self._json(200, {"ok": True})
@@ -78,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(error)
 
     def do_POST(self) -> None:
-        """A verb of a learner. Answers when it is done."""
+        """Executes a verb of a learner, and responds when it is done."""
         with self.service.answering():
             self._verb()
 
@@ -103,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
             raise VerbError("unknown", f"there is no learner {learner!r}; there are {', '.join(learners)}")
         if verb not in VERBS:
             raise VerbError("unknown", f"there is no verb {verb!r}; there are {', '.join(VERBS)}")
-        # The second names of headers are those of before the project was called Levade.
+        # The alternative header names date from before the project was called Levade.
         name = self.headers.get("x-levade-call") or self.headers.get("x-dressage-call")
         if not name or len(name) > 200:
             raise invalid("the header x-levade-call must have an id of the call, of 200 characters at most")
@@ -115,8 +115,10 @@ class Handler(BaseHTTPRequestHandler):
             raise VerbError("unauthorised", "the header authorization must bear the token of this group")
 
     def _body(self) -> bytes:
-        """Reads the body of who may ask; of one that is too large, or whose end is not known, nothing. Where it was not read
-        to its end, the connection closes.
+        """Reads the body of an authorized request.
+
+        Reads nothing if the body is too large or its length is unknown. After an incomplete read, the connection
+        closes.
         """
         closes, self.close_connection = self.close_connection, True
         length = self.headers.get("content-length")
@@ -150,27 +152,27 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
         except OSError:
-            # The client is gone; its answer stays with the call.
+            # The client has disconnected; the response stays with the call.
             self.close_connection = True
 
     def log_message(self, *_arguments) -> None:
-        """Requests are not logged; verbs are."""
+        """Disables request logging; the worker logs verbs."""
 
 
 class Server(ThreadingHTTPServer):
-    """Threads, one a connection, that do not keep the process alive."""
+    """Serves each connection in its own thread. These threads do not keep the process running."""
 
     daemon_threads = True
     request_queue_size = 64
 
     def handle_error(self, *_arguments) -> None:
-        """A connection that breaks is the client's affair."""
+        """Ignores broken connections."""
 
 
 def serve(service: Service, host: str, port: int, port_file: Path | None) -> Server:
-    """Listens, in threads of its own, and writes `host:port` into a file.
+    """Listens in background threads, and writes `host:port` to a file.
 
-    Raises `StartError` where the port is taken or the file cannot be written.
+    Raises `StartError` if the port is in use or the file cannot be written.
     """
     handler = type("BoundHandler", (Handler,), {"service": service})
     try:

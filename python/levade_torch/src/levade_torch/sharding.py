@@ -1,7 +1,7 @@
-"""FSDP2: weights, gradients and moments in shards, block by block, with their precision and their place.
+"""FSDP2: shards weights, gradients and moments, layer by layer, and sets their precision and device.
 
-Embedding, final norm and heads stay with the root, so that the head may run chunk by chunk. Gradients are summed over ranks, never
-averaged: normalisers are in the terms' weights.
+Embedding, final norm and heads stay with the root module, so that the head can run in chunks. Gradients are summed
+over ranks, never averaged: normalizers are part of the terms' weights.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 @dataclass(frozen=True)
 class Precision:
-    """`compute` is the type of products; weights that are trained are f32. With `offload` they live in the host's memory, with
-    `recompute` activations are computed again in the backward pass.
+    """Precision and memory options.
+
+    `compute` is the dtype of matrix multiplications; trained weights are f32. `offload` keeps the weights in host
+    memory. `recompute` recomputes activations in the backward pass.
     """
 
     compute: torch.dtype
@@ -24,7 +26,7 @@ class Precision:
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, expert_mesh: DeviceMesh, precision: Precision) -> None:
-    """Shards a model over a mesh, and experts that ranks share out over the ranks that have the same ones."""
+    """Shards a model over `mesh`, and experts over the ranks that hold the same experts."""
     options = {}
     if precision.compute is torch.bfloat16:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -40,6 +42,6 @@ def shard(model: nn.Module, mesh: DeviceMesh, expert_mesh: DeviceMesh, precision
     fully_shard(model, mesh=mesh, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # In this order: gloo has no sum that is scaled on the way.
+            # Called in this order, since gloo has no pre-scaled sum.
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)

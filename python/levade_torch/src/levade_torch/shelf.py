@@ -1,8 +1,8 @@
-"""Tensors that leave a device for a while: their bytes go to the host's memory, and come back into the very same tensors.
+"""Moves tensors temporarily from a device to host memory, and back into the very same tensors.
 
-What is moved are storages, so that whatever shares one (parameters, the flat shards of FSDP2, tied weights, views) stays as it is, and
-only finds nothing in it meanwhile. On the CPU this is a move as well, from one place of the host's memory to another, with the
-first one given back: it shows that nothing else is kept and that no bit changes, and not that a GPU's memory suffices afterwards.
+Whole storages are moved. Everything that shares a storage (parameters, flat shards of FSDP2, tied weights, views)
+keeps its identity, and is only empty meanwhile. On the CPU, data moves within host memory, and the original memory is
+released. This shows that nothing else is kept and that no bit changes, but not that a GPU's memory then suffices.
 """
 
 from collections.abc import Iterable
@@ -16,16 +16,16 @@ from .optimiser import local
 
 
 def bytes_of(storage: torch.UntypedStorage) -> Tensor:
-    """A storage as a tensor of bytes over the same memory."""
+    """Returns a storage as a tensor of bytes over the same memory."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 class Shelf:
-    """Storages of a device whose bytes lie in the host's memory."""
+    """Storages of a device whose bytes are in host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # Storages by their address, each with its bytes.
+        # Storages by address, each with its bytes.
         self._kept: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
 
     def __len__(self) -> int:
@@ -33,8 +33,9 @@ class Shelf:
 
     @torch.no_grad()
     def put(self, tensors: Iterable[Tensor]) -> int:
-        """Moves the tensors' bytes to the host, and gives the device's memory back. Returns how many there were. What lies there
-        already, or in the host's memory of its own accord, stays.
+        """Moves the tensors' bytes to the host, releases the device memory, and returns the number of bytes.
+
+        Skips storages that were moved already or are in host memory anyway.
         """
         on_gpu, moved = self.device.type != "cpu", []
         for tensor in tensors:
@@ -55,7 +56,7 @@ class Shelf:
 
     @torch.no_grad()
     def take(self) -> int:
-        """Moves all of them back. Returns how many bytes there were."""
+        """Moves all storages back. Returns the number of bytes."""
         on_gpu, total = self.device.type != "cpu", 0
         for storage, there in self._kept.values():
             storage.resize_(there.numel())
@@ -68,7 +69,7 @@ class Shelf:
 
 
 class Shelves:
-    """What the learners of a group have on a device, and what of it lies in the host's memory."""
+    """The device memory of a group's learners, and the parts of it that are in host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -76,14 +77,15 @@ class Shelves:
         self._state = Shelf(device)
 
     def offload(self, learners: dict[str, Learner], keeps: str | None = None) -> int:
-        """Moves weights, gradients and moments of learners to the host, all but the weights of the one that `keeps` names. Returns
-        the bytes of this rank.
+        """Moves weights, gradients and moments of learners to the host, except the weights of the learner `keeps`.
+
+        Returns this rank's number of bytes.
         """
         total = self.onload(keeps) if keeps else 0
         for name, learner in learners.items():
             for module in learner.model.modules():
                 if isinstance(module, FSDPModule):
-                    # Parameters are the shards again.
+                    # Makes the parameters shards again.
                     module.reshard()
             if name != keeps:
                 total += self._weights.setdefault(name, Shelf(self.device)).put(learner.weights())
@@ -93,7 +95,7 @@ class Shelves:
         return total
 
     def onload(self, only: str | None = None) -> int:
-        """Moves all back, or the weights of one learner. Returns the bytes of this rank."""
+        """Moves everything back, or only the weights of one learner. Returns this rank's number of bytes."""
         if only:
             return self._weights[only].take() if only in self._weights else 0
         return sum(shelf.take() for shelf in (*self._weights.values(), self._state))

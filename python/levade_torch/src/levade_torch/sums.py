@@ -1,4 +1,4 @@
-"""Findings of a forward and backward pass: `ForwardBackward` of the crate `levade-policy`. All are sums or extrema."""
+"""Statistics of a forward and backward pass: `ForwardBackward` of the crate `levade-policy`. All are sums or extrema."""
 
 from dataclasses import asdict, dataclass
 
@@ -12,7 +12,7 @@ from .losses import Evaluated
 
 @dataclass
 class Sums:
-    """Sums over the terms of a micro-batch; docstrings are at `ForwardBackward`."""
+    """Sums over the terms of a micro-batch. `ForwardBackward` documents the fields."""
 
     loss: float = 0.0
     tokens: int = 0
@@ -30,7 +30,7 @@ class Sums:
     max_mismatch: float = 0.0
 
     def json(self) -> dict:
-        """Its form on the wire."""
+        """Returns the JSON form."""
         return asdict(self)
 
     def merge(self, other: "Sums") -> None:
@@ -40,7 +40,7 @@ class Sums:
             setattr(self, name, max(mine, value) if name == "max_mismatch" else mine + value)
 
     def add_terms(self, terms: Terms, logp: Tensor, entropy: Tensor, found: Evaluated) -> None:
-        """Adds terms of a policy's loss, at log-probabilities `logp` [n] (f32) and entropies [n] of their tokens."""
+        """Adds terms of a policy loss, at log-probabilities `logp` [n] (f32) and entropies [n] of their tokens."""
         behaviour = torch.from_numpy(np.ascontiguousarray(terms.behaviour))
         has_behaviour = ~behaviour.isnan()
         same_weights = has_behaviour & torch.from_numpy(terms.age == 0)
@@ -63,7 +63,7 @@ class Sums:
         self.drift -= float(found.log_ratio[ratios].sum())
 
     def add_values(self, terms: Terms, found: Evaluated) -> None:
-        """Adds terms of a loss of values."""
+        """Adds terms of a value loss."""
         weight = torch.from_numpy(terms.weight.astype(np.float64))
         weighs = weight != 0.0
         self.loss += float((weight * found.loss)[weighs].sum())

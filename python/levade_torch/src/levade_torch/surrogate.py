@@ -1,7 +1,8 @@
-"""Formulas of policy losses at many tokens, in f64: value, derivative by log p, and where a bound took the derivative away.
+"""Formulas of policy losses for many tokens, in f64: value, derivative by log p, and whether a bound removed the
+derivative.
 
-Names: x = log p − log p_old, ρ = exp(x), A the advantage. One function for each entry of `PolicyLoss` of the crate
-`levade-rl`, where their sources are; held against it by tests/test_losses.py.
+Symbols: x = log p − log p_old, ρ = exp(x), A is the advantage, sg stops the gradient. There is one function for each
+entry of `PolicyLoss` in the crate `levade-rl`, which contains the sources. tests/test_losses.py compares both.
 """
 
 from dataclasses import dataclass
@@ -9,14 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Log-ratios are clamped to ± this before the exponential; beyond it a ratio is constant and has no gradient.
+# Log-ratios are clamped to ± this bound before the exponential. Beyond it, a ratio is constant and has no gradient.
 LOG_RATIO_BOUND = 20.0
 
 
 @dataclass
 class Point:
-    """Where a loss is evaluated, columns of n terms in f64. What a term lacks stands in for by what it counts as: `old` by
-    log p, `behaviour` by `old`.
+    """The point at which a loss is evaluated: columns of n terms in f64.
+
+    Absent numbers are replaced: `old` by log p, and `behaviour` by `old`.
     """
 
     logp: Tensor
@@ -40,7 +42,7 @@ class Point:
 
 @dataclass
 class Surrogate:
-    """Loss, its slope, and flags: a bound was active, that bound was the dual clip."""
+    """Loss, its derivative, and flags: whether a bound was active, and whether it was the dual clip."""
 
     loss: Tensor
     slope: Tensor
@@ -48,30 +50,32 @@ class Surrogate:
     dual: Tensor
 
     def where(self, condition: Tensor, other: "Surrogate") -> "Surrogate":
-        """This one where the condition holds, else the other."""
+        """Selects this result if the condition holds, and otherwise the other one."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in ("loss", "slope", "clipped", "dual"))
         return Surrogate(*(torch.where(condition, a, b) for a, b in pairs))
 
 
 def free(loss: Tensor, slope: Tensor, clipped: Tensor | None = None) -> Surrogate:
-    """A loss with its slope; no bound is active unless said."""
+    """Creates a loss with its derivative. By default, no bound is active."""
     none = torch.zeros_like(loss, dtype=torch.bool)
     return Surrogate(loss, slope, none if clipped is None else clipped, none)
 
 
 def flat(loss: Tensor) -> Surrogate:
-    """A loss whose slope a bound has taken away."""
+    """Creates a loss whose derivative was removed by a bound."""
     return free(loss, torch.zeros_like(loss), torch.ones_like(loss, dtype=torch.bool))
 
 
 def bounded_exp(x: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(x) with x clamped, and its derivative, which is 0 where the clamp holds."""
+    """Returns exp(x) with clamped x, and its derivative, which is 0 where x is clamped."""
     value = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
     return value, torch.where(x.abs() > LOG_RATIO_BOUND, 0.0, value)
 
 
 def choose(condition: Tensor, a: float, b: float, like: Tensor) -> Tensor:
-    """One of two numbers for each token, in the type of `like`: between two bare numbers torch.where computes in f32."""
+    """Selects one of two numbers per token, in the dtype of `like`. Between two Python numbers, torch.where computes
+    in f32.
+    """
     return torch.where(condition, torch.full_like(like, a), torch.full_like(like, b))
 
 
@@ -87,7 +91,7 @@ def importance_sampling(x: Tensor, advantage: Tensor) -> Surrogate:
 
 
 def clip(x: Tensor, advantage: Tensor, low: float, high: float, dual: float | None = None) -> Surrogate:
-    """max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), for A < 0 at most −A·dual."""
+    """max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)); if A < 0, at most −A·dual."""
     found = importance_sampling(x, advantage)
     bounded = -advantage * bounded_exp(x)[0].clamp(1.0 - low, 1.0 + high)
     found = flat(bounded).where(bounded > found.loss, found)
@@ -99,7 +103,7 @@ def clip(x: Tensor, advantage: Tensor, low: float, high: float, dual: float | No
 
 
 def clip_keeping(x: Tensor, advantage: Tensor, low: float, high: float, keep: dict) -> Surrogate:
-    """PPO's clip that keeps a part of the gradient beyond its bounds; with `in_value_only` a part that has none."""
+    """PPO's clip that keeps a part of the gradient beyond its bounds. With `in_value_only`, that part has no gradient."""
     ratio = bounded_exp(x)[0]
     below = (ratio < 1.0 - low) & (advantage < 0)
     above = (ratio > 1.0 + high) & (advantage > 0)
@@ -127,21 +131,23 @@ def cispo(at: Point, low: float, high: float) -> Surrogate:
 
 
 def gspo(at: Point, low: float, high: float) -> Surrogate:
-    """PPO's clip on the mean log-ratio of a path, which counts as 10 at most and has no gradient beyond."""
+    """PPO's clip on the mean log-ratio of a sequence. The log-ratio is capped at 10 and has no gradient beyond."""
     bounded = at.path_log_ratio.clamp(max=10.0)
     found = clip(bounded, at.advantage, low, high)
     return flat(found.loss).where(bounded < at.path_log_ratio, found)
 
 
 def geometric_mean(at: Point) -> Surrogate:
-    """−A r, r the geometric mean of a path's clipped ratios; only tokens that are not clipped (marked) move it."""
+    """−A r, where r is the geometric mean of a sequence's clipped ratios. Only tokens that are not clipped (marked)
+    move r.
+    """
     ratio, slope = bounded_exp(at.path_log_ratio)
     loss = -at.advantage * ratio
     return free(loss, -at.advantage * slope).where(at.marked, flat(loss))
 
 
 def soft_gate(at: Point, positive: float, negative: float) -> Surrogate:
-    """−A (4/τ) σ(τ (ρ − 1)), τ by the sign of A."""
+    """−A (4/τ) σ(τ (ρ − 1)), where τ depends on the sign of A."""
     ratio, slope = bounded_exp(at.x)
     tau = choose(at.advantage > 0, positive, negative, ratio)
     gate = 1.0 / (1.0 + (-tau * (ratio - 1.0)).exp())
@@ -155,7 +161,7 @@ def direct(at: Point, beta: float) -> Surrogate:
 
 
 def divergence(at: Point, measure: str, below: float, above: float, cap: float) -> Surrogate:
-    """−A sg(min(ρ, cap)) log p, unless p has left p_old by more than allowed in the direction of A."""
+    """−A sg(min(ρ, cap)) log p, unless p has moved from p_old in the direction of A by more than allowed."""
     p, q = at.logp.exp(), at.old.exp()
     if measure == "total_variation":
         left = p - q
@@ -169,14 +175,14 @@ def divergence(at: Point, measure: str, below: float, above: float, cap: float) 
 
 
 def kl_cov(at: Point, coefficient: float) -> Surrogate:
-    """−A ρ, and + c |x| for tokens that were marked."""
+    """−A ρ, plus c |x| for marked tokens."""
     found, x = importance_sampling(at.x, at.advantage), at.x
     c = coefficient * at.marked
     return Surrogate(found.loss + c * x.abs(), found.slope + c * x.sign(), found.clipped, found.dual)
 
 
 def value(at: Point, clip: float | None) -> Surrogate:
-    """½ max((V − R)², (clip(V, V_old ± c) − R)²); the value stands in place of log p."""
+    """½ max((V − R)², (clip(V, V_old ± c) − R)²), where V is passed as log p."""
     error = at.logp - at.returns
     found = free(0.5 * error * error, error)
     if clip is None:
@@ -186,7 +192,7 @@ def value(at: Point, clip: float | None) -> Surrogate:
 
 
 def surrogate(policy: str, options: dict, at: Point) -> Surrogate:
-    """The table: a policy loss by its name in recipes."""
+    """Evaluates a policy loss by its name in recipes."""
     o = {name: option for name, option in options.items() if name not in ("trust", "keep", "share", "lower", "upper")}
     match policy:
         case "cross_entropy":

@@ -1,15 +1,15 @@
-"""NCCL's unique ID, for members of a group that are handed it instead of a store."""
+"""NCCL's unique ID, for group members that receive it directly instead of through a store."""
 
 import threading
 
 import torch.distributed as dist
 
-# Bytes of `ncclUniqueId`.
+# Size of `ncclUniqueId`, in bytes.
 UNIQUE_ID_BYTES = 128
 
 
 class Noting(dist.Store):
-    """A store of one process that notes the unique ID which rank 0 of a group puts into it for the others."""
+    """An in-process store that captures the unique ID which rank 0 of a group stores for the other ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class Noting(dist.Store):
         self._id: bytes | None = None
 
     def set(self, key, value) -> None:
-        """Keeps a value."""
+        """Stores a value."""
         value = value.encode() if isinstance(value, str) else bytes(value)
         with self._changed:
             self._held[key] = value
@@ -27,13 +27,13 @@ class Noting(dist.Store):
             self._changed.notify_all()
 
     def get(self, key) -> bytes:
-        """Waits for a value."""
+        """Waits for a value and returns it."""
         with self._changed:
             self._changed.wait_for(lambda: key in self._held)
             return self._held[key]
 
     def add(self, key, value) -> int:
-        """Counts."""
+        """Adds to a counter and returns its value."""
         with self._changed:
             total = int(self._held.get(key, b"0")) + value
             self._held[key] = str(total).encode()
@@ -41,17 +41,17 @@ class Noting(dist.Store):
             return total
 
     def check(self, keys) -> bool:
-        """Whether all values are there."""
+        """Returns whether all values are present."""
         with self._changed:
             return all(key in self._held for key in keys)
 
     def wait(self, keys, timeout=None) -> None:
-        """Waits for values."""
+        """Waits until all values are present."""
         with self._changed:
             self._changed.wait_for(lambda: all(key in self._held for key in keys), timeout and timeout.total_seconds())
 
     def unique_id(self, seconds: float) -> bytes | None:
-        """The unique ID; None where none came in time."""
+        """Returns the unique ID, or None if none arrives within `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self._id is not None, seconds)
             return self._id

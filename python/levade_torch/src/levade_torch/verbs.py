@@ -1,5 +1,7 @@
-"""The verbs: from a request to a reply. Each first reads and checks, which changes nothing and may be refused, and returns what is
-to be done on all ranks at once.
+"""The verbs: from a request to a response.
+
+A verb first reads and checks the request, which changes nothing and can fail. It then returns a job, which all ranks
+run at once.
 """
 
 import math
@@ -21,12 +23,12 @@ from .optimiser import Params
 from .push import BACKENDS, STORE, UNIQUE_ID, Wanted
 from .wire import Arrays, Columns
 
-# What is to be done; the body of the reply on rank 0, None on others.
+# The work of a verb. Returns the response body on rank 0, and None on other ranks.
 Job = Callable[[], bytes | None]
 
 
 def number(value: float) -> float | None:
-    """A number in JSON; null where it is not finite."""
+    """Converts a number for JSON: null if it is not finite."""
     return value if math.isfinite(value) else None
 
 
@@ -49,22 +51,22 @@ def _batch(host: Host, name: str, arrays: Arrays) -> TreeBatch:
 
 
 def plan_update(host: Host, name: str, control: Any, arrays: Arrays) -> Job:
-    """`plan`: how the ranks would cut an update."""
-    most = _field(control, "micro_batch_tokens", int)
-    if most < 1:
-        raise invalid(f"micro_batch_tokens is {most}; it must be at least 1")
+    """`plan`: returns the micro-batch plan of an update for the ranks."""
+    max_tokens = _field(control, "micro_batch_tokens", int)
+    if max_tokens < 1:
+        raise invalid(f"micro_batch_tokens is {max_tokens}; it must be at least 1")
     columns = Columns(arrays)
     tokens, sizes = read_tokens(columns), columns.integers("group_len")
     if (sizes < 0).any() or sizes.sum() != len(tokens):
         raise invalid(f"group_len adds up to {sizes.sum()} paths of {len(tokens)}")
     ends = np.cumsum(sizes)
     groups = [tokens[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    cut = plan(groups, most, host.ranks.shape.data)
+    cut = plan(groups, max_tokens, host.ranks.shape.data)
     return lambda: wire.pack({"cut": cut.json()})
 
 
 def train(host: Host, name: str, control: Any, arrays: Arrays) -> Job:
-    """`train`: an update, exactly as it was cut."""
+    """`train`: runs an update exactly according to its micro-batch plan."""
     learner = host.learners[name]
     loss = Loss.parse(control.get("loss"))
     params, cut = Params.parse(control.get("params")), Cut.parse(control.get("cut"))
@@ -84,12 +86,12 @@ def train(host: Host, name: str, control: Any, arrays: Arrays) -> Job:
 def _check_paths(host: Host, name: str, paths: Paths) -> None:
     config = host.learners[name].model.config
     context, vocabulary = context_of(config), config.vocab_size
-    for place, tokens in enumerate(paths.tokens):
+    for index, tokens in enumerate(paths.tokens):
         if len(tokens) > context:
-            raise invalid(f"path {place} has {len(tokens)} tokens, but the context holds {context}")
+            raise invalid(f"path {index} has {len(tokens)} tokens, but the context holds {context}")
         if tokens.min() < 0 or tokens.max() >= vocabulary:
             raise invalid(
-                f"path {place} has the ids {tokens.min()} to {tokens.max()}, but the vocabulary has {vocabulary} entries"
+                f"path {index} has the ids {tokens.min()} to {tokens.max()}, but the vocabulary has {vocabulary} entries"
             )
 
 
@@ -122,7 +124,7 @@ def forward_backward(host: Host, name: str, control: Any, arrays: Arrays) -> Job
 
 
 def optim_step(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
-    """`optim_step`: a step along what has accumulated."""
+    """`optim_step`: takes a step with the accumulated gradients."""
     learner = host.learners[name]
     params = Params.parse(control.get("params"))
     learner.check_trains()
@@ -130,41 +132,43 @@ def optim_step(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
 
 
 def save(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
-    """`save`: into a folder under the root of the run."""
-    folder = _folder(host, control)
+    """`save`: writes to a directory under the root of the run."""
+    directory = _folder(host, control)
     with_optimiser = _field(control, "with_optimiser", bool)
 
     def job() -> bytes | None:
-        manifest = host.save(name, folder, with_optimiser)
+        manifest = host.save(name, directory, with_optimiser)
         return wire.pack({"manifest": manifest}) if manifest else None
 
     return job
 
 
 def load(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
-    """`load`: from a folder under the root of the run; from null, what the group was started with."""
+    """`load`: reads from a directory under the root of the run. Null restores the state in which the group was
+    started.
+    """
     if control.get("folder", "") is None:
-        folder, with_optimiser = None, False
+        directory, with_optimiser = None, False
     else:
-        folder, with_optimiser = _folder(host, control), _field(control, "with_optimiser", bool)
-    host.check_load(name, folder, with_optimiser)
+        directory, with_optimiser = _folder(host, control), _field(control, "with_optimiser", bool)
+    host.check_load(name, directory, with_optimiser)
 
     def job() -> bytes:
-        host.load(name, folder, with_optimiser)
+        host.load(name, directory, with_optimiser)
         return wire.pack({})
 
     return job
 
 
 def _folder(host: Host, control: Any) -> Path:
-    folder = files.inside(host.options.run_root, _field(control, "folder", str))
-    if not folder.is_dir():
-        raise invalid(f"{folder} is no folder on the machine of rank {host.ranks.rank}")
-    return folder
+    directory = files.inside(host.options.run_root, _field(control, "folder", str))
+    if not directory.is_dir():
+        raise invalid(f"{directory} is no folder on the machine of rank {host.ranks.rank}")
+    return directory
 
 
 def publish(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
-    """`publish`: weights for samplers."""
+    """`publish`: writes weights for samplers."""
     version = _field(control, "version", int)
     if version < 0:
         raise invalid(f"version is {version}; it must not be negative")
@@ -177,7 +181,7 @@ def publish(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
 
 
 def push_open(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
-    """`push_open`: a group that a server joins, and the tensors that will come."""
+    """`push_open`: opens a group that a server joins, and lists the tensors that will follow."""
     seconds = control.get("seconds")
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < math.inf:
         raise invalid(f"seconds is {seconds!r}; it must be a number of seconds above 0")
@@ -195,14 +199,14 @@ def push_open(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
     host.check_push(name, _field(control, "version", int), wanted)
 
     def job() -> bytes | None:
-        told = host.open_push(name, wanted)
-        return wire.pack(told) if told else None
+        response = host.open_push(name, wanted)
+        return wire.pack(response) if response else None
 
     return job
 
 
 def push_send(host: Host, _name: str, control: Any, _arrays: Arrays) -> Job:
-    """`push_send`: all weights into the group that is open."""
+    """`push_send`: sends all weights to the open group."""
     group = _field(control, "group", str)
     open_one = host.push and host.push.wanted.name
     if open_one != group:
@@ -216,7 +220,7 @@ def push_send(host: Host, _name: str, control: Any, _arrays: Arrays) -> Job:
 
 
 def offload(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
-    """`offload`: all learners leave their devices, so that others can have them."""
+    """`offload`: moves all learners to host memory, so that other processes can use the devices."""
     keeps_weights = _field(control, "keeps_weights", bool)
 
     def job() -> bytes | None:
@@ -227,7 +231,7 @@ def offload(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
 
 
 def onload(host: Host, _name: str, _control: Any, _arrays: Arrays) -> Job:
-    """`onload`: they take their devices again. Verbs that need them do so by themselves."""
+    """`onload`: moves all learners back to their devices. Verbs that need a device do this on their own."""
 
     def job() -> bytes | None:
         moved = host.onload()
@@ -236,7 +240,7 @@ def onload(host: Host, _name: str, _control: Any, _arrays: Arrays) -> Job:
     return job
 
 
-# Verbs that need nothing on a device, and those that need the weights of their learner alone.
+# Verbs that need no device memory, and verbs that need only the weights of their learner.
 ANYWHERE, WEIGHTS_ALONE = ("plan", "offload", "onload"), ("push_open", "push_send")
 
 VERBS: dict[str, Callable[[Host, str, Any, Arrays], Job]] = {

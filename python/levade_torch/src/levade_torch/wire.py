@@ -1,4 +1,4 @@
-"""Bodies of requests and replies: a safetensors file with the control part as JSON in its metadata."""
+"""Bodies of requests and responses: a safetensors file with control JSON in its metadata."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def pack(control: Any, arrays: Arrays | None = None) -> bytes:
-    """A body of JSON and 1-D arrays."""
+    """Packs JSON and 1-D arrays into a body."""
     header: dict[str, Any] = {"__metadata__": {"json": json.dumps(control, allow_nan=False)}}
     parts, at = [], 0
     for name, array in (arrays or {}).items():
@@ -41,9 +41,9 @@ def pack(control: Any, arrays: Arrays | None = None) -> bytes:
 
 
 def unpack(body: bytes) -> tuple[Any, dict[str, np.ndarray]]:
-    """JSON and arrays of a body.
+    """Unpacks JSON and arrays from a body.
 
-    Raises `invalid` where it is no safetensors file: where it stops fitting.
+    Raises `invalid` with the first inconsistency if the body is not a safetensors file.
     """
     if not body:
         return {}, {}
@@ -74,20 +74,20 @@ def _array(name: str, entry: Any, data: memoryview) -> np.ndarray:
 
 
 class Columns:
-    """Arrays of a body by name, each of a wanted type and length."""
+    """Arrays of a body by name, with checks of their dtype and length."""
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
 
     def integers(self, name: str, length: int | None = None) -> np.ndarray:
-        """An array of integers as I64."""
+        """Returns an array of integers as I64."""
         found = self._get(name, length)
         if found.dtype.kind not in "iub":
             raise invalid(f"tensor {name!r} has numbers of type {NAMES[found.dtype]}; it takes integers")
         return found.astype(np.int64)
 
     def floats(self, name: str, length: int | None = None) -> np.ndarray:
-        """An array of F32."""
+        """Returns an array of F32."""
         found = self._get(name, length)
         if found.dtype != np.float32:
             raise invalid(f"tensor {name!r} has numbers of type {NAMES[found.dtype]}; it takes F32")

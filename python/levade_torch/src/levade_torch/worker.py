@@ -1,4 +1,6 @@
-"""The loop of a rank: rank 0 takes a call and tells the others; all read it, agree that it can be done, do it, and agree that it was."""
+"""The main loop of a rank. Rank 0 takes a call and broadcasts it. All ranks read it, agree that it is valid, execute
+it, and agree on the result.
+"""
 
 import json
 import time
@@ -11,7 +13,7 @@ from .group import Group, say
 from .host import Host
 from .verbs import ANYWHERE, VERBS, WEIGHTS_ALONE
 
-# Rank 0 is heard of at least this often, so that its end is noticed while nothing is asked.
+# Interval at which an idle rank 0 broadcasts, so that other ranks notice its exit.
 IDLE_SECONDS = 2.0
 
 
@@ -23,7 +25,7 @@ class Worker:
         self.host: Host
 
     def run(self, host: Host) -> None:
-        """Works until the process ends. Errors that leave the ranks out of step are raised."""
+        """Executes calls until the process ends. Raises errors that leave the ranks out of step."""
         self.host = host
         while True:
             self.group.heart.where.what = "waiting for a call"
@@ -44,7 +46,7 @@ class Worker:
                 say(f"{step}{verb} of {name}: {done} after {time.monotonic() - start:.2f} s")
 
     def advance(self, done: int, of: int) -> None:
-        """Notes how far the running verb is."""
+        """Records the progress of the running verb."""
         what = self.group.heart.where.what.split(",")[0]
         self.group.heart.where.what = f"{what}, {done} of {of} micro-batches done"
         if self.calls:
@@ -61,7 +63,8 @@ class Worker:
         except VerbError as refused:
             error = refused
         except Exception as odd:
-            # Reading changes nothing and meets no other rank, so that bad input which no check foresaw need not end the group.
+            # Reading changes nothing and needs no other rank, so unexpected invalid input does not have to end the
+            # group.
             say(traceback.format_exc())
             error = VerbError("invalid", f"the request cannot be read: {type(odd).__name__}: {odd}")
         if error := self.group.agree(error):

@@ -1,10 +1,10 @@
-"""A plugin of vLLM: registers the weight transfer backend `gloo`."""
+"""A vLLM plugin that registers the weight transfer backend `gloo`."""
 
 NAME = "gloo"
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes."""
+    """Registers the backend. vLLM calls this function in each of its processes."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     # vLLM may call it more than once.

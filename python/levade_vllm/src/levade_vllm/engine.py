@@ -1,4 +1,6 @@
-"""A worker of vLLM as a member of a gloo group, whose rank 0 broadcasts all weights, tensor after tensor."""
+"""The weight transfer engine of a vLLM worker. It joins a gloo group, in which rank 0 broadcasts one weight after
+another.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from vllm.distributed.weight_transfer.base import (
 
 @dataclass
 class Init(WeightTransferInitInfo):
-    """Where the group meets: a store that rank 0 serves. Each wait has `timeout_seconds`."""
+    """The rendezvous of the group: a store that rank 0 serves. `timeout_seconds` limits each wait."""
 
     master_address: str
     master_port: int
@@ -28,7 +30,7 @@ class Init(WeightTransferInitInfo):
 
 @dataclass
 class Update(WeightTransferUpdateInfo):
-    """The tensors that will come, in their order."""
+    """The tensors of an update, in the order of their broadcasts."""
 
     names: list[str]
     dtype_names: list[str]
@@ -36,7 +38,7 @@ class Update(WeightTransferUpdateInfo):
 
 
 class GlooEngine(WeightTransferEngine[Init, Update]):
-    """Takes weights in the layout of files, and loads them as vLLM does from a file."""
+    """Receives weights in the layout of model files, and loads them as vLLM does from a file."""
 
     init_info_cls = Init
     update_info_cls = Update
@@ -44,7 +46,7 @@ class GlooEngine(WeightTransferEngine[Init, Update]):
     group: dist.ProcessGroupGloo | None = None
 
     def init_transfer_engine(self, init_info: Init) -> None:
-        """Joins. Returns when all have."""
+        """Joins the group. Returns when all members have joined."""
         self.shutdown()
         config = self.parallel_config
         rank = init_info.rank_offset + config.data_parallel_index * config.world_size + config.rank
@@ -56,32 +58,32 @@ class GlooEngine(WeightTransferEngine[Init, Update]):
             init_info.group_name,
         )
         store = dist.TCPStore(address, port, world, False, timeout)
-        # As `torch.distributed` names the parts of a store.
+        # The prefixes that `torch.distributed` uses for the parts of a store.
         store = dist.PrefixStore("cpu/", dist.PrefixStore(f"{name}/", dist.PrefixStore(name, store)))
         self.group = dist.ProcessGroupGloo(store, rank, world, timeout)
 
     def start_weight_update(self) -> None:
-        """Layers wait for their weights from now on: the model cannot run until the end of the update."""
+        """Prepares layers to receive weights. The model cannot run until the end of the update."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
 
     def finish_weight_update(self) -> None:
-        """The model runs again."""
+        """Finishes the update, after which the model runs again."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
-        # A head that is tied to the embedding was not loaded itself, and multiplies by a packed copy of its own.
+        # A head that is tied to the embedding was not loaded itself. It multiplies by its own packed copy.
         head = getattr(self.model, "lm_head", None)
         if getattr(self.model_config.hf_config, "tie_word_embeddings", False) and hasattr(head, "quant_method"):
             head.quant_method.process_weights_after_loading(head)
 
     def update_weights(self, update_info: dict) -> None:
-        """All weights of one update. There is no accelerator to wait for."""
+        """Receives all weights of one update. There is no accelerator to synchronize with."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Update) -> None:
-        """Takes tensor after tensor."""
+        """Receives one tensor after another."""
         if self.group is None:
             raise RuntimeError("this worker has joined no group; call /init_weight_transfer_engine first")
         self.model.load_weights(self._received(update_info))
@@ -95,5 +97,5 @@ class GlooEngine(WeightTransferEngine[Init, Update]):
             yield name, tensor
 
     def shutdown(self) -> None:
-        """Leaves the group: rank 0, where it still sends, fails at once."""
+        """Leaves the group. If rank 0 is still sending, its broadcast fails at once."""
         self.group = None
