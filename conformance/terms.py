@@ -90,7 +90,7 @@ def policy_loss(formula: str, term: dict) -> float:
     a, logp, rho = term["advantage"], term["logp"], term["ratio"]
     sequence = term["sequence_log_ratio"]
     # A divergence beyond its bound is a clip that removes the loss.
-    zero = {"outside of the trust region": "dropped", "if marked": "dropped", "where p has left .*": "clipped"}
+    zero = {"outside of the trust region": "dropped", "if marked": "dropped", "if p is too far .*": "clipped"}
     for condition, flag in zero.items():
         if match := re.fullmatch(f"(.*), 0 {condition}", formula):
             if term[flag]:
