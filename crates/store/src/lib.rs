@@ -63,6 +63,7 @@ mod error;
 mod location;
 mod memory;
 mod record;
+pub mod rollouts;
 mod sqlite;
 mod store;
 #[cfg(any(test, feature = "testing"))]
@@ -75,6 +76,7 @@ pub use record::{
     Attempt, AttemptSummary, Begun, ChargedKl, Earned, End, EvalKey, FailedAttempt, HighEntropy, PerToken,
     PlannedPath, PolicyPlan, Recorded, Status, StepPlan, Tries, Update,
 };
+pub use sqlite::rollouts::open_rollouts;
 pub use sqlite::{SCHEMA_VERSION, Sqlite};
 pub use store::Store;
 

@@ -19,7 +19,7 @@ const MOST_LINES: usize = 600;
 
 /// Crates in order from top to bottom, each with the crates that it may depend on. An entry may
 /// precede the creation of its crate.
-const ROOMS: [(&str, &[&str]); 26] = [
+const ROOMS: [(&str, &[&str]); 27] = [
     (
         "cli",
         &[
@@ -36,6 +36,7 @@ const ROOMS: [(&str, &[&str]); 26] = [
             "call",
             "process",
             "sandbox",
+            "store_server",
             "store",
             "engine",
             "reward",
@@ -91,6 +92,7 @@ const ROOMS: [(&str, &[&str]); 26] = [
     ("reward", &["process", "policy", "tree"]),
     ("process", &["policy"]),
     ("search", &["http", "policy"]),
+    ("store_server", &["store", "http"]),
     ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),
     ("remote", &["text", "http", "model", "policy", "rl", "tree"]),

@@ -10,6 +10,7 @@ mod evals;
 mod ledger;
 mod migrate;
 mod opening;
+pub(crate) mod rollouts;
 mod schema;
 mod segments;
 mod unwritable;
