@@ -19,6 +19,7 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
+use serde_content::{Deserializer, Number, Value as Content};
 use serde_json::value::to_raw_value;
 use serde_json::{Map, Value, json};
 
@@ -73,7 +74,32 @@ impl Encoding {
         match self {
             _ if body.is_empty() => Ok(ExportTraceServiceRequest::default()),
             Encoding::Protobuf => ExportTraceServiceRequest::decode(body).map_err(|error| error.to_string()),
-            Encoding::Json => serde_json::from_slice(body).map_err(|error| error.to_string()),
+            Encoding::Json => {
+                let value = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+                let content = Deserializer::new(content(value)).human_readable().coerce_numbers();
+                content.deserialize().map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+/// Converts JSON to content with plain numbers. The messages have flattened fields, in which `serde_json`
+/// with digits of arbitrary precision yields no numbers.
+fn content(value: Value) -> Content<'static> {
+    match value {
+        Value::Null => Content::Option(None),
+        Value::Bool(value) => Content::Bool(value),
+        Value::Number(number) => Content::Number(match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => Number::I64(number),
+            (None, Some(number)) => Number::U64(number),
+            (None, None) => Number::F64(number.as_f64().unwrap_or(f64::NAN)),
+        }),
+        Value::String(text) => Content::String(text.into()),
+        Value::Array(list) => Content::Seq(list.into_iter().map(content).collect()),
+        Value::Object(fields) => {
+            let fields =
+                fields.into_iter().map(|(name, value)| (Content::String(name.into()), content(value)));
+            Content::Map(fields.collect())
         }
     }
 }
