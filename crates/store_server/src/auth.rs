@@ -49,7 +49,12 @@ fn rejection(rules: &Rules, request: &Request) -> Option<ApiError> {
             .headers()
             .get(header::CONTENT_TYPE)
             .is_some_and(|kind| kind.as_bytes().to_ascii_lowercase().starts_with(b"application/x-protobuf"));
-    let method = if is_protobuf { &Method::GET } else { request.method() };
+    // An empty body does not have to be JSON: aiohttp sends application/octet-stream. The origin of a page,
+    // which browsers send with every POST request, is still checked.
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let is_empty = length.is_none_or(|length| length == "0")
+        && !request.headers().contains_key(header::TRANSFER_ENCODING);
+    let method = if is_protobuf || is_empty { &Method::GET } else { request.method() };
     match rules.access.check(method, request.uri(), request.headers(), false) {
         Verdict::Rejected(rejection) => Some(rejection.into()),
         Verdict::Allowed(_) | Verdict::Preflight(_) => None,

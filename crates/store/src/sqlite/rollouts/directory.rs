@@ -13,8 +13,7 @@ pub(super) fn put_resources(call: Call<'_>, id: Option<&str>, value: &Json) -> R
     let id = match id {
         Some(id) => id,
         None => {
-            let sql = "SELECT 'rs-' || lower(hex(randomblob(8)))";
-            generated = call.db.prepare_cached(sql)?.query_row([], |row| row.get::<_, String>(0))?;
+            generated = new_id(call)?;
             &generated
         }
     };
@@ -39,6 +38,18 @@ pub(super) fn put_resources(call: Call<'_>, id: Option<&str>, value: &Json) -> R
         version: version as u64,
         value: value.clone(),
     })
+}
+
+/// Returns an id that no resources have. Clients expect `rs-` and 12 digits.
+fn new_id(call: Call<'_>) -> Result<String, Failure> {
+    loop {
+        let sql = "SELECT 'rs-' || lower(hex(randomblob(6)))";
+        let id: String = call.db.prepare_cached(sql)?.query_row([], |row| row.get(0))?;
+        let sql = "SELECT EXISTS (SELECT 1 FROM resources WHERE id = ?1)";
+        if !call.db.prepare_cached(sql)?.query_row([&id], |row| row.get::<_, bool>(0))? {
+            return Ok(id);
+        }
+    }
 }
 
 /// Records a heartbeat of a worker.
