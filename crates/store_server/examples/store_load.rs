@@ -1,4 +1,4 @@
-//! Load generator of the protocol of Agent Lightning 0.3: `load ADDRESS WORKLOAD CONNECTIONS SECONDS`.
+//! Load generator of the protocol of Agent Lightning 0.3: `store_load ADDRESS WORKLOAD CONNECTIONS SECONDS`.
 //!
 //! Each connection sends its next request when it has the response of the previous one. The workloads:
 //! - `rollouts`: enqueue one rollout, dequeue one, add a span, report success. Counts rollouts.
@@ -163,7 +163,7 @@ async fn run(address: String, workload: String, id: u64, until: Instant) -> Outc
 async fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [address, workload, connections, seconds] = arguments.as_slice() else {
-        return Err("usage: load ADDRESS rollouts|spans|traces CONNECTIONS SECONDS".into());
+        return Err("usage: store_load ADDRESS rollouts|spans|traces CONNECTIONS SECONDS".into());
     };
     let start = Instant::now();
     let until = start + Duration::from_secs_f64(seconds.parse()?);
@@ -179,8 +179,8 @@ async fn main() -> Outcome<()> {
     }
     let elapsed = start.elapsed().as_secs_f64();
     durations.sort_unstable();
-    let percentile = |percent: usize| {
-        let index = (durations.len() * percent / 1000).min(durations.len().saturating_sub(1));
+    let percentile = |per_mille: usize| {
+        let index = (durations.len() * per_mille / 1000).min(durations.len().saturating_sub(1));
         durations.get(index).map(|duration| duration.as_secs_f64() * 1e3)
     };
     println!(
