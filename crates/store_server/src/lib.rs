@@ -23,6 +23,7 @@
 mod auth;
 mod directory;
 mod metrics;
+mod monitoring;
 mod otlp;
 mod reply;
 mod request;
@@ -134,11 +135,11 @@ fn router(service: Shared, options: ServerOptions) -> std::io::Result<Router> {
     let routes = Router::new()
         .nest("/v1/agl", agl)
         .merge(otlp::routes())
-        .route("/v1/prometheus/", get(metrics::show))
-        .route("/v1/prometheus", get(metrics::show))
+        .route("/v1/prometheus/", get(monitoring::show))
+        .route("/v1/prometheus", get(monitoring::show))
         .fallback(absent)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(Arc::clone(&service), metrics::measure))
+        .layer(from_fn_with_state(Arc::clone(&service), monitoring::measure))
         .layer(from_fn_with_state(Arc::new(auth::Rules { keys, access }), auth::check))
         .layer(
             CompressionLayer::new()

@@ -1,24 +1,17 @@
-//! `GET /v1/prometheus/`: requests and rows, in the text format of Prometheus.
+//! Counters of requests, in the text format of Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use axum::extract::{MatchedPath, Request, State};
-use axum::http::header;
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
 use levade_store::rollouts::Statistics;
-
-use crate::reply::ApiError;
-use crate::service::Shared;
 
 /// Upper bounds of the histogram of durations, in seconds.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
 /// Labels of a series: method, route and status.
-type Labels = (String, String, u16);
+pub(crate) type Labels = (String, String, u16);
 
 /// Number of requests, by duration.
 #[derive(Debug, Clone, Copy, Default)]
@@ -34,7 +27,8 @@ struct Series {
 pub(crate) struct Metrics(Mutex<BTreeMap<Labels, Series>>);
 
 impl Metrics {
-    fn record(&self, labels: Labels, duration: Duration) {
+    /// Counts a request.
+    pub fn record(&self, labels: Labels, duration: Duration) {
         let seconds = duration.as_secs_f64();
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let series = all.entry(labels).or_default();
@@ -45,8 +39,8 @@ impl Metrics {
         series.seconds += seconds;
     }
 
-    /// Returns all counters as text.
-    fn text(&self, rows: &Statistics) -> String {
+    /// Returns all counters as text, with the number of rows in the store.
+    pub fn text(&self, rows: &Statistics) -> String {
         let mut out = String::new();
         for (name, help, value) in [
             ("levade_store_rollouts", "Rollouts in the store.", rows.rollouts),
@@ -74,23 +68,6 @@ impl Metrics {
         }
         out
     }
-}
-
-/// Records the duration of a request. Paths without a route share a label, so that clients cannot create
-/// series.
-pub(crate) async fn measure(State(service): State<Shared>, request: Request, next: Next) -> Response {
-    let route = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
-    let (method, start) = (request.method().to_string(), Instant::now());
-    let response = next.run(request).await;
-    service.metrics.record((method, route, response.status().as_u16()), start.elapsed());
-    response
-}
-
-/// Returns the metrics.
-pub(crate) async fn show(State(service): State<Shared>) -> Result<Response, ApiError> {
-    let rows = service.store().statistics().await?;
-    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    Ok((kind, service.metrics.text(&rows)).into_response())
 }
 
 #[cfg(test)]
