@@ -56,7 +56,7 @@ impl Encoding {
         }
     }
 
-    fn respond(self, status: StatusCode, protobuf: Vec<u8>, json: String) -> Response {
+    fn response(self, status: StatusCode, protobuf: Vec<u8>, json: String) -> Response {
         let (kind, body) = match self {
             Encoding::Protobuf => ("application/x-protobuf", protobuf),
             Encoding::Json => ("application/json", json.into_bytes()),
@@ -67,7 +67,7 @@ impl Encoding {
     /// Returns an error as OTLP demands it: a `google.rpc.Status`.
     fn error(self, status: StatusCode, message: String) -> Response {
         let json = json!({ "message": message }).to_string();
-        self.respond(status, RpcStatus { code: 0, message }.encode_to_vec(), json)
+        self.response(status, RpcStatus { code: 0, message }.encode_to_vec(), json)
     }
 
     fn decode(self, body: &[u8]) -> Result<ExportTraceServiceRequest, String> {
@@ -138,7 +138,7 @@ async fn traces(State(service): State<Shared>, request: Request) -> Response {
         Err(error) => return encoding.error(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
     };
     if spans.is_empty() && unnamed == 0 {
-        return encoding.respond(StatusCode::OK, Vec::new(), "{}".to_owned());
+        return encoding.response(StatusCode::OK, Vec::new(), "{}".to_owned());
     }
     match service.store().add_spans(spans).await {
         Ok(outcomes) => success(encoding, &outcomes, unnamed),
@@ -152,7 +152,7 @@ fn success(encoding: Encoding, outcomes: &[SpanOutcome], unnamed: usize) -> Resp
     let unknown = count(SpanOutcome::UnknownRollout) + count(SpanOutcome::UnknownTry);
     let rejected = unnamed + unknown;
     if rejected == 0 {
-        return encoding.respond(StatusCode::OK, Vec::new(), "{}".to_owned());
+        return encoding.response(StatusCode::OK, Vec::new(), "{}".to_owned());
     }
     let message = format!(
         "{unnamed} spans have no attributes {ROLLOUT_ID} and {ATTEMPT_ID}, and {unknown} name an unknown rollout or attempt"
@@ -165,7 +165,7 @@ fn success(encoding: Encoding, outcomes: &[SpanOutcome], unnamed: usize) -> Resp
         }),
     };
     let json = serde_json::to_string(&response).unwrap_or_else(|_| "{}".to_owned());
-    encoding.respond(StatusCode::OK, response.encode_to_vec(), json)
+    encoding.response(StatusCode::OK, response.encode_to_vec(), json)
 }
 
 /// Decodes a body. Returns its spans, and the number of spans that name no try.

@@ -149,7 +149,11 @@ fn source_files_have_at_most_max_lines() {
 /// Returns the crates that a manifest names as dependencies, without those of tests, which may use
 /// any crate.
 fn known(manifest: &str) -> BTreeSet<String> {
-    let name = |line: &str| Some(line.strip_prefix("levade-")?.split(['.', ' ', '=']).next()?.to_owned());
+    let name = |line: &str| {
+        let name = line.strip_prefix("levade-")?.split(['.', ' ', '=']).next()?;
+        // The directory of a crate has the name of its library.
+        Some(name.replace('-', "_"))
+    };
     let mut found = BTreeSet::new();
     let mut lists = false;
     for line in manifest.lines() {
