@@ -16,6 +16,10 @@ const APPLICATION_ID: i32 = 0x4c56_524f;
 /// Number of prepared statements that a connection keeps.
 const STATEMENTS: usize = 256;
 
+/// Number of pages in the log after which they move to the file. Each move flushes both, so a small number
+/// slows bursts of spans down.
+const CHECKPOINT_PAGES: i64 = 8192;
+
 /// The tables. Every hot query is served by an index. Opaque values are JSON.
 const TABLES: &str = "
 CREATE TABLE rollouts (
@@ -136,6 +140,7 @@ pub(super) fn file(file: &Path) -> Result<Connection, StoreError> {
     }
     connection.pragma_update(None, "journal_mode", "wal").map_err(opening)?;
     connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
+    connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES).map_err(opening)?;
     create(&mut connection).map_err(opening)?;
     tune(&connection).map_err(opening)?;
     Ok(connection)

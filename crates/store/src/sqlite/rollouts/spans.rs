@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 
-use rusqlite::{Connection, named_params};
+use rusqlite::{OptionalExtension, named_params};
 
 use super::control::{Call, RolloutState, TryState};
 use crate::error::Failure;
 use crate::rollouts::{NewSpan, SpanOutcome};
+
+/// Maximum sequence number. Larger ones are stored as this one.
+const MAX_NUMBER: u64 = i64::MAX as u64;
 
 /// Adds spans. Returns one outcome for each, and whether the status of a rollout changed.
 pub(super) fn add(call: Call<'_>, spans: &[NewSpan]) -> Result<(Vec<SpanOutcome>, bool), Failure> {
@@ -14,11 +17,14 @@ pub(super) fn add(call: Call<'_>, spans: &[NewSpan]) -> Result<(Vec<SpanOutcome>
     let mut known: HashMap<(&str, &str), Result<(RolloutState, TryState), SpanOutcome>> = HashMap::new();
     let mut reports: Vec<(&str, &str)> = Vec::new();
     let mut stored = 0;
+    let mut numbers = Numbers::default();
     for span in spans {
         let name = (span.rollout_id.as_str(), span.try_id.as_str());
+        let last = numbers.last(call, &span.rollout_id)?;
         // The number counts as issued even if the span is rejected.
-        if let Some(number) = span.number {
-            raise_number(call.db, &span.rollout_id, number)?;
+        let number = span.number.unwrap_or(last.saturating_add(1)).min(MAX_NUMBER);
+        if span.number.is_some() {
+            *last = number.max(*last);
         }
         if !known.contains_key(&name) {
             known.insert(name, find(call, span)?);
@@ -30,21 +36,18 @@ pub(super) fn add(call: Call<'_>, spans: &[NewSpan]) -> Result<(Vec<SpanOutcome>
                 continue;
             }
         };
-        if exists(call, of, &span.span_id)? {
+        if !insert(call, rollout.seq, of.seq, span, number)? {
             outcomes.push(SpanOutcome::Duplicate);
             continue;
         }
-        let number = match span.number {
-            Some(number) => number,
-            None => reserve(call, &span.rollout_id, 1)?,
-        };
-        insert(call, rollout.seq, of.seq, span, number)?;
+        *last = number.max(*last);
         stored += 1;
         if !reports.contains(&name) {
             reports.push(name);
         }
         outcomes.push(SpanOutcome::Stored(number));
     }
+    numbers.save(call)?;
     let mut is_changed = false;
     for name in reports {
         // Read again: the spans may report on several tries of one rollout.
@@ -68,15 +71,12 @@ fn find(call: Call<'_>, span: &NewSpan) -> Result<Result<(RolloutState, TryState
     Ok(of.map(|of| (rollout, of)).ok_or(SpanOutcome::UnknownTry))
 }
 
-fn exists(call: Call<'_>, of: &TryState, span_id: &str) -> Result<bool, Failure> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM spans WHERE try = ?1 AND span_id = ?2)";
-    Ok(call.db.prepare_cached(sql)?.query_row((of.seq, span_id), |row| row.get(0))?)
-}
-
-fn insert(call: Call<'_>, rollout: i64, of: i64, span: &NewSpan, number: u64) -> Result<(), Failure> {
+/// Stores a span. Returns `false` if the try already has a span with its id.
+fn insert(call: Call<'_>, rollout: i64, of: i64, span: &NewSpan, number: u64) -> Result<bool, Failure> {
     let sql = "INSERT INTO spans (rollout, try, number, trace_id, span_id, parent_id, name, start_time, end_time, body)
-               VALUES (:rollout, :try, :number, :trace_id, :span_id, :parent_id, :name, :start_time, :end_time, :body)";
-    call.db.prepare_cached(sql)?.execute(named_params! {
+               VALUES (:rollout, :try, :number, :trace_id, :span_id, :parent_id, :name, :start_time, :end_time, :body)
+               ON CONFLICT (try, span_id) DO NOTHING";
+    let inserted = call.db.prepare_cached(sql)?.execute(named_params! {
         ":rollout": rollout,
         ":try": of,
         ":number": as_column(number),
@@ -88,20 +88,39 @@ fn insert(call: Call<'_>, rollout: i64, of: i64, span: &NewSpan, number: u64) ->
         ":end_time": span.end_time,
         ":body": span.body.get(),
     })?;
-    Ok(())
+    Ok(inserted > 0)
 }
 
-/// Returns a number as SQLite stores it. Larger numbers than 2⁶³ − 1 do not occur.
+/// Returns a number as SQLite stores it.
 fn as_column(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
+    number.min(MAX_NUMBER) as i64
 }
 
-/// Raises the last number of a rollout to at least `number`.
-fn raise_number(db: &Connection, rollout_id: &str, number: u64) -> Result<(), Failure> {
-    let sql = "INSERT INTO span_numbers VALUES (?1, ?2)
-               ON CONFLICT (rollout) DO UPDATE SET last = max(last, excluded.last) WHERE last < excluded.last";
-    db.prepare_cached(sql)?.execute((rollout_id, as_column(number)))?;
-    Ok(())
+/// The last sequence numbers of rollouts, read once and written once for a batch of spans.
+#[derive(Default)]
+struct Numbers<'a>(HashMap<&'a str, (u64, u64)>);
+
+impl<'a> Numbers<'a> {
+    /// Returns the last number that is stored or reserved for a rollout.
+    fn last(&mut self, call: Call<'_>, rollout_id: &'a str) -> Result<&mut u64, Failure> {
+        if !self.0.contains_key(rollout_id) {
+            let sql = "SELECT last FROM span_numbers WHERE rollout = ?1";
+            let mut last = call.db.prepare_cached(sql)?;
+            let last = last.query_row([rollout_id], |row| row.get::<_, i64>(0)).optional()?;
+            let last = last.unwrap_or(0) as u64;
+            self.0.insert(rollout_id, (last, last));
+        }
+        Ok(&mut self.0.entry(rollout_id).or_default().1)
+    }
+
+    /// Writes the numbers that have changed.
+    fn save(self, call: Call<'_>) -> Result<(), Failure> {
+        let sql = "INSERT INTO span_numbers VALUES (?1, ?2) ON CONFLICT (rollout) DO UPDATE SET last = excluded.last";
+        for (rollout_id, (_, last)) in self.0.into_iter().filter(|(_, (before, last))| last > before) {
+            call.db.prepare_cached(sql)?.execute((rollout_id, as_column(last)))?;
+        }
+        Ok(())
+    }
 }
 
 /// Reserves `count` consecutive numbers and returns the first.
