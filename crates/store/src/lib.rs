@@ -67,6 +67,7 @@ mod error;
 mod location;
 mod memory;
 mod record;
+pub mod rollouts;
 mod sqlite;
 mod store;
 #[cfg(any(test, feature = "testing"))]
@@ -80,6 +81,7 @@ pub use record::{
     HighEntropy, PerToken, PlannedSequence, PolicyPlan, Status, StepPlan, StepReward, Tries,
     Update, WriteOutcome,
 };
+pub use sqlite::rollouts::open_rollouts;
 pub use sqlite::{SCHEMA_VERSION, Sqlite};
 pub use store::Store;
 

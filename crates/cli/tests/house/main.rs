@@ -19,7 +19,7 @@ const MAX_LINES: usize = 650;
 
 /// Crates in order from top to bottom, each with the crates that it may depend on. An entry may
 /// precede the creation of its crate.
-const CRATES: [(&str, &[&str]); 26] = [
+const CRATES: [(&str, &[&str]); 27] = [
     (
         "cli",
         &[
@@ -36,6 +36,7 @@ const CRATES: [(&str, &[&str]); 26] = [
             "call",
             "process",
             "sandbox",
+            "store_server",
             "store",
             "engine",
             "reward",
@@ -113,6 +114,7 @@ const CRATES: [(&str, &[&str]); 26] = [
     ("reward", &["process", "policy", "tree"]),
     ("process", &["policy"]),
     ("search", &["http", "policy"]),
+    ("store_server", &["store", "http"]),
     ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),
     ("remote", &["text", "http", "model", "policy", "rl", "tree"]),
@@ -176,8 +178,11 @@ fn source_files_have_at_most_max_lines() {
 /// Returns the crates that a manifest names as dependencies, without those of tests, which may use
 /// any crate.
 fn parse_dependencies(manifest: &str) -> BTreeSet<String> {
-    let name =
-        |line: &str| Some(line.strip_prefix("levade-")?.split(['.', ' ', '=']).next()?.to_owned());
+    let name = |line: &str| {
+        let name = line.strip_prefix("levade-")?.split(['.', ' ', '=']).next()?;
+        // The directory of a crate has the name of its library.
+        Some(name.replace('-', "_"))
+    };
     let mut found = BTreeSet::new();
     let mut lists = false;
     for line in manifest.lines() {

@@ -11,6 +11,7 @@ mod ledger;
 mod migrate;
 mod opening;
 mod read_only;
+pub(crate) mod rollouts;
 mod schema;
 mod segments;
 mod worker;

@@ -1,0 +1,150 @@
+//! Implements `levade store serve`, which serves rollouts to runners, tracers and trainers.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use levade_http::Access;
+use levade_store::open_rollouts;
+use levade_store::rollouts::SystemClock;
+use levade_store_server::{ServerOptions, serve};
+use tokio::net::TcpListener;
+
+use crate::failure::unusable;
+use crate::screen::Style;
+use crate::stop::Requests;
+
+/// Keep rollouts, leases, resources and spans for runners on any machine
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  levade store serve --db rollouts.db                          for runners on this machine
+  levade store serve --db memory: --scan-debounce-seconds 0    for tests
+  levade store serve --host 0.0.0.0 --api-key $KEY             for runners on other machines
+
+Clients of Agent Lightning 0.3 use it as LightningStoreClient(\"http://127.0.0.1:4747\").")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Serve(ServeArgs),
+}
+
+/// Serve rollouts over HTTP: the protocol of Agent Lightning 0.3, OTLP traces, Prometheus metrics
+///
+/// Keys are required to listen on an address that other machines can reach, unless --no-keys is
+/// given.
+#[derive(clap::Args)]
+struct ServeArgs {
+    /// Address to listen on
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    host: IpAddr,
+
+    /// Port to listen on; 0 for any free port
+    #[arg(long, default_value_t = 4747)]
+    port: u16,
+
+    /// SQLite file, which is created if it does not exist, or memory: to keep nothing
+    #[arg(long, value_name = "PATH", default_value = "memory:")]
+    db: String,
+
+    /// Origin whose web pages can call the server, such as http://localhost:3000, or * for all; can
+    /// be repeated
+    #[arg(long, value_name = "ORIGIN", alias = "allow-origin")]
+    cors_origin: Vec<String>,
+
+    /// Host name that a server without keys accepts, besides localhost and its address; can be
+    /// repeated
+    #[arg(long, value_name = "HOST")]
+    allow_host: Vec<String>,
+
+    /// Minimum interval between two searches for timeouts that requests cause; 0 searches at every
+    /// request
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
+    scan_debounce_seconds: f64,
+
+    /// API key that clients must send, in addition to those of --key-env; can be repeated. Other
+    /// users of this machine can see it
+    #[arg(long, value_name = "KEY")]
+    api_key: Vec<String>,
+
+    /// Environment variable with the accepted API keys, separated by commas
+    #[arg(long, value_name = "NAME", default_value = "LEVADE_API_KEYS")]
+    key_env: String,
+
+    /// Require no keys, even if other machines can reach the address
+    #[arg(long, conflicts_with = "api_key")]
+    no_keys: bool,
+}
+
+/// Parses a number of seconds that is not negative.
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds >= 0.0);
+    number.ok_or_else(|| format!("{text:?} is not a number of seconds from 0"))
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    let Command::Serve(args) = args.command;
+    let keys = keys(&args)?;
+    crate::runtime()?.block_on(run_server(&args, keys))
+}
+
+/// Returns the accepted keys.
+///
+/// # Errors
+/// Returns an error if other machines can reach the address and no key is required.
+fn keys(args: &ServeArgs) -> anyhow::Result<Vec<String>> {
+    if args.no_keys {
+        return Ok(Vec::new());
+    }
+    if let Some(key) = args.api_key.iter().find(|key| key.trim().is_empty()) {
+        return Err(unusable(format!("--api-key is {key:?}; give a key, or leave the option out")));
+    }
+    if args.api_key.is_empty() {
+        return crate::serve::keys(&args.key_env, args.host, "read and change all rollouts");
+    }
+    let mut keys = crate::serve::keys(&args.key_env, IpAddr::V4(Ipv4Addr::LOCALHOST), "")?;
+    keys.extend(args.api_key.iter().cloned());
+    Ok(keys)
+}
+
+async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitCode> {
+    let address = SocketAddr::new(args.host, args.port);
+    let bound = TcpListener::bind(address).await;
+    let listener =
+        bound.with_context(|| format!("cannot listen at {address}; choose another --port"))?;
+    let access = Access::new(&args.allow_host, &args.cors_origin);
+    let access = access.map_err(|error| unusable(error.to_string()))?.bound_to(args.host);
+    let store = open_rollouts(&args.db, Arc::new(SystemClock::default())).await?;
+    let signals = Requests::listen()?;
+    eprintln!(
+        "{} {} at http://{}",
+        Style::stderr().dim("serving rollouts of"),
+        store.location(),
+        listener.local_addr()?
+    );
+    let options = ServerOptions {
+        keys,
+        access,
+        cors_origins: args.cors_origin.clone(),
+        scan_debounce: Duration::from_secs_f64(args.scan_debounce_seconds),
+    };
+    signals.serve(|stop| serve(store, options, listener, stop), || {}).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_rejects_negative_and_infinite_numbers() {
+        assert_eq!((seconds("0"), seconds("2.5")), (Ok(0.0), Ok(2.5)));
+        for wrong in ["-1", "inf", "nan", "soon", ""] {
+            assert!(seconds(wrong).unwrap_err().contains("seconds"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The clock of a store, by which alone leases and timeouts are judged.
+
+use std::fmt::Debug;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// A source of time.
+pub trait Clock: Debug + Send + Sync {
+    /// Returns the current time as a Unix timestamp in seconds. It never goes backward.
+    fn now(&self) -> f64;
+}
+
+/// The time of the system at the creation of this value, and the time that has passed since. A
+/// change of the system's time therefore neither expires nor extends a lease while the process
+/// runs.
+#[derive(Debug)]
+pub struct SystemClock {
+    start: Instant,
+    start_time: f64,
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        let start_time =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        SystemClock { start: Instant::now(), start_time }
+    }
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> f64 {
+        self.start_time + self.start.elapsed().as_secs_f64()
+    }
+}
+
+/// A clock that tests set.
+#[derive(Debug)]
+pub struct ManualClock(Mutex<f64>);
+
+impl ManualClock {
+    /// Creates a clock that shows `now`.
+    pub fn new(now: f64) -> Self {
+        ManualClock(Mutex::new(now))
+    }
+
+    /// Adds `seconds` to the clock. A negative number moves it backward, as a broken clock would.
+    pub fn advance(&self, seconds: f64) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) += seconds;
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> f64 {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

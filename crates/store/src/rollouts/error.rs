@@ -1,0 +1,87 @@
+//! Errors of rollouts.
+
+use crate::{Code, StoreError};
+
+/// Reason why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RolloutError {
+    /// The rollout does not exist.
+    #[error("Rollout {rollout_id} not found; enqueue it first")]
+    UnknownRollout {
+        /// Id of the rollout.
+        rollout_id: String,
+    },
+    /// The rollout has no such try.
+    #[error("Attempt {try_id} not found for rollout {rollout_id}; lease the rollout first")]
+    UnknownTry {
+        /// Id of the rollout.
+        rollout_id: String,
+        /// Id of the try.
+        try_id: String,
+    },
+    /// The rollout has no try.
+    #[error("No attempts found for rollout {rollout_id}; lease the rollout first")]
+    NoTries {
+        /// Id of the rollout.
+        rollout_id: String,
+    },
+    /// The lease has ended, so that its report does not count.
+    #[error(
+        "the lease of try {number} of rollout {rollout_id} is lost: {reason}; stop working on it"
+    )]
+    Lost {
+        /// Id of the rollout.
+        rollout_id: String,
+        /// Number of the try.
+        number: u32,
+        /// Event that ended the lease.
+        reason: String,
+    },
+    /// A rollout with another task was enqueued under the key.
+    #[error(
+        "the key {key:?} already belongs to rollout {rollout_id}, which has another input; use another key"
+    )]
+    Conflict {
+        /// Idempotency key.
+        key: String,
+        /// Id of the rollout under the key.
+        rollout_id: String,
+    },
+    /// An argument is invalid.
+    #[error("{0}")]
+    Invalid(String),
+    /// The backend failed.
+    #[error(transparent)]
+    Store(StoreError),
+}
+
+impl RolloutError {
+    /// Returns the kind of the error.
+    pub fn code(&self) -> Code {
+        match self {
+            RolloutError::UnknownRollout { .. }
+            | RolloutError::UnknownTry { .. }
+            | RolloutError::NoTries { .. } => Code::NotFound,
+            RolloutError::Lost { .. } | RolloutError::Conflict { .. } => Code::Conflict,
+            RolloutError::Invalid(_) => Code::Invalid,
+            RolloutError::Store(error) => error.code(),
+        }
+    }
+}
+
+impl From<StoreError> for RolloutError {
+    /// Restores an error that an operation of a backend returned.
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Failed { source, code, place, action, key } => {
+                match source.downcast::<RolloutError>() {
+                    Ok(error) => *error,
+                    Err(source) => {
+                        RolloutError::Store(StoreError::Failed { place, action, key, code, source })
+                    }
+                }
+            }
+            error => RolloutError::Store(error),
+        }
+    }
+}

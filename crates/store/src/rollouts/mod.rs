@@ -1,0 +1,238 @@
+//! Rollouts of many runs, or of none: queues, leases, workers, resources and spans.
+//!
+//! [`Store`](crate::Store) records what one run made. [`Rollouts`] distributes work: a trainer
+//! enqueues rollouts, workers on any machine lease and finish them, and both read resources and
+//! write spans. The contents of inputs, metadata, resources and spans are opaque JSON.
+//!
+//! # Guarantees
+//! - **One lease at a time.** A rollout is leased to one worker. The number of a try is its fence:
+//!   after a later try has started, reports of an earlier one return [`RolloutError::Lost`].
+//! - **Fair.** A queue is served by priority, then by age. A rollout whose try was lost returns to
+//!   its old position; one that is queued again by [`update_rollout`](Rollouts::update_rollout)
+//!   goes to the end.
+//! - **One clock.** Leases and timeouts are judged by the [`Clock`] of the store.
+//! - **Durable.** A write that returned survives a crash, if the store is a file.
+//! - **Waits have a deadline.** [`lease`](Rollouts::lease), [`changes`](Rollouts::changes) and
+//!   [`wait_finished`](Rollouts::wait_finished) return when their wait is over.
+//!
+//! # Life of a rollout
+//! `queuing` → `preparing` (leased) → `running` (first report) → `succeeded`, `failed` or, if the
+//! configuration permits another try, `requeuing`. `cancelled` is final for reports of tries.
+//!
+//! Out of scope: HTTP, which the crate `levade-store-server` implements.
+
+mod clock;
+#[cfg(any(test, feature = "testing"))]
+pub mod contract;
+mod error;
+mod query;
+mod types;
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use error::RolloutError;
+pub use query::{
+    LeaseRequest, Logic, Order, Page, PageRequest, ResourcesFilter, RolloutFilter, SpanFilter,
+    TextFilter, WorkerFilter,
+};
+pub use types::{
+    DEFAULT_QUEUE, Json, Lease, LeaseEnd, NewRollout, NewSpan, Resources, Rollout, RolloutConfig,
+    RolloutStatus, RolloutUpdate, Span, SpanOutcome, Statistics, Try, TryName, TryStatus,
+    TryUpdate, Worker, WorkerStatus,
+};
+
+use crate::Recorded;
+
+/// Result of a call.
+pub type Result<T> = std::result::Result<T, RolloutError>;
+
+/// A store of rollouts. Share it as `Arc<dyn Rollouts>`.
+///
+/// A call writes everything or nothing. Every method can return [`RolloutError::Store`] if the
+/// backend fails. A write may still be committed after its future is dropped.
+#[async_trait]
+pub trait Rollouts: Debug + Send + Sync {
+    /// Returns the location of the store for messages: a file path, or `memory:`.
+    fn location(&self) -> &str;
+
+    /// Returns the current time of the store's clock.
+    fn now(&self) -> f64;
+
+    /// Adds rollouts to the ends of their queues, and returns them in the order of `new`. A rollout
+    /// whose key is known is not added again.
+    ///
+    /// # Errors
+    /// Returns [`RolloutError::Conflict`] if the rollout under a key has another input.
+    async fn enqueue(&self, new: &[NewRollout]) -> Result<Vec<Rollout>>;
+
+    /// Creates a rollout with its first try, past the queue.
+    ///
+    /// # Errors
+    /// Returns [`RolloutError::Conflict`] if a rollout with the key exists.
+    async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout>;
+
+    /// Starts another try of a rollout, whatever its status and its maximum number of tries.
+    ///
+    /// # Errors
+    /// Returns [`RolloutError::UnknownRollout`] if the rollout does not exist.
+    async fn start_try(&self, rollout_id: &str, worker: Option<&str>) -> Result<Rollout>;
+
+    /// Leases queued rollouts, and starts a try of each. If none is queued, waits for at most
+    /// [`LeaseRequest::wait`]. If the wait is cancelled, no lease is lost except one that was
+    /// committed at that moment; its ttl expires.
+    ///
+    /// # Errors
+    /// Returns an error if the backend fails.
+    async fn lease(&self, request: &LeaseRequest) -> Result<Vec<Rollout>>;
+
+    /// Reports that a try is in progress, and returns the time until which the next report must
+    /// arrive. Returns `None` if the try has no such timeout. Revives an unresponsive try.
+    ///
+    /// # Errors
+    /// Returns [`RolloutError::Lost`] if a later try has started, or if the try or its rollout has
+    /// ended.
+    async fn heartbeat(&self, lease: &Lease) -> Result<Option<f64>>;
+
+    /// Ends a lease. Repeating the same end is a no-op.
+    ///
+    /// # Errors
+    /// Returns [`RolloutError::Lost`] if a later try has started, or if the try or its rollout has
+    /// ended otherwise.
+    async fn finish(
+        &self,
+        lease: &Lease,
+        end: LeaseEnd,
+        metadata: Option<Json>,
+    ) -> Result<Recorded>;
+
+    /// Cancels rollouts that have not ended, and returns their number. Unknown ids are ignored.
+    /// Workers learn this from their next heartbeat.
+    ///
+    /// # Errors
+    /// Returns an error if the backend fails.
+    async fn cancel(&self, ids: &[String]) -> Result<u64>;
+
+    /// Ends the tries that exceeded a timeout, and returns them. Their rollouts are queued again or
+    /// fail.
+    ///
+    /// # Errors
+    /// Returns an error if the backend fails.
+    async fn expire(&self) -> Result<Vec<Try>>;
+
+    /// Replaces fields of a rollout. Tries and workers are not changed.
+    ///
+    /// # Errors
+    /// Returns [`RolloutError::UnknownRollout`] if the rollout does not exist.
+    async fn update_rollout(&self, rollout_id: &str, update: &RolloutUpdate) -> Result<Rollout>;
+
+    /// Replaces fields of a try. If the try is the latest one, its rollout follows its status,
+    /// unless the rollout is cancelled.
+    ///
+    /// # Errors
+    /// Returns an error if the rollout or the try does not exist.
+    async fn update_try(&self, rollout_id: &str, name: &TryName, update: &TryUpdate)
+    -> Result<Try>;
+
+    /// Returns a rollout, or `None` if it does not exist.
+    ///
+    /// # Errors
+    /// Returns an error if the backend fails.
+    async fn rollout(&self, rollout_id: &str) -> Result<Option<Rollout>>;
+
+    /// Returns the rollouts that match.
+    ///
+    /// # Errors
+    /// Returns [`RolloutError::Invalid`] if rollouts have no field with the name to sort by.
+    async fn rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>>;
+
+    /// Returns the tries of a rollout, or none if it does not exist.
+    ///
+    /// # Errors
+    /// Returns [`RolloutError::Invalid`] if tries have no field with the name to sort by.
+    async fn tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>>;
+
+    /// Returns at most `max` rollouts that changed after the sequence number `since`, in the order
+    /// of their last change, and the number to continue from. If there is none, waits for at most
+    /// `wait`.
+    ///
+    /// # Errors
+    /// Returns an error if the backend fails.
+    async fn changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)>;
+
+    /// Waits until all known rollouts of `ids` have ended, or for at most `wait`. Returns those
+    /// that have ended, in the order of `ids`.
+    ///
+    /// # Errors
+    /// Returns an error if the backend fails.
+    async fn wait_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>>;
+
+    /// Adds a version of resources. Without an id, an id is generated.
+    ///
+    /// # Errors
+    /// Returns an error if the backend fails.
+    async fn put_resources(&self, id: Option<&str>, value: &Json) -> Result<Resources>;
+
+    /// Returns a version of resources: by default the latest version, and without an id the
+    /// resources that were put last. Returns `None` if there is none.
+    ///
+    /// # Errors
+    /// Returns an error if the backend fails.
+    async fn resources(&self, id: Option<&str>, version: Option<u64>) -> Result<Option<Resources>>;
+
+    /// Returns the latest versions of the resources that match.
+    ///
+    /// # Errors
+    /// Returns [`RolloutError::Invalid`] if resources have no field with the name to sort by.
+    async fn query_resources(
+        &self,
+        filter: &ResourcesFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Resources>>;
+
+    /// Records a heartbeat of a worker. `None` keeps the statistics of the previous one.
+    ///
+    /// # Errors
+    /// Returns an error if the backend fails.
+    async fn beat_worker(&self, id: &str, stats: Option<Json>) -> Result<Worker>;
+
+    /// Returns a worker, or `None` if it is unknown.
+    ///
+    /// # Errors
+    /// Returns an error if the backend fails.
+    async fn worker(&self, id: &str) -> Result<Option<Worker>>;
+
+    /// Returns the workers that match.
+    ///
+    /// # Errors
+    /// Returns [`RolloutError::Invalid`] if workers have no field with the name to sort by.
+    async fn workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>>;
+
+    /// Adds spans, and returns one outcome for each. A stored span is a report of its try.
+    ///
+    /// # Errors
+    /// Returns an error if the backend fails.
+    async fn add_spans(&self, spans: Vec<NewSpan>) -> Result<Vec<SpanOutcome>>;
+
+    /// Returns the spans that match.
+    ///
+    /// # Errors
+    /// Returns [`RolloutError::Invalid`] if spans have no field with the name to sort by.
+    async fn spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>>;
+
+    /// Reserves `count` consecutive sequence numbers for spans of a rollout, and returns the first.
+    /// The numbers are above those of all stored spans. The rollout may be unknown.
+    ///
+    /// # Errors
+    /// Returns an error if the backend fails.
+    async fn reserve_span_numbers(&self, rollout_id: &str, count: u64) -> Result<u64>;
+
+    /// Returns the number of stored rows.
+    ///
+    /// # Errors
+    /// Returns an error if the backend fails.
+    async fn statistics(&self) -> Result<Statistics>;
+}

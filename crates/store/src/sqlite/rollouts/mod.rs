@@ -1,0 +1,437 @@
+//! Rollouts in SQLite: in a file of their own, or in the memory of the process.
+//!
+//! One thread writes and commits all queued writes together, so that many concurrent writes share a
+//! flush. A file has further threads that read; a store in memory has one connection, which does
+//! both.
+
+mod control;
+mod directory;
+mod queue;
+mod read;
+mod reports;
+mod rows;
+mod schema;
+mod spans;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use levade_policy::awake;
+use rusqlite::Connection;
+use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
+
+use super::worker::{Asked, Inbox, Worker as Thread, read as run_reads, write as run_writes};
+use super::{ANSWER, answered};
+use crate::error::{Code, Failure};
+use crate::rollouts::{
+    Clock, Json, Lease, LeaseEnd, LeaseRequest, NewRollout, NewSpan, Page, PageRequest, Resources,
+    ResourcesFilter, Result, Rollout, RolloutFilter, RolloutUpdate, Rollouts, Span, SpanFilter,
+    SpanOutcome, Statistics, Try, TryName, TryUpdate, Worker, WorkerFilter,
+};
+use crate::{Recorded, StoreError};
+use control::Call;
+
+/// Location of a store in the memory of the process.
+const IN_MEMORY: &str = "memory:";
+
+/// Number of threads that read a file.
+const READERS: usize = 2;
+
+/// Maximum interval at which a wait looks again, for writes of other processes.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Minimum interval between two looks of a wait, which bounds its load while many writes arrive.
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Rollouts in an SQLite database.
+struct SqliteRollouts {
+    location: String,
+    clock: Arc<dyn Clock>,
+    writer: Thread,
+    /// Empty if the store is in memory.
+    readers: Vec<Thread>,
+    next_reader: AtomicUsize,
+    /// Number of announced changes of rollouts.
+    changes: watch::Sender<u64>,
+}
+
+/// Opens a store of rollouts: `memory:`, or the path of a file, which is created if it does not
+/// exist.
+///
+/// # Errors
+/// Returns an error if the file cannot be opened, belongs to another program, or has another schema
+/// version.
+pub async fn open_rollouts(
+    location: &str,
+    clock: Arc<dyn Clock>,
+) -> std::result::Result<Arc<dyn Rollouts>, StoreError> {
+    let mut readers = Vec::new();
+    let writer = if location == IN_MEMORY {
+        start_thread(location, "levade-rollouts", schema::in_memory, run_writes).await?
+    } else {
+        let path = PathBuf::from(location);
+        let of_writer = path.clone();
+        let writer =
+            start_thread(location, "levade-rollouts", move || schema::file(&of_writer), run_writes)
+                .await?;
+        for _ in 0..READERS {
+            let path = path.clone();
+            let open = move || schema::reader(&path);
+            readers.push(start_thread(location, "levade-reader", open, run_reads).await?);
+        }
+        writer
+    };
+    let changes = watch::Sender::new(0);
+    let next_reader = AtomicUsize::new(0);
+    Ok(Arc::new(SqliteRollouts {
+        location: location.to_owned(),
+        clock,
+        writer,
+        readers,
+        next_reader,
+        changes,
+    }))
+}
+
+/// Starts a thread that opens a connection and then runs jobs on it.
+async fn start_thread(
+    location: &str,
+    name: &str,
+    open: impl FnOnce() -> std::result::Result<Connection, StoreError> + Send + 'static,
+    run: fn(&mut Connection, &Inbox),
+) -> std::result::Result<Thread, StoreError> {
+    let (to, opened) = oneshot::channel();
+    let thread = move |inbox: &Inbox| match open() {
+        Ok(mut connection) => {
+            if to.send(Ok(())).is_ok() {
+                run(&mut connection, inbox);
+            }
+        }
+        Err(error) => drop(to.send(Err(error))),
+    };
+    let thread = Thread::start(name, ANSWER, thread).map_err(|source| StoreError::Open {
+        place: location.to_owned(),
+        code: Code::Unavailable,
+        source: source.into(),
+    })?;
+    answered(location, "open", "the rollouts".into(), ANSWER, opened)
+        .await?
+        .map_err(|(error, _)| error)?;
+    Ok(thread)
+}
+
+/// Announces a change when it is dropped. A job owns it, and is dropped after its commit.
+struct Announcement {
+    changes: watch::Sender<u64>,
+    is_due: bool,
+}
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        if self.is_due {
+            self.changes.send_modify(|count| *count += 1);
+        }
+    }
+}
+
+impl fmt::Debug for SqliteRollouts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteRollouts").field("location", &self.location).finish_non_exhaustive()
+    }
+}
+
+impl SqliteRollouts {
+    /// Runs `work` on the writing thread, in a transaction. `work` returns whether a rollout
+    /// changed.
+    async fn write<T: Send + 'static>(
+        &self,
+        key: &str,
+        mut work: impl FnMut(Call<'_>) -> std::result::Result<(T, bool), Failure> + Send + 'static,
+    ) -> Result<T> {
+        let clock = Arc::clone(&self.clock);
+        let mut announcement = Announcement { changes: self.changes.clone(), is_due: false };
+        let work = move |db: &Connection| {
+            // The closure must own the complete value, and not only its field.
+            let announcement = &mut announcement;
+            let (result, is_changed) = work(Call { db, now: clock.now() })?;
+            announcement.is_due = is_changed;
+            Ok(result)
+        };
+        self.run(&self.writer, "record", key, work).await
+    }
+
+    /// Runs `work` on a reading thread, on one consistent snapshot.
+    async fn read<T: Send + 'static>(
+        &self,
+        key: &str,
+        work: impl FnMut(&Connection) -> std::result::Result<T, Failure> + Send + 'static,
+    ) -> Result<T> {
+        let index = self.next_reader.fetch_add(1, Ordering::Relaxed) % self.readers.len().max(1);
+        self.run(self.readers.get(index).unwrap_or(&self.writer), "read", key, work).await
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        thread: &Thread,
+        action: &'static str,
+        key: &str,
+        work: impl FnMut(&Connection) -> std::result::Result<T, Failure> + Send + 'static,
+    ) -> Result<T> {
+        let (job, answer) = Asked::new(work);
+        // If the thread has exited, the job is dropped with its channel, and the wait below ends.
+        thread.send(Box::new(job));
+        let answer = answered(&self.location, action, key.to_owned(), ANSWER, answer).await?;
+        Ok(answer.map_err(|(failure, key)| failure.at(&self.location, action, key))?)
+    }
+
+    /// Calls `look` until it returns a value, or until `wait` is over. Looks again after every
+    /// change.
+    async fn poll<T, F>(
+        &self,
+        wait: Duration,
+        mut look: impl FnMut() -> F + Send,
+    ) -> Result<Option<T>>
+    where
+        F: Future<Output = Result<Option<T>>> + Send,
+    {
+        let mut changes = self.changes.subscribe();
+        // A wait beyond the range of the clock has no end.
+        let deadline = Instant::now().checked_add(wait);
+        loop {
+            changes.borrow_and_update();
+            let found = look().await?;
+            if found.is_some() || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(found);
+            }
+            let left = deadline.map_or(POLL_INTERVAL, |deadline| deadline - Instant::now());
+            let _ = awake::within(left.min(POLL_INTERVAL), changes.changed()).await;
+            tokio::time::sleep(left.min(MIN_POLL_INTERVAL)).await;
+        }
+    }
+}
+
+/// Marks the result of an operation as a change of a rollout.
+fn changed<T>(result: T) -> (T, bool) {
+    (result, true)
+}
+
+/// Marks the result of an operation as no change of a rollout.
+fn unchanged<T>(result: T) -> (T, bool) {
+    (result, false)
+}
+
+#[async_trait]
+impl Rollouts for SqliteRollouts {
+    fn location(&self) -> &str {
+        &self.location
+    }
+
+    fn now(&self) -> f64 {
+        self.clock.now()
+    }
+
+    async fn enqueue(&self, new: &[NewRollout]) -> Result<Vec<Rollout>> {
+        let new = new.to_vec();
+        self.write("rollouts", move |call| queue::enqueue(call, &new).map(changed)).await
+    }
+
+    async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
+        let (new, worker) = (new.clone(), worker.map(str::to_owned));
+        self.write("a rollout", move |call| {
+            queue::start(call, &new, worker.as_deref()).map(changed)
+        })
+        .await
+    }
+
+    async fn start_try(&self, rollout_id: &str, worker: Option<&str>) -> Result<Rollout> {
+        let (id, worker) = (rollout_id.to_owned(), worker.map(str::to_owned));
+        let start =
+            move |call: Call<'_>| queue::start_try(call, &id, worker.as_deref()).map(changed);
+        self.write(rollout_id, start).await
+    }
+
+    async fn lease(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
+        if request.max == 0 {
+            return Ok(Vec::new());
+        }
+        let lease = || {
+            let request = request.clone();
+            let lease = move |call: Call<'_>| {
+                let leased = queue::lease(call, &request)?;
+                let is_changed = !leased.is_empty();
+                Ok((leased, is_changed))
+            };
+            self.write("leases", lease)
+        };
+        let leased = lease().await?;
+        if !leased.is_empty() || request.wait.is_zero() {
+            return Ok(leased);
+        }
+        let look = || async {
+            let queues = request.queues.clone();
+            let has_queued =
+                move |db: &Connection| queue::has_queued(Call { db, now: 0.0 }, &queues);
+            if !self.read("queues", has_queued).await? {
+                return Ok(None);
+            }
+            // Another worker may have been faster.
+            let leased = lease().await?;
+            Ok((!leased.is_empty()).then_some(leased))
+        };
+        Ok(self.poll(request.wait, look).await?.unwrap_or_default())
+    }
+
+    async fn heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
+        let of = lease.clone();
+        self.write(&lease.rollout_id, move |call| reports::heartbeat(call, &of)).await
+    }
+
+    async fn finish(
+        &self,
+        lease: &Lease,
+        end: LeaseEnd,
+        metadata: Option<Json>,
+    ) -> Result<Recorded> {
+        let of = lease.clone();
+        let finish =
+            move |call: Call<'_>| reports::finish(call, &of, end, metadata.as_ref()).map(changed);
+        self.write(&lease.rollout_id, finish).await
+    }
+
+    async fn cancel(&self, ids: &[String]) -> Result<u64> {
+        let ids = ids.to_vec();
+        self.write("rollouts", move |call| queue::cancel(call, &ids).map(changed)).await
+    }
+
+    async fn expire(&self) -> Result<Vec<Try>> {
+        let now = self.now();
+        if !self.read("timeouts", move |db| reports::has_expired(Call { db, now })).await? {
+            return Ok(Vec::new());
+        }
+        self.write("timeouts", |call| reports::expire(call).map(changed)).await
+    }
+
+    async fn update_rollout(&self, rollout_id: &str, update: &RolloutUpdate) -> Result<Rollout> {
+        let (id, update) = (rollout_id.to_owned(), update.clone());
+        self.write(rollout_id, move |call| reports::update_rollout(call, &id, &update).map(changed))
+            .await
+    }
+
+    async fn update_try(
+        &self,
+        rollout_id: &str,
+        name: &TryName,
+        update: &TryUpdate,
+    ) -> Result<Try> {
+        let (id, name, update) = (rollout_id.to_owned(), name.clone(), update.clone());
+        self.write(rollout_id, move |call| {
+            reports::update_try(call, &id, &name, &update).map(changed)
+        })
+        .await
+    }
+
+    async fn rollout(&self, rollout_id: &str) -> Result<Option<Rollout>> {
+        let id = rollout_id.to_owned();
+        self.read(rollout_id, move |db| read::rollout(db, &id)).await
+    }
+
+    async fn rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
+        let (filter, page) = (filter.clone(), page.clone());
+        self.read("rollouts", move |db| read::rollouts(db, &filter, &page)).await
+    }
+
+    async fn tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
+        let (id, page) = (rollout_id.to_owned(), page.clone());
+        self.read(rollout_id, move |db| read::tries(db, &id, &page)).await
+    }
+
+    async fn changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)> {
+        let look = || async {
+            let changes = self.read("changes", move |db| read::changes(db, since, max)).await?;
+            Ok((!changes.is_empty()).then_some(changes))
+        };
+        let changes = self.poll(wait, look).await?.unwrap_or_default();
+        let last = changes.last().map_or(since, |rollout| rollout.changed);
+        Ok((changes, last))
+    }
+
+    async fn wait_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
+        let finished = || {
+            let ids = ids.to_vec();
+            self.read("rollouts", move |db| read::finished(db, &ids))
+        };
+        let look = || async {
+            let (finished, has_open) = finished().await?;
+            Ok((!has_open).then_some(finished))
+        };
+        match self.poll(wait, look).await? {
+            Some(all) => Ok(all),
+            None => Ok(finished().await?.0),
+        }
+    }
+
+    async fn put_resources(&self, id: Option<&str>, value: &Json) -> Result<Resources> {
+        let (of, value) = (id.map(str::to_owned), value.clone());
+        let put = move |call: Call<'_>| {
+            directory::put_resources(call, of.as_deref(), &value).map(unchanged)
+        };
+        self.write(id.unwrap_or("resources"), put).await
+    }
+
+    async fn resources(&self, id: Option<&str>, version: Option<u64>) -> Result<Option<Resources>> {
+        let of = id.map(str::to_owned);
+        let key = id.unwrap_or("the latest resources");
+        self.read(key, move |db| read::resources(db, of.as_deref(), version)).await
+    }
+
+    async fn query_resources(
+        &self,
+        filter: &ResourcesFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Resources>> {
+        let (filter, page) = (filter.clone(), page.clone());
+        self.read("resources", move |db| read::query_resources(db, &filter, &page)).await
+    }
+
+    async fn beat_worker(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
+        let of = id.to_owned();
+        let beat =
+            move |call: Call<'_>| directory::beat_worker(call, &of, stats.as_ref()).map(unchanged);
+        self.write(id, beat).await
+    }
+
+    async fn worker(&self, id: &str) -> Result<Option<Worker>> {
+        let of = id.to_owned();
+        self.read(id, move |db| read::worker(db, &of)).await
+    }
+
+    async fn workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>> {
+        let (filter, page) = (filter.clone(), page.clone());
+        self.read("workers", move |db| read::workers(db, &filter, &page)).await
+    }
+
+    async fn add_spans(&self, spans: Vec<NewSpan>) -> Result<Vec<SpanOutcome>> {
+        self.write("spans", move |call| spans::add(call, &spans)).await
+    }
+
+    async fn spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
+        let (of, page) = (filter.clone(), page.clone());
+        self.read(&filter.rollout_id, move |db| read::spans(db, &of, &page)).await
+    }
+
+    async fn reserve_span_numbers(&self, rollout_id: &str, count: u64) -> Result<u64> {
+        let id = rollout_id.to_owned();
+        self.write(rollout_id, move |call| spans::reserve(call, &id, count).map(unchanged)).await
+    }
+
+    async fn statistics(&self) -> Result<Statistics> {
+        self.read("the statistics", read::statistics).await
+    }
+}

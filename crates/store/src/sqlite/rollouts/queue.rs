@@ -1,0 +1,200 @@
+//! Creation, leases and cancellation of rollouts.
+
+use rusqlite::{OptionalExtension, named_params, params_from_iter};
+
+use super::control::{Call, RolloutState, next_change, reject, sync_worker};
+use super::rows;
+use crate::error::Failure;
+use crate::rollouts::{LeaseRequest, NewRollout, Rollout, RolloutError, RolloutStatus};
+
+/// Creates rollouts in their queues. Known keys return the rollouts that have them.
+pub(super) fn enqueue(call: Call<'_>, new: &[NewRollout]) -> Result<Vec<Rollout>, Failure> {
+    let latest = latest_resources(call)?;
+    new.iter().map(|new| Ok(create(call, new, latest.as_deref())?.0)).collect()
+}
+
+/// Creates a rollout with its first try.
+pub(super) fn start(
+    call: Call<'_>,
+    new: &NewRollout,
+    worker: Option<&str>,
+) -> Result<Rollout, Failure> {
+    let latest = latest_resources(call)?;
+    let (rollout, is_new) = create(call, new, latest.as_deref())?;
+    if !is_new {
+        let key = new.key.clone().unwrap_or_default();
+        return Err(reject(RolloutError::Conflict { key, rollout_id: rollout.id }));
+    }
+    start_try(call, &rollout.id, worker)
+}
+
+/// Starts another try of a rollout.
+pub(super) fn start_try(
+    call: Call<'_>,
+    id: &str,
+    worker: Option<&str>,
+) -> Result<Rollout, Failure> {
+    let mut rollout = RolloutState::get(call, id)?;
+    rollout.start_try(call, worker, None)?;
+    rollout.save(call)?;
+    if let Some(latest) = &rollout.latest {
+        sync_worker(call, id, latest, false)?;
+    }
+    rollout.load(call)
+}
+
+fn latest_resources(call: Call<'_>) -> Result<Option<String>, Failure> {
+    let sql = "SELECT id FROM resources ORDER BY seq DESC LIMIT 1";
+    Ok(call.db.prepare_cached(sql)?.query_row([], |row| row.get(0)).optional()?)
+}
+
+/// Creates a rollout in its queue. Returns the rollout under the key instead, and `false`, if there
+/// is one.
+fn create(
+    call: Call<'_>,
+    new: &NewRollout,
+    latest_resources: Option<&str>,
+) -> Result<(Rollout, bool), Failure> {
+    if new.config.max_tries == 0 {
+        let text = "max_attempts is 0; it must be at least 1".to_owned();
+        return Err(reject(RolloutError::Invalid(text)));
+    }
+    if let Some(key) = &new.key {
+        let sql = format!("SELECT {} FROM {} WHERE r.key = ?1", rows::ROLLOUT, rows::ROLLOUT_FROM);
+        let known = call.db.prepare_cached(&sql)?.query_row([key], rows::rollout).optional()?;
+        if let Some(known) = known {
+            return match known.input.get() == new.input.get() {
+                true => Ok((known, false)),
+                false => {
+                    Err(reject(RolloutError::Conflict { key: key.clone(), rollout_id: known.id }))
+                }
+            };
+        }
+    }
+    let retry_on: Vec<&str> = new.config.retry_on.iter().map(|status| status.name()).collect();
+    let change = next_change(call)?;
+    let resources_id = new.resources_id.as_deref().or(latest_resources);
+    let metadata = new.metadata.as_ref().map_or("{}", |metadata| metadata.get());
+    let sql = "INSERT INTO rollouts (id, key, queue, priority, enqueued, queued, status, input, mode, resources_id, timeout,
+                   unresponsive, max_tries, retry_on, metadata, start_time, changed)
+               VALUES ('ro-' || lower(hex(randomblob(8))), :key, :queue, :priority, :change, 1, :status, :input, :mode,
+                   :resources, :timeout, :unresponsive, :max_tries, :retry_on, :metadata, :now, :change) RETURNING id";
+    let id: String = call.db.prepare_cached(sql)?.query_row(
+        named_params! {
+            ":key": new.key,
+            ":queue": new.queue,
+            ":priority": new.priority,
+            ":change": change,
+            ":status": RolloutStatus::Queuing,
+            ":input": new.input.get(),
+            ":mode": new.mode,
+            ":resources": resources_id,
+            ":timeout": new.config.timeout_seconds,
+            ":unresponsive": new.config.unresponsive_seconds,
+            ":max_tries": new.config.max_tries,
+            ":retry_on": retry_text(&retry_on),
+            ":metadata": metadata,
+            ":now": call.now,
+        },
+        |row| row.get(0),
+    )?;
+    let rollout = Rollout {
+        id,
+        input: new.input.clone(),
+        start_time: call.now,
+        end_time: None,
+        mode: new.mode.clone(),
+        resources_id: resources_id.map(str::to_owned),
+        status: RolloutStatus::Queuing,
+        config: new.config.clone(),
+        metadata: serde_json::value::RawValue::from_string(metadata.to_owned()).ok(),
+        queue: new.queue.clone(),
+        priority: new.priority,
+        key: new.key.clone(),
+        changed: change as u64,
+        latest_try: None,
+    };
+    Ok((rollout, true))
+}
+
+/// Returns names as a JSON list.
+pub(super) fn retry_text(names: &[&str]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
+    format!("[{}]", quoted.join(","))
+}
+
+/// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority.
+pub(super) fn lease(call: Call<'_>, request: &LeaseRequest) -> Result<Vec<Rollout>, Failure> {
+    // A queue is read along its index; several queues are merged here.
+    let mut found: Vec<(i32, i64, RolloutState)> = Vec::new();
+    let sql = format!(
+        "SELECT {}, r.priority FROM {} WHERE r.queued = 1 AND r.queue = ?1 ORDER BY r.priority DESC, r.enqueued LIMIT ?2",
+        RolloutState::columns(),
+        rows::ROLLOUT_FROM
+    );
+    let mut oldest = call.db.prepare_cached(&sql)?;
+    for queue in &request.queues {
+        let rows = oldest.query_map((queue, request.max as i64), |row| {
+            let state = RolloutState::read(row)?;
+            Ok((row.get("priority")?, state.enqueued, state))
+        })?;
+        for row in rows {
+            found.push(row?);
+        }
+    }
+    found.sort_by_key(|(priority, enqueued, _)| (-i64::from(*priority), *enqueued));
+    found.truncate(request.max);
+    let worker = request.worker.as_deref();
+    let ttl = request.ttl.map(|ttl| ttl.as_secs_f64());
+    let mut leased = Vec::new();
+    for (.., mut rollout) in found {
+        rollout.start_try(call, worker, ttl)?;
+        rollout.save(call)?;
+        leased.push(rollout);
+    }
+    match (leased.last(), worker) {
+        // A worker is associated with one try: the last one.
+        (Some(RolloutState { id, latest: Some(latest), .. }), Some(_)) => {
+            sync_worker(call, id, latest, true)?;
+        }
+        (None, Some(worker)) => mark_idle(call, worker)?,
+        _ => {}
+    }
+    leased.iter().map(|rollout| rollout.load(call)).collect()
+}
+
+/// Returns whether a rollout waits in one of the queues.
+pub(super) fn has_queued(call: Call<'_>, queues: &[String]) -> Result<bool, Failure> {
+    let marks = vec!["?"; queues.len()].join(", ");
+    let sql =
+        format!("SELECT EXISTS (SELECT 1 FROM rollouts WHERE queued = 1 AND queue IN ({marks}))");
+    Ok(call.db.prepare_cached(&sql)?.query_row(params_from_iter(queues), |row| row.get(0))?)
+}
+
+/// Records that a worker found no rollout to lease.
+fn mark_idle(call: Call<'_>, worker: &str) -> Result<(), Failure> {
+    let sql = "INSERT INTO workers (id, status, dequeue, idle) VALUES (?1, 'idle', ?2, ?2)
+               ON CONFLICT (id) DO UPDATE SET dequeue = ?2, idle = CASE status WHEN 'idle' THEN idle ELSE ?2 END,
+                   status = 'idle', current_rollout = NULL, current_try = NULL";
+    call.db.prepare_cached(sql)?.execute((worker, call.now))?;
+    Ok(())
+}
+
+/// Cancels rollouts that have not ended, and returns their number.
+pub(super) fn cancel(call: Call<'_>, ids: &[String]) -> Result<u64, Failure> {
+    let mut cancelled = 0;
+    for id in ids {
+        if let Some(mut rollout) = RolloutState::find(call, id)?
+            && !rollout.status.is_finished()
+        {
+            rollout.set_status(
+                call,
+                RolloutStatus::Cancelled,
+                super::control::QueuePosition::Old,
+            )?;
+            rollout.save(call)?;
+            cancelled += 1;
+        }
+    }
+    Ok(cancelled)
+}

@@ -1,0 +1,181 @@
+//! The tables of rollouts, and connections to them.
+
+use std::path::Path;
+
+use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+
+use crate::StoreError;
+use crate::sqlite::schema::{EXISTING, connect, identity, is_empty, opening};
+
+/// Schema version of the tables that this build writes.
+pub(super) const SCHEMA_VERSION: i32 = 1;
+
+/// SQLite application id that marks a file as a store of rollouts: "LVRO" in ASCII.
+const APPLICATION_ID: i32 = 0x4c56_524f;
+
+/// Number of prepared statements that a connection keeps.
+const STATEMENTS: usize = 256;
+
+/// Number of pages in the log after which they move to the file. Each move flushes both, so a small
+/// number slows bursts of spans down.
+const CHECKPOINT_PAGES: i64 = 8192;
+
+/// The tables. Every hot query is served by an index. Opaque values are JSON.
+const TABLES: &str = "
+CREATE TABLE rollouts (
+    seq          INTEGER PRIMARY KEY,       -- order of creation
+    id           TEXT    NOT NULL UNIQUE,
+    key          TEXT    UNIQUE,            -- idempotency key
+    queue        TEXT    NOT NULL,
+    priority     INTEGER NOT NULL,
+    enqueued     INTEGER NOT NULL,          -- position in the queue: smaller is older
+    queued       INTEGER NOT NULL,          -- 1 while the status is queuing or requeuing
+    status       TEXT    NOT NULL,
+    input        TEXT    NOT NULL,
+    mode         TEXT,
+    resources_id TEXT,
+    timeout      REAL,                      -- seconds
+    unresponsive REAL,                      -- seconds
+    max_tries    INTEGER NOT NULL,
+    retry_on     TEXT    NOT NULL,          -- JSON
+    metadata     TEXT,
+    start_time   REAL    NOT NULL,
+    end_time     REAL,
+    tries        INTEGER NOT NULL DEFAULT 0,    -- number of the latest try
+    released     INTEGER NOT NULL DEFAULT 0,    -- number of tries that workers released
+    expires      REAL,                      -- when a timeout of the latest try ends
+    changed      INTEGER NOT NULL           -- sequence number of the last change
+) STRICT;
+CREATE INDEX rollout_queue ON rollouts (queue, priority DESC, enqueued) WHERE queued = 1;
+CREATE INDEX rollout_expiry ON rollouts (expires) WHERE expires IS NOT NULL;
+CREATE INDEX rollout_status ON rollouts (status);
+CREATE UNIQUE INDEX rollout_changed ON rollouts (changed);
+CREATE TABLE tries (
+    seq        INTEGER PRIMARY KEY,
+    rollout    INTEGER NOT NULL REFERENCES rollouts (seq),
+    number     INTEGER NOT NULL,
+    id         TEXT    NOT NULL,
+    status     TEXT    NOT NULL,
+    worker     TEXT,
+    start_time REAL    NOT NULL,
+    end_time   REAL,
+    heartbeat  REAL,
+    ttl        REAL,                        -- seconds between reports that the lease demands
+    released   INTEGER NOT NULL DEFAULT 0,  -- 1 if the worker returned the lease
+    metadata   TEXT,
+    UNIQUE (rollout, number),
+    UNIQUE (rollout, id)
+) STRICT;
+CREATE TABLE workers (
+    seq             INTEGER PRIMARY KEY,
+    id              TEXT NOT NULL UNIQUE,
+    status          TEXT NOT NULL DEFAULT 'unknown',
+    stats           TEXT,
+    heartbeat       REAL,
+    dequeue         REAL,
+    busy            REAL,
+    idle            REAL,
+    current_rollout TEXT,
+    current_try     TEXT
+) STRICT;
+CREATE TABLE resources (
+    seq         INTEGER PRIMARY KEY,        -- order of the versions of all resources
+    id          TEXT    NOT NULL,
+    version     INTEGER NOT NULL,
+    first       INTEGER NOT NULL,           -- seq of the first version
+    latest      INTEGER NOT NULL,           -- 1 for the latest version
+    create_time REAL    NOT NULL,
+    update_time REAL    NOT NULL,
+    value       TEXT    NOT NULL,
+    UNIQUE (id, version)
+) STRICT;
+CREATE INDEX resources_latest ON resources (first) WHERE latest = 1;
+CREATE TABLE spans (
+    seq        INTEGER PRIMARY KEY,
+    rollout    INTEGER NOT NULL REFERENCES rollouts (seq),
+    try        INTEGER NOT NULL REFERENCES tries (seq),
+    number     INTEGER NOT NULL,
+    trace_id   TEXT    NOT NULL,
+    span_id    TEXT    NOT NULL,
+    parent_id  TEXT,
+    name       TEXT    NOT NULL,
+    start_time REAL,
+    end_time   REAL,
+    body       TEXT    NOT NULL,
+    UNIQUE (try, span_id)
+) STRICT;
+CREATE INDEX span_order ON spans (rollout, number);
+CREATE TABLE span_numbers (
+    rollout TEXT    NOT NULL PRIMARY KEY,   -- id, of an unknown rollout, too
+    last    INTEGER NOT NULL                -- largest number that is stored or reserved
+) STRICT, WITHOUT ROWID;
+CREATE TABLE totals (
+    spans INTEGER NOT NULL                  -- number of spans: one row
+) STRICT;
+INSERT INTO totals VALUES (0);
+";
+
+/// Opens a store in the memory of the process.
+pub(super) fn in_memory() -> Result<Connection, StoreError> {
+    let place = Path::new("memory:");
+    let mut connection = Connection::open_in_memory().map_err(|source| opening(place, source))?;
+    create(&mut connection).map_err(|source| opening(place, source))?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    Ok(connection)
+}
+
+/// Opens a file for writing, and creates it if it does not exist.
+pub(super) fn file(file: &Path) -> Result<Connection, StoreError> {
+    let opening = |source| opening(file, source);
+    let mut connection =
+        connect(file, EXISTING | OpenFlags::SQLITE_OPEN_CREATE).map_err(opening)?;
+    let (application, version) = identity(&connection).map_err(opening)?;
+    let place = || file.display().to_string();
+    if !is_empty(&connection).map_err(opening)? {
+        if application != APPLICATION_ID {
+            return Err(StoreError::Foreign { place: place(), found: application });
+        }
+        if version != SCHEMA_VERSION {
+            return Err(StoreError::Version {
+                place: place(),
+                found: version,
+                expected: SCHEMA_VERSION,
+            });
+        }
+    }
+    connection.pragma_update(None, "journal_mode", "wal").map_err(opening)?;
+    connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
+    connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES).map_err(opening)?;
+    create(&mut connection).map_err(opening)?;
+    tune(&connection).map_err(opening)?;
+    Ok(connection)
+}
+
+/// Opens, for reading, a file that a writer of this process has opened.
+pub(super) fn reader(file: &Path) -> Result<Connection, StoreError> {
+    let connect = || {
+        let connection = connect(file, EXISTING)?;
+        connection.pragma_update(None, "query_only", true)?;
+        tune(&connection)?;
+        Ok(connection)
+    };
+    connect().map_err(|source| opening(file, source))
+}
+
+fn tune(connection: &Connection) -> rusqlite::Result<()> {
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    connection.pragma_update(None, "cache_size", -64_000)
+}
+
+/// Creates the tables in an empty database.
+fn create(connection: &mut Connection) -> rusqlite::Result<()> {
+    // Immediate: if two processes open a new file at the same time, the second one waits and finds
+    // tables.
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    if is_empty(&transaction)? {
+        transaction.execute_batch(TABLES)?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+        transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
+    }
+    transaction.commit()
+}

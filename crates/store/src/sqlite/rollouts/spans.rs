@@ -1,0 +1,145 @@
+//! Spans, and their sequence numbers.
+
+use std::collections::HashMap;
+
+use rusqlite::{OptionalExtension, named_params};
+
+use super::control::{Call, RolloutState, TryState};
+use crate::error::Failure;
+use crate::rollouts::{NewSpan, SpanOutcome};
+
+/// Maximum sequence number. Larger ones are stored as this one.
+const MAX_NUMBER: u64 = i64::MAX as u64;
+
+/// Adds spans. Returns one outcome for each, and whether the status of a rollout changed.
+pub(super) fn add(call: Call<'_>, spans: &[NewSpan]) -> Result<(Vec<SpanOutcome>, bool), Failure> {
+    let mut outcomes = Vec::with_capacity(spans.len());
+    let mut known: HashMap<(&str, &str), Result<(RolloutState, TryState), SpanOutcome>> =
+        HashMap::new();
+    let mut reports: Vec<(&str, &str)> = Vec::new();
+    let mut stored = 0;
+    let mut numbers = Numbers::default();
+    for span in spans {
+        let name = (span.rollout_id.as_str(), span.try_id.as_str());
+        let last = numbers.last(call, &span.rollout_id)?;
+        // The number counts as issued even if the span is rejected.
+        let number = span.number.unwrap_or(last.saturating_add(1)).min(MAX_NUMBER);
+        if span.number.is_some() {
+            *last = number.max(*last);
+        }
+        if !known.contains_key(&name) {
+            known.insert(name, find(call, span)?);
+        }
+        let (rollout, of) = match &known[&name] {
+            Ok(found) => found,
+            Err(outcome) => {
+                outcomes.push(outcome.clone());
+                continue;
+            }
+        };
+        if !insert(call, rollout.seq, of.seq, span, number)? {
+            outcomes.push(SpanOutcome::Duplicate);
+            continue;
+        }
+        *last = number.max(*last);
+        stored += 1;
+        if !reports.contains(&name) {
+            reports.push(name);
+        }
+        outcomes.push(SpanOutcome::Stored(number));
+    }
+    numbers.save(call)?;
+    let mut is_changed = false;
+    for name in reports {
+        // Read again: the spans may report on several tries of one rollout.
+        let Some(mut rollout) = RolloutState::find(call, name.0)? else { continue };
+        let Some(mut of) = rollout.find_try(call, name.1)? else { continue };
+        rollout.report(call, &mut of)?;
+        is_changed |= rollout.is_changed;
+        rollout.save(call)?;
+    }
+    if stored > 0 {
+        call.db.prepare_cached("UPDATE totals SET spans = spans + ?1")?.execute([stored])?;
+    }
+    Ok((outcomes, is_changed))
+}
+
+fn find(
+    call: Call<'_>,
+    span: &NewSpan,
+) -> Result<Result<(RolloutState, TryState), SpanOutcome>, Failure> {
+    let Some(rollout) = RolloutState::find(call, &span.rollout_id)? else {
+        return Ok(Err(SpanOutcome::UnknownRollout));
+    };
+    let of = rollout.find_try(call, &span.try_id)?;
+    Ok(of.map(|of| (rollout, of)).ok_or(SpanOutcome::UnknownTry))
+}
+
+/// Stores a span. Returns `false` if the try already has a span with its id.
+fn insert(
+    call: Call<'_>,
+    rollout: i64,
+    of: i64,
+    span: &NewSpan,
+    number: u64,
+) -> Result<bool, Failure> {
+    let sql = "INSERT INTO spans (rollout, try, number, trace_id, span_id, parent_id, name, start_time, end_time, body)
+               VALUES (:rollout, :try, :number, :trace_id, :span_id, :parent_id, :name, :start_time, :end_time, :body)
+               ON CONFLICT (try, span_id) DO NOTHING";
+    let inserted = call.db.prepare_cached(sql)?.execute(named_params! {
+        ":rollout": rollout,
+        ":try": of,
+        ":number": as_column(number),
+        ":trace_id": span.trace_id,
+        ":span_id": span.span_id,
+        ":parent_id": span.parent_id,
+        ":name": span.name,
+        ":start_time": span.start_time,
+        ":end_time": span.end_time,
+        ":body": span.body.get(),
+    })?;
+    Ok(inserted > 0)
+}
+
+/// Returns a number as SQLite stores it.
+fn as_column(number: u64) -> i64 {
+    number.min(MAX_NUMBER) as i64
+}
+
+/// The last sequence numbers of rollouts, read once and written once for a batch of spans.
+#[derive(Default)]
+struct Numbers<'a>(HashMap<&'a str, (u64, u64)>);
+
+impl<'a> Numbers<'a> {
+    /// Returns the last number that is stored or reserved for a rollout.
+    fn last(&mut self, call: Call<'_>, rollout_id: &'a str) -> Result<&mut u64, Failure> {
+        if !self.0.contains_key(rollout_id) {
+            let sql = "SELECT last FROM span_numbers WHERE rollout = ?1";
+            let mut last = call.db.prepare_cached(sql)?;
+            let last = last.query_row([rollout_id], |row| row.get::<_, i64>(0)).optional()?;
+            let last = last.unwrap_or(0) as u64;
+            self.0.insert(rollout_id, (last, last));
+        }
+        Ok(&mut self.0.entry(rollout_id).or_default().1)
+    }
+
+    /// Writes the numbers that have changed.
+    fn save(self, call: Call<'_>) -> Result<(), Failure> {
+        let sql = "INSERT INTO span_numbers VALUES (?1, ?2) ON CONFLICT (rollout) DO UPDATE SET last = excluded.last";
+        for (rollout_id, (_, last)) in
+            self.0.into_iter().filter(|(_, (before, last))| last > before)
+        {
+            call.db.prepare_cached(sql)?.execute((rollout_id, as_column(last)))?;
+        }
+        Ok(())
+    }
+}
+
+/// Reserves `count` consecutive numbers and returns the first.
+pub(super) fn reserve(call: Call<'_>, rollout_id: &str, count: u64) -> Result<u64, Failure> {
+    let sql = "INSERT INTO span_numbers VALUES (?1, ?2)
+               ON CONFLICT (rollout) DO UPDATE SET last = last + excluded.last RETURNING last";
+    let last: i64 =
+        call.db.prepare_cached(sql)?.query_row((rollout_id, as_column(count)), |row| row.get(0))?;
+    Ok(last as u64 + 1 - count)
+}

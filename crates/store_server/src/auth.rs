@@ -1,0 +1,78 @@
+//! Which requests the server accepts: keys, and rules for web pages.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use levade_http::{Access, Verdict, service};
+
+use crate::reply::ApiError;
+
+/// Path that needs neither a key nor a name of the server: probes of orchestrators and clients.
+const HEALTH: &str = "/v1/agl/health";
+
+/// Path whose bodies are not JSON.
+const TRACES: &str = "/v1/traces";
+
+/// Keys, and rules for web pages.
+pub(crate) struct Rules {
+    pub keys: Vec<String>,
+    pub access: Access,
+}
+
+/// Rejects requests without a key or, if none is required, requests that a foreign web page can
+/// cause.
+pub(crate) async fn check(
+    State(rules): State<Arc<Rules>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match rejection(&rules, &request) {
+        Some(error) => error.into_response(),
+        None => next.run(request).await,
+    }
+}
+
+fn rejection(rules: &Rules, request: &Request) -> Option<ApiError> {
+    let path = request.uri().path();
+    if path == HEALTH {
+        return None;
+    }
+    if !rules.keys.is_empty() {
+        let basic = basic_password(request.headers());
+        let key = basic.as_deref().or_else(|| service::key_of(request.headers()));
+        let is_admitted = service::admits(&rules.keys, key);
+        return (!is_admitted).then(|| ApiError::new(StatusCode::UNAUTHORIZED, service::WRONG_KEY));
+    }
+    // A page needs a preflight request to send protobuf, which only permitted origins pass.
+    let is_protobuf = path == TRACES
+        && request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| {
+            kind.as_bytes().to_ascii_lowercase().starts_with(b"application/x-protobuf")
+        });
+    // An empty body does not have to be JSON: aiohttp sends application/octet-stream. The origin of
+    // a page, which browsers send with every POST request, is still checked.
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let is_empty = length.is_none_or(|length| length == "0")
+        && !request.headers().contains_key(header::TRANSFER_ENCODING);
+    let method = if is_protobuf || is_empty { &Method::GET } else { request.method() };
+    match rules.access.check(method, request.uri(), request.headers(), false) {
+        Verdict::Rejected(rejection) => Some(rejection.into()),
+        Verdict::Allowed(_) | Verdict::Preflight(_) => None,
+    }
+}
+
+/// Returns the password of HTTP Basic authentication. Clients that cannot set headers send the key
+/// of a URL such as `http://levade:KEY@host:4747` this way.
+fn basic_password(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, encoded) = value.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let decoded = String::from_utf8(STANDARD.decode(encoded.trim()).ok()?).ok()?;
+    Some(decoded.split_once(':')?.1.to_owned())
+}

@@ -1,0 +1,179 @@
+//! HTTP server of rollouts, in the protocol of Agent Lightning 0.3.
+//!
+//! Runners, tracers, trainers and LLM proxies that use `agentlightning==0.3.0` work against it
+//! unchanged: they reach it as `LightningStoreClient(url)`. The routes are those of Agent
+//! Lightning's server below `/v1/agl`, OpenTelemetry's `/v1/traces`, and `/v1/prometheus/`.
+//! [`serve`] runs them over any [`Rollouts`].
+//!
+//! # Differences from Agent Lightning's server
+//! - Unknown ids return 404, so that clients fail at once instead of repeating the request for 8 s.
+//! - `/v1/traces` also accepts JSON, and reports spans of unknown rollouts as rejected instead of
+//!   failing.
+//! - Timeouts are also enforced while no request arrives.
+//! - Requests may carry additional fields: `idempotency_key`, `queue` and `priority` of a rollout,
+//!   `wait_seconds` of a request for work, `count` of a request for sequence ids.
+//! - A server can require API keys.
+//!
+//! # Guarantees
+//! - **Waits end.** A wait without a limit ends after an hour, and every wait ends when the server
+//!   stops.
+//! - **Web pages are kept out.** Without keys, a server accepts only requests under its own names,
+//!   and cross-origin requests only from permitted origins.
+//!
+//! Out of scope: the state of rollouts, which `levade-store` keeps.
+
+mod auth;
+mod directory;
+mod metrics;
+mod monitoring;
+mod otlp;
+mod reply;
+mod request;
+mod rollouts;
+mod service;
+mod spans;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
+use axum::middleware::from_fn_with_state;
+use axum::routing::get;
+use levade_http::Access;
+use levade_store::rollouts::Rollouts;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tower_http::compression::predicate::SizeAbove;
+use tower_http::compression::{CompressionLayer, CompressionLevel};
+use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
+
+use reply::ApiError;
+use service::{Service, Shared};
+
+/// Maximum interval between two searches for timeouts.
+const SCAN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Maximum time for which a stopping server completes requests in progress.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// Minimum size of a response that is compressed, in bytes. Smaller ones take longer to compress
+/// than to send.
+const MIN_COMPRESSED: u64 = 16 << 10;
+
+/// Options of the server.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// API keys, one of which each request except `/v1/agl/health` must carry. If empty, no key is
+    /// required.
+    pub keys: Vec<String>,
+    /// Host names that the server accepts if it requires no key. Its origins should be
+    /// [`cors_origins`](Self::cors_origins).
+    pub access: Access,
+    /// Origins whose web pages can call the server; `*` permits all.
+    pub cors_origins: Vec<String>,
+    /// Minimum interval between two searches for timeouts that requests cause. Zero searches at
+    /// every request that depends on them. Defaults to 10 s.
+    pub scan_debounce: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        ServerOptions {
+            keys: Vec::new(),
+            access: Access::default(),
+            cors_origins: Vec::new(),
+            scan_debounce: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Serves a store until `stop` finishes. Requests in progress are completed, waits are ended.
+///
+/// # Errors
+/// Returns an error if the listener fails, or if an origin cannot be sent in a header.
+pub async fn serve(
+    store: Arc<dyn Rollouts>,
+    options: ServerOptions,
+    listener: TcpListener,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    let (stopping, stopped) = watch::channel(false);
+    let service = Arc::new(Service::new(store, options.scan_debounce, stopped));
+    let routes = router(Arc::clone(&service), options)?;
+    let stop = async move {
+        stop.await;
+        let _ = stopping.send(true);
+    };
+    let timer = async {
+        loop {
+            tokio::time::sleep(SCAN_INTERVAL).await;
+            if let Err(error) = service.scan().await {
+                tracing::error!(body = %error.body, "cannot search for timeouts");
+            }
+        }
+    };
+    let overdue = async {
+        service.stopped().await;
+        tokio::time::sleep(STOP_GRACE).await;
+        tracing::warn!("closed connections that did not end in time");
+    };
+    tokio::select! {
+        served = levade_http::service::serve(routes, listener, stop) => served,
+        () = timer => Ok(()),
+        () = overdue => Ok(()),
+    }
+}
+
+/// Returns all routes with their rules.
+fn router(service: Shared, options: ServerOptions) -> std::io::Result<Router> {
+    let ServerOptions { keys, access, cors_origins, .. } = options;
+    let cors = cors(&cors_origins)?;
+    let absent = async || ApiError::new(StatusCode::NOT_FOUND, "Not Found");
+    let wrong_method = async || ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
+    let agl = rollouts::routes().merge(directory::routes()).merge(spans::routes());
+    let routes = Router::new()
+        .nest("/v1/agl", agl)
+        .merge(otlp::routes())
+        .route("/v1/prometheus/", get(monitoring::show))
+        .route("/v1/prometheus", get(monitoring::show))
+        .fallback(absent)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(Arc::clone(&service), monitoring::measure))
+        .layer(from_fn_with_state(Arc::new(auth::Rules { keys, access }), auth::check))
+        .layer(
+            CompressionLayer::new()
+                .quality(CompressionLevel::Fastest)
+                .compress_when(SizeAbove::new(MIN_COMPRESSED)),
+        );
+    let routes = match cors {
+        Some(cors) => routes.layer(cors),
+        None => routes,
+    };
+    Ok(routes.with_state(service))
+}
+
+/// Returns the rules of cross-origin resource sharing, or `None` if no origin is permitted.
+fn cors(origins: &[String]) -> std::io::Result<Option<CorsLayer>> {
+    if origins.is_empty() {
+        return Ok(None);
+    }
+    let origin = if origins.iter().any(|origin| origin.trim() == "*") {
+        // Credentials forbid the wildcard, so the origin is repeated.
+        AllowOrigin::mirror_request()
+    } else {
+        let values =
+            origins.iter().map(|origin| HeaderValue::from_str(origin.trim().trim_end_matches('/')));
+        AllowOrigin::list(values.collect::<Result<Vec<_>, _>>().map_err(std::io::Error::other)?)
+    };
+    let private = HeaderName::from_static("retry-after");
+    let layer = CorsLayer::new()
+        .allow_origin(origin)
+        .allow_methods(AllowMethods::list([Method::GET, Method::POST, Method::OPTIONS]))
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([private])
+        .allow_credentials(true);
+    Ok(Some(layer))
+}

@@ -1,0 +1,349 @@
+//! `POST /v1/traces`: spans of OpenTelemetry, as protobuf or JSON.
+//!
+//! A span belongs to the try that its attributes name, or those of its resource. Spans without
+//! names and spans of unknown tries are reported as rejected in `partial_success`, so that an
+//! exporter does not send the others again.
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use bytes::Bytes;
+use levade_http::service::read_body;
+use levade_store::rollouts::{NewSpan, SpanOutcome};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message;
+use serde_content::{Deserializer, Number, Value as Content};
+use serde_json::value::to_raw_value;
+use serde_json::{Map, Value, json};
+
+use crate::request::MAX_BODY;
+use crate::service::Shared;
+
+const ROLLOUT_ID: &str = "agentlightning.rollout_id";
+const ATTEMPT_ID: &str = "agentlightning.attempt_id";
+const SEQUENCE_ID: &str = "agentlightning.span_sequence_id";
+
+/// Returns the routes.
+pub(crate) fn routes() -> Router<Shared> {
+    let absent = || async { StatusCode::NOT_IMPLEMENTED };
+    Router::new()
+        .route("/v1/traces", post(traces))
+        .route("/v1/metrics", post(absent))
+        .route("/v1/logs", post(absent))
+        .route("/v1/development/profiles", post(absent))
+}
+
+/// Encoding of a request, in which its response is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Encoding {
+    Protobuf,
+    Json,
+}
+
+impl Encoding {
+    fn from_type(content_type: &str) -> Option<Self> {
+        match content_type
+            .split(';')
+            .next()
+            .unwrap_or_default()
+            .trim()
+            .to_ascii_lowercase()
+            .as_str()
+        {
+            "application/x-protobuf" => Some(Encoding::Protobuf),
+            "application/json" => Some(Encoding::Json),
+            _ => None,
+        }
+    }
+
+    fn response(self, status: StatusCode, protobuf: Vec<u8>, json: String) -> Response {
+        let (kind, body) = match self {
+            Encoding::Protobuf => ("application/x-protobuf", protobuf),
+            Encoding::Json => ("application/json", json.into_bytes()),
+        };
+        (status, [(header::CONTENT_TYPE, kind)], body).into_response()
+    }
+
+    /// Returns an error as OTLP demands it: a `google.rpc.Status`.
+    fn error(self, status: StatusCode, message: String) -> Response {
+        let json = json!({ "message": message }).to_string();
+        self.response(status, RpcStatus { code: 0, message }.encode_to_vec(), json)
+    }
+
+    fn decode(self, body: &[u8]) -> Result<ExportTraceServiceRequest, String> {
+        match self {
+            _ if body.is_empty() => Ok(ExportTraceServiceRequest::default()),
+            Encoding::Protobuf => {
+                ExportTraceServiceRequest::decode(body).map_err(|error| error.to_string())
+            }
+            Encoding::Json => {
+                let value = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+                let content = Deserializer::new(content(value)).human_readable().coerce_numbers();
+                content.deserialize().map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+/// Converts JSON to content with plain numbers. The messages have flattened fields, in which
+/// `serde_json` with digits of arbitrary precision yields no numbers.
+fn content(value: Value) -> Content<'static> {
+    match value {
+        Value::Null => Content::Option(None),
+        Value::Bool(value) => Content::Bool(value),
+        Value::Number(number) => Content::Number(match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => Number::I64(number),
+            (None, Some(number)) => Number::U64(number),
+            (None, None) => Number::F64(number.as_f64().unwrap_or(f64::NAN)),
+        }),
+        Value::String(text) => Content::String(text.into()),
+        Value::Array(list) => Content::Seq(list.into_iter().map(content).collect()),
+        Value::Object(fields) => {
+            let fields = fields
+                .into_iter()
+                .map(|(name, value)| (Content::String(name.into()), content(value)));
+            Content::Map(fields.collect())
+        }
+    }
+}
+
+/// The message `google.rpc.Status`.
+#[derive(Clone, PartialEq, Message)]
+struct RpcStatus {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    message: String,
+}
+
+async fn traces(State(service): State<Shared>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let content_type = content_type.unwrap_or_default().to_owned();
+    let Some(encoding) = Encoding::from_type(&content_type) else {
+        let message = format!(
+            "Unsupported Content-Type {content_type:?}; send application/x-protobuf or application/json"
+        );
+        return Encoding::Protobuf.error(StatusCode::BAD_REQUEST, message);
+    };
+    let body = match read_body(&parts.headers, body, MAX_BODY).await {
+        Ok(body) => body,
+        Err(rejection) => return encoding.error(rejection.status, rejection.message),
+    };
+    // A large body takes milliseconds to decode.
+    let decoded = tokio::task::spawn_blocking(move || decode(encoding, &body)).await;
+    let (spans, unnamed) = match decoded {
+        Ok(Ok(decoded)) => decoded,
+        Ok(Err(why)) => {
+            let message = format!("Unable to parse OTLP payload: {why}");
+            return encoding.error(StatusCode::BAD_REQUEST, message);
+        }
+        Err(error) => return encoding.error(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    };
+    if spans.is_empty() && unnamed == 0 {
+        return encoding.response(StatusCode::OK, Vec::new(), "{}".to_owned());
+    }
+    match service.store().add_spans(spans).await {
+        Ok(outcomes) => success(encoding, &outcomes, unnamed),
+        // The exporter sends the spans again; those that are stored are dropped then.
+        Err(error) => encoding.error(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+    }
+}
+
+fn success(encoding: Encoding, outcomes: &[SpanOutcome], unnamed: usize) -> Response {
+    let count = |of: SpanOutcome| outcomes.iter().filter(|outcome| **outcome == of).count();
+    let unknown = count(SpanOutcome::UnknownRollout) + count(SpanOutcome::UnknownTry);
+    let rejected = unnamed + unknown;
+    if rejected == 0 {
+        return encoding.response(StatusCode::OK, Vec::new(), "{}".to_owned());
+    }
+    let message = format!(
+        "{unnamed} spans have no attributes {ROLLOUT_ID} and {ATTEMPT_ID}, and {unknown} name an unknown rollout or attempt"
+    );
+    tracing::warn!(unnamed, unknown, "rejected spans");
+    let response = ExportTraceServiceResponse {
+        partial_success: Some(ExportTracePartialSuccess {
+            rejected_spans: rejected as i64,
+            error_message: message,
+        }),
+    };
+    let json = serde_json::to_string(&response).unwrap_or_else(|_| "{}".to_owned());
+    encoding.response(StatusCode::OK, response.encode_to_vec(), json)
+}
+
+/// Decodes a body. Returns its spans, and the number of spans that name no try.
+fn decode(encoding: Encoding, body: &Bytes) -> Result<(Vec<NewSpan>, usize), String> {
+    let request = encoding.decode(body)?;
+    let (mut spans, mut unnamed) = (Vec::new(), 0);
+    for of_resource in request.resource_spans {
+        let attributes = of_resource.resource.map(|resource| object(&resource.attributes));
+        let attributes = attributes.unwrap_or_default();
+        let resource = json!({ "attributes": attributes, "schema_url": of_resource.schema_url });
+        for span in of_resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
+            match convert(&span, &attributes, &resource) {
+                Some(span) => spans.push(span),
+                None => unnamed += 1,
+            }
+        }
+    }
+    Ok((spans, unnamed))
+}
+
+/// Converts a span to Agent Lightning's format. Returns `None` if it names no try.
+fn convert(span: &Span, of_resource: &Map<String, Value>, resource: &Value) -> Option<NewSpan> {
+    let attributes = object(&span.attributes);
+    let find = |name: &str| {
+        let is_set = |value: &&Value| !value.is_null();
+        attributes.get(name).filter(is_set).or_else(|| of_resource.get(name).filter(is_set))
+    };
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let (rollout_id, try_id) = (text(find(ROLLOUT_ID)?), text(find(ATTEMPT_ID)?));
+    // A missing, negative or malformed number lets the store assign one.
+    let number = find(SEQUENCE_ID).and_then(|value| text(value).trim().parse::<u64>().ok());
+    let (trace_id, span_id) = (hex(&span.trace_id, 16), hex(&span.span_id, 8));
+    let parent_id = (!span.parent_span_id.is_empty()).then(|| hex(&span.parent_span_id, 8));
+    let (start_time, end_time) =
+        (seconds(span.start_time_unix_nano), seconds(span.end_time_unix_nano));
+    let code = match span.status.as_ref().map_or(0, |status| status.code) {
+        1 => "OK",
+        2 => "ERROR",
+        _ => "UNSET",
+    };
+    let description =
+        span.status.as_ref().map(|status| &status.message).filter(|text| !text.is_empty());
+    let context = |trace_id: &str, span_id: &str| json!({ "trace_id": trace_id, "span_id": span_id, "is_remote": false, "trace_state": {} });
+    let events = span.events.iter().map(|event| {
+        let timestamp = seconds(event.time_unix_nano);
+        json!({ "name": event.name, "attributes": object(&event.attributes), "timestamp": timestamp })
+    });
+    let links = span.links.iter().map(|link| {
+        let attributes = (!link.attributes.is_empty()).then(|| object(&link.attributes));
+        let context = context(&hex(&link.trace_id, 16), &hex(&link.span_id, 8));
+        json!({ "context": context, "attributes": attributes })
+    });
+    let (events, links) = (events.collect::<Vec<_>>(), links.collect::<Vec<_>>());
+    let body = json!({
+        "trace_id": trace_id,
+        "span_id": span_id,
+        "parent_id": parent_id,
+        "name": span.name,
+        "status": { "status_code": code, "description": description },
+        "attributes": attributes,
+        "events": events,
+        "links": links,
+        "start_time": start_time,
+        "end_time": end_time,
+        "context": context(&trace_id, &span_id),
+        "parent": null,
+        "resource": resource,
+    });
+    let body = to_raw_value(&body).ok()?;
+    let name = span.name.clone();
+    Some(NewSpan {
+        rollout_id,
+        try_id,
+        number,
+        trace_id,
+        span_id,
+        parent_id,
+        name,
+        start_time,
+        end_time,
+        body,
+    })
+}
+
+/// Returns an identifier in hexadecimal, with at least `bytes` bytes.
+fn hex(id: &[u8], bytes: usize) -> String {
+    let digits: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{digits:0>width$}", width = bytes * 2)
+}
+
+/// Converts a timestamp in nanoseconds. 0 means that it is unknown.
+fn seconds(nanoseconds: u64) -> Option<f64> {
+    (nanoseconds != 0).then_some(nanoseconds as f64 / 1e9)
+}
+
+fn object(attributes: &[KeyValue]) -> Map<String, Value> {
+    attributes.iter().map(|of| (of.key.clone(), json_value(of.value.as_ref()))).collect()
+}
+
+fn json_value(value: Option<&AnyValue>) -> Value {
+    match value.and_then(|value| value.value.as_ref()) {
+        Some(Any::StringValue(text)) => json!(text),
+        Some(Any::BoolValue(value)) => json!(value),
+        Some(Any::IntValue(number)) => json!(number),
+        // JSON has no number for infinities and NaN.
+        Some(Any::DoubleValue(number)) if number.is_finite() => json!(number),
+        Some(Any::DoubleValue(number)) => json!(number.to_string()),
+        Some(Any::ArrayValue(list)) => {
+            list.values.iter().map(|value| json_value(Some(value))).collect::<Vec<_>>().into()
+        }
+        Some(Any::KvlistValue(list)) => object(&list.values).into(),
+        Some(Any::BytesValue(bytes)) => json!(hex(bytes, 0)),
+        Some(Any::StringValueStrindex(_)) | None => Value::Null,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The example of the OTLP specification (examples/trace.json), with the names of a try.
+    const JSON: &str = r#"{"resourceSpans":[{"resource":{"attributes":[
+        {"key":"agentlightning.rollout_id","value":{"stringValue":"ro-1"}},
+        {"key":"agentlightning.attempt_id","value":{"stringValue":"at-1"}}]},
+        "scopeSpans":[{"scope":{"name":"my.library"},"spans":[
+        {"traceId":"5B8EFFF798038103D269B633813FC60C","spanId":"EEE19B7EC3C1B174","parentSpanId":"EEE19B7EC3C1B173",
+         "name":"I'm a server span","startTimeUnixNano":"1544712660000000000","endTimeUnixNano":"1544712661500000000",
+         "kind":2,"status":{"code":2,"message":"no"},"attributes":[{"key":"n","value":{"intValue":"7"}},
+         {"key":"agentlightning.span_sequence_id","value":{"stringValue":"12"}},
+         {"key":"list","value":{"arrayValue":{"values":[{"doubleValue":0.5},{"boolValue":true}]}}}]},
+        {"traceId":"5B8EFFF798038103D269B633813FC60C","spanId":"EEE19B7EC3C1B175","name":"x",
+         "attributes":[{"key":"agentlightning.attempt_id","value":{"stringValue":"at-2"}},
+         {"key":"agentlightning.span_sequence_id","value":{"intValue":"-1"}}]}]}]},
+        {"scopeSpans":[{"spans":[{"name":"unnamed"}]}]}]}"#;
+
+    #[test]
+    fn decode_matches_between_protobuf_and_json() {
+        let (spans, unnamed) =
+            decode(Encoding::Json, &Bytes::from_static(JSON.as_bytes())).unwrap();
+        assert_eq!((spans.len(), unnamed), (2, 1));
+        let first = &spans[0];
+        assert_eq!((first.try_id.as_str(), first.number), ("at-1", Some(12)));
+        assert_eq!(first.trace_id, "5b8efff798038103d269b633813fc60c");
+        assert_eq!(
+            (first.start_time, first.end_time),
+            (Some(1_544_712_660.0), Some(1_544_712_661.5))
+        );
+        let body: Value = serde_json::from_str(first.body.get()).unwrap();
+        assert_eq!(body["attributes"]["list"], json!([0.5, true]));
+        assert_eq!(body["status"], json!({ "status_code": "ERROR", "description": "no" }));
+        let second = &spans[1];
+        assert_eq!(
+            (second.try_id.as_str(), second.number, second.start_time),
+            ("at-2", None, None)
+        );
+        assert_eq!(second.parent_id, None);
+        let protobuf = Encoding::Json.decode(JSON.as_bytes()).unwrap().encode_to_vec();
+        let (again, _) = decode(Encoding::Protobuf, &protobuf.into()).unwrap();
+        assert_eq!(again[0].body.get(), first.body.get());
+    }
+
+    #[test]
+    fn decode_rejects_malformed_bodies() {
+        for encoding in [Encoding::Protobuf, Encoding::Json] {
+            assert!(decode(encoding, &Bytes::from_static(b"\xff\xff\xff")).is_err());
+            assert_eq!(decode(encoding, &Bytes::new()).unwrap().0.len(), 0);
+        }
+        assert_eq!(Encoding::from_type("Application/JSON; charset=utf-8"), Some(Encoding::Json));
+        assert_eq!(Encoding::from_type("text/plain"), None);
+    }
+}

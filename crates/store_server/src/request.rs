@@ -1,0 +1,339 @@
+//! Requests: bodies, query strings, pages and filters.
+
+use axum::extract::Request;
+use bytes::Bytes;
+use levade_http::service::{read_body, read_json};
+use levade_store::rollouts::{
+    Json, Logic, Order, PageRequest, ResourcesFilter, RolloutFilter, RolloutStatus, SpanFilter,
+    TextFilter, TryName, WorkerFilter, WorkerStatus,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
+
+use crate::reply::ApiError;
+
+/// Maximum size of a request body, before and after decompression, in bytes.
+pub(crate) const MAX_BODY: usize = 64 << 20;
+
+/// Reads a body.
+pub(crate) async fn bytes(request: Request) -> Result<Bytes, ApiError> {
+    let (parts, body) = request.into_parts();
+    Ok(read_body(&parts.headers, body, MAX_BODY).await?)
+}
+
+/// Parses a body, which must not be empty.
+pub(crate) async fn body<T: DeserializeOwned>(request: Request) -> Result<T, ApiError> {
+    parse(&bytes(request).await?)
+}
+
+/// Parses a body. An empty one is an empty object.
+pub(crate) async fn optional_body<T: DeserializeOwned>(request: Request) -> Result<T, ApiError> {
+    let bytes = bytes(request).await?;
+    parse(if bytes.is_empty() { b"{}" } else { &bytes })
+}
+
+/// Parses JSON, with an error that names the wrong field.
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    if bytes.is_empty() {
+        return Err(ApiError::unprocessable("missing", &["body"], "Field required"));
+    }
+    read_json(bytes).map_err(|malformed| {
+        let kind = match () {
+            () if serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_err() => "json_invalid",
+            () if malformed.message.contains("missing field") => "missing",
+            () => "value_error",
+        };
+        let mut location = vec!["body"];
+        location.extend(malformed.field.as_deref());
+        ApiError::unprocessable(kind, &location, malformed.message)
+    })
+}
+
+/// Parses a query string into the type that a JSON body of the same request has.
+pub(crate) fn query<T: DeserializeOwned>(request: &Request) -> Result<T, ApiError> {
+    let mut fields = Map::new();
+    for (name, text) in pairs(request.uri().query().unwrap_or_default()) {
+        match name.as_str() {
+            "status_in" | "rollout_id_in" => {
+                let list = fields.entry(name).or_insert_with(|| Value::Array(Vec::new()));
+                if let Value::Array(list) = list {
+                    list.push(text.into());
+                }
+            }
+            "limit" | "offset" => {
+                let number: i64 = text.parse().map_err(|_| {
+                    let message = format!("Input should be a valid integer, not {text:?}");
+                    ApiError::unprocessable("int_parsing", &["query", &name], message)
+                })?;
+                fields.insert(name, number.into());
+            }
+            _ => drop(fields.insert(name, text.into())),
+        }
+    }
+    parse(Value::Object(fields).to_string().as_bytes())
+}
+
+/// Returns the decoded names and values of a query string.
+fn pairs(query: &str) -> impl Iterator<Item = (String, String)> {
+    query.split('&').filter(|part| !part.is_empty()).map(|part| {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        (percent_decoded(name), percent_decoded(value))
+    })
+}
+
+/// Decodes `%XX` and `+`. Malformed sequences stay as they are.
+fn percent_decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut index = 0;
+    while index < bytes.len() {
+        let digits = text.get(index + 1..index + 3).filter(|_| bytes[index] == b'%');
+        match (bytes[index], digits.and_then(|digits| u8::from_str_radix(digits, 16).ok())) {
+            (_, Some(byte)) => {
+                decoded.push(byte);
+                index += 2;
+            }
+            (b'+', None) => decoded.push(b' '),
+            (byte, None) => decoded.push(byte),
+        }
+        index += 1;
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+/// Keeps the difference between an absent field (`None`) and null (`Some(None)`).
+pub(crate) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+/// Keeps a value, null included, as JSON.
+pub(crate) fn raw<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Json>, D::Error> {
+    Json::deserialize(deserializer).map(Some)
+}
+
+/// Rejects null where a field may be absent but not null.
+pub(crate) fn not_null<T>(field: &str, value: Option<Option<T>>) -> Result<Option<T>, ApiError> {
+    match value {
+        Some(None) => {
+            Err(ApiError::bad_request(format!("{field} is invalid; it cannot be a null value.")))
+        }
+        value => Ok(value.flatten()),
+    }
+}
+
+/// Rejects JSON that is not an object.
+pub(crate) fn object(field: &str, value: &Json) -> Result<(), ApiError> {
+    match value.get().starts_with('{') {
+        true => Ok(()),
+        false => Err(ApiError::unprocessable(
+            "dict_type",
+            &["body", field],
+            "Input should be a valid dictionary",
+        )),
+    }
+}
+
+/// Limits and order of a page.
+#[derive(Debug, Clone)]
+pub(crate) struct Paging {
+    /// -1 for no limit.
+    pub limit: i64,
+    pub offset: i64,
+    /// `None` if the request does not contain the field.
+    sort_by: Option<Option<String>>,
+    sort_order: Order,
+}
+
+impl Paging {
+    /// Returns the page. `sort_by` is the order if the request sets none.
+    pub fn page(&self, sort_by: Option<&str>) -> Result<PageRequest, ApiError> {
+        if self.limit == 0 || self.limit < -1 {
+            return Err(ApiError::bad_request("Limit must be greater than 0 or -1 for no limit"));
+        }
+        let offset = u64::try_from(self.offset)
+            .map_err(|_| ApiError::bad_request("Offset must be greater than or equal to 0"))?;
+        Ok(PageRequest {
+            limit: u64::try_from(self.limit).ok(),
+            offset,
+            sort_by: self.sort_by.clone().unwrap_or_else(|| sort_by.map(str::to_owned)),
+            order: self.sort_order,
+        })
+    }
+}
+
+/// Generates a request of a page: its own fields, and those of [`Paging`]. (`#[serde(flatten)]`
+/// would accept no integers with digits of arbitrary precision.)
+macro_rules! paged {
+    ($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Debug, Deserialize)]
+        pub(crate) struct $name {
+            $(#[serde(default)] pub $field: $type,)*
+            #[serde(default = "no_limit")]
+            pub limit: i64,
+            #[serde(default)]
+            pub offset: i64,
+            #[serde(default, deserialize_with = "present")]
+            sort_by: Option<Option<String>>,
+            #[serde(default)]
+            sort_order: Order,
+        }
+
+        impl $name {
+            /// Returns the limits and the order.
+            pub fn paging(&self) -> Paging {
+                let Self { limit, offset, sort_by, sort_order, .. } = self;
+                Paging { limit: *limit, offset: *offset, sort_by: sort_by.clone(), sort_order: *sort_order }
+            }
+        }
+    };
+}
+
+fn no_limit() -> i64 {
+    -1
+}
+
+paged! {
+    /// A query of rollouts.
+    RolloutsQuery {
+        status_in: Option<Vec<RolloutStatus>>,
+        rollout_id_in: Option<Vec<String>>,
+        rollout_id_contains: Option<String>,
+        filter_logic: Logic,
+    }
+}
+
+impl RolloutsQuery {
+    pub fn filter(self) -> RolloutFilter {
+        RolloutFilter {
+            status_in: self.status_in,
+            id_in: self.rollout_id_in,
+            id_contains: self.rollout_id_contains,
+            logic: self.filter_logic,
+        }
+    }
+}
+
+paged! {
+    /// A query of the tries of a rollout.
+    TriesQuery {}
+}
+
+paged! {
+    /// A query of workers.
+    WorkersQuery {
+        status_in: Option<Vec<WorkerStatus>>,
+        worker_id_contains: Option<String>,
+        filter_logic: Logic,
+    }
+}
+
+impl WorkersQuery {
+    pub fn filter(self) -> WorkerFilter {
+        WorkerFilter {
+            status_in: self.status_in,
+            id_contains: self.worker_id_contains,
+            logic: self.filter_logic,
+        }
+    }
+}
+
+paged! {
+    /// A query of resources.
+    ResourcesQuery {
+        resources_id: Option<String>,
+        resources_id_contains: Option<String>,
+    }
+}
+
+impl ResourcesQuery {
+    pub fn filter(self) -> ResourcesFilter {
+        ResourcesFilter { id: self.resources_id, id_contains: self.resources_id_contains }
+    }
+}
+
+paged! {
+    /// A query of the spans of a rollout.
+    SpansQuery {
+        rollout_id: Option<String>,
+        attempt_id: Option<String>,
+        trace_id: Option<String>,
+        trace_id_contains: Option<String>,
+        span_id: Option<String>,
+        span_id_contains: Option<String>,
+        parent_id: Option<String>,
+        parent_id_contains: Option<String>,
+        name: Option<String>,
+        name_contains: Option<String>,
+        filter_logic: Logic,
+    }
+}
+
+impl SpansQuery {
+    /// Returns the filter.
+    ///
+    /// # Errors
+    /// Returns an error if the request names no rollout.
+    pub fn filter(self) -> Result<SpanFilter, ApiError> {
+        let missing = || ApiError::unprocessable("missing", &["rollout_id"], "Field required");
+        let text = |exact, contains| TextFilter { exact, contains };
+        Ok(SpanFilter {
+            rollout_id: self.rollout_id.ok_or_else(missing)?,
+            try_name: self.attempt_id.map(try_name),
+            trace_id: text(self.trace_id, self.trace_id_contains),
+            span_id: text(self.span_id, self.span_id_contains),
+            parent_id: text(self.parent_id, self.parent_id_contains),
+            name: text(self.name, self.name_contains),
+            logic: self.filter_logic,
+        })
+    }
+}
+
+/// Returns the try that an id or `latest` names.
+pub(crate) fn try_name(text: String) -> TryName {
+    if text == "latest" { TryName::Latest } else { TryName::Id(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_decoded_keeps_malformed_sequences() {
+        for (text, expected) in
+            [("a%20b+c", "a b c"), ("%C3%A9", "é"), ("%", "%"), ("%zz%4", "%zz%4"), ("é%41", "éA")]
+        {
+            assert_eq!(percent_decoded(text), expected);
+        }
+    }
+
+    #[test]
+    fn query_matches_body_of_same_request() {
+        let uri = "/rollouts?status_in=failed&status_in=running&limit=3&sort_by=mode&sort_order=desc&rollout_id_contains=1";
+        let request = Request::builder().uri(uri).body(axum::body::Body::empty()).unwrap();
+        let query: RolloutsQuery = query(&request).unwrap();
+        let page = query.paging().page(None).unwrap();
+        assert_eq!(
+            (page.limit, page.sort_by.as_deref(), page.order),
+            (Some(3), Some("mode"), Order::Desc)
+        );
+        let filter = query.filter();
+        assert_eq!(filter.status_in.unwrap(), [RolloutStatus::Failed, RolloutStatus::Running]);
+        assert_eq!(filter.id_contains.as_deref(), Some("1"));
+    }
+
+    #[test]
+    fn null_order_differs_from_absent_order() {
+        let page = |text: &str| {
+            parse::<TriesQuery>(text.as_bytes()).unwrap().paging().page(Some("sequence_id"))
+        };
+        assert_eq!(page("{}").unwrap().sort_by.as_deref(), Some("sequence_id"));
+        assert_eq!(page("{\"sort_by\": null}").unwrap().sort_by, None);
+        for wrong in ["{\"limit\": 0}", "{\"limit\": -2}", "{\"offset\": -1}"] {
+            assert_eq!(page(wrong).unwrap_err().status, 400);
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Routes of rollouts, their queue and their tries.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, Request, State};
+use axum::routing::{get, post};
+use levade_store::rollouts::{
+    DEFAULT_QUEUE, Json, LeaseRequest, NewRollout, Rollout, RolloutConfig, RolloutStatus,
+    RolloutUpdate, TryStatus, TryUpdate,
+};
+use serde::Deserialize;
+
+use crate::reply::{ApiError, Reply, created, ok};
+use crate::request::{
+    RolloutsQuery, TriesQuery, body, not_null, object, optional_body, present, query, raw, try_name,
+};
+use crate::service::{Shared, WirePage};
+
+/// Maximum time of a wait that requests no limit. Clients that wait longer ask again.
+const MAX_WAIT: Duration = Duration::from_secs(3600);
+
+/// Returns the routes.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new()
+        .route("/queues/rollouts/enqueue", post(enqueue))
+        .route("/queues/rollouts/dequeue", post(dequeue))
+        .route("/rollouts", get(list).post(start))
+        .route("/rollouts/search", post(search))
+        .route("/rollouts/{id}", get(one).post(update))
+        .route("/rollouts/{id}/attempts", get(list_tries).post(start_try))
+        .route("/rollouts/{id}/attempts/search", post(search_tries))
+        .route("/rollouts/{id}/attempts/latest", get(latest_try).post(update_latest_try))
+        .route("/rollouts/{id}/attempts/{attempt_id}", post(update_try))
+        .route("/waits/rollouts", post(wait))
+}
+
+/// A purpose that Agent Lightning knows.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Mode {
+    Train,
+    Val,
+    Test,
+}
+
+impl Mode {
+    fn name(self) -> String {
+        match self {
+            Mode::Train => "train",
+            Mode::Val => "val",
+            Mode::Test => "test",
+        }
+        .to_owned()
+    }
+}
+
+/// A rollout to enqueue or to start. The last four fields are additions of this server.
+#[derive(Debug, Deserialize)]
+struct RolloutBody {
+    input: Json,
+    #[serde(default)]
+    mode: Option<Mode>,
+    #[serde(default)]
+    resources_id: Option<String>,
+    #[serde(default)]
+    config: Option<RolloutConfig>,
+    #[serde(default)]
+    metadata: Option<Json>,
+    #[serde(default)]
+    worker_id: Option<String>,
+    #[serde(default)]
+    idempotency_key: Option<String>,
+    #[serde(default)]
+    queue: Option<String>,
+    #[serde(default)]
+    priority: i32,
+}
+
+fn check_config(config: &RolloutConfig) -> Result<(), ApiError> {
+    match config.max_tries {
+        0 => Err(ApiError::unprocessable(
+            "greater_than_equal",
+            &["body", "config", "max_attempts"],
+            "Input should be greater than or equal to 1",
+        )),
+        _ => Ok(()),
+    }
+}
+
+impl RolloutBody {
+    fn into_new(self) -> Result<NewRollout, ApiError> {
+        let config = self.config.unwrap_or_default();
+        check_config(&config)?;
+        if let Some(metadata) = &self.metadata {
+            object("metadata", metadata)?;
+        }
+        Ok(NewRollout {
+            key: self.idempotency_key,
+            queue: self.queue.unwrap_or_else(|| DEFAULT_QUEUE.to_owned()),
+            priority: self.priority,
+            input: self.input,
+            mode: self.mode.map(Mode::name),
+            resources_id: self.resources_id,
+            config,
+            metadata: self.metadata,
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct EnqueueBody {
+    rollouts: Vec<RolloutBody>,
+}
+
+async fn enqueue(State(service): State<Shared>, request: Request) -> Reply {
+    let bodies = body::<EnqueueBody>(request).await?.rollouts.into_iter();
+    let new = bodies.map(RolloutBody::into_new).collect::<Result<Vec<_>, _>>()?;
+    let rollouts = service.checked().await?.enqueue(&new).await?;
+    created(&rollouts.into_iter().map(Rollout::without_try).collect::<Vec<_>>())
+}
+
+#[derive(Deserialize)]
+struct DequeueBody {
+    #[serde(default = "one_rollout")]
+    limit: i64,
+    #[serde(default)]
+    worker_id: Option<String>,
+    /// Addition of this server.
+    #[serde(default)]
+    queue: Option<String>,
+    /// Maximum wait for a first rollout, in seconds. Addition of this server.
+    #[serde(default)]
+    wait_seconds: f64,
+}
+
+fn one_rollout() -> i64 {
+    1
+}
+
+async fn dequeue(State(service): State<Shared>, request: Request) -> Reply {
+    let body: DequeueBody = optional_body(request).await?;
+    let store = service.checked().await?;
+    let request = LeaseRequest {
+        queues: vec![body.queue.unwrap_or_else(|| DEFAULT_QUEUE.to_owned())],
+        wait: seconds(body.wait_seconds),
+        ..LeaseRequest::new(usize::try_from(body.limit).unwrap_or(0), body.worker_id.as_deref())
+    };
+    tokio::select! {
+        leased = store.lease(&request) => ok(&leased?),
+        () = service.stopped(), if !request.wait.is_zero() => ok(&[(); 0]),
+    }
+}
+
+/// Converts a wait of a request. Values that are not positive are no wait.
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(MAX_WAIT).min(MAX_WAIT)
+}
+
+async fn start(State(service): State<Shared>, request: Request) -> Reply {
+    let mut body: RolloutBody = body(request).await?;
+    let worker = body.worker_id.take();
+    let new = body.into_new()?;
+    created(&service.checked().await?.start(&new, worker.as_deref()).await?)
+}
+
+async fn list(State(service): State<Shared>, request: Request) -> Reply {
+    found(&service, query(&request)?).await
+}
+
+async fn search(State(service): State<Shared>, request: Request) -> Reply {
+    found(&service, body(request).await?).await
+}
+
+async fn found(service: &Shared, query: RolloutsQuery) -> Reply {
+    let paging = query.paging();
+    let page = paging.page(None)?;
+    let rollouts = service.checked().await?.rollouts(&query.filter(), &page).await?;
+    ok(&WirePage::new(rollouts, &paging))
+}
+
+async fn one(State(service): State<Shared>, Path(id): Path<String>) -> Reply {
+    match service.checked().await?.rollout(&id).await? {
+        Some(rollout) => ok(&rollout),
+        None => {
+            Err(ApiError::new(axum::http::StatusCode::NOT_FOUND, format!("Rollout {id} not found")))
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct UpdateBody {
+    #[serde(default, deserialize_with = "raw")]
+    input: Option<Json>,
+    #[serde(default, deserialize_with = "present")]
+    mode: Option<Option<Mode>>,
+    #[serde(default, deserialize_with = "present")]
+    resources_id: Option<Option<String>>,
+    #[serde(default, deserialize_with = "present")]
+    status: Option<Option<RolloutStatus>>,
+    #[serde(default, deserialize_with = "present")]
+    config: Option<Option<RolloutConfig>>,
+    #[serde(default, deserialize_with = "present")]
+    metadata: Option<Option<Json>>,
+}
+
+async fn update(State(service): State<Shared>, Path(id): Path<String>, request: Request) -> Reply {
+    let body: UpdateBody = body(request).await?;
+    let config = not_null("config", body.config)?;
+    config.as_ref().map(check_config).transpose()?;
+    body.metadata.iter().flatten().try_for_each(|metadata| object("metadata", metadata))?;
+    let update = RolloutUpdate {
+        input: body.input,
+        mode: body.mode.map(|mode| mode.map(Mode::name)),
+        resources_id: body.resources_id,
+        status: not_null("status", body.status)?,
+        config,
+        metadata: body.metadata,
+    };
+    let updated = service.checked().await?.update_rollout(&id, &update).await;
+    let updated = updated.map_err(|error| match ApiError::from(error) {
+        error if error.status == axum::http::StatusCode::NOT_FOUND => {
+            let text =
+                format!("Item does not exist with primary key(s): {id}; Rollout {id} not found");
+            ApiError::new(error.status, text)
+        }
+        error => error,
+    })?;
+    ok(&updated.without_try())
+}
+
+#[derive(Deserialize)]
+struct WorkerName {
+    #[serde(default)]
+    worker_id: Option<String>,
+}
+
+async fn start_try(
+    State(service): State<Shared>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Reply {
+    let worker = optional_body::<WorkerName>(request).await?.worker_id;
+    created(&service.checked().await?.start_try(&id, worker.as_deref()).await?)
+}
+
+async fn list_tries(
+    State(service): State<Shared>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Reply {
+    found_tries(&service, &id, &query(&request)?).await
+}
+
+async fn search_tries(
+    State(service): State<Shared>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Reply {
+    found_tries(&service, &id, &body(request).await?).await
+}
+
+async fn found_tries(service: &Shared, id: &str, query: &TriesQuery) -> Reply {
+    let paging = query.paging();
+    let page = paging.page(Some("sequence_id"))?;
+    ok(&WirePage::new(service.checked().await?.tries(id, &page).await?, &paging))
+}
+
+async fn latest_try(State(service): State<Shared>, Path(id): Path<String>) -> Reply {
+    let rollout = service.checked().await?.rollout(&id).await?;
+    ok(&rollout.and_then(|rollout| rollout.latest_try))
+}
+
+#[derive(Deserialize)]
+struct TryBody {
+    #[serde(default, deserialize_with = "present")]
+    status: Option<Option<TryStatus>>,
+    #[serde(default, deserialize_with = "present")]
+    worker_id: Option<Option<String>>,
+    #[serde(default, deserialize_with = "present")]
+    last_heartbeat_time: Option<Option<f64>>,
+    #[serde(default, deserialize_with = "present")]
+    metadata: Option<Option<Json>>,
+}
+
+async fn update_latest_try(
+    service: State<Shared>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Reply {
+    update_try(service, Path((id, "latest".to_owned())), request).await
+}
+
+async fn update_try(
+    State(service): State<Shared>,
+    Path((id, attempt_id)): Path<(String, String)>,
+    request: Request,
+) -> Reply {
+    let body: TryBody = body(request).await?;
+    let update = TryUpdate {
+        status: not_null("status", body.status)?,
+        worker_id: not_null("worker_id", body.worker_id)?,
+        last_heartbeat_time: not_null("last_heartbeat_time", body.last_heartbeat_time)?,
+        metadata: not_null("metadata", body.metadata)?,
+    };
+    update.metadata.as_ref().map(|metadata| object("metadata", metadata)).transpose()?;
+    ok(&service.checked().await?.update_try(&id, &try_name(attempt_id), &update).await?)
+}
+
+#[derive(Deserialize)]
+struct WaitBody {
+    rollout_ids: Vec<String>,
+    #[serde(default)]
+    timeout: Option<f64>,
+}
+
+async fn wait(State(service): State<Shared>, request: Request) -> Reply {
+    let body: WaitBody = body(request).await?;
+    let store = service.checked().await?;
+    let wait = body.timeout.map_or(MAX_WAIT, seconds);
+    // A try whose timeout passes during the wait ends by the timer of the server, which wakes the
+    // wait.
+    let finished = tokio::select! {
+        finished = store.wait_finished(&body.rollout_ids, wait) => finished?,
+        () = service.stopped() => store.wait_finished(&body.rollout_ids, Duration::ZERO).await?,
+    };
+    ok(&finished.into_iter().map(Rollout::without_try).collect::<Vec<_>>())
+}

@@ -1,0 +1,96 @@
+//! What all routes share: the store, the search for timeouts, and the stop.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use levade_store::rollouts::{Page, Rollouts};
+use serde::Serialize;
+use tokio::sync::watch;
+
+use crate::metrics::Metrics;
+use crate::reply::ApiError;
+use crate::request::Paging;
+
+/// State of the server.
+pub(crate) struct Service {
+    store: Arc<dyn Rollouts>,
+    /// Minimum interval between two searches for timeouts. Zero searches at every request.
+    scan_debounce: Duration,
+    last_scan: Mutex<Option<Instant>>,
+    pub metrics: Metrics,
+    pub started: Instant,
+    stopping: watch::Receiver<bool>,
+}
+
+/// The state, as routes receive it.
+pub(crate) type Shared = Arc<Service>;
+
+impl Service {
+    pub fn new(
+        store: Arc<dyn Rollouts>,
+        scan_debounce: Duration,
+        stopping: watch::Receiver<bool>,
+    ) -> Self {
+        let (last_scan, metrics, started) = (Mutex::new(None), Metrics::default(), Instant::now());
+        Service { store, scan_debounce, last_scan, metrics, started, stopping }
+    }
+
+    /// Returns the store, without a search for timeouts.
+    pub fn store(&self) -> &dyn Rollouts {
+        &*self.store
+    }
+
+    /// Returns the store after a search for timeouts, unless one was recent.
+    pub async fn checked(&self) -> Result<&dyn Rollouts, ApiError> {
+        if self.is_scan_due() {
+            self.scan().await?;
+        }
+        Ok(self.store())
+    }
+
+    fn is_scan_due(&self) -> bool {
+        let mut last = self.last_scan.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.is_none_or(|last| last.elapsed() >= self.scan_debounce);
+        if is_due {
+            *last = Some(Instant::now());
+        }
+        is_due
+    }
+
+    /// Ends the tries that exceeded a timeout.
+    pub async fn scan(&self) -> Result<(), ApiError> {
+        for expired in self.store.expire().await? {
+            let (rollout, number, status) =
+                (&expired.rollout_id, expired.number, expired.status.name());
+            tracing::info!(%rollout, number, status, "ended a try by its timeout");
+        }
+        Ok(())
+    }
+
+    /// Waits until the server stops.
+    pub async fn stopped(&self) {
+        let mut stopping = self.stopping.clone();
+        // An error means that the server is gone.
+        let _ = stopping.wait_for(|stopping| *stopping).await;
+    }
+}
+
+/// A page in Agent Lightning's format, which repeats the limits of the request.
+#[derive(Serialize)]
+pub(crate) struct WirePage<T> {
+    items: Vec<T>,
+    limit: i64,
+    offset: i64,
+    total: u64,
+}
+
+impl<T> WirePage<T> {
+    pub fn new(page: Page<T>, paging: &Paging) -> Self {
+        WirePage {
+            items: page.items,
+            limit: paging.limit,
+            offset: paging.offset,
+            total: page.total,
+        }
+    }
+}

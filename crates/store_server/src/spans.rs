@@ -1,0 +1,226 @@
+//! Routes of spans, and their format.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::{get, post};
+use levade_store::rollouts::{Json, NewSpan, RolloutError, Span, SpanOutcome};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
+
+use crate::reply::{ApiError, Reply, created, json_response, ok};
+use crate::request::{SpansQuery, body, bytes, parse, query};
+use crate::service::Shared;
+
+/// Returns the routes.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new()
+        .route("/spans", get(list).post(add))
+        .route("/spans/search", post(search))
+        .route("/spans/next", post(next))
+}
+
+/// Fields of a span whose absence has a meaning, with their defaults.
+const DEFAULTS: [(&str, &str); 11] = [
+    ("parent_id", "null"),
+    ("status", r#"{"status_code":"UNSET","description":null}"#),
+    ("attributes", "{}"),
+    ("events", "[]"),
+    ("links", "[]"),
+    ("start_time", "null"),
+    ("end_time", "null"),
+    ("context", "null"),
+    ("parent", "null"),
+    ("resource", r#"{"attributes":{},"schema_url":""}"#),
+    ("name", r#""""#),
+];
+
+#[derive(Deserialize)]
+struct Status {
+    #[expect(dead_code, reason = "only its form is checked")]
+    status_code: StatusCodeName,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+enum StatusCodeName {
+    Unset,
+    Ok,
+    Error,
+}
+
+/// Parses a span. Its fields, unknown ones included, keep their text.
+pub(crate) fn parse_span(bytes: &[u8]) -> Result<NewSpan, ApiError> {
+    let mut fields: BTreeMap<String, Json> = parse(bytes)?;
+    for (name, default) in DEFAULTS {
+        if !fields.contains_key(name)
+            && let Ok(default) = RawValue::from_string(default.to_owned())
+        {
+            fields.insert(name.to_owned(), default);
+        }
+    }
+    let _: Status = field(&fields, "status")?;
+    for (name, start) in [("attributes", '{'), ("events", '['), ("links", '['), ("resource", '{')] {
+        if !fields[name].get().starts_with(start) {
+            let message = format!("Input should start with {start}");
+            return Err(ApiError::unprocessable("value_error", &["body", name], message));
+        }
+    }
+    let (rollout_id, try_id) = (field(&fields, "rollout_id")?, field(&fields, "attempt_id")?);
+    let number: i64 = field(&fields, "sequence_id")?;
+    for name in ["rollout_id", "attempt_id", "sequence_id"] {
+        fields.remove(name);
+    }
+    Ok(NewSpan {
+        rollout_id,
+        try_id,
+        number: Some(number.max(0) as u64),
+        trace_id: field(&fields, "trace_id")?,
+        span_id: field(&fields, "span_id")?,
+        parent_id: field(&fields, "parent_id")?,
+        name: field(&fields, "name")?,
+        start_time: field(&fields, "start_time")?,
+        end_time: field(&fields, "end_time")?,
+        body: to_raw_value(&fields).map_err(|error| ApiError::bad_request(error.to_string()))?,
+    })
+}
+
+fn field<T: DeserializeOwned>(fields: &BTreeMap<String, Json>, name: &str) -> Result<T, ApiError> {
+    let missing = || ApiError::unprocessable("missing", &["body", name], "Field required");
+    let value = fields.get(name).ok_or_else(missing)?;
+    let wrong = |error: serde_json::Error| {
+        ApiError::unprocessable("value_error", &["body", name], format!("{name}: {error}"))
+    };
+    serde_json::from_str(value.get()).map_err(wrong)
+}
+
+/// Appends a stored span as JSON.
+fn write_span(out: &mut String, rollout_id: &str, try_id: &str, number: u64, body: &str) {
+    let (rollout_id, try_id) = (json!(rollout_id), json!(try_id));
+    let rest = body.trim_start().trim_start_matches('{');
+    let separator = if rest.trim_start().starts_with('}') { "" } else { "," };
+    let _ = write!(
+        out,
+        "{{\"rollout_id\":{rollout_id},\"attempt_id\":{try_id},\"sequence_id\":{number}{separator}{rest}"
+    );
+}
+
+async fn add(State(service): State<Shared>, request: Request) -> Reply {
+    let span = parse_span(&bytes(request).await?)?;
+    let (rollout_id, try_id, body) =
+        (span.rollout_id.clone(), span.try_id.clone(), span.body.clone());
+    match service.store().add_spans(vec![span]).await?.pop() {
+        Some(SpanOutcome::Stored(number)) => {
+            let mut text = String::with_capacity(body.get().len() + 128);
+            write_span(&mut text, &rollout_id, &try_id, number, body.get());
+            Ok(json_response(StatusCode::CREATED, text))
+        }
+        Some(SpanOutcome::UnknownRollout) => {
+            Err(RolloutError::UnknownRollout { rollout_id }.into())
+        }
+        Some(SpanOutcome::UnknownTry) => {
+            Err(RolloutError::UnknownTry { rollout_id, try_id }.into())
+        }
+        Some(SpanOutcome::Duplicate) | None => {
+            tracing::warn!(rollout_id, try_id, "dropped a span whose id is already stored");
+            created(&())
+        }
+    }
+}
+
+async fn list(State(service): State<Shared>, request: Request) -> Reply {
+    found(&service, query(&request)?).await
+}
+
+async fn search(State(service): State<Shared>, request: Request) -> Reply {
+    found(&service, body(request).await?).await
+}
+
+async fn found(service: &Shared, query: SpansQuery) -> Reply {
+    let paging = query.paging();
+    let page = paging.page(Some("sequence_id"))?;
+    let spans = service.checked().await?.spans(&query.filter()?, &page).await?;
+    Ok(page_response(&spans.items, paging.limit, paging.offset, spans.total))
+}
+
+/// Returns a page of spans, whose bodies are already JSON.
+fn page_response(spans: &[Span], limit: i64, offset: i64, total: u64) -> Response {
+    let size: usize = spans.iter().map(|span| span.body.get().len() + 128).sum();
+    let mut text = String::with_capacity(size + 128);
+    text.push_str("{\"items\":[");
+    for (index, span) in spans.iter().enumerate() {
+        if index > 0 {
+            text.push(',');
+        }
+        write_span(&mut text, &span.rollout_id, &span.try_id, span.number, span.body.get());
+    }
+    let _ = write!(text, "],\"limit\":{limit},\"offset\":{offset},\"total\":{total}}}");
+    json_response(StatusCode::OK, text)
+}
+
+#[derive(Deserialize)]
+struct NextBody {
+    rollout_id: String,
+    #[expect(
+        dead_code,
+        reason = "required by the protocol; all tries of a rollout share a counter"
+    )]
+    attempt_id: String,
+    /// Number of consecutive ids. Addition of this server.
+    #[serde(default = "one_number")]
+    count: u64,
+}
+
+fn one_number() -> u64 {
+    1
+}
+
+async fn next(State(service): State<Shared>, request: Request) -> Reply {
+    let body: NextBody = body(request).await?;
+    if !(1..=1_000_000).contains(&body.count) {
+        let text = format!("count is {}, but must be from 1 to 1000000", body.count);
+        return Err(ApiError::bad_request(text));
+    }
+    let first = service.store().reserve_span_numbers(&body.rollout_id, body.count).await?;
+    ok(&json!({ "sequence_id": first }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn span_round_trips_with_unknown_fields_and_defaults() {
+        let text = r#"{"rollout_id":"r\"1","attempt_id":"a","sequence_id":3,"trace_id":"t","span_id":"s",
+            "name":"n","attributes":{"x":1.50},"start_time":1.0,"extra":[1e400]}"#;
+        let span = parse_span(text.as_bytes()).unwrap();
+        assert_eq!((span.number, span.start_time, span.end_time), (Some(3), Some(1.0), None));
+        let mut out = String::new();
+        write_span(&mut out, &span.rollout_id, &span.try_id, 3, span.body.get());
+        let fields: BTreeMap<String, Json> = serde_json::from_str(&out).unwrap();
+        assert_eq!(fields["rollout_id"].get(), r#""r\"1""#);
+        assert_eq!(fields["attributes"].get(), r#"{"x":1.50}"#);
+        assert_eq!(fields["extra"].get(), "[1e400]");
+        assert_eq!(fields["events"].get(), "[]");
+    }
+
+    #[test]
+    fn parse_span_rejects_wrong_and_missing_fields() {
+        for text in [
+            r#"{"attempt_id":"a","sequence_id":3,"trace_id":"t","span_id":"s"}"#,
+            r#"{"rollout_id":"r","attempt_id":"a","sequence_id":"x","trace_id":"t","span_id":"s"}"#,
+            r#"{"rollout_id":"r","attempt_id":"a","sequence_id":3,"trace_id":"t","span_id":"s","status":{"status_code":"FINE"}}"#,
+            r#"{"rollout_id":"r","attempt_id":"a","sequence_id":3,"trace_id":"t","span_id":"s","events":{}}"#,
+            "[]",
+            "{",
+        ] {
+            assert_eq!(parse_span(text.as_bytes()).unwrap_err().status, 422, "{text}");
+        }
+    }
+}
