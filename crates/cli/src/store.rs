@@ -105,9 +105,9 @@ fn keys(args: &ServeArgs) -> anyhow::Result<Vec<String>> {
         return Err(unusable(format!("--api-key is {key:?}; give a key, or leave the option out")));
     }
     if args.api_key.is_empty() {
-        return crate::serve::keys(&args.key_env, args.host, "read and change all rollouts");
+        return crate::serve::read_keys(&args.key_env, args.host, "read and change all rollouts");
     }
-    let mut keys = crate::serve::keys(&args.key_env, IpAddr::V4(Ipv4Addr::LOCALHOST), "")?;
+    let mut keys = crate::serve::read_keys(&args.key_env, IpAddr::V4(Ipv4Addr::LOCALHOST), "")?;
     keys.extend(args.api_key.iter().cloned());
     Ok(keys)
 }
@@ -118,7 +118,7 @@ async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitC
     let listener =
         bound.with_context(|| format!("cannot listen at {address}; choose another --port"))?;
     let access = Access::new(&args.allow_host, &args.cors_origin);
-    let access = access.map_err(|error| unusable(error.to_string()))?.bound_to(args.host);
+    let access = access.map_err(|error| unusable(error.to_string()))?.with_address(args.host);
     let store = open_rollouts(&args.db, Arc::new(SystemClock::default())).await?;
     let signals = Requests::listen()?;
     eprintln!(

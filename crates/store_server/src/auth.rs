@@ -45,7 +45,7 @@ fn rejection(rules: &Rules, request: &Request) -> Option<ApiError> {
     if !rules.keys.is_empty() {
         let basic = basic_password(request.headers());
         let key = basic.as_deref().or_else(|| service::key_of(request.headers()));
-        let is_admitted = service::admits(&rules.keys, key);
+        let is_admitted = service::is_valid_key(&rules.keys, key);
         return (!is_admitted).then(|| ApiError::new(StatusCode::UNAUTHORIZED, service::WRONG_KEY));
     }
     // A page needs a preflight request to send protobuf, which only permitted origins pass.

@@ -73,12 +73,16 @@ impl From<StoreError> for RolloutError {
     /// Restores an error that an operation of a backend returned.
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::Failed { source, code, place, action, key } => {
+            StoreError::Failed { source, code, location, action, key } => {
                 match source.downcast::<RolloutError>() {
                     Ok(error) => *error,
-                    Err(source) => {
-                        RolloutError::Store(StoreError::Failed { place, action, key, code, source })
-                    }
+                    Err(source) => RolloutError::Store(StoreError::Failed {
+                        location,
+                        action,
+                        key,
+                        code,
+                        source,
+                    }),
                 }
             }
             error => RolloutError::Store(error),

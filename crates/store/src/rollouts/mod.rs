@@ -45,7 +45,7 @@ pub use types::{
     TryUpdate, Worker, WorkerStatus,
 };
 
-use crate::Recorded;
+use crate::WriteOutcome;
 
 /// Result of a call.
 pub type Result<T> = std::result::Result<T, RolloutError>;
@@ -107,7 +107,7 @@ pub trait Rollouts: Debug + Send + Sync {
         lease: &Lease,
         end: LeaseEnd,
         metadata: Option<Json>,
-    ) -> Result<Recorded>;
+    ) -> Result<WriteOutcome>;
 
     /// Cancels rollouts that have not ended, and returns their number. Unknown ids are ignored.
     /// Workers learn this from their next heartbeat.

@@ -19,7 +19,7 @@ use super::{
     RolloutConfig, RolloutError, RolloutFilter, RolloutStatus, RolloutUpdate, Rollouts,
     SpanOutcome, TryName, TryStatus, TryUpdate, WorkerStatus,
 };
-use crate::Recorded;
+use crate::WriteOutcome;
 pub use records::*;
 
 /// Generates a module `$backend` with the contract tests for a backend. `$open` is an async closure
@@ -170,9 +170,12 @@ pub async fn finish_is_idempotent_and_rejects_other_ends(store: Store, _: Arc<Ma
     let lease = lease_of(&leased);
     assert_eq!(
         store.finish(&lease, LeaseEnd::Succeeded, Some(raw("[1]"))).await.unwrap(),
-        Recorded::Now
+        WriteOutcome::Written
     );
-    assert_eq!(store.finish(&lease, LeaseEnd::Succeeded, None).await.unwrap(), Recorded::Before);
+    assert_eq!(
+        store.finish(&lease, LeaseEnd::Succeeded, None).await.unwrap(),
+        WriteOutcome::AlreadyRecorded
+    );
     for end in [LeaseEnd::Failed, LeaseEnd::Released] {
         let error = store.finish(&lease, end, None).await.unwrap_err();
         assert!(matches!(error, RolloutError::Lost { .. }), "{error}");
@@ -310,7 +313,7 @@ pub async fn released_tries_do_not_count(store: Store, _: Arc<ManualClock>) {
         store.finish(&lease_of(&leased), LeaseEnd::Released, None).await.unwrap();
         assert_eq!(
             store.finish(&lease_of(&leased), LeaseEnd::Released, None).await.unwrap(),
-            Recorded::Before
+            WriteOutcome::AlreadyRecorded
         );
         assert!(store.heartbeat(&lease_of(&leased)).await.is_err());
         assert_eq!(store.worker("w").await.unwrap().unwrap().status, WorkerStatus::Idle);

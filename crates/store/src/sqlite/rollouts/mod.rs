@@ -22,20 +22,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_policy::awake;
+use levade_policy::process_time;
 use rusqlite::Connection;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use super::worker::{Asked, Inbox, Worker as Thread, read as run_reads, write as run_writes};
-use super::{ANSWER, answered};
+use super::worker::{
+    JobReceiver, QueuedJob, Worker as Thread, read as run_reads, write as run_writes,
+};
+use super::{RESPONSE_TIMEOUT, wait_for_result};
 use crate::error::{Code, Failure};
 use crate::rollouts::{
     Clock, Json, Lease, LeaseEnd, LeaseRequest, NewRollout, NewSpan, Page, PageRequest, Resources,
     ResourcesFilter, Result, Rollout, RolloutFilter, RolloutUpdate, Rollouts, Span, SpanFilter,
     SpanOutcome, Statistics, Try, TryName, TryUpdate, Worker, WorkerFilter,
 };
-use crate::{Recorded, StoreError};
+use crate::{StoreError, WriteOutcome};
 use control::Call;
 
 /// Location of a store in the memory of the process.
@@ -105,10 +107,10 @@ async fn start_thread(
     location: &str,
     name: &str,
     open: impl FnOnce() -> std::result::Result<Connection, StoreError> + Send + 'static,
-    run: fn(&mut Connection, &Inbox),
+    run: fn(&mut Connection, &JobReceiver),
 ) -> std::result::Result<Thread, StoreError> {
     let (to, opened) = oneshot::channel();
-    let thread = move |inbox: &Inbox| match open() {
+    let thread = move |inbox: &JobReceiver| match open() {
         Ok(mut connection) => {
             if to.send(Ok(())).is_ok() {
                 run(&mut connection, inbox);
@@ -116,12 +118,13 @@ async fn start_thread(
         }
         Err(error) => drop(to.send(Err(error))),
     };
-    let thread = Thread::start(name, ANSWER, thread).map_err(|source| StoreError::Open {
-        place: location.to_owned(),
-        code: Code::Unavailable,
-        source: source.into(),
-    })?;
-    answered(location, "open", "the rollouts".into(), ANSWER, opened)
+    let thread =
+        Thread::start(name, RESPONSE_TIMEOUT, thread).map_err(|source| StoreError::Open {
+            location: location.to_owned(),
+            code: Code::Unavailable,
+            source: source.into(),
+        })?;
+    wait_for_result(location, "open", "the rollouts".into(), RESPONSE_TIMEOUT, opened)
         .await?
         .map_err(|(error, _)| error)?;
     Ok(thread)
@@ -184,11 +187,13 @@ impl SqliteRollouts {
         key: &str,
         work: impl FnMut(&Connection) -> std::result::Result<T, Failure> + Send + 'static,
     ) -> Result<T> {
-        let (job, answer) = Asked::new(work);
+        let (job, answer) = QueuedJob::new(work);
         // If the thread has exited, the job is dropped with its channel, and the wait below ends.
         thread.send(Box::new(job));
-        let answer = answered(&self.location, action, key.to_owned(), ANSWER, answer).await?;
-        Ok(answer.map_err(|(failure, key)| failure.at(&self.location, action, key))?)
+        let answer =
+            wait_for_result(&self.location, action, key.to_owned(), RESPONSE_TIMEOUT, answer)
+                .await?;
+        Ok(answer.map_err(|(failure, key)| failure.into_error(&self.location, action, key))?)
     }
 
     /// Calls `look` until it returns a value, or until `wait` is over. Looks again after every
@@ -211,7 +216,7 @@ impl SqliteRollouts {
                 return Ok(found);
             }
             let left = deadline.map_or(POLL_INTERVAL, |deadline| deadline - Instant::now());
-            let _ = awake::within(left.min(POLL_INTERVAL), changes.changed()).await;
+            let _ = process_time::with_timeout(left.min(POLL_INTERVAL), changes.changed()).await;
             tokio::time::sleep(left.min(MIN_POLL_INTERVAL)).await;
         }
     }
@@ -298,7 +303,7 @@ impl Rollouts for SqliteRollouts {
         lease: &Lease,
         end: LeaseEnd,
         metadata: Option<Json>,
-    ) -> Result<Recorded> {
+    ) -> Result<WriteOutcome> {
         let of = lease.clone();
         let finish =
             move |call: Call<'_>| reports::finish(call, &of, end, metadata.as_ref()).map(changed);

@@ -5,7 +5,7 @@ use rusqlite::{named_params, params};
 use super::control::{Call, QueuePosition, RolloutState, TryState, reject, sync_worker};
 use super::queue::retry_text;
 use super::rows;
-use crate::Recorded;
+use crate::WriteOutcome;
 use crate::error::Failure;
 use crate::rollouts::{
     Json, Lease, LeaseEnd, Rollout, RolloutError, RolloutStatus, RolloutUpdate, Try, TryName,
@@ -59,7 +59,7 @@ pub(super) fn finish(
     lease: &Lease,
     end: LeaseEnd,
     metadata: Option<&Json>,
-) -> Result<Recorded, Failure> {
+) -> Result<WriteOutcome, Failure> {
     let repeated = RolloutState::get(call, &lease.rollout_id)?;
     let status = match end {
         LeaseEnd::Succeeded => TryStatus::Succeeded,
@@ -72,7 +72,7 @@ pub(super) fn finish(
     };
     let is_repeated = |of: &TryState| of.number == lease.number && is_end(of);
     if repeated.latest.as_ref().is_some_and(is_repeated) {
-        return Ok(Recorded::Before);
+        return Ok(WriteOutcome::AlreadyRecorded);
     }
     let (mut rollout, mut latest) = current_try(call, lease)?;
     let is_open = match latest.status {
@@ -101,7 +101,7 @@ pub(super) fn finish(
     sync_worker(call, &rollout.id, &latest, false)?;
     rollout.latest = Some(latest);
     rollout.save(call)?;
-    Ok(Recorded::Now)
+    Ok(WriteOutcome::Written)
 }
 
 fn set_metadata(call: Call<'_>, of: &TryState, metadata: &Json) -> Result<(), Failure> {

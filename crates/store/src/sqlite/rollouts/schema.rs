@@ -5,7 +5,7 @@ use std::path::Path;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use crate::StoreError;
-use crate::sqlite::schema::{EXISTING, connect, identity, is_empty, opening};
+use crate::sqlite::schema::{EXISTING_FILE_FLAGS, connect, identity, is_empty, open_error};
 
 /// Schema version of the tables that this build writes.
 pub(super) const SCHEMA_VERSION: i32 = 1;
@@ -118,26 +118,27 @@ INSERT INTO totals VALUES (0);
 /// Opens a store in the memory of the process.
 pub(super) fn in_memory() -> Result<Connection, StoreError> {
     let place = Path::new("memory:");
-    let mut connection = Connection::open_in_memory().map_err(|source| opening(place, source))?;
-    create(&mut connection).map_err(|source| opening(place, source))?;
+    let mut connection =
+        Connection::open_in_memory().map_err(|source| open_error(place, source))?;
+    create(&mut connection).map_err(|source| open_error(place, source))?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     Ok(connection)
 }
 
 /// Opens a file for writing, and creates it if it does not exist.
 pub(super) fn file(file: &Path) -> Result<Connection, StoreError> {
-    let opening = |source| opening(file, source);
+    let opening = |source| open_error(file, source);
     let mut connection =
-        connect(file, EXISTING | OpenFlags::SQLITE_OPEN_CREATE).map_err(opening)?;
+        connect(file, EXISTING_FILE_FLAGS | OpenFlags::SQLITE_OPEN_CREATE).map_err(opening)?;
     let (application, version) = identity(&connection).map_err(opening)?;
     let place = || file.display().to_string();
     if !is_empty(&connection).map_err(opening)? {
         if application != APPLICATION_ID {
-            return Err(StoreError::Foreign { place: place(), found: application });
+            return Err(StoreError::Foreign { location: place(), found: application });
         }
         if version != SCHEMA_VERSION {
             return Err(StoreError::Version {
-                place: place(),
+                location: place(),
                 found: version,
                 expected: SCHEMA_VERSION,
             });
@@ -154,12 +155,12 @@ pub(super) fn file(file: &Path) -> Result<Connection, StoreError> {
 /// Opens, for reading, a file that a writer of this process has opened.
 pub(super) fn reader(file: &Path) -> Result<Connection, StoreError> {
     let connect = || {
-        let connection = connect(file, EXISTING)?;
+        let connection = connect(file, EXISTING_FILE_FLAGS)?;
         connection.pragma_update(None, "query_only", true)?;
         tune(&connection)?;
         Ok(connection)
     };
-    connect().map_err(|source| opening(file, source))
+    connect().map_err(|source| open_error(file, source))
 }
 
 fn tune(connection: &Connection) -> rusqlite::Result<()> {
