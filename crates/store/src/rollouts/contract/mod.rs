@@ -391,7 +391,7 @@ pub async fn wait_finished_ignores_unknown_and_returns_at_deadline(store: Store,
 
 pub async fn concurrent_leasers_never_share_a_rollout(store: Store, _: Arc<ManualClock>) {
     const COUNT: usize = 10_000;
-    let all: Vec<NewRollout> = (0..COUNT).map(|index| new(index)).collect();
+    let all: Vec<NewRollout> = (0..COUNT).map(new).collect();
     for part in all.chunks(1000) {
         store.enqueue(part).await.unwrap();
     }
