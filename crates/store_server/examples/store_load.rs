@@ -190,7 +190,8 @@ async fn main() -> Outcome<()> {
     for id in 0..connections.parse()? {
         running.push(tokio::spawn(run(address.clone(), workload.clone(), id, until)));
     }
-    let (mut count, mut durations) = (0, Vec::new());
+    let mut count = 0;
+    let mut durations = Vec::new();
     for connection in running {
         let (operations, all) = connection.await??;
         count += operations;

@@ -19,7 +19,8 @@ pub(crate) async fn measure(
 ) -> Response {
     let route =
         request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
-    let (method, start) = (request.method().to_string(), Instant::now());
+    let method = request.method().to_string();
+    let start = Instant::now();
     let response = next.run(request).await;
     service.metrics.record((method, route, response.status().as_u16()), start.elapsed());
     response

@@ -181,7 +181,8 @@ fn success(encoding: Encoding, outcomes: &[SpanOutcome], unnamed: usize) -> Resp
 /// Decodes a body. Returns its spans, and the number of spans that name no try.
 fn decode(encoding: Encoding, body: &Bytes) -> Result<(Vec<NewSpan>, usize), String> {
     let request = encoding.decode(body)?;
-    let (mut spans, mut unnamed) = (Vec::new(), 0);
+    let mut spans = Vec::new();
+    let mut unnamed = 0;
     for of_resource in request.resource_spans {
         let attributes = of_resource.resource.map(|resource| object(&resource.attributes));
         let attributes = attributes.unwrap_or_default();
@@ -204,13 +205,15 @@ fn convert(span: &Span, of_resource: &Map<String, Value>, resource: &Value) -> O
         attributes.get(name).filter(is_set).or_else(|| of_resource.get(name).filter(is_set))
     };
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let (rollout_id, try_id) = (text(find(ROLLOUT_ID)?), text(find(ATTEMPT_ID)?));
+    let rollout_id = text(find(ROLLOUT_ID)?);
+    let try_id = text(find(ATTEMPT_ID)?);
     // A missing, negative or malformed number lets the store assign one.
     let number = find(SEQUENCE_ID).and_then(|value| text(value).trim().parse::<u64>().ok());
-    let (trace_id, span_id) = (hex(&span.trace_id, 16), hex(&span.span_id, 8));
+    let trace_id = hex(&span.trace_id, 16);
+    let span_id = hex(&span.span_id, 8);
     let parent_id = (!span.parent_span_id.is_empty()).then(|| hex(&span.parent_span_id, 8));
-    let (start_time, end_time) =
-        (seconds(span.start_time_unix_nano), seconds(span.end_time_unix_nano));
+    let start_time = seconds(span.start_time_unix_nano);
+    let end_time = seconds(span.end_time_unix_nano);
     let code = match span.status.as_ref().map_or(0, |status| status.code) {
         1 => "OK",
         2 => "ERROR",
@@ -228,7 +231,8 @@ fn convert(span: &Span, of_resource: &Map<String, Value>, resource: &Value) -> O
         let context = context(&hex(&link.trace_id, 16), &hex(&link.span_id, 8));
         json!({ "context": context, "attributes": attributes })
     });
-    let (events, links) = (events.collect::<Vec<_>>(), links.collect::<Vec<_>>());
+    let events = events.collect::<Vec<_>>();
+    let links = links.collect::<Vec<_>>();
     let body = json!({
         "trace_id": trace_id,
         "span_id": span_id,

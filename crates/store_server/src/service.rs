@@ -31,7 +31,9 @@ impl Service {
         scan_debounce: Duration,
         stopping: watch::Receiver<bool>,
     ) -> Self {
-        let (last_scan, metrics, started) = (Mutex::new(None), Metrics::default(), Instant::now());
+        let last_scan = Mutex::new(None);
+        let metrics = Metrics::default();
+        let started = Instant::now();
         Service { store, scan_debounce, last_scan, metrics, started, stopping }
     }
 
@@ -60,8 +62,9 @@ impl Service {
     /// Ends the tries that exceeded a timeout.
     pub async fn scan(&self) -> Result<(), ApiError> {
         for expired in self.store.expire().await? {
-            let (rollout, number, status) =
-                (&expired.rollout_id, expired.number, expired.status.name());
+            let rollout = &expired.rollout_id;
+            let number = expired.number;
+            let status = expired.status.name();
             tracing::info!(%rollout, number, status, "ended a try by its timeout");
         }
         Ok(())

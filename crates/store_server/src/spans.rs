@@ -72,7 +72,8 @@ pub(crate) fn parse_span(bytes: &[u8]) -> Result<NewSpan, ApiError> {
             return Err(ApiError::unprocessable("value_error", &["body", name], message));
         }
     }
-    let (rollout_id, try_id) = (field(&fields, "rollout_id")?, field(&fields, "attempt_id")?);
+    let rollout_id = field(&fields, "rollout_id")?;
+    let try_id = field(&fields, "attempt_id")?;
     let number: i64 = field(&fields, "sequence_id")?;
     for name in ["rollout_id", "attempt_id", "sequence_id"] {
         fields.remove(name);
@@ -102,7 +103,8 @@ fn field<T: DeserializeOwned>(fields: &BTreeMap<String, Json>, name: &str) -> Re
 
 /// Appends a stored span as JSON.
 fn write_span(out: &mut String, rollout_id: &str, try_id: &str, number: u64, body: &str) {
-    let (rollout_id, try_id) = (json!(rollout_id), json!(try_id));
+    let rollout_id = json!(rollout_id);
+    let try_id = json!(try_id);
     let rest = body.trim_start().trim_start_matches('{');
     let separator = if rest.trim_start().starts_with('}') { "" } else { "," };
     let _ = write!(
@@ -113,8 +115,9 @@ fn write_span(out: &mut String, rollout_id: &str, try_id: &str, number: u64, bod
 
 async fn add(State(service): State<Shared>, request: Request) -> Reply {
     let span = parse_span(&bytes(request).await?)?;
-    let (rollout_id, try_id, body) =
-        (span.rollout_id.clone(), span.try_id.clone(), span.body.clone());
+    let rollout_id = span.rollout_id.clone();
+    let try_id = span.try_id.clone();
+    let body = span.body.clone();
     match service.store().add_spans(vec![span]).await?.pop() {
         Some(SpanOutcome::Stored(number)) => {
             let mut text = String::with_capacity(body.get().len() + 128);

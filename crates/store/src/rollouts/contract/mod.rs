@@ -367,7 +367,8 @@ pub async fn long_poll_wakes_on_enqueue_and_ends_at_deadline(store: Store, _: Ar
     assert!(store.lease(&request(Duration::from_millis(150))).await.unwrap().is_empty());
     assert!(start.elapsed() >= Duration::from_millis(150));
     let waiting = tokio::spawn({
-        let (store, request) = (Arc::clone(&store), request(Duration::from_secs(60)));
+        let store = Arc::clone(&store);
+        let request = request(Duration::from_secs(60));
         async move { store.lease(&request).await.unwrap() }
     });
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -408,7 +409,8 @@ pub async fn wait_finished_ignores_unknown_and_returns_at_deadline(
     store.cancel(&ids[2..]).await.unwrap();
     assert_eq!(inputs(&store.wait_finished(&ids, Duration::from_millis(30)).await.unwrap()), ["1"]);
     let waiting = tokio::spawn({
-        let (store, ids) = (Arc::clone(&store), ids.clone());
+        let store = Arc::clone(&store);
+        let ids = ids.clone();
         async move { store.wait_finished(&ids, Duration::MAX).await.unwrap() }
     });
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -418,7 +420,7 @@ pub async fn wait_finished_ignores_unknown_and_returns_at_deadline(
 
 pub async fn concurrent_leasers_never_share_a_rollout(store: Store, _: Arc<ManualClock>) {
     const COUNT: usize = 10_000;
-    let all: Vec<NewRollout> = (0..COUNT).map(|index| new(index)).collect();
+    let all: Vec<NewRollout> = (0..COUNT).map(new).collect();
     for part in all.chunks(1000) {
         store.enqueue(part).await.unwrap();
     }

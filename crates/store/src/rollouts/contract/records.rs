@@ -55,7 +55,7 @@ pub async fn filters_combine_by_logic(store: Store, _: Arc<ManualClock>) {
 }
 
 pub async fn pages_count_all_matches_and_reject_unknown_fields(store: Store, _: Arc<ManualClock>) {
-    store.enqueue(&(0..5).map(|index| new(index)).collect::<Vec<_>>()).await.unwrap();
+    store.enqueue(&(0..5).map(new).collect::<Vec<_>>()).await.unwrap();
     let page = |limit, offset| PageRequest { limit, offset, ..PageRequest::default() };
     for (limit, offset, expected) in [
         (Some(2), 0, vec!["0", "1"]),

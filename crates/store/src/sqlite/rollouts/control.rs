@@ -197,9 +197,10 @@ impl RolloutState {
             TryStatus::Succeeded => RolloutStatus::Succeeded,
             TryStatus::Failed | TryStatus::Timeout | TryStatus::Unresponsive => {
                 let has_tries = self.tries.saturating_sub(self.released) < self.config.max_tries;
-                match has_tries && self.config.retry_on.contains(&status) {
-                    true => RolloutStatus::Requeuing,
-                    false => RolloutStatus::Failed,
+                if has_tries && self.config.retry_on.contains(&status) {
+                    RolloutStatus::Requeuing
+                } else {
+                    RolloutStatus::Failed
                 }
             }
         };

@@ -248,7 +248,8 @@ impl Rollouts for SqliteRollouts {
     }
 
     async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
-        let (new, worker) = (new.clone(), worker.map(str::to_owned));
+        let new = new.clone();
+        let worker = worker.map(str::to_owned);
         self.write("a rollout", move |call| {
             queue::start(call, &new, worker.as_deref()).map(changed)
         })
@@ -256,7 +257,8 @@ impl Rollouts for SqliteRollouts {
     }
 
     async fn start_try(&self, rollout_id: &str, worker: Option<&str>) -> Result<Rollout> {
-        let (id, worker) = (rollout_id.to_owned(), worker.map(str::to_owned));
+        let id = rollout_id.to_owned();
+        let worker = worker.map(str::to_owned);
         let start =
             move |call: Call<'_>| queue::start_try(call, &id, worker.as_deref()).map(changed);
         self.write(rollout_id, start).await
@@ -324,7 +326,8 @@ impl Rollouts for SqliteRollouts {
     }
 
     async fn update_rollout(&self, rollout_id: &str, update: &RolloutUpdate) -> Result<Rollout> {
-        let (id, update) = (rollout_id.to_owned(), update.clone());
+        let id = rollout_id.to_owned();
+        let update = update.clone();
         self.write(rollout_id, move |call| reports::update_rollout(call, &id, &update).map(changed))
             .await
     }
@@ -335,7 +338,9 @@ impl Rollouts for SqliteRollouts {
         name: &TryName,
         update: &TryUpdate,
     ) -> Result<Try> {
-        let (id, name, update) = (rollout_id.to_owned(), name.clone(), update.clone());
+        let id = rollout_id.to_owned();
+        let name = name.clone();
+        let update = update.clone();
         self.write(rollout_id, move |call| {
             reports::update_try(call, &id, &name, &update).map(changed)
         })
@@ -348,12 +353,14 @@ impl Rollouts for SqliteRollouts {
     }
 
     async fn rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
-        let (filter, page) = (filter.clone(), page.clone());
+        let filter = filter.clone();
+        let page = page.clone();
         self.read("rollouts", move |db| read::rollouts(db, &filter, &page)).await
     }
 
     async fn tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
-        let (id, page) = (rollout_id.to_owned(), page.clone());
+        let id = rollout_id.to_owned();
+        let page = page.clone();
         self.read(rollout_id, move |db| read::tries(db, &id, &page)).await
     }
 
@@ -383,7 +390,8 @@ impl Rollouts for SqliteRollouts {
     }
 
     async fn put_resources(&self, id: Option<&str>, value: &Json) -> Result<Resources> {
-        let (of, value) = (id.map(str::to_owned), value.clone());
+        let of = id.map(str::to_owned);
+        let value = value.clone();
         let put = move |call: Call<'_>| {
             directory::put_resources(call, of.as_deref(), &value).map(unchanged)
         };
@@ -401,7 +409,8 @@ impl Rollouts for SqliteRollouts {
         filter: &ResourcesFilter,
         page: &PageRequest,
     ) -> Result<Page<Resources>> {
-        let (filter, page) = (filter.clone(), page.clone());
+        let filter = filter.clone();
+        let page = page.clone();
         self.read("resources", move |db| read::query_resources(db, &filter, &page)).await
     }
 
@@ -418,7 +427,8 @@ impl Rollouts for SqliteRollouts {
     }
 
     async fn workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>> {
-        let (filter, page) = (filter.clone(), page.clone());
+        let filter = filter.clone();
+        let page = page.clone();
         self.read("workers", move |db| read::workers(db, &filter, &page)).await
     }
 
@@ -427,7 +437,8 @@ impl Rollouts for SqliteRollouts {
     }
 
     async fn spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
-        let (of, page) = (filter.clone(), page.clone());
+        let of = filter.clone();
+        let page = page.clone();
         self.read(&filter.rollout_id, move |db| read::spans(db, &of, &page)).await
     }
 

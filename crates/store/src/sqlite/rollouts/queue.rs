@@ -63,11 +63,10 @@ fn create(
         let sql = format!("SELECT {} FROM {} WHERE r.key = ?1", rows::ROLLOUT, rows::ROLLOUT_FROM);
         let known = call.db.prepare_cached(&sql)?.query_row([key], rows::rollout).optional()?;
         if let Some(known) = known {
-            return match known.input.get() == new.input.get() {
-                true => Ok((known, false)),
-                false => {
-                    Err(reject(RolloutError::Conflict { key: key.clone(), rollout_id: known.id }))
-                }
+            return if known.input.get() == new.input.get() {
+                Ok((known, false))
+            } else {
+                Err(reject(RolloutError::Conflict { key: key.clone(), rollout_id: known.id }))
             };
         }
     }

@@ -160,7 +160,8 @@ impl Source<'_> {
         page: &PageRequest,
         read: fn(&Row<'_>) -> rusqlite::Result<T>,
     ) -> Result<Page<T>, Failure> {
-        let (clause, order) = (conditions.clause(logic), self.order(page)?);
+        let clause = conditions.clause(logic);
+        let order = self.order(page)?;
         let limit = page.limit.map_or(-1, |limit| i64::try_from(limit).unwrap_or(i64::MAX));
         let offset = i64::try_from(page.offset).unwrap_or(i64::MAX);
         let sql = format!(
@@ -173,14 +174,13 @@ impl Source<'_> {
             _ => rows_of(&mut db.prepare(&sql)?, conditions, read)?,
         };
         let is_complete = page.limit.is_none_or(|limit| (items.len() as u64) < limit);
-        let total = match is_complete && (offset == 0 || !items.is_empty()) {
-            true => page.offset + items.len() as u64,
-            false => {
-                let sql = format!("SELECT count(*) FROM {} {clause}", self.count_from);
-                let mut count = db.prepare_cached(&sql)?;
-                count.query_row(params_from_iter(&conditions.values), |row| row.get::<_, i64>(0))?
-                    as u64
-            }
+        let total = if is_complete && (offset == 0 || !items.is_empty()) {
+            page.offset + items.len() as u64
+        } else {
+            let sql = format!("SELECT count(*) FROM {} {clause}", self.count_from);
+            let mut count = db.prepare_cached(&sql)?;
+            count.query_row(params_from_iter(&conditions.values), |row| row.get::<_, i64>(0))?
+                as u64
         };
         Ok(Page { items, total })
     }
@@ -255,8 +255,8 @@ pub(super) fn changes(db: &Connection, since: u64, max: usize) -> Result<Vec<Rol
         rows::ROLLOUT,
         rows::ROLLOUT_FROM
     );
-    let (since, max) =
-        (i64::try_from(since).unwrap_or(i64::MAX), i64::try_from(max).unwrap_or(i64::MAX));
+    let since = i64::try_from(since).unwrap_or(i64::MAX);
+    let max = i64::try_from(max).unwrap_or(i64::MAX);
     let mut query = db.prepare_cached(&sql)?;
     Ok(query.query_map((since, max), rows::rollout)?.collect::<Result<_, _>>()?)
 }
@@ -266,7 +266,8 @@ pub(super) fn changes(db: &Connection, since: u64, max: usize) -> Result<Vec<Rol
 pub(super) fn finished(db: &Connection, ids: &[String]) -> Result<(Vec<Rollout>, bool), Failure> {
     let sql = "SELECT status FROM rollouts WHERE id = ?1";
     let mut status_of = db.prepare_cached(sql)?;
-    let (mut ended, mut has_open) = (Vec::new(), false);
+    let mut ended = Vec::new();
+    let mut has_open = false;
     for id in ids {
         match status_of
             .query_row([id], |row| row.get::<_, crate::rollouts::RolloutStatus>(0))

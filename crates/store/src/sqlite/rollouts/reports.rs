@@ -17,7 +17,8 @@ use crate::rollouts::{
 fn current_try(call: Call<'_>, lease: &Lease) -> Result<(RolloutState, TryState), Failure> {
     let rollout = RolloutState::get(call, &lease.rollout_id)?;
     let lost = |reason: String| {
-        let (rollout_id, number) = (lease.rollout_id.clone(), lease.number);
+        let rollout_id = lease.rollout_id.clone();
+        let number = lease.number;
         reject(RolloutError::Lost { rollout_id, number, reason })
     };
     let Some(latest) = rollout.latest.clone().filter(|latest| latest.number == lease.number) else {
@@ -44,7 +45,8 @@ pub(super) fn heartbeat(call: Call<'_>, lease: &Lease) -> Result<(Option<f64>, b
             TryStatus::Preparing | TryStatus::Running | TryStatus::Unresponsive
         )
     {
-        let (rollout_id, number) = (lease.rollout_id.clone(), lease.number);
+        let rollout_id = lease.rollout_id.clone();
+        let number = lease.number;
         let reason = format!("the try is {}", latest.status.name());
         return Err(reject(RolloutError::Lost { rollout_id, number, reason }));
     }
@@ -81,7 +83,8 @@ pub(super) fn finish(
         _ => false,
     };
     if !is_open {
-        let (rollout_id, number) = (lease.rollout_id.clone(), lease.number);
+        let rollout_id = lease.rollout_id.clone();
+        let number = lease.number;
         let reason = format!("the try is {}", latest.status.name());
         return Err(reject(RolloutError::Lost { rollout_id, number, reason }));
     }

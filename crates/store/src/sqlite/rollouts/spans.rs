@@ -1,6 +1,7 @@
 //! Spans, and their sequence numbers.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use rusqlite::{OptionalExtension, named_params};
 
@@ -14,8 +15,7 @@ const MAX_NUMBER: u64 = i64::MAX as u64;
 /// Adds spans. Returns one outcome for each, and whether the status of a rollout changed.
 pub(super) fn add(call: Call<'_>, spans: &[NewSpan]) -> Result<(Vec<SpanOutcome>, bool), Failure> {
     let mut outcomes = Vec::with_capacity(spans.len());
-    let mut known: HashMap<(&str, &str), Result<(RolloutState, TryState), SpanOutcome>> =
-        HashMap::new();
+    let mut known: HashMap<(&str, &str), Found> = HashMap::new();
     let mut reports: Vec<(&str, &str)> = Vec::new();
     let mut stored = 0;
     let mut numbers = Numbers::default();
@@ -27,10 +27,11 @@ pub(super) fn add(call: Call<'_>, spans: &[NewSpan]) -> Result<(Vec<SpanOutcome>
         if span.number.is_some() {
             *last = number.max(*last);
         }
-        if !known.contains_key(&name) {
-            known.insert(name, find(call, span)?);
-        }
-        let (rollout, of) = match &known[&name] {
+        let found = match known.entry(name) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(find(call, span)?),
+        };
+        let (rollout, of) = match found {
             Ok(found) => found,
             Err(outcome) => {
                 outcomes.push(outcome.clone());
@@ -64,10 +65,10 @@ pub(super) fn add(call: Call<'_>, spans: &[NewSpan]) -> Result<(Vec<SpanOutcome>
     Ok((outcomes, is_changed))
 }
 
-fn find(
-    call: Call<'_>,
-    span: &NewSpan,
-) -> Result<Result<(RolloutState, TryState), SpanOutcome>, Failure> {
+/// A try with its rollout, or the outcome of spans that name an unknown one.
+type Found = Result<(RolloutState, TryState), SpanOutcome>;
+
+fn find(call: Call<'_>, span: &NewSpan) -> Result<Found, Failure> {
     let Some(rollout) = RolloutState::find(call, &span.rollout_id)? else {
         return Ok(Err(SpanOutcome::UnknownRollout));
     };

@@ -70,7 +70,8 @@ fn run_hot_operations(db: &Connection) {
     let created = queue::enqueue(call, &[keyed, new("2")]).unwrap();
     assert!(queue::has_queued(call, &["default".to_owned()]).unwrap());
     let leased = queue::lease(call, &LeaseRequest::new(1, Some("w"))).unwrap();
-    let (id, of) = (&leased[0].id, leased[0].latest_try.as_ref().unwrap());
+    let id = &leased[0].id;
+    let of = leased[0].latest_try.as_ref().unwrap();
     reports::heartbeat(call, &of.lease()).unwrap();
     let span = NewSpan {
         rollout_id: id.clone(),
@@ -126,7 +127,8 @@ fn hot_queries_scan_no_table() {
     assert!(all.len() > 30, "{all:?}");
     for sql in all.iter().filter(|sql| !sql.starts_with("--")) {
         let mut plan = db.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
-        let (mut rows, mut steps) = (plan.raw_query(), Vec::new());
+        let mut rows = plan.raw_query();
+        let mut steps = Vec::new();
         while let Some(row) = rows.next().unwrap() {
             steps.push(row.get::<_, String>(3).unwrap());
         }
