@@ -142,8 +142,8 @@ mod limits {
             (Isa::Amx, Precision::Bf16) => return Some(|n| unsafe { x86::tiles(n) }),
             // SAFETY: as above.
             (Isa::Avx512Bf16, Precision::Bf16) => return Some(|n| unsafe { x86::pairs(n) }),
-            // SAFETY: as above.
             (Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512, _) => {
+                // SAFETY: as above.
                 return Some(|n| unsafe { x86::avx512(n) });
             }
             // SAFETY: as above.

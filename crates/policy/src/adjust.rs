@@ -25,9 +25,9 @@ impl SamplingParams {
     /// completion so far, which is its last `num_sampled` tokens.
     ///
     /// Repetition penalty θ (Keskar et al. 2019, over prompt and completion): z / θ if z > 0, and
-    /// otherwise z θ. Frequency and presence penalty (OpenAI's definition): z − c α_frequency − \[c
-    /// > 0\] α_presence, where c is the number of occurrences of the token in the completion. As in
-    /// vLLM and SGLang, the prompt does not count.
+    /// otherwise z θ. Frequency and presence penalty (OpenAI's definition): for a token that occurs
+    /// c > 0 times in the completion, z − c α_frequency − α_presence. As in vLLM and SGLang, the
+    /// prompt does not count.
     pub fn adjust(&self, logits: &mut [f32], sequence: &[u32], num_sampled: usize) {
         if self.repetition_penalty != 1.0 {
             for (token, _) in counts(sequence) {

@@ -53,8 +53,8 @@ impl Options {
         let wants_wrong_option = WRONG_OPTION_WANTED.is_match(question);
         let wants_false_statement = FALSE_STATEMENT_WANTED.is_match(question);
         Options {
-            wants_wrong_option: wants_wrong_option,
-            wants_false_statement: wants_false_statement,
+            wants_wrong_option,
+            wants_false_statement,
             texts,
             labels,
         }
