@@ -146,3 +146,83 @@ fn external_learner_round_trips() {
     assert_eq!(more.to_string(), "`cluster.learner.processes` is 4 now and was 2");
     assert_eq!(recipe.difference(&plain).unwrap().unwrap().key, "cluster");
 }
+
+#[test]
+fn old_names_load_like_new_names() {
+    let samplers = "cluster.samplers={kind='vllm', urls=['http://a']";
+    let policies = "policy.other={kind='frozen'}";
+    let mixed = |key: &str| {
+        format!("agent.policy=[{{name='default', {key}=1}}, {{name='other', {key}=2}}]")
+    };
+    let correction = |level: &str, normalize: &str, over: &str| {
+        format!(
+            "phase.1.proximal='recompute'\0phase.1.correction={{level='{level}', {normalize}=true}}\0\
+             phase.1.rejection=[{{statistic='ratio', over='{over}', high=9.0}}]"
+        )
+    };
+    let pairs: &[(&str, &str)] = &[
+        ("agent.reply_seconds=9", "agent.completion_seconds=9"),
+        (
+            "agent.tool_delay=2\0agent.tool_delay_least=1",
+            "agent.tool_delay=2\0agent.min_tool_delay=1",
+        ),
+        ("agent.replies=strict", "agent.completion_matching=strict"),
+        ("agent.context={kind='summarise'}", "agent.context={kind='summarize'}"),
+        (&format!("{policies}\0{}", mixed("share")), &format!("{policies}\0{}", mixed("weight"))),
+        ("reward.unscored=park", "reward.unscored=defer"),
+        ("reward.outage_seconds=9", "reward.timeout_seconds=9"),
+        (
+            "tool=[{kind='calculator', outage='retry'}]",
+            "tool=[{kind='calculator', on_failure='retry'}]",
+        ),
+        (
+            "reward.scorer={kind='form', least_chars=1, most_chars=2}",
+            "reward.scorer={kind='format', min_chars=1, max_chars=2}",
+        ),
+        (
+            "reward.scorer={kind='answer', place='tag', most_tags=2}",
+            "reward.scorer={kind='answer', location='tag', max_tags=2}",
+        ),
+        (
+            "reward.scorer={kind='maths', place='boxed'}",
+            "reward.scorer={kind='maths', location='boxed'}",
+        ),
+        (
+            "reward.scorer={kind='code', value='share', most_tests=3}",
+            "reward.scorer={kind='code', value='fraction', max_tests=3}",
+        ),
+        ("phase.0.optimiser={warmup=3}", "phase.0.optimizer={warmup=3}"),
+        ("phase.1.normaliser=token_sum", "phase.1.normalizer=token_sum"),
+        ("phase.1.spare=1", "phase.1.oversample=1"),
+        ("phase.1.uniform_groups=drop", "phase.1.zero_variance_groups=drop"),
+        ("phase.1.high_entropy_share=0.2", "phase.1.high_entropy_fraction=0.2"),
+        ("phase.1.proximal=behaviour", "phase.1.proximal=behavior"),
+        (
+            "phase.1.overlong={kind='penalise', buffer=2}",
+            "phase.1.overlong={kind='penalize', buffer=2}",
+        ),
+        (
+            "phase.1.advantage={kind='group', compare='others'}",
+            "phase.1.advantage={kind='group', compare='leave_one_out'}",
+        ),
+        (
+            "phase.1.loss={kind='kl_cov', coefficient=1.0, share=0.1}",
+            "phase.1.loss={kind='kl_cov', coefficient=1.0, fraction=0.1}",
+        ),
+        (
+            &correction("path", "normalise", "path_sum"),
+            &correction("sequence", "normalize", "sequence_sum"),
+        ),
+        (
+            &format!("{samplers}, adopt_seconds=9, answer_seconds=8}}"),
+            &format!("{samplers}, update_seconds=9, response_seconds=8}}"),
+        ),
+    ];
+    for (old, new) in pairs {
+        let overrides = |text: &&str| load(SMALL, &text.split('\0').collect::<Vec<_>>());
+        let recipe = overrides(new).unwrap();
+        assert_eq!(overrides(old).unwrap(), recipe, "{old}");
+        // A stored recipe contains the new names, and no old run is thereby another one.
+        assert_eq!(load(&recipe.to_toml().unwrap(), &[]).unwrap(), recipe, "{new}");
+    }
+}

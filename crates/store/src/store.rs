@@ -13,7 +13,7 @@ use crate::{
 /// The store of one run. Share it as `Arc<dyn Store>`.
 ///
 /// When a write returns, it is as durable as the backend allows. Every write can be repeated: a
-/// write of an equal value returns [`Recorded::AlreadyRecorded`], a write of a different value
+/// write of an equal value returns [`WriteOutcome::AlreadyRecorded`], a write of a different value
 /// returns [`StoreError::Conflict`]. Only the end of an unscored attempt is ever overwritten. A
 /// write may still be committed after its future is dropped. Every call returns before a deadline
 /// that the backend sets.

@@ -36,7 +36,7 @@
 //!
 //! Tool calls are parsed and written in the format of the model family. This is the format in which
 //! calls that the template renders can be parsed again, or one selected by name ([`ToolProtocol`]).
-//! The same parser processes complete completions ([`Chat::parse`], [`Chat::reasoning_tags`]) and
+//! The same parser processes complete completions ([`Chat::parse`], [`Chat::reasoning`]) and
 //! streamed ones ([`Chat::stream`]).
 //!
 //! A [`Vocabulary`] provides the byte strings of a tokenizer's tokens to a sampler, for stop

@@ -52,12 +52,7 @@ impl Options {
         let question = task_field(task, "question").and_then(Value::as_str).unwrap_or_default();
         let wants_wrong_option = WRONG_OPTION_WANTED.is_match(question);
         let wants_false_statement = FALSE_STATEMENT_WANTED.is_match(question);
-        Options {
-            wants_wrong_option,
-            wants_false_statement,
-            texts,
-            labels,
-        }
+        Options { wants_wrong_option, wants_false_statement, texts, labels }
     }
 
     /// Returns the number of options, or `unlisted` if the task does not list its options.
