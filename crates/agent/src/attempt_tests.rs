@@ -28,7 +28,7 @@ use crate::{Backend, OpeningLimit, Truncation};
 #[path = "attempt_tools_tests.rs"]
 mod tools;
 
-#[path = "helping_tests.rs"]
+#[path = "helper_agent_tests.rs"]
 mod helped;
 
 #[path = "fitting_tests.rs"]

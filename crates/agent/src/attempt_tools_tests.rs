@@ -9,7 +9,7 @@ fn calls(tool: &str, arguments: &[Value]) -> String {
 }
 
 #[tokio::test]
-async fn tools_report_rewards_metrics_final_answers_and_evidence() {
+async fn tools_report_rewards_metrics_answers_and_scorer_inputs() {
     let rewarded_calls =
         calls("counted", &[json!({"reward": 0.5}), json!({"reward": -0.125}), json!({})]);
     let ends =

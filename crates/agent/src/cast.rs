@@ -228,5 +228,5 @@ impl AttemptContext {
 }
 
 #[cfg(test)]
-#[path = "casting_tests.rs"]
+#[path = "cast_tests.rs"]
 mod tests;

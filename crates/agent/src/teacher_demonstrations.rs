@@ -98,5 +98,5 @@ pub(crate) async fn create_attempt(
 }
 
 #[cfg(test)]
-#[path = "taught_tests.rs"]
+#[path = "teacher_demonstrations_tests.rs"]
 mod tests;

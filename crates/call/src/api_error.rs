@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn is_final_holds_only_for_limit_and_gone() {
+    fn is_final_holds_only_for_limit_and_ended_attempt() {
         assert!(ErrorKind::Limit.is_final() && ErrorKind::AttemptEnded.is_final());
         let retried = [
             ErrorKind::NotFound,

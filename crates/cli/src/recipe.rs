@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_matches_keys_and_whole_tables() {
+    fn sets_matches_keys_and_full_tables() {
         let sets = |change: &str| super::sets_key(&[change.parse().unwrap()], "model", "source");
         assert!(sets("model.source=x") && sets("model={source='x'}"));
         assert!(!sets("model.context=9") && !sets("policy.a.source=x"));

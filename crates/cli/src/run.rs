@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn model_asked_selects_policy_that_agents_use() {
+    fn requested_model_selects_policy_that_agents_use() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         let recipe = |agents: &str| {

@@ -553,5 +553,5 @@ mod history_tests;
 mod systems_tests;
 
 #[cfg(test)]
-#[path = "rewritten_tests.rs"]
+#[path = "client_rewrites_tests.rs"]
 mod rewritten_tests;

@@ -113,7 +113,7 @@ fn completion_is_parsed_and_continued() {
 }
 
 #[test]
-fn adopted_conversation_keeps_own_trees_and_later_turns() {
+fn merged_conversation_keeps_own_trees_and_later_turns() {
     let (mut talk, mut other) = (talk(), talk());
     let (_, _, second) = record_conversation(&mut talk);
     let (messages, ..) = record_conversation(&mut other);

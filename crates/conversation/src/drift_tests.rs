@@ -100,7 +100,7 @@ fn rejecting_template_is_drift_without_prompt() {
 }
 
 #[test]
-fn drift_shows_excerpt_around_difference() {
+fn drift_shows_excerpt_at_difference() {
     let chat = tiny_chat().unwrap();
     let shown = |recorded: &str, message: &str| {
         let messages = [Message::user(message)];

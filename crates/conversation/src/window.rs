@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn is_none_holds_for_empty_cut() {
+    fn is_none_holds_for_empty_truncation() {
         assert!(Truncation::default().is_none());
         assert!(!Truncation { upto: 2, ..Truncation::default() }.is_none());
         assert!(!Truncation { shortened: [(2, 128)].into(), ..Truncation::default() }.is_none());

@@ -206,5 +206,5 @@ fn unpack_body(
 }
 
 #[cfg(test)]
-#[path = "ask_tests.rs"]
+#[path = "send_tests.rs"]
 mod tests;

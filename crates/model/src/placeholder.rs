@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuse_rejects_lfs_pointers_and_web_pages() {
+    fn check_rejects_lfs_pointers_and_web_pages() {
         let rejected = |contents: &[u8]| {
             reject_placeholder(Path::new("a/model.safetensors"), contents)
                 .err()

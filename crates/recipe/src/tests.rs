@@ -559,7 +559,7 @@ fn difference_ignores_keys_that_may_change() {
 }
 
 #[test]
-fn conversation_format_uses_agent_history_and_replies() {
+fn conversation_format_uses_agent_history_and_matching() {
     let chat = std::sync::Arc::new(levade_text::testing::tiny_chat().unwrap());
     let options = |overrides: &[&str]| {
         let agent = load(SMALL, overrides).unwrap().agent;

@@ -221,7 +221,7 @@ proptest! {
     /// Central differences, away from kinks, of every loss whose `slope` is the derivative of its
     /// value.
     #[test]
-    fn slope_matches_finite_differences(
+    fn derivative_matches_finite_differences(
         logp in -6.0f64..-0.1,
         x in -1.5f64..1.5,
         advantage in -2.0f64..2.0,

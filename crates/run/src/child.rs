@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn all_gone_names_running_programs_after_timeout() {
+    async fn wait_names_running_programs_after_timeout() {
         let child_of = |name: &str, seconds| ChildTask {
             name: name.into(),
             ended: tokio::spawn(tokio::time::sleep(Duration::from_secs(seconds))),

@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_joins_mount_point_and_own_cgroup() {
+    fn cgroup_path_joins_mount_point_and_own_cgroup() {
         let mounts = "25 1 0:22 / /sys rw - sysfs sysfs rw\n\
                       30 25 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 \
                       rw,nsdelegate\n";

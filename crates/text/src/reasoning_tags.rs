@@ -217,5 +217,5 @@ impl Probe<'_> {
 }
 
 #[cfg(test)]
-#[path = "thought_tests.rs"]
+#[path = "reasoning_tags_tests.rs"]
 pub(crate) mod tests;

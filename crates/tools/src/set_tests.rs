@@ -232,7 +232,7 @@ async fn hanging_methods_time_out_and_sessions_close() {
 }
 
 #[tokio::test]
-async fn evidence_rejects_oversized_and_deep_values() {
+async fn scorer_inputs_reject_oversized_and_deep_values() {
     let log = Log::default();
     let named = |name, hangs| LoggedToolbox { hangs, ..LoggedToolbox::new(name, &log) };
     let set = set(vec![

@@ -180,5 +180,5 @@ impl ToolMiddleware for ResultTruncation {
 }
 
 #[cfg(test)]
-#[path = "cut_tests.rs"]
+#[path = "truncation_tests.rs"]
 mod tests;

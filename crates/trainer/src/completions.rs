@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn score_replies_keeps_file_order() {
+    async fn score_completions_keeps_file_order() {
         let scorers = Scorers::new(&RewardKeys::default(), BTreeMap::new());
         let completions =
             [("a", 4, "It is 4."), ("b", 5, "4"), ("a", 4, "5"), ("b", 5, "The answer is 5")];

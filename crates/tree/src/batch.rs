@@ -487,7 +487,7 @@ mod tests {
     /// A sequence that ends within another one, and a sequence that continues at the end of another
     /// one.
     #[test]
-    fn sequences_can_end_within_others() {
+    fn sequences_can_end_within_longer_sequences() {
         let batch = TreeBatch::merge(&[
             make_input(&[1, 2], &[1]),
             make_input(&[1, 2, 3, 4], &[1, 3]),

@@ -232,7 +232,7 @@ mod tests {
 
     /// Sequences with the same pieces share their memory.
     #[test]
-    fn sequences_share_pieces() {
+    fn sequences_share_chunks() {
         let chunk: Arc<[u32]> = vec![1, 2, 3].into();
         let mut one = Tokens::default();
         let mut two = Tokens::default();

@@ -230,7 +230,7 @@ fn score_finds_tasks_by_id_and_by_row() {
 /// A completion that is scored against the answer of another task, or left out, would falsify the
 /// result.
 #[test]
-fn score_matches_ids_by_question_and_counts_equal_replies() {
+fn score_matches_ids_by_question_and_counts_equal_completions() {
     let workspace = with_sources(
         "tasks = [{ kind = 'file', path = 'rows.jsonl', answer = 'output', held_out = 1 }]",
     );

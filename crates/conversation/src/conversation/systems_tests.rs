@@ -103,7 +103,7 @@ fn merged_late_instructions_fork_at_first_message() {
 }
 
 #[test]
-fn unreadable_call_arguments_fork_as_calls_cut() {
+fn unreadable_call_arguments_fork_as_truncated_calls() {
     let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
     talk.tools = vec![tool("add")];
     let requested = Message::user("q");

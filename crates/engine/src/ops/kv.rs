@@ -324,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn are_apart_detects_blocks_shared_by_writers() {
+    fn are_disjoint_detects_blocks_shared_by_writers() {
         let span = |position: usize, len: usize, blocks: &[u32]| Span {
             position,
             len,

@@ -165,7 +165,7 @@ async fn manifest_lists_saved_files() {
 /// Weights that another learner published as files are sampled from once they are loaded. Files
 /// that changed after they were written, or that belong to another model, change nothing.
 #[tokio::test]
-async fn adopt_loads_published_files() {
+async fn update_weights_loads_published_files() {
     let learner = start();
     let sampler = start();
     learner.train(request(), &MicroBatchPlan::from_sizes([5]), &mut || {}).await.unwrap();

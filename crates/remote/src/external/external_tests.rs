@@ -42,7 +42,7 @@ async fn error_of(steps: Vec<Step>) -> ExternalError {
 }
 
 #[tokio::test]
-async fn chat_sends_openai_request_and_parses_reply() {
+async fn chat_sends_openai_request_and_parses_response() {
     let server = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
     let tool = ToolSpec {
         name: "add".into(),
@@ -117,7 +117,7 @@ async fn streamed_chunks_are_independent_of_byte_boundaries() {
 }
 
 #[tokio::test]
-async fn stream_accepts_missing_end_and_unstreamed_reply() {
+async fn stream_accepts_missing_end_and_unstreamed_response() {
     let mut no_end = delta_event(&json!({"content": "5"}), Some("stop"));
     no_end.truncate(no_end.len() - 1);
     for steps in

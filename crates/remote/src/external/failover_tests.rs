@@ -186,7 +186,7 @@ async fn stream_ending_with_error_is_failure() {
 }
 
 #[tokio::test]
-async fn reply_keeps_unknown_finish_reason() {
+async fn response_keeps_unknown_finish_reason() {
     let choice = json!({"message": {"content": "5"}, "finish_reason": "eos"});
     let server =
         TestServer::new(vec![json_response("200 OK", "", &json!({ "choices": [choice] }))]).await;
@@ -367,7 +367,7 @@ async fn slow_endpoint_wins_if_next_one_fails() {
 }
 
 #[tokio::test]
-async fn reply_without_text_fails_over() {
+async fn response_without_text_fails_over() {
     let response = |message: Value, finish: &str| {
         let choice = json!({"index": 0, "message": message, "finish_reason": finish});
         json_response("200 OK", "", &json!({ "choices": [choice] }))
@@ -397,7 +397,7 @@ async fn reply_without_text_fails_over() {
 }
 
 #[tokio::test]
-async fn empty_text_fails_complete_reply() {
+async fn empty_text_fails_complete_response() {
     let empty = TestServer::new(vec![json_response("200 OK", "", &completion(" \n"))]).await;
     let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
     assert_eq!(

@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn reply_converts_to_message() {
+    fn response_converts_to_message() {
         let called = |arguments: &str| ChatResponse {
             reasoning: "hm".into(),
             tool_calls: vec![CalledTool {

@@ -138,7 +138,7 @@ async fn remote_learner_matches_local_learner() {
 
 /// All learners of a group that an earlier run has trained get their initial weights back.
 #[tokio::test]
-async fn begin_again_restores_initial_weights() {
+async fn reset_restores_initial_weights() {
     let dir = tempfile::tempdir().unwrap();
     let (group, remote) = start(dir.path()).await;
     let local_learner = local();

@@ -298,7 +298,7 @@ async fn probe_during_weight_update_causes_no_second_update() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn adopt_quarantines_replicas_that_miss_weights() {
+async fn update_weights_quarantines_replicas_that_miss_weights() {
     let (router, replicas) = router(3, round_robin_options());
     *replicas[1].rejects_weights.lock().unwrap() =
         Some(PolicyError::WeightsNotLoaded("disk full".into()));

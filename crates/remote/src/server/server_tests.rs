@@ -35,7 +35,7 @@ pub(super) fn check(completion: &Completion, prompt: &[u32]) {
 }
 
 #[tokio::test]
-async fn completions_match_adopted_weights() {
+async fn completions_match_loaded_weights() {
     for api in ALL {
         let fake = Fake::new(api).await;
         let dir = TempDir::new().unwrap();

@@ -91,7 +91,7 @@ async fn broadcast_precedes_offload_and_caches_follow() {
 }
 
 #[tokio::test]
-async fn request_after_checkpoint_uses_last_adopted_weights() {
+async fn request_after_checkpoint_uses_last_loaded_weights() {
     for api in ALL {
         let fleet = ColocatedFleet::new(&[api, ServerApi::NewVllm], false).await;
         fleet.publishes(1).await.unwrap();

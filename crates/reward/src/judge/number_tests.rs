@@ -176,7 +176,7 @@ fn number_in_explanation_gives_no_verdict() {
 }
 
 #[test]
-fn other_scale_is_converted_only_if_least_is_zero() {
+fn other_scale_is_converted_only_if_min_is_zero() {
     let five = |completion| verdict(completion, 1.0, 5.0);
     for (completion, want) in [
         ("4/5", Some(0.75)),

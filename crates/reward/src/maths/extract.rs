@@ -496,7 +496,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_locates_stated_answer() {
+    fn location_finds_stated_answer() {
         for (text, want) in [
             ("so \\boxed{\\frac{1}{2}} and 5", Some("\\frac{1}{2}")),
             ("$\\boxed{2}$ and $\\boxed{3}$.", Some("2, 3")),

@@ -267,7 +267,7 @@ fn run_recovers_after_kill_between_group_scores() {
 }
 
 #[test]
-fn run_recovers_after_kill_around_optimizer_step() {
+fn run_recovers_after_kill_near_optimizer_step() {
     for point in
         ["ledger_written", "micro_batch", "before_optim_step", "in_optim_step", "after_optim_step"]
     {

@@ -41,7 +41,7 @@ async fn reopened_file_keeps_rollouts_and_queue_order() {
 }
 
 #[tokio::test]
-async fn open_rejects_files_of_others_and_unknown_versions() {
+async fn open_rejects_foreign_files_and_unknown_versions() {
     let dir = tempfile::tempdir().unwrap();
     let open = async |name: &str| {
         let file = dir.path().join(name).display().to_string();

@@ -63,7 +63,7 @@ fn client(hosts: Hosts) -> Client {
 }
 
 #[tokio::test]
-async fn ask_follows_redirects_as_browsers_do() {
+async fn send_follows_redirects_as_browsers_do() {
     let (address, heard) = server(|path| match path {
         "/see" => redirect_response(303, "/there?x=1"),
         "/again" => redirect_response(307, "there"),
@@ -142,7 +142,7 @@ async fn public_names_that_resolve_to_loopback_are_denied() {
 }
 
 #[tokio::test]
-async fn ask_limits_response_time_and_size() {
+async fn send_limits_response_time_and_size() {
     let (address, _) = server(|path| match path {
         "/silent" => None,
         "/short" => {

@@ -12,7 +12,7 @@ fn by_characters(max: usize, side: Side) -> ResultTruncation {
 }
 
 #[test]
-fn cut_counts_omitted_characters_on_each_side() {
+fn truncate_counts_omitted_characters_on_each_side() {
     let of = |max, side| by_characters(max, side).truncate("äbcdefgh");
     let line = "[… 4 characters are left out here …]";
     assert_eq!(of(4, Side::Right), Some(format!("äbcd\n{line}")));
@@ -97,7 +97,7 @@ fn apply_truncates_errors_and_keeps_other_parts() {
 
 proptest! {
     #[test]
-    fn cut_keeps_any_text_valid_and_within_limits(
+    fn truncate_keeps_any_text_valid_and_within_limits(
         text in "\\PC{0,200}", most in 0usize..60, tokens in 0usize..30, side in 0..3,
     ) {
         let side = [Side::Left, Side::Right, Side::Middle][side as usize];
