@@ -1,7 +1,7 @@
 //! Precision of matmul: f32 or bf16.
 //!
 //! In either precision, weights, values between two matmuls, and sums are f32. In bf16 the
-//! *operands* of every matmul are rounded when they are packed (`product::pack`): weights once per
+//! *operands* of every matmul are rounded when they are packed (`gemm::pack`): weights once per
 //! update; activations, and gradients in the backward pass, when they are packed for each matmul;
 //! keys and values when they are stored in their blocks. Nothing else is rounded. So the rounding
 //! points are the same for sampling and training.
