@@ -168,12 +168,12 @@ mod tests {
             (json!("one"), "is not a list of completions"),
             (json!([]), "has no completion"),
             (json!([{ "role": "tool", "content": "1" }]), "has no completion"),
-            (json!([3]), "has a wrong message 0"),
+            (json!([3]), "has an invalid message 0"),
             (
                 json!([{ "tool_calls": [{ "function": { "name": "f", "arguments": "{\"a\": " } }] }]),
-                "wrong message 0: tool call \"f\": \"arguments\" is {\"a\": , not a JSON object",
+                "invalid message 0: tool call \"f\": \"arguments\" is {\"a\": , not a JSON object",
             ),
-            (json!(["a", { "role": "wizard", "content": "b" }]), "has a wrong message 1"),
+            (json!(["a", { "role": "wizard", "content": "b" }]), "has an invalid message 1"),
         ] {
             let error = row_completions(&task(completions), "replies").unwrap_err();
             assert!(error.starts_with("its field `replies` ") && error.contains(why), "{error}");

@@ -343,7 +343,7 @@ async fn completion_continues_reasoning_that_prompt_opens() {
     let request = Request { constraint: Some(Constraint::JsonObject), ..question() };
     let error = attempt.cast.call("solver", request).await.unwrap_err();
     assert!(
-        error.param.as_deref() == Some("response_format") && error.message.contains("thought"),
+        error.param.as_deref() == Some("response_format") && error.message.contains("reasoning"),
         "{error}"
     );
 }

@@ -221,7 +221,7 @@ mod tests {
         recipe("[agent]\npolicy = 'b'\n[agent.other]\npolicy = 'a'\n");
         let error = resolve_model(&text(root), AgentScope::All).unwrap_err().to_string();
         let want = format!(
-            "policies a, b; name the model of one: {} for a, {} for b",
+            "policies, a, b; name the model of one of them: {} for a, {} for b",
             text(&checkpoint),
             text(&second)
         );

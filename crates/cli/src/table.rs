@@ -228,7 +228,7 @@ mod tests {
         });
         for text in [table(&[&result], Style::default()), line(&result)] {
             let at = text
-                .find("  no tool returned a result; first completion of eval/0/0/0/0: it has no")
+                .find("  no tool returned a result; first completion of eval/0/0/0/0: it does not")
                 .unwrap();
             let lines: Vec<&str> = text[at..].lines().collect();
             assert_eq!(lines[1], "  | one");

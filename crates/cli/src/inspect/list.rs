@@ -202,7 +202,7 @@ mod tests {
         ]);
         let expected = "train/1/2/0/0            try 0: no module named x\n\
                         train/1/2/1/0            try 0: same error\n\
-                        train/1/2/2/0            try 0, tried again (id \
+                        train/1/2/2/0            try 0, retried (id \
                         01010101010101010101010101010101): no token was sampled\n\
                         train/1/2/3/0            try 0, repeated when the run is resumed (id \
                         01010101010101010101010101010101): gone\n";

@@ -31,7 +31,7 @@ fn run_can_be_trained_evaluated_chatted_and_inspected() {
         );
     }
     for part in
-        ["held-out tasks ", "\narithmetic-unseen-wordings (apart", "\nrun    run\n", " chat run\n"]
+        ["held-out tasks ", "\narithmetic-unseen-wordings (separate", "\nrun    run\n", " chat run\n"]
     {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
