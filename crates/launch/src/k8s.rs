@@ -312,7 +312,7 @@ mod tests {
         assert!(why(&options(Some("i"), "runs")).contains("must be NAME:DIR"));
         assert!(
             why(&options(Some("i"), "runs:/other"))
-                .contains("/runs/a, is not in any of the volumes")
+                .contains("/runs/a is not in any of the volumes")
         );
         let (_, (_, text)) = render(&job, &options(Some("i"), "runs:/runs")).unwrap();
         let parts: Vec<Value> = text

@@ -86,7 +86,7 @@ fn open_reads_pooling_and_length_settings() {
     made.write("1_Pooling/config.json", &both);
     assert!(made.open_error().contains("pooled neither"));
     made.write("modules.json", &json!([{ "type": "sentence_transformers.models.Dense" }]));
-    assert!(made.open_error().contains("a module \"Dense\""));
+    assert!(made.open_error().contains("a module of type \"Dense\""));
     std::fs::remove_file(made.0.path().join("modules.json")).unwrap();
     assert!(
         made.open_error()

@@ -333,7 +333,7 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["tasks.0={kind='file', path=[]}"],
-            "`tasks.0.path` is a list, but must be a path, or a list of paths",
+            "`tasks.0.path` is a list, but must be a path, or a non-empty list of paths",
         ),
         (
             &["phase.1.only.agents=['wolf']"],

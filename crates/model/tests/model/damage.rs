@@ -123,7 +123,7 @@ fn gguf_metadata_errors_name_the_key() {
         (
             "llama.hidden_activation",
             Meta::Text("gelu".into()),
-            "llama.hidden_activation is the text",
+            "llama.hidden_activation is the string",
         ),
         ("split.count", Meta::U32(3), "one of 3 parts of a split model (split.count)"),
         ("general.type", Meta::Text("adapter".into()), "general.type is \"adapter\""),
