@@ -229,7 +229,7 @@ mod tests {
     #[tokio::test]
     async fn program_failures_are_reported() {
         for (scorer, want) in [
-            (shell("echo oh no >&2; exit 3"), "ended with exit status: 3: oh no"),
+            (shell("echo oh no >&2; exit 3"), "exited with exit status: 3: oh no"),
             (shell("echo many"), "printed \"many\", which is neither a number nor a score"),
             (shell("echo 2"), "printed 2, but a score must be in 0..=1"),
             (with("sleep 9", |keys| keys.seconds = 0.05), "did not answer within 50ms"),

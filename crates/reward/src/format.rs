@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn check_rejects_invalid_options() {
         for (scorer, want) in [
-            (FormatScorer::default(), "no form is asked for"),
+            (FormatScorer::default(), "no condition is set"),
             (
                 FormatScorer { pattern: Some("(".into()), ..FormatScorer::default() },
                 "not a valid regular expression",

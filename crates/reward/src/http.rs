@@ -192,7 +192,7 @@ mod tests {
             let (_, scorer) = scripted(vec![Ok(response.clone())]);
             let error = scorer.score(&scorer_input("", json!({}))).await.unwrap_err();
             assert!(
-                error.to_string().starts_with("the scorer at http://h/score answered"),
+                error.to_string().starts_with("the scorer at http://h/score responded with"),
                 "{error}"
             );
             assert!(!error.is_temporary());

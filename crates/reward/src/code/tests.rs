@@ -603,7 +603,7 @@ fn invalid_tests_and_keys_are_rejected() {
         (json!({ "tests": [{ "input": "1", "output": { "a": 1 } }] }), "give it as a string"),
         (
             json!({ "tests": { "fn_name": "f", "inputs": ["x"], "outputs": ["1"] } }),
-            "the argument \"x\", no JSON",
+            "the argument \"x\", which is not JSON",
         ),
     ] {
         let error = scorer.check_task(&task).unwrap_err().to_string();

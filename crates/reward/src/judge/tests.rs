@@ -178,7 +178,7 @@ fn invalid_templates_and_keys_are_rejected() {
     let (_, scorer) = judge(JudgeKeys { template, ..keys() }, |_, _| Ok(String::new()));
     scorer.check_task(&json!({ "row": { "rubric": "be kind" } })).unwrap();
     let error = scorer.check_task(&json!({ "row": {} })).unwrap_err().to_string();
-    assert!(error.contains("there is no task.row.rubric"), "{error}");
+    assert!(error.contains("the template variable task.row.rubric has no value"), "{error}");
     for (keys, want) in [
         (JudgeKeys { endpoints: vec![], ..keys() }, "endpoints is empty"),
         (

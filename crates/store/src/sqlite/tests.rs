@@ -63,7 +63,7 @@ fn open_rejects_store_of_another_run() {
     let file = dir.path().join("run.db");
     let error = wait(Sqlite::open(&file, &RunId("other".into()))).unwrap_err();
     assert_eq!(error.code(), Code::Foreign);
-    assert!(error.to_string().contains("run test, not of other"), "{error}");
+    assert!(error.to_string().contains("run test, not of run other"), "{error}");
     assert_eq!(wait(Sqlite::open_existing(&file)).unwrap().run(), &run());
 }
 
