@@ -232,7 +232,7 @@ mod tests {
             (shell("echo oh no >&2; exit 3"), "exited with exit status: 3: oh no"),
             (shell("echo many"), "printed \"many\", which is neither a number nor a score"),
             (shell("echo 2"), "printed 2, but a score must be in 0..=1"),
-            (with("sleep 9", |keys| keys.seconds = 0.05), "did not answer within 50ms"),
+            (with("sleep 9", |keys| keys.seconds = 0.05), "did not respond within 50ms"),
             (with("", |keys| keys.command = vec!["/no/such".into()]), "cannot be started"),
             (with("", |keys| keys.folder = "/no/such".into()), "cannot be started"),
             (with("", |keys| keys.command = vec![]), "is empty"),

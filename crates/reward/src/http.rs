@@ -207,7 +207,7 @@ mod tests {
                 .await
                 .unwrap_err()
                 .to_string()
-                .contains("no list of 2 scores")
+                .contains("not a list of 2 scores")
         );
     }
 }

@@ -392,7 +392,7 @@ mod tests {
         assert_eq!(merged_from(dir.path()).unwrap(), Some(run));
         fs::write(dir.path().join(MERGED), "{\"schema\": 9}").unwrap();
         let error = merged_from(dir.path()).unwrap_err().to_string();
-        assert!(error.contains("schema version 9"), "{error}");
+        assert!(error.contains("schema version is 9"), "{error}");
     }
 
     fn origin(tools: Option<Vec<OfferedTool>>) -> Origin {
