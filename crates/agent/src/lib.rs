@@ -23,10 +23,10 @@
 //! let format = Arc::new(Format::new(Arc::new(testing::tiny_chat()?), Options::default()));
 //! let player = Player::new("tiny", Arc::new(Simulator::new(config)), format, 1024);
 //! let limits = Limits {
-//!     turns: 2,
-//!     tokens: 32,
-//!     reply: Duration::from_secs(10),
-//!     attempt: Duration::from_secs(60),
+//!     max_turns: 2,
+//!     max_tokens: 32,
+//!     completion_timeout: Duration::from_secs(10),
+//!     attempt_timeout: Duration::from_secs(60),
 //! };
 //! let context = AttemptContext {
 //!     messages: vec![Message::user("What is 2 + 3?")],

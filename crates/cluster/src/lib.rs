@@ -15,7 +15,7 @@
 //! use levade_run::Host;
 //!
 //! # async fn example() -> anyhow::Result<()> {
-//! let host = Host::new(Supervisor::this()?, |event| println!("{event:?}"));
+//! let host = Host::new(Supervisor::from_current_exe()?, |event| println!("{event:?}"));
 //! let part = Part {
 //!     run: "/shared/runs/math".into(),
 //!     node: 1,

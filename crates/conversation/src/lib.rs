@@ -18,26 +18,27 @@
 //! let request =
 //!     Request { agent: "", policy: "", format: &format, messages: &messages, tools: &[] };
 //! let prepared = conversation.prepare(&request)?;
-//! assert_eq!(prepared.origin, Origin::Began);
+//! assert_eq!(prepared.origin, Origin::Started);
 //!
 //! // A sampler generates a completion for `prepared.prompt`; its tokens are recorded unchanged.
 //! let mut completion = Completion::default();
-//! let drawn =
+//! let sampled =
 //!     [format.chat().tokenizer().encode(" 5."), format.chat().stop_ids()[..1].to_vec()]
 //!         .concat();
-//! completion.extend(&drawn, &vec![-0.1; drawn.len()], 0);
-//! let reply = conversation.record(prepared, completion, &SamplingParams::default())?;
+//! completion.extend(&sampled, &vec![-0.1; sampled.len()], 0);
+//! let recorded = conversation.record(prepared, completion, &SamplingParams::default())?;
 //!
 //! // The client sends the completion back, trimmed, with another question.
 //! messages.extend([
-//!     Message::assistant(reply.message().content.trim()),
+//!     Message::assistant(recorded.message().content.trim()),
 //!     Message::user("And 2 + 4?"),
 //! ]);
 //! let request =
 //!     Request { agent: "", policy: "", format: &format, messages: &messages, tools: &[] };
 //! let prepared = conversation.prepare(&request)?;
 //! assert_eq!(prepared.origin, Origin::Continued);
-//! assert!(prepared.prompt.starts_with(&conversation.trajectory().path_tokens(reply.segment)));
+//! let recorded_tokens = conversation.trajectory().sequence_tokens(recorded.segment);
+//! assert!(prepared.prompt.starts_with(&recorded_tokens));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

@@ -15,7 +15,7 @@
 //! use levade_engine::testing::{Compute, random_weights, tiny_config};
 //! use levade_engine::{Engine, EngineOptions};
 //! use levade_policy::{Learner, SampleRequest, Sampler, SamplingParams};
-//! use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+//! use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //! // Random weights; `Engine::start` reads those of a model.
@@ -33,9 +33,10 @@
 //!
 //! // The training forward pass computes the same log-probabilities, bit for bit.
 //! let tokens = [&[5, 6, 7], &completion.tokens[..]].concat();
-//! let target = |index| PathTarget { index, temperature: 1.0, term: Term::default() };
+//! let target =
+//!     |index| SequenceTarget { index, temperature: 1.0, term: Term::default() };
 //! let targets = (3..tokens.len() as u32).map(target).collect();
-//! let batch = TreeBatch::merge(&[PathInput { tokens: tokens.into(), targets }])?;
+//! let batch = TreeBatch::merge(&[SequenceInput { tokens: tokens.into(), targets }])?;
 //! assert_eq!(engine.logprobs(Arc::new(batch)).await?, completion.logprobs);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # })?;

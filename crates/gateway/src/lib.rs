@@ -17,7 +17,7 @@
 //!
 //! use levade_call::{Backend, Party, PartyLimits, SamplingRule};
 //! use levade_conversation::{Format, Options as History};
-//! use levade_gateway::{Gateway, Options, Route, SessionOptions, When, serve};
+//! use levade_gateway::{CallPattern, Gateway, Options, Route, SessionOptions, serve};
 //! use levade_policy::{SamplingParams, Simulator, SimulatorConfig};
 //! use levade_text::testing;
 //! use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -37,7 +37,7 @@
 //! let session = gateway.open(SessionOptions {
 //!     rollout: "task-1".into(),
 //!     attempt: "attempt-1".into(),
-//!     routes: vec![Route { party: Arc::new(party), when: When::default() }],
+//!     routes: vec![Route { party: Arc::new(party), pattern: CallPattern::default() }],
 //!     recorder: gateway.recorder("attempt-1", (1, 2), (100, 1000)),
 //!     rewards: false,
 //! });

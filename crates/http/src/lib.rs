@@ -16,7 +16,7 @@
 //! ```
 //! use levade_http::Hosts;
 //!
-//! let hosts = Hosts::only(["api.example.org", "*.wikipedia.org"])?;
+//! let hosts = Hosts::allow_public(["api.example.org", "*.wikipedia.org"])?;
 //! assert!(hosts.check("https://en.wikipedia.org/wiki/Levade").is_ok());
 //! let error = hosts.check("http://169.254.169.254/latest/meta-data").unwrap_err();
 //! assert!(error.to_string().contains("169.254.169.254 is not an allowed host"));

@@ -12,7 +12,7 @@
 //! use levade_http::{Access, service};
 //!
 //! let routes = Router::new().route("/health", get(|| async { "well" }));
-//! let app = service::with_manners(
+//! let app = service::with_rejections(
 //!     routes,
 //!     Access::default(),
 //!     |_headers| false,

@@ -11,7 +11,7 @@
 //! ```
 //! use levade_plan::{Learner, Shape, memory};
 //!
-//! let shape = Shape::read(
+//! let shape = Shape::parse(
 //!     r#"{"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
 //!         "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
 //!         "vocab_size": 151936, "tie_word_embeddings": true}"#,

@@ -38,7 +38,7 @@
 //!
 //! // A request can require weights of a version, which the learner publishes.
 //! policy.publish(1).await?;
-//! let request = SampleRequest { least_version: 1, ..request };
+//! let request = SampleRequest { min_version: 1, ..request };
 //! let third = policy.sample(request).await?.collect(Duration::from_secs(10)).await?;
 //! assert_eq!(third.tokens, first.tokens);
 //! # Ok::<(), levade_policy::PolicyError>(())

@@ -24,7 +24,7 @@
 //! // A worker that responds to each request with the request itself.
 //! let pool = Pool::new(PoolOptions {
 //!     name: "echo".into(),
-//!     supervisor: Supervisor::default(), // in a binary: Supervisor::this()?
+//!     supervisor: Supervisor::default(), // in a binary: Supervisor::from_current_exe()?
 //!     launch: Launch::new(["cat"]),
 //!     first: None,
 //!     handshake: None,

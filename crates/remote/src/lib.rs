@@ -29,9 +29,9 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), levade_policy::PolicyError> {
 //! let replica = || Arc::new(Simulator::new(SimulatorConfig::default())) as Arc<dyn Sampler>;
-//! let members = vec![("east".into(), replica()), ("west".into(), replica())];
+//! let replicas = vec![("east".into(), replica()), ("west".into(), replica())];
 //! let router =
-//!     Router::new(members, RouterOptions { most_running: 64, ..RouterOptions::default() })?;
+//!     Router::new(replicas, RouterOptions { max_running: 64, ..RouterOptions::default() })?;
 //!
 //! let params = SamplingParams { max_tokens: 8, ..SamplingParams::default() };
 //! let request = SampleRequest {
@@ -41,13 +41,13 @@
 //!     params,
 //!     ..Default::default()
 //! };
-//! let reply = router.sample(request.clone()).await?.collect(Duration::from_secs(10)).await?;
+//! let completion = router.sample(request.clone()).await?.collect(Duration::from_secs(10)).await?;
 //!
 //! // Tokens are functions of seed, stream and position, so a single replica samples the same
 //! // completion.
-//! let alone = replica().sample(request).await?.collect(Duration::from_secs(10)).await?;
-//! assert_eq!(reply, alone);
-//! assert!(router.members().iter().all(|member| member.health == Health::Serving));
+//! let standalone = replica().sample(request).await?.collect(Duration::from_secs(10)).await?;
+//! assert_eq!(completion, standalone);
+//! assert!(router.replicas().iter().all(|replica| replica.health == Health::Serving));
 //! # Ok(()) }
 //! ```
 //!

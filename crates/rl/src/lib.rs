@@ -9,19 +9,23 @@
 //!
 //! # Example
 //! ```
-//! use levade_rl::{Estimator, GroupBaseline, Normaliser, Path, Rollout, RolloutTokens};
+//! use levade_rl::{Estimator, GroupBaseline, Normalizer, Rollout, RolloutTokens, Sequence};
 //!
 //! // Three rollouts of one task; the first has succeeded. Each token gets an advantage and a
 //! // weight.
 //! let rollout = |score, tokens: usize| Rollout {
 //!     score,
-//!     paths: vec![Path { turns: vec![tokens], rewards: vec![0.0; tokens], ..Path::default() }],
+//!     sequences: vec![Sequence {
+//!         turns: vec![tokens],
+//!         rewards: vec![0.0; tokens],
+//!         ..Sequence::default()
+//!     }],
 //!     ..Rollout::default()
 //! };
 //! let rollouts = [rollout(1.0, 10), rollout(0.0, 20), rollout(0.0, 20)];
 //! let advantages = Estimator::Group(GroupBaseline::default()).advantages(&rollouts)?;
 //! let rollouts = [10, 20, 20].map(|tokens| RolloutTokens { group: 0, tokens });
-//! let weights = Normaliser::TokenMean.weights(&rollouts);
+//! let weights = Normalizer::TokenMean.weights(&rollouts);
 //! assert!((advantages[0][0].advantages[3] - 2.0 / 3.0).abs() < 1e-15);
 //! assert_eq!(weights, [0.02, 0.02, 0.02]);
 //! # Ok::<(), levade_rl::RlError>(())

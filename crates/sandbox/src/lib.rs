@@ -8,14 +8,14 @@
 //!
 //! # Example
 //! ```
-//! use levade_sandbox::{Demand, Ended, Language, Options, Run, Sandbox};
+//! use levade_sandbox::{Demand, EndReason, Language, Options, Run, Sandbox};
 //!
 //! # tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
 //! // `Demand::Full`, the default, runs nothing if a wall is missing.
 //! let options = Options { protection: Demand::BestEffort, ..Options::default() };
 //! let sandbox = Sandbox::start(options).await?;
 //! let outcome = sandbox.run(&Run::new(Language::Python, "print(6 * 7)")).await?;
-//! assert_eq!(outcome.ended, Ended::Exit(0));
+//! assert_eq!(outcome.ended, EndReason::Exit(0));
 //! assert_eq!(outcome.stdout.text(), "42\n");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # })?;

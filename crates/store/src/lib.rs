@@ -23,14 +23,14 @@
 //!
 //! # Example
 //! ```
-//! use levade_store::{EvalKey, Memory, Recorded, Store};
+//! use levade_store::{EvalKey, Memory, Store, WriteOutcome};
 //! use levade_tree::RunId;
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 //! let store: std::sync::Arc<dyn Store> = std::sync::Arc::new(Memory::new(RunId("run".into())));
 //! let key = EvalKey { phase: 0, step: 0 };
-//! assert_eq!(store.record_eval(key, &"first".into()).await?, Recorded::Now);
-//! assert_eq!(store.record_eval(key, &"first".into()).await?, Recorded::Before);
+//! assert_eq!(store.record_eval(key, &"first".into()).await?, WriteOutcome::Written);
+//! assert_eq!(store.record_eval(key, &"first".into()).await?, WriteOutcome::AlreadyRecorded);
 //! assert!(store.record_eval(key, &"other".into()).await.is_err());
 //! # Ok::<_, levade_store::StoreError>(()) }).unwrap();
 //! ```

@@ -16,7 +16,7 @@
 //!
 //! # Example
 //! ```
-//! use levade_tasks::{Arithmetic, ArithmeticOptions, FileOptions, HeldOut, Split};
+//! use levade_tasks::{Arithmetic, ArithmeticOptions, FileOptions, HeldOutCount, Split};
 //!
 //! let sums =
 //!     Arithmetic::new(ArithmeticOptions { words: 0.0, ..ArithmeticOptions::default() }, 7)?;
@@ -29,7 +29,7 @@
 //!     (0..10).map(|n| format!("{{\"question\": \"{n} + 1?\", \"answer\": \"{}\"}}\n", n + 1));
 //! std::fs::write(&file, rows.collect::<String>())?;
 //! let mut options = FileOptions::new(file.clone());
-//! options.held_out = HeldOut::Count(2);
+//! options.held_out = HeldOutCount::Count(2);
 //! let tasks = options.load(7)?;
 //! assert_eq!((tasks.rest.len(), tasks.held_out.len()), (8, 2));
 //! # std::fs::remove_file(file)?;

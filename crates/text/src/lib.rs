@@ -17,7 +17,7 @@
 //! let call = r#"<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>"#;
 //! let mut sampled = chat.tokenizer().encode(call);
 //! sampled.push(chat.stop_ids()[0]);
-//! let parsed = chat.parse(&chat.said(&sampled), false, &[]);
+//! let parsed = chat.parse(&chat.decode_completion(&sampled), false, &[]);
 //! assert_eq!(parsed.calls[0].as_ref().map(|call| call.name.as_str()), Ok("add"));
 //!
 //! // The context tokens that follow: the end of the turn, the tool result, and the next

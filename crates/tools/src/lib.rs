@@ -27,7 +27,7 @@
 //! use std::time::Duration;
 //!
 //! use levade_tasks::{Task, calculation};
-//! use levade_text::Parsed;
+//! use levade_text::ParsedCompletion;
 //! use levade_tools::{Calculator, ToolContext, ToolSet};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
@@ -41,8 +41,9 @@
 //!     params: Default::default(),
 //! };
 //! let mut open = set.open(&attempt).await?;
-//! let turn = Parsed { calls: vec![Ok(calculation("6 * 7"))], ..Parsed::default() };
-//! let observations = open.answer(&turn, true).await;
+//! let calls = vec![Ok(calculation("6 * 7"))];
+//! let turn = ParsedCompletion { calls, ..ParsedCompletion::default() };
+//! let observations = open.execute_calls(&turn, true).await;
 //! assert_eq!(observations[0].text, "42");
 //! open.close().await?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -11,7 +11,9 @@
 //! use levade_policy::{Simulator, SimulatorConfig};
 //! use levade_recipe::Recipe;
 //! use levade_text::testing;
-//! use levade_trainer::{AgentParts, Ended, Learns, Parts, Policy, Start, StopFlag, Trainer};
+//! use levade_trainer::{
+//!     AgentSpec, Policy, PolicyLearner, RunEnd, RunParts, StartMode, StopFlag, Trainer,
+//! };
 //!
 //! # let dir = std::env::temp_dir().join(format!("levade-trainer-{}", std::process::id()));
 //! # std::fs::create_dir_all(&dir)?;
@@ -47,30 +49,30 @@
 //!     name: "default".into(),
 //!     sampler: simulator.clone(),
 //!     context: 1024,
-//!     learns: Some(Learns {
+//!     learner: Some(PolicyLearner {
 //!         learner: simulator,
 //!         reference: None,
 //!         critic: None,
-//!         companions: Arc::new(|_checkpoint| Ok(())),
+//!         extra_files: Arc::new(|_checkpoint| Ok(())),
 //!     }),
 //! };
-//! let parts = Parts {
+//! let parts = RunParts {
 //!     policies: vec![policy],
-//!     agents: vec![AgentParts::new(
+//!     agents: vec![AgentSpec::new(
 //!         "default",
 //!         Arc::new(testing::tiny_chat()?),
 //!         Default::default(),
 //!     )],
 //!     scorers: Default::default(),
 //!     environments: Default::default(),
-//!     begun: 0,
+//!     started_at: 0,
 //!     model_files: Vec::new(),
 //!     teachers: Default::default(),
 //! };
 //! # tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
-//! let mut trainer = Trainer::new(recipe, parts, Start::Fresh).await?;
+//! let mut trainer = Trainer::new(recipe, parts, StartMode::Fresh).await?;
 //! let ended = trainer.run(&mut (), &StopFlag::default()).await?;
-//! let Ended::Finished(summary) = ended else { unreachable!() };
+//! let RunEnd::Finished(summary) = ended else { unreachable!() };
 //! assert_eq!(summary.steps, 2);
 //! # Ok::<(), levade_trainer::TrainerError>(())
 //! # })?;

@@ -14,19 +14,19 @@
 //!
 //! # Example
 //! ```
-//! use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+//! use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 //!
 //! // Two sequences share the tokens 1 2 3; each trains its own last token.
-//! let term = |path| Term { path, weight: 1.0, ..Term::default() };
-//! let path = |path, tokens: &[u32]| PathInput {
+//! let term = |sequence| Term { sequence, weight: 1.0, ..Term::default() };
+//! let input = |sequence, tokens: &[u32]| SequenceInput {
 //!     tokens: tokens.to_vec().into(),
-//!     targets: vec![PathTarget {
+//!     targets: vec![SequenceTarget {
 //!         index: tokens.len() as u32 - 1,
 //!         temperature: 1.0,
-//!         term: term(path),
+//!         term: term(sequence),
 //!     }],
 //! };
-//! let batch = TreeBatch::merge(&[path(0, &[1, 2, 3, 4]), path(1, &[1, 2, 3, 5])])?;
+//! let batch = TreeBatch::merge(&[input(0, &[1, 2, 3, 4]), input(1, &[1, 2, 3, 5])])?;
 //! assert_eq!(batch.tokens, [1, 2, 3, 4, 5]);
 //! assert_eq!(batch.nodes.len(), 3);
 //! # Ok::<(), levade_tree::TreeError>(())
