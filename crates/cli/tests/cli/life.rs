@@ -30,9 +30,12 @@ fn run_can_be_trained_evaluated_chatted_and_inspected() {
             "{row:?} in\n{text}"
         );
     }
-    for part in
-        ["held-out tasks ", "\narithmetic-unseen-wordings (separate", "\nrun    run\n", " chat run\n"]
-    {
+    for part in [
+        "held-out tasks ",
+        "\narithmetic-unseen-wordings (separate",
+        "\nrun    run\n",
+        " chat run\n",
+    ] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
     assert!(notes.contains("memory ") && notes.contains("49.5 k parameters"), "{notes}");
