@@ -150,7 +150,7 @@ fn external_learner_round_trips() {
 #[test]
 fn old_names_load_like_new_names() {
     let samplers = "cluster.samplers={kind='vllm', urls=['http://a']";
-    let policies = "policy.other={kind='frozen'}";
+    let policies = "policy.default={kind='trained'}\0policy.other={kind='frozen'}";
     let mixed = |key: &str| {
         format!("agent.policy=[{{name='default', {key}=1}}, {{name='other', {key}=2}}]")
     };

@@ -127,8 +127,8 @@ fn gguf_metadata_errors_name_the_key() {
         ),
         ("split.count", Meta::U32(3), "one of 3 parts of a split model (split.count)"),
         ("general.type", Meta::Text("adapter".into()), "general.type is \"adapter\""),
-        ("llama.rope.freq_base", Meta::F32(f32::NAN), "rotary base NaN"),
-        ("llama.attention.layer_norm_rms_epsilon", Meta::F32(f32::INFINITY), "norm epsilon inf"),
+        ("llama.rope.freq_base", Meta::F32(f32::NAN), "rotary base is NaN"),
+        ("llama.attention.layer_norm_rms_epsilon", Meta::F32(f32::INFINITY), "norm epsilon is inf"),
         (
             "tokenizer.ggml.tokens",
             Meta::Texts(vec!["t".into(); 11]),
