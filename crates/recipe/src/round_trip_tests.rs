@@ -156,7 +156,7 @@ fn old_names_load_like_new_names() {
     };
     let correction = |level: &str, normalize: &str, over: &str| {
         format!(
-            "phase.1.proximal='recompute'\0phase.1.correction={{level='{level}', {normalize}=true}}\0\
+            "phase.1.proximal='recompute'\0phase.1.correction={{level='{level}', {normalize}=true, bound={{kind='clamp', high=2.0}}}}\0\
              phase.1.rejection=[{{statistic='ratio', over='{over}', high=9.0}}]"
         )
     };
@@ -191,8 +191,6 @@ fn old_names_load_like_new_names() {
             "reward.scorer={kind='code', value='share', most_tests=3}",
             "reward.scorer={kind='code', value='fraction', max_tests=3}",
         ),
-        ("phase.0.optimiser={warmup=3}", "phase.0.optimizer={warmup=3}"),
-        ("phase.1.normaliser=token_sum", "phase.1.normalizer=token_sum"),
         ("phase.1.spare=1", "phase.1.oversample=1"),
         ("phase.1.uniform_groups=drop", "phase.1.zero_variance_groups=drop"),
         ("phase.1.high_entropy_share=0.2", "phase.1.high_entropy_fraction=0.2"),
@@ -218,6 +216,9 @@ fn old_names_load_like_new_names() {
             &format!("{samplers}, update_seconds=9, response_seconds=8}}"),
         ),
     ];
+    let old = SMALL.replace("optimizer", "optimiser").replace("normalizer", "normaliser");
+    assert_ne!(old, SMALL);
+    assert_eq!(load(&old, &[]).unwrap(), load(SMALL, &[]).unwrap());
     for (old, new) in pairs {
         let overrides = |text: &&str| load(SMALL, &text.split('\0').collect::<Vec<_>>());
         let recipe = overrides(new).unwrap();

@@ -42,7 +42,7 @@ steps = 10
 groups = 8
 group_size = 4
 learning_rate = 3e-5
-normaliser = { kind = "rollout_sum_over", length = 256 }
+normalizer = { kind = "rollout_sum_over", length = 256 }
 kl = { estimator = "k3", coefficient = 0.001 }
 [phase.optimizer]
 schedule = "cosine"
