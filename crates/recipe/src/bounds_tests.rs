@@ -16,7 +16,7 @@ fn assert_rejected(cases: &[(&[&str], &str)]) {
 fn normalizer_length_is_checked_in_all_phases() {
     let length = |phase: usize, length: &str| {
         let change =
-            format!("phase.{phase}.normaliser={{kind='rollout_sum_over', length={length}}}");
+            format!("phase.{phase}.normalizer={{kind='rollout_sum_over', length={length}}}");
         load(SMALL, &[&change]).unwrap_err()
     };
     for phase in [0, 1] {
