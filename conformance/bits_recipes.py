@@ -186,7 +186,7 @@ def context(kind: str, keys: str = "") -> str:
 
 SUMMARISE = context("summarise", ', tokens = 40, train = true, instruction = "Summarise."')
 LONG = TOOLS.replace("max_turns = 3", "max_turns = 8").replace("160", "400")
-THRICE = 'source = {field = "thrice", least_score = -9}\nepochs = 20\nlearning_rate = 3e-3\n'
+THRICE = 'source = {field = "thrice", min_score = -9}\nepochs = 20\nlearning_rate = 3e-3\n'
 FEW = "steps = 3\ngroups = 1\n"
 RECIPES = {
     "calculator": recipe(
@@ -220,8 +220,8 @@ RECIPES = {
         tasks=ROWS,
         more=trained("default")
         + f"[policy.teacher]\n{EXTERNAL}{SFT}"
-        + with_defaults('source = {field = "once", least_score = 0}\n', demonstrations=8, batch=4, learning_rate=1e-3),
-        sft='source = {policy = "teacher", least_score = 0}\n',
+        + with_defaults('source = {field = "once", min_score = 0}\n', demonstrations=8, batch=4, learning_rate=1e-3),
+        sft='source = {policy = "teacher", min_score = 0}\n',
     ),
     "summaries": recipe(LONG + SUMMARISE, "steps = 4\n", tasks=ROWS, sft=THRICE),
     "summaries-program": recipe(program("turns", SUMMARISE), FEW),
@@ -273,7 +273,7 @@ SCHOOL = (
     + ROWS.replace("rows", "two")
     + f"[agent]\n{TOOLS.replace('calculator', 'clerk')}[agent.checker]\n{TOOLS}"
     + f'{REWARD}[[tool]]\nkind = "python"\nname = "clerk"\nfile = "clerk.py"\n{SFT}'
-    + 'source = {field = "helped", least_score = -9}\ndemonstrations = 32\nbatch = 8\nepochs = 8\n'
+    + 'source = {field = "helped", min_score = -9}\ndemonstrations = 32\nbatch = 8\nepochs = 8\n'
     + "learning_rate = 3e-3\n"
 )
 FILES = {

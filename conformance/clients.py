@@ -203,7 +203,7 @@ IMITATION = """
 [[phase]]
 kind = "sft"
 demonstrations = 1
-source = {{ policy = "teacher", least_score = 0.0 }}
+source = {{ policy = "teacher", min_score = 0.0 }}
 batch = 1
 epochs = {epochs}
 learning_rate = 1e-2

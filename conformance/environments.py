@@ -77,7 +77,7 @@ kind = "sft"
 demonstrations = {count}
 batch = {count}
 learning_rate = 1e-9
-source = {{ policy = "teacher", least_score = -100.0, tasks = {count} }}
+source = {{ policy = "teacher", min_score = -100.0, tasks = {count} }}
 """
 
 

@@ -143,7 +143,7 @@ impl RunResults {
 
     fn must_equal(&self, other: &RunResults, what: &str) {
         assert!(self.weights == other.weights, "{what}: other weights");
-        assert!(self.optimizer_state == other.optimizer_state, "{what}: another optimiser state");
+        assert!(self.optimizer_state == other.optimizer_state, "{what}: another optimizer state");
         assert!(self.attempts == other.attempts, "{what}: other attempts");
         assert!(self.plans == other.plans, "{what}: other plans");
         assert!(self.evals == other.evals, "{what}: other evaluations");

@@ -73,7 +73,7 @@ learning_rate = 0.05
 mini_batches = 2
 temperature = 0.9
 kl = { estimator = "k3", coefficient = 0.01 }
-optimiser = { schedule = "linear", warmup = 1 }
+optimizer = { schedule = "linear", warmup = 1 }
 "#;
 
 /// Returns the recipe, to run in `dir`.
