@@ -94,7 +94,7 @@ async fn step_survives_tool_scorer_and_agent_failures() {
     for (source, why) in [
         ("tool calculator", "the backend is down"),
         ("attempt", ""),
-        ("scorer", "ended with exit status: 1: the judge is away"),
+        ("scorer", "exited with exit status: 1: the judge is away"),
     ] {
         assert!(
             troubles.iter().any(|(s, count, w)| *s == source && *count > 0 && w.contains(why)),

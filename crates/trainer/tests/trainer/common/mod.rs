@@ -44,7 +44,7 @@ tool_prompt = "compact"
 max_turns = 3
 max_tokens = 120
 tool_seconds = 5.0
-reply_seconds = 60.0
+completion_seconds = 60.0
 
 [reward]
 malformed_call = -0.1
