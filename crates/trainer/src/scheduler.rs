@@ -22,6 +22,8 @@
 //! oversampling, the order in which attempts end decides which groups a step takes. Such a run is a
 //! function of its store, not of its recipe, and `replay` repeats it from the store.
 
+mod group;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use levade_policy::SamplingParams;
@@ -39,66 +41,8 @@ use crate::observe::{Event, Observer};
 use crate::rewards;
 use crate::rollout::{Rollouts, ScorerOutage};
 use crate::tasks::{TaskOrder, Tasks};
-
-/// Identifies an attempt within its group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum GroupMember {
-    /// A sampled attempt that may be trained on, by its index in the group.
-    Sample(u32),
-    /// The greedy attempt whose reward is the baseline of the sampled attempts. It is never trained
-    /// on.
-    Baseline,
-}
-
-/// An admitted group that no step has taken yet.
-struct Group {
-    task: Task,
-    /// Number of completed steps of the phase when the group was admitted. Lower if its recorded
-    /// tokens are older.
-    admitted: u32,
-    /// Finished attempts by sample index, oversampled ones included. `None` until an attempt ends.
-    attempts: Vec<Option<Attempt>>,
-    /// Whether enough attempts have ended, so that the group needs no further one.
-    full: bool,
-    /// The finished greedy attempt, if the advantage estimator uses one.
-    baseline: Option<Attempt>,
-    /// Position in the order in which groups were completed. `None` while the group is incomplete.
-    completed: Option<u64>,
-    /// Whether the group carries no training signal and another group was admitted in its place.
-    replaced: bool,
-    /// Sample indices of attempts that are being scored against each other and have no score yet.
-    compared: Vec<u32>,
-    /// Attempts that were started for the group but do not belong to it.
-    excluded: ExcludedAttempts,
-}
-
-/// Attempts that were started for a group but do not belong to it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct ExcludedAttempts {
-    /// Number of sampled tokens of each finished attempt.
-    pub ended: Vec<usize>,
-    /// Number of cancelled attempts.
-    pub cancelled: usize,
-}
-
-/// Returns the length of the prefix of `attempts`, which are in starting order, from which the
-/// group is formed. Returns `None` while the group needs further attempts.
-fn group_len(attempts: &[Option<Attempt>], keys: &RlKeys) -> Option<usize> {
-    // A failed attempt has no reward. While other attempts may still end, the group waits for them.
-    let counts = |a: &Attempt| a.reward.is_some() || a.status == Status::Unscored;
-    let all = attempts.iter().all(Option::is_some).then_some(attempts.len());
-    let count =
-        |attempts: &[Option<Attempt>]| attempts.iter().flatten().filter(|a| counts(a)).count();
-    match keys.oversample_keep {
-        OversampleKeep::Ended => {
-            all.or((count(attempts) >= keys.group_size).then_some(attempts.len()))
-        }
-        OversampleKeep::Started => {
-            let in_order = attempts.iter().take_while(|attempt| attempt.is_some()).count();
-            (1..=in_order).find(|end| count(&attempts[..*end]) >= keys.group_size).or(all)
-        }
-    }
-}
+pub(crate) use group::ExcludedAttempts;
+use group::{Group, GroupMember, group_len};
 
 /// Schedules the groups of one RL phase: groups in progress and groups waiting to be trained on.
 pub(crate) struct GroupScheduler {

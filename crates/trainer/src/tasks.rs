@@ -1,5 +1,7 @@
 //! The tasks of a run: the training tasks, their order, and the held-out tasks.
 
+mod order;
+
 use std::collections::HashSet;
 
 use levade_agent::Truncation;
@@ -21,6 +23,7 @@ use crate::TrainerError;
 use crate::agents::{Agents, NamedAgent};
 use crate::random::order;
 use crate::scoring::{DryRunScore, Scorers};
+pub(crate) use order::TaskOrder;
 
 /// Number of a generator's tasks that are checked before the start. The remaining tasks differ from
 /// them only in their numbers.
@@ -471,33 +474,6 @@ pub async fn trained_questions(store: &dyn Store) -> Result<HashSet<QuestionKey>
         }
     }
     Ok(questions)
-}
-
-/// The order of the training tasks in a phase: every task once per epoch, in a different order each
-/// epoch.
-pub(crate) struct TaskOrder {
-    seed: u64,
-    phase: u32,
-    tasks: usize,
-    /// The most recently used epoch with its order.
-    epoch: Option<(u32, Vec<u32>)>,
-}
-
-impl TaskOrder {
-    pub(crate) fn new(seed: u64, phase: u32, tasks: usize) -> Self {
-        TaskOrder { seed, phase, tasks, epoch: None }
-    }
-
-    /// Returns the index of the task at position `position`, from 0. There must be at least one
-    /// task.
-    pub(crate) fn task_index(&mut self, position: u64) -> usize {
-        let epoch = (position / self.tasks as u64) as u32;
-        let within = (position % self.tasks as u64) as usize;
-        if self.epoch.as_ref().is_none_or(|(known, _)| *known != epoch) {
-            self.epoch = Some((epoch, order(self.seed, "tasks", &[self.phase, epoch], self.tasks)));
-        }
-        self.epoch.as_ref().map_or(0, |(_, order)| order[within] as usize)
-    }
 }
 
 /// Returns the chat options that the recipe sets for an agent. `now` is the start of the run as a

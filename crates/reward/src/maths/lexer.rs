@@ -1,5 +1,7 @@
 //! Splits a formula, in LaTeX or in plain text, into tokens.
 
+mod signs;
+
 mod numbers;
 
 use super::digits::{after_separator, period};
@@ -8,6 +10,7 @@ use super::names::{
     first_factor, is_name,
 };
 use crate::words::{self, is_month};
+use signs::{is_segment, resolve_ambiguous_signs};
 
 /// A token of a formula.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,40 +61,6 @@ impl Token {
     /// Creates an integer token.
     pub fn integer(digits: impl ToString) -> Token {
         Token::Number { digits: digits.to_string(), scale: 0, decimal: false, spaced: false }
-    }
-}
-
-/// Returns whether a text starts with two capital letters in braces.
-fn is_segment(text: &str) -> bool {
-    let inside = text.trim_start().strip_prefix('{').and_then(|text| text.split_once('}'));
-    inside.is_some_and(|(points, _)| {
-        points.trim().len() == 2 && points.trim().bytes().all(|letter| letter.is_ascii_uppercase())
-    })
-}
-
-/// Resolves ambiguous signs. Between numbers and relations, ∧ and ∨ join answers. Next to a number,
-/// ∼ and ≅ mean that it is rounded.
-fn resolve_ambiguous_signs(tokens: &mut [Token]) {
-    let joins = tokens.iter().any(|token| {
-        matches!(
-            token,
-            Token::Number { .. } | Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠' | '∈')
-        )
-    });
-    let is_value =
-        |token: Option<&Token>| matches!(token, Some(Token::Number { .. } | Token::Sign('-')));
-    for at in 0..tokens.len() {
-        match tokens[at] {
-            Token::Sign('∧') if joins => tokens[at] = Token::And,
-            Token::Sign('∨') if joins => tokens[at] = Token::Or,
-            Token::Sign('≅' | '∼')
-                if is_value(tokens.get(at + 1))
-                    || is_value(at.checked_sub(1).map(|at| &tokens[at])) =>
-            {
-                tokens[at] = Token::Sign('≈');
-            }
-            _ => {}
-        }
     }
 }
 
