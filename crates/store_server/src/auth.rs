@@ -1,4 +1,4 @@
-//! Which requests the server accepts: keys, and rules for web pages.
+//! Checks of requests: keys, and rules for web pages.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use levade_http::{Access, Verdict, service};
 
-use crate::reply::ApiError;
+use crate::response::ApiError;
 
 /// Path that needs neither a key nor a name of the server: probes of orchestrators and clients.
 const HEALTH: &str = "/v1/agl/health";

@@ -10,11 +10,11 @@ use serde::Deserialize;
 use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 
-use crate::reply::{ApiError, Reply, created, ok};
 use crate::request::{
     ResourcesQuery, WorkersQuery, body, bytes, not_null, object, optional_body, parse, present,
     query,
 };
+use crate::response::{ApiError, RouteResult, created, ok};
 use crate::service::{Shared, WirePage};
 
 /// Name of the store in its statistics.
@@ -33,32 +33,32 @@ pub(crate) fn routes() -> Router<Shared> {
         .route("/resources/{id}", get(resources).post(update_resources))
 }
 
-async fn health() -> Reply {
+async fn health() -> RouteResult {
     ok(&json!({ "status": "ok" }))
 }
 
-async fn statistics(State(service): State<Shared>) -> Reply {
+async fn statistics(State(service): State<Shared>) -> RouteResult {
     let mut all = serde_json::to_value(service.store().statistics().await?).unwrap_or_default();
     all["name"] = NAME.into();
     all["uptime"] = json!(service.started.elapsed().as_secs_f64());
     ok(&all)
 }
 
-async fn list_workers(State(service): State<Shared>, request: Request) -> Reply {
+async fn list_workers(State(service): State<Shared>, request: Request) -> RouteResult {
     found_workers(&service, query(&request)?).await
 }
 
-async fn search_workers(State(service): State<Shared>, request: Request) -> Reply {
+async fn search_workers(State(service): State<Shared>, request: Request) -> RouteResult {
     found_workers(&service, body(request).await?).await
 }
 
-async fn found_workers(service: &Shared, query: WorkersQuery) -> Reply {
+async fn found_workers(service: &Shared, query: WorkersQuery) -> RouteResult {
     let paging = query.paging();
     let page = paging.page(None)?;
     ok(&WirePage::new(service.checked().await?.workers(&query.filter(), &page).await?, &paging))
 }
 
-async fn worker(State(service): State<Shared>, Path(id): Path<String>) -> Reply {
+async fn worker(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
     ok(&service.store().worker(&id).await?)
 }
 
@@ -72,14 +72,14 @@ async fn update_worker(
     State(service): State<Shared>,
     Path(id): Path<String>,
     request: Request,
-) -> Reply {
+) -> RouteResult {
     let body: WorkerBody = optional_body(request).await?;
     let stats = not_null("heartbeat_stats", body.heartbeat_stats)?;
     stats.as_ref().map(|stats| object("heartbeat_stats", stats)).transpose()?;
     ok(&service.store().beat_worker(&id, stats).await?)
 }
 
-async fn list_resources(State(service): State<Shared>, request: Request) -> Reply {
+async fn list_resources(State(service): State<Shared>, request: Request) -> RouteResult {
     let query: ResourcesQuery = query(&request)?;
     let paging = query.paging();
     let page = paging.page(None)?;
@@ -131,12 +131,12 @@ fn named_resources(bytes: &[u8]) -> Result<Json, ApiError> {
     to_raw_value(&named).map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
-async fn add_resources(State(service): State<Shared>, request: Request) -> Reply {
+async fn add_resources(State(service): State<Shared>, request: Request) -> RouteResult {
     let value = named_resources(&bytes(request).await?)?;
     created(&service.store().put_resources(None, &value).await?)
 }
 
-async fn latest_resources(State(service): State<Shared>) -> Reply {
+async fn latest_resources(State(service): State<Shared>) -> RouteResult {
     ok(&service.store().resources(None, None).await?)
 }
 
@@ -151,7 +151,7 @@ async fn resources(
     State(service): State<Shared>,
     Path(id): Path<String>,
     request: Request,
-) -> Reply {
+) -> RouteResult {
     let query: VersionQuery = query(&request)?;
     let version = query.version.map(|text| {
         let wrong =
@@ -161,7 +161,7 @@ async fn resources(
     ok(&service.store().resources(Some(&id), version.transpose()?).await?)
 }
 
-async fn update_latest_resources(service: State<Shared>, request: Request) -> Reply {
+async fn update_latest_resources(service: State<Shared>, request: Request) -> RouteResult {
     update_resources(service, Path("latest".to_owned()), request).await
 }
 
@@ -169,7 +169,7 @@ async fn update_resources(
     State(service): State<Shared>,
     Path(id): Path<String>,
     request: Request,
-) -> Reply {
+) -> RouteResult {
     let value = named_resources(&bytes(request).await?)?;
     ok(&service.checked().await?.put_resources(Some(&id), &value).await?)
 }

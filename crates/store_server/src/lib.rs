@@ -27,8 +27,8 @@ mod directory;
 mod metrics;
 mod monitoring;
 mod otlp;
-mod reply;
 mod request;
+mod response;
 mod rollouts;
 mod service;
 mod spans;
@@ -50,7 +50,7 @@ use tower_http::compression::predicate::SizeAbove;
 use tower_http::compression::{CompressionLayer, CompressionLevel};
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 
-use reply::ApiError;
+use response::ApiError;
 use service::{Service, Shared};
 
 /// Maximum interval between two searches for timeouts.

@@ -7,7 +7,7 @@ use axum::http::header;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::reply::ApiError;
+use crate::response::ApiError;
 use crate::service::Shared;
 
 /// Records the duration of a request. Paths without a route share a label, so that clients cannot

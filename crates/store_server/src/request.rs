@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-use crate::reply::ApiError;
+use crate::response::ApiError;
 
 /// Maximum size of a request body, before and after decompression, in bytes.
 pub(crate) const MAX_BODY: usize = 64 << 20;
@@ -53,7 +53,8 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
 /// Parses a query string into the type that a JSON body of the same request has.
 pub(crate) fn query<T: DeserializeOwned>(request: &Request) -> Result<T, ApiError> {
     let mut fields = Map::new();
-    for (name, text) in pairs(request.uri().query().unwrap_or_default()) {
+    let pairs = form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes());
+    for (name, text) in pairs.into_owned() {
         match name.as_str() {
             "status_in" | "rollout_id_in" => {
                 let list = fields.entry(name).or_insert_with(|| Value::Array(Vec::new()));
@@ -72,34 +73,6 @@ pub(crate) fn query<T: DeserializeOwned>(request: &Request) -> Result<T, ApiErro
         }
     }
     parse(Value::Object(fields).to_string().as_bytes())
-}
-
-/// Returns the decoded names and values of a query string.
-fn pairs(query: &str) -> impl Iterator<Item = (String, String)> {
-    query.split('&').filter(|part| !part.is_empty()).map(|part| {
-        let (name, value) = part.split_once('=').unwrap_or((part, ""));
-        (percent_decoded(name), percent_decoded(value))
-    })
-}
-
-/// Decodes `%XX` and `+`. Malformed sequences stay as they are.
-fn percent_decoded(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut decoded = Vec::with_capacity(bytes.len());
-    let mut index = 0;
-    while index < bytes.len() {
-        let digits = text.get(index + 1..index + 3).filter(|_| bytes[index] == b'%');
-        match (bytes[index], digits.and_then(|digits| u8::from_str_radix(digits, 16).ok())) {
-            (_, Some(byte)) => {
-                decoded.push(byte);
-                index += 2;
-            }
-            (b'+', None) => decoded.push(b' '),
-            (byte, None) => decoded.push(byte),
-        }
-        index += 1;
-    }
-    String::from_utf8_lossy(&decoded).into_owned()
 }
 
 /// Keeps the difference between an absent field (`None`) and null (`Some(None)`).
@@ -126,14 +99,14 @@ pub(crate) fn not_null<T>(field: &str, value: Option<Option<T>>) -> Result<Optio
 
 /// Rejects JSON that is not an object.
 pub(crate) fn object(field: &str, value: &Json) -> Result<(), ApiError> {
-    match value.get().starts_with('{') {
-        true => Ok(()),
-        false => Err(ApiError::unprocessable(
+    if !value.get().starts_with('{') {
+        return Err(ApiError::unprocessable(
             "dict_type",
             &["body", field],
             "Input should be a valid dictionary",
-        )),
+        ));
     }
+    Ok(())
 }
 
 /// Limits and order of a page.
@@ -302,11 +275,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percent_decoded_keeps_malformed_sequences() {
-        for (text, expected) in
-            [("a%20b+c", "a b c"), ("%C3%A9", "é"), ("%", "%"), ("%zz%4", "%zz%4"), ("é%41", "éA")]
-        {
-            assert_eq!(percent_decoded(text), expected);
+    fn query_keeps_malformed_percent_sequences() {
+        for (text, expected) in [
+            ("a%20b+c", "a b c"),
+            ("%C3%A9", "é"),
+            ("%", "%"),
+            ("%zz%4", "%zz%4"),
+            ("%c3%a9%41", "éA"),
+        ] {
+            let uri = format!("/rollouts?rollout_id_contains={text}");
+            let request = Request::builder().uri(uri).body(axum::body::Body::empty()).unwrap();
+            let query: RolloutsQuery = query(&request).unwrap();
+            assert_eq!(query.rollout_id_contains.as_deref(), Some(expected));
         }
     }
 

@@ -11,10 +11,10 @@ use levade_store::rollouts::{
 };
 use serde::Deserialize;
 
-use crate::reply::{ApiError, Reply, created, ok};
 use crate::request::{
     RolloutsQuery, TriesQuery, body, not_null, object, optional_body, present, query, raw, try_name,
 };
+use crate::response::{ApiError, RouteResult, created, ok};
 use crate::service::{Shared, WirePage};
 
 /// Maximum time of a wait that requests no limit. Clients that wait longer ask again.
@@ -113,7 +113,7 @@ struct EnqueueBody {
     rollouts: Vec<RolloutBody>,
 }
 
-async fn enqueue(State(service): State<Shared>, request: Request) -> Reply {
+async fn enqueue(State(service): State<Shared>, request: Request) -> RouteResult {
     let bodies = body::<EnqueueBody>(request).await?.rollouts.into_iter();
     let new = bodies.map(RolloutBody::into_new).collect::<Result<Vec<_>, _>>()?;
     let rollouts = service.checked().await?.enqueue(&new).await?;
@@ -138,7 +138,7 @@ fn one_rollout() -> i64 {
     1
 }
 
-async fn dequeue(State(service): State<Shared>, request: Request) -> Reply {
+async fn dequeue(State(service): State<Shared>, request: Request) -> RouteResult {
     let body: DequeueBody = optional_body(request).await?;
     let store = service.checked().await?;
     let request = LeaseRequest {
@@ -157,29 +157,29 @@ fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(MAX_WAIT).min(MAX_WAIT)
 }
 
-async fn start(State(service): State<Shared>, request: Request) -> Reply {
+async fn start(State(service): State<Shared>, request: Request) -> RouteResult {
     let mut body: RolloutBody = body(request).await?;
     let worker = body.worker_id.take();
     let new = body.into_new()?;
     created(&service.checked().await?.start(&new, worker.as_deref()).await?)
 }
 
-async fn list(State(service): State<Shared>, request: Request) -> Reply {
+async fn list(State(service): State<Shared>, request: Request) -> RouteResult {
     found(&service, query(&request)?).await
 }
 
-async fn search(State(service): State<Shared>, request: Request) -> Reply {
+async fn search(State(service): State<Shared>, request: Request) -> RouteResult {
     found(&service, body(request).await?).await
 }
 
-async fn found(service: &Shared, query: RolloutsQuery) -> Reply {
+async fn found(service: &Shared, query: RolloutsQuery) -> RouteResult {
     let paging = query.paging();
     let page = paging.page(None)?;
     let rollouts = service.checked().await?.rollouts(&query.filter(), &page).await?;
     ok(&WirePage::new(rollouts, &paging))
 }
 
-async fn one(State(service): State<Shared>, Path(id): Path<String>) -> Reply {
+async fn one(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
     match service.checked().await?.rollout(&id).await? {
         Some(rollout) => ok(&rollout),
         None => {
@@ -204,7 +204,11 @@ struct UpdateBody {
     metadata: Option<Option<Json>>,
 }
 
-async fn update(State(service): State<Shared>, Path(id): Path<String>, request: Request) -> Reply {
+async fn update(
+    State(service): State<Shared>,
+    Path(id): Path<String>,
+    request: Request,
+) -> RouteResult {
     let body: UpdateBody = body(request).await?;
     let config = not_null("config", body.config)?;
     config.as_ref().map(check_config).transpose()?;
@@ -239,7 +243,7 @@ async fn start_try(
     State(service): State<Shared>,
     Path(id): Path<String>,
     request: Request,
-) -> Reply {
+) -> RouteResult {
     let worker = optional_body::<WorkerName>(request).await?.worker_id;
     created(&service.checked().await?.start_try(&id, worker.as_deref()).await?)
 }
@@ -248,7 +252,7 @@ async fn list_tries(
     State(service): State<Shared>,
     Path(id): Path<String>,
     request: Request,
-) -> Reply {
+) -> RouteResult {
     found_tries(&service, &id, &query(&request)?).await
 }
 
@@ -256,17 +260,17 @@ async fn search_tries(
     State(service): State<Shared>,
     Path(id): Path<String>,
     request: Request,
-) -> Reply {
+) -> RouteResult {
     found_tries(&service, &id, &body(request).await?).await
 }
 
-async fn found_tries(service: &Shared, id: &str, query: &TriesQuery) -> Reply {
+async fn found_tries(service: &Shared, id: &str, query: &TriesQuery) -> RouteResult {
     let paging = query.paging();
     let page = paging.page(Some("sequence_id"))?;
     ok(&WirePage::new(service.checked().await?.tries(id, &page).await?, &paging))
 }
 
-async fn latest_try(State(service): State<Shared>, Path(id): Path<String>) -> Reply {
+async fn latest_try(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
     let rollout = service.checked().await?.rollout(&id).await?;
     ok(&rollout.and_then(|rollout| rollout.latest_try))
 }
@@ -287,7 +291,7 @@ async fn update_latest_try(
     service: State<Shared>,
     Path(id): Path<String>,
     request: Request,
-) -> Reply {
+) -> RouteResult {
     update_try(service, Path((id, "latest".to_owned())), request).await
 }
 
@@ -295,7 +299,7 @@ async fn update_try(
     State(service): State<Shared>,
     Path((id, attempt_id)): Path<(String, String)>,
     request: Request,
-) -> Reply {
+) -> RouteResult {
     let body: TryBody = body(request).await?;
     let update = TryUpdate {
         status: not_null("status", body.status)?,
@@ -314,7 +318,7 @@ struct WaitBody {
     timeout: Option<f64>,
 }
 
-async fn wait(State(service): State<Shared>, request: Request) -> Reply {
+async fn wait(State(service): State<Shared>, request: Request) -> RouteResult {
     let body: WaitBody = body(request).await?;
     let store = service.checked().await?;
     let wait = body.timeout.map_or(MAX_WAIT, seconds);

@@ -1,4 +1,4 @@
-//! What all routes share: the store, the search for timeouts, and the stop.
+//! State that all routes share: the store, the search for timeouts, and the stop.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::metrics::Metrics;
-use crate::reply::ApiError;
 use crate::request::Paging;
+use crate::response::ApiError;
 
 /// State of the server.
 pub(crate) struct Service {

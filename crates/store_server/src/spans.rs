@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::reply::{ApiError, Reply, created, json_response, ok};
 use crate::request::{SpansQuery, body, bytes, parse, query};
+use crate::response::{ApiError, RouteResult, created, json_response, ok};
 use crate::service::Shared;
 
 /// Returns the routes.
@@ -113,7 +113,7 @@ fn write_span(out: &mut String, rollout_id: &str, try_id: &str, number: u64, bod
     );
 }
 
-async fn add(State(service): State<Shared>, request: Request) -> Reply {
+async fn add(State(service): State<Shared>, request: Request) -> RouteResult {
     let span = parse_span(&bytes(request).await?)?;
     let rollout_id = span.rollout_id.clone();
     let try_id = span.try_id.clone();
@@ -137,15 +137,15 @@ async fn add(State(service): State<Shared>, request: Request) -> Reply {
     }
 }
 
-async fn list(State(service): State<Shared>, request: Request) -> Reply {
+async fn list(State(service): State<Shared>, request: Request) -> RouteResult {
     found(&service, query(&request)?).await
 }
 
-async fn search(State(service): State<Shared>, request: Request) -> Reply {
+async fn search(State(service): State<Shared>, request: Request) -> RouteResult {
     found(&service, body(request).await?).await
 }
 
-async fn found(service: &Shared, query: SpansQuery) -> Reply {
+async fn found(service: &Shared, query: SpansQuery) -> RouteResult {
     let paging = query.paging();
     let page = paging.page(Some("sequence_id"))?;
     let spans = service.checked().await?.spans(&query.filter()?, &page).await?;
@@ -184,7 +184,7 @@ fn one_number() -> u64 {
     1
 }
 
-async fn next(State(service): State<Shared>, request: Request) -> Reply {
+async fn next(State(service): State<Shared>, request: Request) -> RouteResult {
     let body: NextBody = body(request).await?;
     if !(1..=1_000_000).contains(&body.count) {
         let text = format!("count is {}, but must be from 1 to 1000000", body.count);

@@ -70,19 +70,19 @@ impl IntoResponse for ApiError {
 }
 
 /// Result of a route.
-pub(crate) type Reply = Result<Response, ApiError>;
+pub(crate) type RouteResult = Result<Response, ApiError>;
 
 /// Returns a response with status 200 and a JSON body.
-pub(crate) fn ok(value: &impl Serialize) -> Reply {
+pub(crate) fn ok(value: &impl Serialize) -> RouteResult {
     with_status(StatusCode::OK, value)
 }
 
 /// Returns a response with status 201 and a JSON body.
-pub(crate) fn created(value: &impl Serialize) -> Reply {
+pub(crate) fn created(value: &impl Serialize) -> RouteResult {
     with_status(StatusCode::CREATED, value)
 }
 
-fn with_status(status: StatusCode, value: &impl Serialize) -> Reply {
+fn with_status(status: StatusCode, value: &impl Serialize) -> RouteResult {
     match serde_json::to_string(value) {
         Ok(text) => Ok(json_response(status, text)),
         Err(error) => Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
