@@ -14,7 +14,7 @@ use levade_run::{model, programs, scorers};
 use levade_store::{EvalKey, Memory, Store};
 use levade_tasks::{MatchingRule, QuestionKey};
 use levade_trainer::{
-    AgentSpec, Agents, AttemptWarnings, ChatBackend, EvalResult, Rollouts, Scorers, StopFlag,
+    AgentSpec, Agents, AttemptWarnings, ChatBackend, EvalResult, AttemptMaker, Scorers, StopFlag,
     Tasks, Toolboxes, chat_options, check_tasks, evaluate, matching, trained_questions,
 };
 use levade_tree::{Purpose, RunId};
@@ -228,7 +228,7 @@ async fn measure(
         scorers::custom_scorers(&recipe.reward, &environments, &host)?,
     );
     check_tasks(recipe, &scorers, &tasks, &agents).await?;
-    let rollouts = Rollouts {
+    let rollouts = AttemptMaker {
         agents,
         scorers,
         seed: recipe.run.seed,

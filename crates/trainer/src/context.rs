@@ -11,7 +11,7 @@ use crate::batch::Targets;
 use crate::checkpoint::Checkpoints;
 use crate::origin::Origin;
 use crate::policies::Policies;
-use crate::rollout::Rollouts;
+use crate::rollout::AttemptMaker;
 use crate::run_dir::LockedRunDir;
 use crate::tasks::Tasks;
 
@@ -20,7 +20,7 @@ use crate::tasks::Tasks;
 pub(crate) struct RunContext {
     pub recipe: Recipe,
     pub tasks: Tasks,
-    pub rollouts: Rollouts,
+    pub rollouts: AttemptMaker,
     pub policies: Policies,
     /// Names of the agents whose completions are not targets.
     pub untrained: Vec<String>,

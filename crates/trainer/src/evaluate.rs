@@ -9,7 +9,7 @@ use levade_tree::{AttemptSlot, Kind, Purpose};
 use crate::TrainerError;
 use crate::eval_result::{EvalResult, SliceResult, UncalledTools};
 use crate::observe::{Observer, StopFlag};
-use crate::rollout::Rollouts;
+use crate::rollout::AttemptMaker;
 use crate::tasks::EvalSlice;
 
 /// Evaluates the published policy. Also returns the attempts, in the order of the tasks. Returns
@@ -18,7 +18,7 @@ use crate::tasks::EvalSlice;
 /// # Errors
 /// Returns an error if there are no tasks, if recording fails, or if every attempt failed.
 pub async fn evaluate(
-    rollouts: &Rollouts,
+    rollouts: &AttemptMaker,
     slices: &[EvalSlice],
     keys: &EvalKeys,
     key: EvalKey,
@@ -37,7 +37,7 @@ pub async fn evaluate(
             (0..keys.samples).map(move |sample| (slot_of(sample), task.clone()))
         })
         .collect();
-    let rollouts = Rollouts { agents: rollouts.agents.evaluated(keys), ..rollouts.clone() };
+    let rollouts = AttemptMaker { agents: rollouts.agents.evaluated(keys), ..rollouts.clone() };
     let attempts = rollouts.run(&wanted, &keys.params(), observer, stop).await?;
     let Some(attempts) = attempts else { return Ok(None) };
     let samples = keys.samples as usize;
@@ -67,7 +67,7 @@ pub async fn evaluate(
 /// Returns the first completion of the first attempt that sampled a token. Returns `None` if there
 /// are no tools.
 fn find_uncalled(
-    rollouts: &Rollouts,
+    rollouts: &AttemptMaker,
     wanted: &[(AttemptSlot, Task)],
     attempts: &[Attempt],
 ) -> Result<Option<UncalledTools>, TrainerError> {

@@ -12,7 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer};
 use crate::policies::Policies;
-use crate::rollout::{AttemptWarnings, Rollouts};
+use crate::rollout::{AttemptWarnings, AttemptMaker};
 use crate::run_dir::LockedRunDir;
 use crate::sink::{self, Sink};
 
@@ -86,7 +86,7 @@ impl Reporter {
     /// Returns an error if the earlier tries cannot be read.
     pub async fn note_warnings(
         &mut self,
-        rollouts: &Rollouts,
+        rollouts: &AttemptMaker,
         attempts: &[Attempt],
         observer: &mut dyn Observer,
     ) -> Result<usize, TrainerError> {

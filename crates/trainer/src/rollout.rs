@@ -29,7 +29,7 @@ use crate::scoring::{Scorers, ScoringFailure};
 
 /// Generates attempts and records them.
 #[derive(Clone)]
-pub struct Rollouts {
+pub struct AttemptMaker {
     /// The agents that make the attempts.
     pub agents: Agents,
     /// Scorers of the attempts.
@@ -42,7 +42,7 @@ pub struct Rollouts {
     pub store: Arc<dyn Store>,
 }
 
-impl Rollouts {
+impl AttemptMaker {
     /// Returns the attempts of these slots at these tasks, in the same order. None of them is for
     /// training. Recorded attempts are not repeated. Returns `None` if stopped; attempts recorded
     /// until then stay.
@@ -242,7 +242,7 @@ impl Rollouts {
         Ok(found)
     }
 
-    /// Records the end of an attempt unless it failed: [`Rollouts::record_broken`] records failed
+    /// Records the end of an attempt unless it failed: [`AttemptMaker::record_broken`] records failed
     /// attempts.
     pub(crate) async fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {

@@ -39,7 +39,7 @@ use crate::checkpoint::Versions;
 use crate::in_flight::{AttemptEvent, InFlight, completed_attempts};
 use crate::observe::{Event, Observer};
 use crate::rewards;
-use crate::rollout::{Rollouts, ScorerOutage};
+use crate::rollout::{AttemptMaker, ScorerOutage};
 use crate::tasks::{TaskOrder, Tasks};
 pub(crate) use group::ExcludedAttempts;
 use group::{Group, GroupMember, group_len};
@@ -104,7 +104,7 @@ impl GroupScheduler {
         initial_versions: Versions,
         step: u32,
         taken: &[u64],
-        rollouts: &Rollouts,
+        rollouts: &AttemptMaker,
         tasks: &Tasks,
     ) -> Result<Self, TrainerError> {
         let mut scheduler = GroupScheduler {
@@ -146,7 +146,7 @@ impl GroupScheduler {
     async fn open(
         &mut self,
         position: u64,
-        rollouts: &Rollouts,
+        rollouts: &AttemptMaker,
         tasks: &Tasks,
     ) -> Result<(), TrainerError> {
         let Some(task) = tasks.train(self.order.task_index(position)) else { return Ok(()) };
@@ -204,7 +204,7 @@ impl GroupScheduler {
         &mut self,
         end: u64,
         taken: &[u64],
-        rollouts: &Rollouts,
+        rollouts: &AttemptMaker,
         tasks: &Tasks,
     ) -> Result<(), TrainerError> {
         for position in self.admitted..end {
@@ -227,7 +227,7 @@ impl GroupScheduler {
     }
 
     /// Admits groups up to the capacity, and starts attempts up to the concurrency limit.
-    pub async fn admit(&mut self, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
+    pub async fn admit(&mut self, rollouts: &AttemptMaker, tasks: &Tasks) -> Result<(), TrainerError> {
         // Opening a recorded group without training signal raises the capacity.
         while self.admitted < self.capacity() {
             self.admit_until(self.capacity(), &[], rollouts, tasks).await?;
@@ -256,7 +256,7 @@ impl GroupScheduler {
     /// state.
     pub async fn next(
         &mut self,
-        rollouts: &Rollouts,
+        rollouts: &AttemptMaker,
         tasks: &Tasks,
         needs: bool,
         observer: &mut dyn Observer,
@@ -481,7 +481,7 @@ impl GroupScheduler {
     pub async fn restore_step(
         &mut self,
         positions: &[u64],
-        rollouts: &Rollouts,
+        rollouts: &AttemptMaker,
         tasks: &Tasks,
     ) -> Result<StepGroups, TrainerError> {
         self.admit_until(end_position(positions), positions, rollouts, tasks).await?;

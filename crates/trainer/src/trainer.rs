@@ -35,7 +35,7 @@ use crate::policies::{Policies, Policy};
 use crate::progress::RunProgress;
 use crate::reference::restore_references;
 use crate::reporter::Reporter;
-use crate::rollout::{AttemptWarnings, Rollouts};
+use crate::rollout::{AttemptWarnings, AttemptMaker};
 use crate::run_dir::{LockedRunDir, StartMode};
 use crate::save::save_checkpoint;
 use crate::scoring::{CustomScorers, Scorers};
@@ -194,7 +194,7 @@ impl Trainer {
             policies.publish(name, versions[name]).await?;
         }
         let reporter = Reporter::open(&recipe, &dir, latest.as_ref())?;
-        let rollouts = Rollouts {
+        let rollouts = AttemptMaker {
             agents,
             scorers,
             seed: recipe.run.seed,

@@ -14,7 +14,7 @@ use levade_tree::{AttemptSlot, Purpose};
 use crate::TrainerError;
 use crate::observe::{Observer, StopFlag};
 use crate::random::order;
-use crate::rollout::Rollouts;
+use crate::rollout::AttemptMaker;
 use crate::tasks::Tasks;
 
 /// Returns the demonstrations of a phase: makes attempts at training tasks in a seeded order, until
@@ -29,12 +29,12 @@ pub(super) async fn demonstrations(
     (keys, source): (&SftKeys, &SourceKeys),
     teacher: &Teacher,
     tasks: &Tasks,
-    rollouts: &Rollouts,
+    rollouts: &AttemptMaker,
     observer: &mut dyn Observer,
     stop: &StopFlag,
 ) -> Result<Option<Vec<Attempt>>, TrainerError> {
     let rollouts =
-        Rollouts { agents: rollouts.agents.taught(source, teacher)?, ..rollouts.clone() };
+        AttemptMaker { agents: rollouts.agents.taught(source, teacher)?, ..rollouts.clone() };
     let mut remaining = demonstration_tasks(phase, source, rollouts.seed, tasks).zip(0..);
     let wanted = keys.demonstrations;
     let max_tried = source.max_tasks(keys.demonstrations);
