@@ -14,7 +14,7 @@ use levade_run::{model, programs, scorers};
 use levade_store::{EvalKey, Memory, Store};
 use levade_tasks::{MatchingRule, QuestionKey};
 use levade_trainer::{
-    AgentSpec, Agents, AttemptWarnings, ChatBackend, EvalResult, AttemptMaker, Scorers, StopFlag,
+    AgentSpec, Agents, AttemptMaker, AttemptWarnings, ChatBackend, EvalResult, Scorers, StopFlag,
     Tasks, Toolboxes, chat_options, check_tasks, evaluate, matching, trained_questions,
 };
 use levade_tree::{Purpose, RunId};

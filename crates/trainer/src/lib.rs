@@ -163,7 +163,7 @@ pub use origin::{matching, merged_from, seconds, started_at, write_merged_from};
 pub use phase::check_phases;
 pub use policies::{ExtraFiles, Policy, PolicyLearner};
 pub use replay::{ReplayComparison, replay, terms};
-pub use rollout::{AttemptWarnings, AttemptMaker};
+pub use rollout::{AttemptMaker, AttemptWarnings};
 pub use run_dir::{LockedRunDir, StartMode};
 pub use scoring::{CustomScorers, DryRunScore, Scorers};
 pub use tasks::{EvalSlice, Tasks, chat_options, check_tasks, dry_run, trained_questions};

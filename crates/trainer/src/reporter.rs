@@ -12,7 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer};
 use crate::policies::Policies;
-use crate::rollout::{AttemptWarnings, AttemptMaker};
+use crate::rollout::{AttemptMaker, AttemptWarnings};
 use crate::run_dir::LockedRunDir;
 use crate::sink::{self, Sink};
 

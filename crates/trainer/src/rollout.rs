@@ -242,8 +242,8 @@ impl AttemptMaker {
         Ok(found)
     }
 
-    /// Records the end of an attempt unless it failed: [`AttemptMaker::record_broken`] records failed
-    /// attempts.
+    /// Records the end of an attempt unless it failed: [`AttemptMaker::record_broken`] records
+    /// failed attempts.
     pub(crate) async fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
             self.store.end(&attempt.id, &attempt.end()).await?;

@@ -227,7 +227,11 @@ impl GroupScheduler {
     }
 
     /// Admits groups up to the capacity, and starts attempts up to the concurrency limit.
-    pub async fn admit(&mut self, rollouts: &AttemptMaker, tasks: &Tasks) -> Result<(), TrainerError> {
+    pub async fn admit(
+        &mut self,
+        rollouts: &AttemptMaker,
+        tasks: &Tasks,
+    ) -> Result<(), TrainerError> {
         // Opening a recorded group without training signal raises the capacity.
         while self.admitted < self.capacity() {
             self.admit_until(self.capacity(), &[], rollouts, tasks).await?;

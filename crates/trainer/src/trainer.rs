@@ -35,7 +35,7 @@ use crate::policies::{Policies, Policy};
 use crate::progress::RunProgress;
 use crate::reference::restore_references;
 use crate::reporter::Reporter;
-use crate::rollout::{AttemptWarnings, AttemptMaker};
+use crate::rollout::{AttemptMaker, AttemptWarnings};
 use crate::run_dir::{LockedRunDir, StartMode};
 use crate::save::save_checkpoint;
 use crate::scoring::{CustomScorers, Scorers};
