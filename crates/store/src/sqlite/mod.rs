@@ -125,7 +125,7 @@ impl Sqlite {
     ///   an hour.
     pub async fn open_existing(file: &Path) -> Result<Self, StoreError> {
         let (reader, run) =
-            start_worker(file, "levade-read", opening::open_existing, worker::read).await?;
+            start_thread(file, "levade-read", opening::open_existing, worker::read).await?;
         Ok(Self::from_parts(file, run, None, reader))
     }
 
@@ -133,9 +133,9 @@ impl Sqlite {
         file: &Path,
         open: impl FnOnce(&Path) -> Result<OpenedFile, StoreError> + Send + 'static,
     ) -> Result<Self, StoreError> {
-        let (writer, run) = start_worker(file, "levade-store", open, worker::write).await?;
+        let (writer, run) = start_thread(file, "levade-store", open, worker::write).await?;
         let (reader, _) =
-            start_worker(file, "levade-read", opening::open_reader, worker::read).await?;
+            start_thread(file, "levade-read", opening::open_reader, worker::read).await?;
         Ok(Self::from_parts(file, run, Some(writer), reader))
     }
 
@@ -155,7 +155,8 @@ impl Sqlite {
         key: impl fmt::Display + Send,
         work: impl FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.run_on_worker(&self.reader, "read", key.to_string(), work).await
+        let key = key.to_string();
+        run_on_worker(&self.reader, (&self.location, "read", key), self.timeout, work).await
     }
 
     /// Runs `work` on the writing thread. All its changes are committed, or none of them.
@@ -166,46 +167,47 @@ impl Sqlite {
     ) -> Result<T, StoreError> {
         let key = key.to_string();
         match &self.writer {
-            Some(writer) => self.run_on_worker(writer, "record", key, work).await,
+            Some(writer) => {
+                run_on_worker(writer, (&self.location, "record", key), self.timeout, work).await
+            }
             None => Err(StoreError::ReadOnly { location: self.location.clone(), key }),
         }
     }
+}
 
-    async fn run_on_worker<T: Send + 'static>(
-        &self,
-        worker: &Worker,
-        action: &'static str,
-        key: String,
-        work: impl FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        let start = Instant::now();
-        let (job, outcome) = QueuedJob::new(work);
-        // If the thread has exited, the job is dropped with its channel, and the wait below ends.
-        worker.send(Box::new(job));
-        let outcome =
-            wait_for_result(&self.location, action, key.clone(), self.timeout, outcome).await;
-        let outcome = outcome.and_then(|outcome| {
-            outcome.map_err(|(failure, key)| failure.into_error(&self.location, action, key))
-        });
-        let seconds = start.elapsed().as_secs_f64();
-        match &outcome {
-            Err(error) => debug!(%key, seconds, %error, "cannot {action}"),
-            Ok(_) if action == "read" => trace!(%key, seconds, "read"),
-            Ok(_) => debug!(%key, seconds, "recorded"),
-        }
-        outcome
+/// Runs `work` on a thread. Location, action and key name the operation in errors and logs.
+async fn run_on_worker<T: Send + 'static>(
+    worker: &Worker,
+    (location, action, key): (&str, &'static str, String),
+    timeout: Duration,
+    work: impl FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, StoreError> {
+    let start = Instant::now();
+    let (job, outcome) = QueuedJob::new(work);
+    // If the thread has exited, the job is dropped with its channel, and the wait below ends.
+    worker.send(Box::new(job));
+    let outcome = wait_for_result(location, action, key.clone(), timeout, outcome).await;
+    let outcome = outcome.and_then(|outcome| {
+        outcome.map_err(|(failure, key)| failure.into_error(location, action, key))
+    });
+    let seconds = start.elapsed().as_secs_f64();
+    match &outcome {
+        Err(error) => debug!(%key, seconds, %error, "cannot {action}"),
+        Ok(_) if action == "read" => trace!(%key, seconds, "read"),
+        Ok(_) => debug!(%key, seconds, "recorded"),
     }
+    outcome
 }
 
 /// Waits for the result of a thread. A failure is returned with `key`.
 async fn wait_for_result<T, E>(
-    make_location: &str,
+    location: &str,
     action: &'static str,
     key: String,
     timeout: Duration,
     outcome: oneshot::Receiver<Result<T, E>>,
 ) -> Result<Result<T, (E, String)>, StoreError> {
-    let make_location = || make_location.to_owned();
+    let make_location = || location.to_owned();
     match process_time::with_timeout(timeout, outcome).await {
         Some(Ok(result)) => Ok(result.map_err(|error| (error, key))),
         Some(Err(_)) => Err(StoreError::Stopped { location: make_location(), action, key }),
@@ -215,41 +217,54 @@ async fn wait_for_result<T, E>(
     }
 }
 
-/// Starts a thread that opens a file with `open` and then processes jobs with `work`. Returns the
-/// thread and the id of the run in the file.
-async fn start_worker(
+/// Starts a thread on the file of a run. Returns the thread and the id of the run.
+async fn start_thread(
     file: &Path,
     name: &str,
     open: impl FnOnce(&Path) -> Result<OpenedFile, StoreError> + Send + 'static,
     work: fn(&mut Connection, &JobReceiver),
 ) -> Result<(Worker, RunId), StoreError> {
-    let (to, outcome) = oneshot::channel();
     let location = file.display().to_string();
-    let thread_file = file.to_owned();
-    let thread = move |inbox: &JobReceiver| {
-        let opened = open(&thread_file)
-            .and_then(|opened| schema::run_of(&opened.0, &thread_file).map(|run| (opened, run)));
-        match opened {
-            // The copy must outlive the connection.
-            Ok(((mut connection, _copy), run)) => {
-                if to.send(Ok(run)).is_ok() {
-                    work(&mut connection, inbox);
-                }
-                drop(connection);
+    let file = file.to_owned();
+    let open = move || {
+        let opened = open(&file)?;
+        let run = schema::run_of(&opened.0, &file)?;
+        Ok((opened, run))
+    };
+    start_worker(&location, (name, "the store"), OPEN_TIMEOUT, open, work).await
+}
+
+/// Starts a thread that opens a connection with `open` and then processes jobs with `work`. The
+/// pair names the thread, and what it opens in errors. Returns the thread and the value that `open`
+/// returned beside the connection.
+async fn start_worker<T: Send + 'static>(
+    location: &str,
+    (name, key): (&str, &str),
+    timeout: Duration,
+    open: impl FnOnce() -> Result<(OpenedFile, T), StoreError> + Send + 'static,
+    work: fn(&mut Connection, &JobReceiver),
+) -> Result<(Worker, T), StoreError> {
+    let (to, outcome) = oneshot::channel();
+    let thread = move |inbox: &JobReceiver| match open() {
+        // The copy must outlive the connection.
+        Ok(((mut connection, _copy), value)) => {
+            if to.send(Ok(value)).is_ok() {
+                work(&mut connection, inbox);
             }
-            Err(error) => drop(to.send(Err(error))),
+            drop(connection);
         }
+        Err(error) => drop(to.send(Err(error))),
     };
     let worker =
         Worker::start(name, RESPONSE_TIMEOUT, thread).map_err(|source| StoreError::Open {
-            location: location.clone(),
+            location: location.to_owned(),
             code: Code::Unavailable,
             source: source.into(),
         })?;
-    let run = wait_for_result(&location, "open", "the store".into(), OPEN_TIMEOUT, outcome)
+    let value = wait_for_result(location, "open", key.into(), timeout, outcome)
         .await?
         .map_err(|(error, _)| error)?;
-    Ok((worker, run))
+    Ok((worker, value))
 }
 
 #[async_trait]

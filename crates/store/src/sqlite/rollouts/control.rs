@@ -110,10 +110,10 @@ pub(super) struct RolloutState {
     pub is_changed: bool,
 }
 
-/// Place in the queue of a rollout that is queued again.
+/// Position in the queue of a rollout that is queued again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum QueuePosition {
-    /// The place that the rollout had.
+    /// The position that the rollout had.
     Old,
     /// The end of the queue.
     End,

@@ -24,14 +24,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use levade_policy::process_time;
 use rusqlite::Connection;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::worker::{
-    JobReceiver, QueuedJob, Worker as Thread, read as run_reads, write as run_writes,
-};
-use super::{RESPONSE_TIMEOUT, wait_for_result};
-use crate::error::{Code, Failure};
+use super::worker::{JobReceiver, Worker as Thread, read as run_reads, write as run_writes};
+use super::{RESPONSE_TIMEOUT, run_on_worker, start_worker};
+use crate::error::Failure;
 use crate::rollouts::{
     Clock, Json, Lease, LeaseEnd, LeaseRequest, NewRollout, NewSpan, Page, PageRequest, Resources,
     ResourcesFilter, Result, Rollout, RolloutFilter, RolloutUpdate, Rollouts, Span, SpanFilter,
@@ -109,25 +107,9 @@ async fn start_thread(
     open: impl FnOnce() -> std::result::Result<Connection, StoreError> + Send + 'static,
     run: fn(&mut Connection, &JobReceiver),
 ) -> std::result::Result<Thread, StoreError> {
-    let (to, opened) = oneshot::channel();
-    let thread = move |inbox: &JobReceiver| match open() {
-        Ok(mut connection) => {
-            if to.send(Ok(())).is_ok() {
-                run(&mut connection, inbox);
-            }
-        }
-        Err(error) => drop(to.send(Err(error))),
-    };
-    let thread =
-        Thread::start(name, RESPONSE_TIMEOUT, thread).map_err(|source| StoreError::Open {
-            location: location.to_owned(),
-            code: Code::Unavailable,
-            source: source.into(),
-        })?;
-    wait_for_result(location, "open", "the rollouts".into(), RESPONSE_TIMEOUT, opened)
-        .await?
-        .map_err(|(error, _)| error)?;
-    Ok(thread)
+    let open = || Ok(((open()?, None), ()));
+    let names = (name, "the rollouts");
+    Ok(start_worker(location, names, RESPONSE_TIMEOUT, open, run).await?.0)
 }
 
 /// Announces a change when it is dropped. A job owns it, and is dropped after its commit.
@@ -187,13 +169,8 @@ impl SqliteRollouts {
         key: &str,
         work: impl FnMut(&Connection) -> std::result::Result<T, Failure> + Send + 'static,
     ) -> Result<T> {
-        let (job, answer) = QueuedJob::new(work);
-        // If the thread has exited, the job is dropped with its channel, and the wait below ends.
-        thread.send(Box::new(job));
-        let answer =
-            wait_for_result(&self.location, action, key.to_owned(), RESPONSE_TIMEOUT, answer)
-                .await?;
-        Ok(answer.map_err(|(failure, key)| failure.into_error(&self.location, action, key))?)
+        let operation = (self.location.as_str(), action, key.to_owned());
+        Ok(run_on_worker(thread, operation, RESPONSE_TIMEOUT, work).await?)
     }
 
     /// Calls `look` until it returns a value, or until `wait` is over. Looks again after every

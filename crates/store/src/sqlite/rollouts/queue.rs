@@ -2,10 +2,12 @@
 
 use rusqlite::{OptionalExtension, named_params, params_from_iter};
 
-use super::control::{Call, RolloutState, next_change, reject, sync_worker};
+use super::control::{Call, QueuePosition, RolloutState, next_change, reject, sync_worker};
 use super::rows;
 use crate::error::Failure;
-use crate::rollouts::{LeaseRequest, NewRollout, Rollout, RolloutError, RolloutStatus};
+use crate::rollouts::{
+    LeaseRequest, NewRollout, Rollout, RolloutConfig, RolloutError, RolloutStatus,
+};
 
 /// Creates rollouts in their queues. Known keys return the rollouts that have them.
 pub(super) fn enqueue(call: Call<'_>, new: &[NewRollout]) -> Result<Vec<Rollout>, Failure> {
@@ -55,10 +57,7 @@ fn create(
     new: &NewRollout,
     latest_resources: Option<&str>,
 ) -> Result<(Rollout, bool), Failure> {
-    if new.config.max_tries == 0 {
-        let text = "max_attempts is 0; it must be at least 1".to_owned();
-        return Err(reject(RolloutError::Invalid(text)));
-    }
+    check_config(&new.config)?;
     if let Some(key) = &new.key {
         let sql = format!("SELECT {} FROM {} WHERE r.key = ?1", rows::ROLLOUT, rows::ROLLOUT_FROM);
         let known = call.db.prepare_cached(&sql)?.query_row([key], rows::rollout).optional()?;
@@ -70,7 +69,6 @@ fn create(
             };
         }
     }
-    let retry_on: Vec<&str> = new.config.retry_on.iter().map(|status| status.name()).collect();
     let change = next_change(call)?;
     let resources_id = new.resources_id.as_deref().or(latest_resources);
     let metadata = new.metadata.as_ref().map_or("{}", |metadata| metadata.get());
@@ -91,7 +89,7 @@ fn create(
             ":timeout": new.config.timeout_seconds,
             ":unresponsive": new.config.unresponsive_seconds,
             ":max_tries": new.config.max_tries,
-            ":retry_on": retry_text(&retry_on),
+            ":retry_on": retry_text(&new.config),
             ":metadata": metadata,
             ":now": call.now,
         },
@@ -116,10 +114,19 @@ fn create(
     Ok((rollout, true))
 }
 
-/// Returns names as a JSON list.
-pub(super) fn retry_text(names: &[&str]) -> String {
-    let quoted: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
-    format!("[{}]", quoted.join(","))
+/// Checks the configuration of a rollout.
+pub(super) fn check_config(config: &RolloutConfig) -> Result<(), Failure> {
+    if config.max_tries == 0 {
+        let text = "max_attempts is 0; it must be at least 1".to_owned();
+        return Err(reject(RolloutError::Invalid(text)));
+    }
+    Ok(())
+}
+
+/// Returns the statuses after which a rollout is tried again, as a JSON list.
+pub(super) fn retry_text(config: &RolloutConfig) -> String {
+    let names = config.retry_on.iter().map(|status| format!("\"{}\"", status.name()));
+    format!("[{}]", names.collect::<Vec<_>>().join(","))
 }
 
 /// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority.
@@ -186,11 +193,7 @@ pub(super) fn cancel(call: Call<'_>, ids: &[String]) -> Result<u64, Failure> {
         if let Some(mut rollout) = RolloutState::find(call, id)?
             && !rollout.status.is_finished()
         {
-            rollout.set_status(
-                call,
-                RolloutStatus::Cancelled,
-                super::control::QueuePosition::Old,
-            )?;
+            rollout.set_status(call, RolloutStatus::Cancelled, QueuePosition::Old)?;
             rollout.save(call)?;
             cancelled += 1;
         }

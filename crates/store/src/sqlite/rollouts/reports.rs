@@ -3,7 +3,7 @@
 use rusqlite::{named_params, params};
 
 use super::control::{Call, QueuePosition, RolloutState, TryState, reject, sync_worker};
-use super::queue::retry_text;
+use super::queue::{check_config, retry_text};
 use super::rows;
 use crate::WriteOutcome;
 use crate::error::Failure;
@@ -12,31 +12,32 @@ use crate::rollouts::{
     TryStatus, TryUpdate,
 };
 
+/// Creates the failure of a call whose lease no longer counts.
+fn lost(lease: &Lease, reason: String) -> Failure {
+    let rollout_id = lease.rollout_id.clone();
+    reject(RolloutError::Lost { rollout_id, number: lease.number, reason })
+}
+
 /// Returns the latest try of a rollout if it is the one that `lease` names and no end of it counts
 /// yet.
-fn current_try(call: Call<'_>, lease: &Lease) -> Result<(RolloutState, TryState), Failure> {
-    let rollout = RolloutState::get(call, &lease.rollout_id)?;
-    let lost = |reason: String| {
-        let rollout_id = lease.rollout_id.clone();
-        let number = lease.number;
-        reject(RolloutError::Lost { rollout_id, number, reason })
-    };
+fn current_try(rollout: &RolloutState, lease: &Lease) -> Result<TryState, Failure> {
     let Some(latest) = rollout.latest.clone().filter(|latest| latest.number == lease.number) else {
-        return Err(lost(format!("try {} has started", rollout.tries)));
+        return Err(lost(lease, format!("try {} has started", rollout.tries)));
     };
     if rollout.status == RolloutStatus::Cancelled {
-        return Err(lost("the rollout was cancelled".to_owned()));
+        return Err(lost(lease, "the rollout was cancelled".to_owned()));
     }
     if latest.released {
-        return Err(lost("its worker released it".to_owned()));
+        return Err(lost(lease, "its worker released it".to_owned()));
     }
-    Ok((rollout, latest))
+    Ok(latest)
 }
 
 /// Records that a try is in progress. Returns the time until which the next report must arrive, and
 /// whether the status of the rollout changed.
 pub(super) fn heartbeat(call: Call<'_>, lease: &Lease) -> Result<(Option<f64>, bool), Failure> {
-    let (mut rollout, mut latest) = current_try(call, lease)?;
+    let mut rollout = RolloutState::get(call, &lease.rollout_id)?;
+    let mut latest = current_try(&rollout, lease)?;
     let is_late =
         latest.status == TryStatus::Unresponsive && rollout.status != RolloutStatus::Requeuing;
     if is_late
@@ -45,10 +46,7 @@ pub(super) fn heartbeat(call: Call<'_>, lease: &Lease) -> Result<(Option<f64>, b
             TryStatus::Preparing | TryStatus::Running | TryStatus::Unresponsive
         )
     {
-        let rollout_id = lease.rollout_id.clone();
-        let number = lease.number;
-        let reason = format!("the try is {}", latest.status.name());
-        return Err(reject(RolloutError::Lost { rollout_id, number, reason }));
+        return Err(lost(lease, format!("the try is {}", latest.status.name())));
     }
     rollout.report(call, &mut latest)?;
     rollout.save(call)?;
@@ -62,7 +60,7 @@ pub(super) fn finish(
     end: LeaseEnd,
     metadata: Option<&Json>,
 ) -> Result<WriteOutcome, Failure> {
-    let repeated = RolloutState::get(call, &lease.rollout_id)?;
+    let mut rollout = RolloutState::get(call, &lease.rollout_id)?;
     let status = match end {
         LeaseEnd::Succeeded => TryStatus::Succeeded,
         LeaseEnd::Failed => TryStatus::Failed,
@@ -73,20 +71,17 @@ pub(super) fn finish(
         _ => of.status == status,
     };
     let is_repeated = |of: &TryState| of.number == lease.number && is_end(of);
-    if repeated.latest.as_ref().is_some_and(is_repeated) {
+    if rollout.latest.as_ref().is_some_and(is_repeated) {
         return Ok(WriteOutcome::AlreadyRecorded);
     }
-    let (mut rollout, mut latest) = current_try(call, lease)?;
+    let mut latest = current_try(&rollout, lease)?;
     let is_open = match latest.status {
         TryStatus::Preparing | TryStatus::Running => true,
         TryStatus::Unresponsive => rollout.status == RolloutStatus::Requeuing,
         _ => false,
     };
     if !is_open {
-        let rollout_id = lease.rollout_id.clone();
-        let number = lease.number;
-        let reason = format!("the try is {}", latest.status.name());
-        return Err(reject(RolloutError::Lost { rollout_id, number, reason }));
+        return Err(lost(lease, format!("the try is {}", latest.status.name())));
     }
     latest.status = status;
     latest.end_time = Some(call.now);
@@ -192,18 +187,14 @@ pub(super) fn update_rollout(
         ":metadata": update.metadata.as_ref().and_then(Option::as_ref).map(|metadata| metadata.get()),
     })?;
     if let Some(config) = &update.config {
-        if config.max_tries == 0 {
-            let text = "max_attempts is 0; it must be at least 1".to_owned();
-            return Err(reject(RolloutError::Invalid(text)));
-        }
-        let retry_on: Vec<&str> = config.retry_on.iter().map(|status| status.name()).collect();
+        check_config(config)?;
         let sql = "UPDATE rollouts SET timeout = ?2, unresponsive = ?3, max_tries = ?4, retry_on = ?5 WHERE seq = ?1";
         call.db.prepare_cached(sql)?.execute(params![
             rollout.seq,
             config.timeout_seconds,
             config.unresponsive_seconds,
             config.max_tries,
-            retry_text(&retry_on)
+            retry_text(config)
         ])?;
         rollout.config = config.clone();
     }
