@@ -223,6 +223,8 @@ fn old_names_load_like_new_names() {
         let overrides = |text: &&str| load(SMALL, &text.split('\0').collect::<Vec<_>>());
         let recipe = overrides(new).unwrap();
         assert_eq!(overrides(old).unwrap(), recipe, "{old}");
+        assert_eq!(overrides(&&*format!("{old}\0{new}")).unwrap(), recipe, "{old}, then {new}");
+        assert_eq!(overrides(&&*format!("{new}\0{old}")).unwrap(), recipe, "{new}, then {old}");
         // A stored recipe contains the new names, and no old run is thereby another one.
         assert_eq!(load(&recipe.to_toml().unwrap(), &[]).unwrap(), recipe, "{new}");
     }

