@@ -124,7 +124,7 @@ def invalid_requests(report: Report, run: Run, group: Group) -> None:
     outside = {"folder": "/tmp", "with_optimiser": True}
     cases = [
         ("a cut that lacks paths", 409, "is in no micro-batch", "train", control | {"cut": fewer}, update),
-        ("a cut for other ranks", 409, "made for 7 ranks", "train", control | {"cut": cut | {"world_size": 7}}, update),
+        ("a cut for other ranks", 409, "is for 7 ranks", "train", control | {"cut": cut | {"world_size": 7}}, update),
         ("an id beyond the vocabulary", 400, "vocabulary has", "logprobs", {}, beyond),
         ("a body without a column", 400, "no tensor 'reference'", "logprobs", {}, bare),
         ("a loss that terms do not fit", 400, "lacks a reference", "forward_backward", {"loss": GRPO}, unknown),

@@ -6,7 +6,7 @@ import torch
 
 from levade_torch import probe
 from levade_torch.batch import TreeBatch
-from levade_torch.cut import deal
+from levade_torch.micro_batches import distribute_runs
 from ranks import IMITATION, VOCABULARY, Rank, batch_arrays, merged, run
 
 TRUNK, LENGTH, BRANCHES = 9, 7, 6
@@ -33,7 +33,7 @@ def test_branch_runs_preserve_ancestors_and_targets(seed):
     batch = forest(random)
     ancestors, bounds = chains(batch), batch.branches()
     max_tokens, world = int(random.integers(1, 80)), int(random.integers(1, 5))
-    rounds = deal(bounds, batch.position[bounds[:-1]], max_tokens, world)
+    rounds = distribute_runs(bounds, batch.position[bounds[:-1]], max_tokens, world)
     runs = [run for one in rounds for run in one]
     assert [len(one) for one in rounds[:-1]] == [world] * (len(rounds) - 1)
     assert [start for start, _ in runs] == [0, *(end for _, end in runs[:-1])]

@@ -34,13 +34,13 @@ def test_loss_rejects_invalid_numbers_and_names():
     clip = {"policy": {"clip": {"low": 0.2, "high": 0.2}}}
     assert Loss.parse(clip).options == {"low": 0.2, "high": 0.2}
     for wrong, message in [
-        ({"policy": "ppo"}, "not known"),
-        ({"policy": {"clip": {"low": 0.2}}}, "lacks high"),
-        ({"policy": {"clip": {"low": 0.2, "high": 0.2, "lo": 1}}}, "no option lo"),
+        ({"policy": "ppo"}, "unknown loss"),
+        ({"policy": {"clip": {"low": 0.2}}}, "requires high"),
+        ({"policy": {"clip": {"low": 0.2, "high": 0.2, "lo": 1}}}, "does not have the option lo"),
         (clip | {"kl": {"estimator": "k9", "coefficient": 0.1}}, "k9"),
         (clip | {"beta": 1}, "unknown keys beta"),
         ({"policy": {"value": {"clip": None}}, "entropy": 0.1}, "entropy"),
-        ("clip", "no object"),
+        ("clip", "not an object"),
     ]:
         with pytest.raises(VerbError, match=message):
             Loss.parse(wrong)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 from levade_torch.errors import VerbError
-from levade_torch.push import STORE, Push, Sender, Wanted
+from levade_torch.push import STORE, Push, PushRequest, Sender
 from levade_torch.unique_id import UNIQUE_ID_BYTES, Noting
 
 SECONDS = 60.0
@@ -28,7 +28,7 @@ TENSORS = {
 
 def push(seconds: float, dtype=torch.float32, got: list | None = None) -> Push:
     """Opens a group of two processes for the tensors of the tests."""
-    wanted = Wanted("g", "gloo", STORE, 2, "127.0.0.1", seconds)
+    wanted = PushRequest("g", "gloo", STORE, 2, "127.0.0.1", seconds)
 
     def entry(name, tensor):
         def get():
@@ -90,7 +90,7 @@ class ServerProcess:
 def test_push_delivers_tensors_in_export_dtype(dtype):
     server = ServerProcess(Server())
     sent = push(SECONDS, dtype)
-    server.pipe.send(sent.told())
+    server.pipe.send(sent.describe())
     done = sent.send()
     found = server.pipe.recv()
     assert done["tensors"] == 4
@@ -104,7 +104,7 @@ def test_push_delivers_tensors_in_export_dtype(dtype):
 def test_push_times_out_if_server_never_joins():
     got = []
     sent, started = push(1.0, got=got), time.monotonic()
-    with pytest.raises(VerbError, match=r"not all 1 processes of the server joined g within 1 s") as caught:
+    with pytest.raises(VerbError, match=r"not all 1 processes of the server joined the group g within 1 s") as caught:
         sent.send()
     assert caught.value.code == "push" and not caught.value.retry
     assert time.monotonic() - started < SECONDS
@@ -116,7 +116,7 @@ def test_push_fails_at_once_if_server_exits():
     got = []
     server = ServerProcess(Server(takes=1))
     sent = push(SECONDS, got=got)
-    server.pipe.send(sent.told())
+    server.pipe.send(sent.describe())
     first, get = sent.entries[1][0], sent.entries[1][3]
 
     def after_its_end():
@@ -126,7 +126,7 @@ def test_push_fails_at_once_if_server_exits():
 
     sent.entries[1] = (first, *sent.entries[1][1:3], after_its_end)
     started = time.monotonic()
-    with pytest.raises(VerbError, match="is gone or late"):
+    with pytest.raises(VerbError, match="exited or timed out"):
         sent.send()
     assert time.monotonic() - started < SECONDS
     assert got == list(TENSORS)
@@ -137,9 +137,9 @@ def test_push_times_out_if_server_stalls(monkeypatch):
     monkeypatch.setitem(TENSORS, "a", torch.zeros(1, 1 << 24))
     server = ServerProcess(Server(takes=0, hangs=True))
     sent = push(10.0)
-    server.pipe.send(sent.told())
+    server.pipe.send(sent.describe())
     started = time.monotonic()
-    with pytest.raises(VerbError, match="is gone or late"):
+    with pytest.raises(VerbError, match="exited or timed out"):
         sent.send()
     assert time.monotonic() - started < SECONDS
     server.process.kill()

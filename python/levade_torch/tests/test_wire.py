@@ -13,8 +13,8 @@ from safetensors.numpy import load, save
 from levade_torch import wire
 from levade_torch.calls import Call, Calls
 from levade_torch.errors import VerbError
-from levade_torch.files import checksum, inside, read_header, write_tensors
-from levade_torch.optimiser import Params
+from levade_torch.files import checksum, read_header, resolve_directory, write_tensors
+from levade_torch.optimizer import OptimizerParams
 from levade_torch.server import Service, serve
 from levade_torch.verbs import VERBS, _check_paths
 from levade_torch.worker import Worker
@@ -41,13 +41,13 @@ def test_bodies_round_trip_through_safetensors():
 def test_unpack_rejects_truncated_or_inconsistent_bodies():
     body = wire.pack({}, {"a": np.arange(5)})
     for broken in (body[:4], body[:20], body[:-1], b"\xff" * 64):
-        with pytest.raises(VerbError, match=r"safetensors|does not lie|no JSON"):
+        with pytest.raises(VerbError, match=r"safetensors|does not match|not valid JSON"):
             wire.unpack(broken)
     columns = wire.Columns({"a": np.arange(5), "b": np.zeros(2, np.float32)})
     for ask, message in [
         (lambda: columns.integers("z"), "no tensor 'z'"),
-        (lambda: columns.integers("b"), "takes integers"),
-        (lambda: columns.floats("a"), "takes F32"),
+        (lambda: columns.integers("b"), "must have integers"),
+        (lambda: columns.floats("a"), "must be F32"),
         (lambda: columns.integers("a", 4), "shape"),
     ]:
         with pytest.raises(VerbError, match=message):
@@ -97,7 +97,7 @@ def test_unexpected_read_error_is_reported_and_group_continues(monkeypatch):
 def test_batch_check_names_ids_outside_vocabulary():
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=10, max_position_embeddings=99))
     host = SimpleNamespace(learners={"policy": SimpleNamespace(model=model)})
-    with pytest.raises(VerbError, match="path 1 has the ids -3 to 4, but the vocabulary has 10"):
+    with pytest.raises(VerbError, match="path 1 has token ids from -3 to 4, but the vocabulary has 10"):
         _check_paths(host, "policy", SimpleNamespace(tokens=[np.array([0, 9]), np.array([4, -3])]))
 
 
@@ -137,10 +137,10 @@ def test_directory_outside_run_root_is_rejected(tmp_path):
     (tmp_path / "root" / "a").mkdir(parents=True)
     (tmp_path / "root" / "link").symlink_to(tmp_path)
     root = (tmp_path / "root").resolve()
-    assert inside(root, str(root / "a")) == root / "a"
+    assert resolve_directory(root, str(root / "a")) == root / "a"
     for outside in (str(tmp_path), str(root / ".." / "x"), str(root / "link" / "x"), "a"):
-        with pytest.raises(VerbError, match=r"not under the root|relative"):
-            inside(root, outside)
+        with pytest.raises(VerbError, match=r"outside the root|relative"):
+            resolve_directory(root, outside)
 
 
 def test_optimizer_params_reject_invalid_numbers():
@@ -152,10 +152,10 @@ def test_optimizer_params_reject_invalid_numbers():
         "weight_decay": 0.1,
         "max_grad_norm": None,
     }
-    assert Params.parse(fine).max_grad_norm == float("inf")
+    assert OptimizerParams.parse(fine).max_grad_norm == float("inf")
     for wrong in (fine | {"beta1": None}, fine | {"beta3": 1}, {}, [], [1], None, fine | {"epsilon": "1"}):
         with pytest.raises(VerbError):
-            Params.parse(wrong)
+            OptimizerParams.parse(wrong)
 
 
 def test_write_tensors_replaces_files_atomically(tmp_path):
@@ -173,7 +173,7 @@ def test_write_tensors_replaces_files_atomically(tmp_path):
     before.close()
     assert checksum(path)[0] == path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(VerbError, match="not written to its end"):
+    with pytest.raises(VerbError, match="is truncated"):
         read_header(path)
     got = []
     with pytest.raises(VerbError, match="cannot write"):

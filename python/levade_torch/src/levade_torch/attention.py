@@ -49,10 +49,10 @@ def _flex():
 def tree_attention(module, query, key, value, attention_mask, scaling=None, sliding_window=None, tree=None, **options):
     """Computes attention of [1, heads, rows, width] queries to their visible tokens. Returns [1, rows, heads, width]."""
     if tree is None:
-        raise NotImplementedError(f"{type(module).__name__} does not hand on keyword arguments to its attention")
+        raise NotImplementedError(f"{type(module).__name__} does not pass keyword arguments to its attention")
     if odd := [name for name in REFUSED if options.get(name) is not None]:
         raise NotImplementedError(
-            f"{type(module).__name__} asks for attention with {', '.join(odd)}, which trees do not have here"
+            f"{type(module).__name__} asks for attention with {', '.join(odd)}, which training on trees does not support"
         )
     if tree.context.size > 1:
         context = tree.context

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from .errors import invalid
+from .errors import invalid_request
 from .wire import Arrays, Columns
 
 OPTIONAL = ("value", "behaviour", "proximal", "reference", "path_log_ratio", "correction")
@@ -130,9 +130,9 @@ class TreeBatch:
             before = above[-1] if above else -1
             limit, position = (ends[before], positions[before] + 1) if above else (n, 0)
             if not k < ends[k] <= limit:
-                raise invalid(f"subtree_end[{k}] is {ends[k]}; it must be {k + 1} to {limit}")
+                raise invalid_request(f"subtree_end[{k}] is {ends[k]}; it must be {k + 1} to {limit}")
             if positions[k] != position:
-                raise invalid(f"position[{k}] is {positions[k]}, but the path has {position} tokens before it")
+                raise invalid_request(f"position[{k}] is {positions[k]}, but the path has {position} tokens before it")
             parent[k] = before
             above.append(k)
         return parent
@@ -145,35 +145,35 @@ class TreeBatch:
         n, terms = len(self.tokens), len(self.terms)
         parent = self.parents()
         inside = (self.target_token >= 0) & (self.target_token < n)
-        self._refuse(~inside, lambda t: f"target {t} is token {self.target_token[t]} of {n}")
-        self._refuse(
+        self._raise_invalid(~inside, lambda t: f"target {t} is token {self.target_token[t]} of {n}")
+        self._raise_invalid(
             (parent[self.target_token] != self.predictor) | (self.predictor < 0),
             lambda t: f"target {t} is token {self.target_token[t]}, which {self.predictor[t]} does not precede",
         )
-        self._refuse(
+        self._raise_invalid(
             ~(np.isfinite(self.temperature) & (self.temperature > 0)),
             lambda t: f"target {t} has the temperature {self.temperature[t]}; it must be more than 0",
         )
-        self._refuse(
+        self._raise_invalid(
             (self.term_count < 1) | (self.first_term < 0) | (self.first_term + self.term_count > terms),
             lambda t: f"target {t} has {self.term_count[t]} terms from {self.first_term[t]}, but there are {terms}",
         )
 
     @staticmethod
-    def _refuse(wrong: np.ndarray, what) -> None:
+    def _raise_invalid(wrong: np.ndarray, what) -> None:
         if wrong.any():
-            raise invalid(what(int(np.argmax(wrong))))
+            raise invalid_request(what(int(np.argmax(wrong))))
 
     def check_fits(self, vocabulary: int, context: int) -> None:
         """Checks that the batch fits a model.
 
         Raises `invalid` with the first token that has no embedding or lies beyond the context.
         """
-        self._refuse(
+        self._raise_invalid(
             (self.tokens < 0) | (self.tokens >= vocabulary),
             lambda k: f"token {k} has the id {self.tokens[k]}, but the vocabulary has {vocabulary} entries",
         )
-        self._refuse(
+        self._raise_invalid(
             self.position >= context,
             lambda k: f"a path has {self.position.max() + 1} tokens, but the context holds {context}",
         )

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from .errors import VerbError, invalid
+from .errors import VerbError, invalid_request
 
 KEPT = 64
 
@@ -58,8 +58,8 @@ class Calls:
         with self._changed:
             if known := self._known.get(call.id):
                 if known.digest != call.digest:
-                    raise invalid(
-                        f"call {call.id!r} came before with another verb or body; give every call an id of its own"
+                    raise invalid_request(
+                        f"call {call.id!r} was used before with another verb or body; give every call its own id"
                     )
                 return known
             if self._stopped:

@@ -18,10 +18,10 @@ from transformers.distributed.sharding_utils import DtensorShardOperation
 
 from . import lora
 from .errors import VerbError
-from .files import Entry, Writer, read_header, storage
+from .files import Entry, Writer, read_header, storage_error
 from .mesh import Ranks
 from .model import original_config
-from .optimiser import Optimiser, local
+from .optimizer import Optimizer, local_shard
 
 WEIGHTS, CONFIG, STEPS = "model.safetensors", "config.json", "optimiser.json"
 MOMENTS = ("optimiser.first.safetensors", "optimiser.second.safetensors")
@@ -60,7 +60,7 @@ def is_head(name: str) -> bool:
     return name.startswith("value_head.")
 
 
-def of_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+def weight_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Returns this stage's parameters of the model, or of its adapter, by their names in files. Tied parameters occur
     once.
     """
@@ -69,7 +69,7 @@ def of_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if not is_head(name)}
 
 
-def of_head(model: nn.Module) -> dict[str, nn.Parameter]:
+def head_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the parameters of the value head."""
     return {name: p for name, p in model.named_parameters() if is_head(name)}
 
@@ -89,10 +89,10 @@ def weight_entries(model: nn.Module, dtype: torch.dtype, ranks: Ranks, keep: boo
     Experts that transformers stacks are gathered immediately, on the ranks with `keep`. Other ranks get no entries for
     such models.
     """
-    parameters = of_weights(model)
-    entries = _entries(parameters, {n: local(p) for n, p in parameters.items()}, dtype, ranks)
+    parameters = weight_parameters(model)
+    entries = _entries(parameters, {n: local_shard(p) for n, p in parameters.items()}, dtype, ranks)
     if not hasattr(model, "levade_lora") and getattr(model, "_weight_conversions", None):
-        entries = _reverted(model, entries, dtype, keep)
+        entries = _original_entries(model, entries, dtype, keep)
     return entries
 
 
@@ -113,7 +113,7 @@ def write_weights(model: nn.Module, source: Path, writer: Writer, dtype: torch.d
     writer.json(CONFIG, config)
 
 
-def _reverted(model: nn.Module, entries: list[Entry], dtype: torch.dtype, keep: bool) -> list[Entry]:
+def _original_entries(model: nn.Module, entries: list[Entry], dtype: torch.dtype, keep: bool) -> list[Entry]:
     """Returns the tensors under their names in files, if transformers stacks tensors (experts) when it loads.
 
     The tensors pass through the memory of the writing rank.
@@ -127,29 +127,29 @@ def _reverted(model: nn.Module, entries: list[Entry], dtype: torch.dtype, keep: 
     return [(name, tuple(t.shape), dtype, lambda t=t: t) for name, t in sorted(state.items())]
 
 
-def write_optimiser(optimiser: Optimiser, model: nn.Module, writer: Writer, ranks: Ranks) -> None:
+def write_optimizer(optimizer: Optimizer, model: nn.Module, writer: Writer, ranks: Ranks) -> None:
     """Writes step count and moments, if there are any."""
-    if not optimiser.first:
+    if not optimizer.first:
         return
-    _write_moments(optimiser, of_weights(model), MOMENTS, writer, ranks)
+    _write_moments(optimizer, weight_parameters(model), MOMENTS, writer, ranks)
     if model.has_value_head:
-        _write_moments(optimiser, of_head(model), HEAD_MOMENTS, writer, ranks)
-    writer.json(STEPS, lambda: {"schema": 1, "steps": optimiser.steps})
+        _write_moments(optimizer, head_parameters(model), HEAD_MOMENTS, writer, ranks)
+    writer.json(STEPS, lambda: {"schema": 1, "steps": optimizer.steps})
 
 
-def _write_moments(optimiser: Optimiser, parameters: dict, names, writer: Writer, ranks: Ranks) -> None:
-    for file, moments in zip(names, (optimiser.first, optimiser.second), strict=True):
+def _write_moments(optimizer: Optimizer, parameters: dict, names, writer: Writer, ranks: Ranks) -> None:
+    for file, moments in zip(names, (optimizer.first, optimizer.second), strict=True):
         writer.tensors(file, _entries(parameters, moments, torch.float32, ranks))
 
 
 def write_head(model: nn.Module, writer: Writer, ranks: Ranks) -> None:
     """Writes the value head, if there is one."""
     if model.has_value_head:
-        head = of_head(model)
-        writer.tensors(HEAD, _entries(head, {n: local(p) for n, p in head.items()}, torch.float32, ranks))
+        head = head_parameters(model)
+        writer.tensors(HEAD, _entries(head, {n: local_shard(p) for n, p in head.items()}, torch.float32, ranks))
 
 
-def check(model: nn.Module, directory: Path, with_optimiser: bool) -> None:
+def check(model: nn.Module, directory: Path, with_optimizer: bool) -> None:
     """Checks that the files in a directory fit the model. Changes nothing.
 
     Raises `storage` with the first difference.
@@ -159,14 +159,14 @@ def check(model: nn.Module, directory: Path, with_optimiser: bool) -> None:
     else:
         _check_config(model, directory)
         _check_weights(model, directory)
-    head = of_head(model)
+    head = head_parameters(model)
     if head and (directory / HEAD).exists():
-        _fits(directory / HEAD, head)
-    if with_optimiser and (directory / STEPS).exists():
+        _check_file(directory / HEAD, head)
+    if with_optimizer and (directory / STEPS).exists():
         for file in MOMENTS:
-            _fits(directory / file, of_weights(model))
+            _check_file(directory / file, weight_parameters(model))
         for file in HEAD_MOMENTS if head and (directory / HEAD_MOMENTS[0]).exists() else ():
-            _fits(directory / file, head)
+            _check_file(directory / file, head)
 
 
 def check_source(model: nn.Module, directory: Path) -> None:
@@ -177,20 +177,20 @@ def check_source(model: nn.Module, directory: Path) -> None:
     _check_config(model, directory)
     files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise VerbError("storage", f"{directory} has no safetensors files any more")
+        raise VerbError("storage", f"{directory} no longer has safetensors files")
     for file in files:
         read_header(file)
-    if (head := of_head(model)) and (directory / HEAD).exists():
-        _fits(directory / HEAD, head)
+    if (head := head_parameters(model)) and (directory / HEAD).exists():
+        _check_file(directory / HEAD, head)
 
 
 def _check_config(model: nn.Module, directory: Path) -> None:
     try:
         found = AutoConfig.from_pretrained(directory, local_files_only=True)
     except OSError as error:
-        raise storage(error, "read", directory / CONFIG) from None
+        raise storage_error(error, "read", directory / CONFIG) from None
     except (ValueError, KeyError) as error:
-        raise VerbError("storage", f"{directory / CONFIG} is no configuration: {error}") from None
+        raise VerbError("storage", f"{directory / CONFIG} is not a valid configuration: {error}") from None
     for key in SHAPE:
         there, here = (getattr(config, key, None) for config in (found, model.config))
         if there != here:
@@ -206,10 +206,10 @@ def _check_weights(model: nn.Module, directory: Path) -> None:
     headers = {name: shape for file in files for name, shape in read_header(file).items()}
     if getattr(model, "_weight_conversions", None):
         return
-    _compare(directory, headers, of_weights(model))
+    _compare(directory, headers, weight_parameters(model))
 
 
-def _fits(path: Path, parameters: dict[str, nn.Parameter]) -> None:
+def _check_file(path: Path, parameters: dict[str, nn.Parameter]) -> None:
     _compare(path, read_header(path), parameters)
 
 
@@ -223,21 +223,21 @@ def _compare(where: Path, header: dict[str, tuple[int, ...]], parameters: dict[s
 
 def read_head(model: nn.Module, directory: Path) -> None:
     """Reads the value head, if both the model and the directory have one."""
-    if of_head(model) and (directory / HEAD).exists():
-        _fits(directory / HEAD, of_head(model))
-        _read(directory / HEAD, {name: (p, local(p)) for name, p in of_head(model).items()})
+    if head_parameters(model) and (directory / HEAD).exists():
+        _check_file(directory / HEAD, head_parameters(model))
+        _read(directory / HEAD, {name: (p, local_shard(p)) for name, p in head_parameters(model).items()})
 
 
-def read_optimiser(optimiser: Optimiser, model: nn.Module, directory: Path) -> None:
+def read_optimizer(optimizer: Optimizer, model: nn.Module, directory: Path) -> None:
     """Reads step count and moments; every rank reads its own part. Without these files, the optimizer starts from
     zero.
     """
     if not (directory / STEPS).exists():
         return
-    optimiser.ensure()
-    optimiser.steps = int(json.loads((directory / STEPS).read_text())["steps"])
-    for names, parameters in ((MOMENTS, of_weights(model)), (HEAD_MOMENTS, of_head(model))):
-        for file, moments in zip(names, (optimiser.first, optimiser.second), strict=True):
+    optimizer.ensure()
+    optimizer.steps = int(json.loads((directory / STEPS).read_text())["steps"])
+    for names, parameters in ((MOMENTS, weight_parameters(model)), (HEAD_MOMENTS, head_parameters(model))):
+        for file, moments in zip(names, (optimizer.first, optimizer.second), strict=True):
             if parameters and (directory / file).exists():
                 _read(directory / file, {name: (p, moments[name]) for name, p in parameters.items()})
 
@@ -252,7 +252,7 @@ def _read(path: Path, into: dict[str, tuple[Tensor, Tensor]]) -> None:
             part.copy_(found)
 
 
-def save(model, optimiser: Optimiser | None, source: Path, directory: Path, ranks: Ranks) -> list[str]:
+def save(model, optimizer: Optimizer | None, source: Path, directory: Path, ranks: Ranks) -> list[str]:
     """Writes weights in f32, the value head and, if given, the optimizer state to an existing directory. Returns file
     names.
 
@@ -261,6 +261,6 @@ def save(model, optimiser: Optimiser | None, source: Path, directory: Path, rank
     writer = Writer(directory if ranks.rank == 0 else None)
     write_weights(model, source, writer, torch.float32, ranks)
     write_head(model, writer, ranks)
-    if optimiser:
-        write_optimiser(optimiser, model, writer, ranks)
+    if optimizer:
+        write_optimizer(optimizer, model, writer, ranks)
     return writer.finish()

@@ -38,7 +38,7 @@ class VerbError(Exception):
         return {"error": {"code": self.code, "message": self.message, "retry": self.retry}}
 
 
-def invalid(message: str) -> VerbError:
+def invalid_request(message: str) -> VerbError:
     """Creates the error of a request or batch that cannot be processed."""
     return VerbError("invalid", message)
 

@@ -12,7 +12,7 @@ import google_crc32c
 import torch
 from torch import Tensor
 
-from .errors import VerbError, invalid
+from .errors import VerbError, invalid_request
 
 CHUNK = 1 << 20
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64"}
@@ -31,22 +31,22 @@ COMPANIONS = (
 Entry = tuple[str, tuple[int, ...], torch.dtype, Callable[[], Tensor]]
 
 
-def storage(error: OSError, what: str, path: Path) -> VerbError:
+def storage_error(error: OSError, what: str, path: Path) -> VerbError:
     """Creates the error of a file that cannot be read or written."""
     return VerbError("storage", f"cannot {what} {path}: {error.strerror or error}")
 
 
-def inside(root: Path, directory: str) -> Path:
+def resolve_directory(root: Path, directory: str) -> Path:
     """Resolves an absolute directory under the root of the run, following links.
 
     Raises `invalid` if the directory is outside the root or the path is relative.
     """
     path = Path(directory)
     if not path.is_absolute():
-        raise invalid(f"the folder {directory!r} is relative; give the whole path")
+        raise invalid_request(f"the folder {directory!r} is relative; give an absolute path")
     resolved = path.resolve()
     if not resolved.is_relative_to(root):
-        raise invalid(f"the folder {directory} is not under the root of the run, {root}")
+        raise invalid_request(f"the folder {directory} is outside the root of the run, {root}")
     return resolved
 
 
@@ -88,7 +88,7 @@ class Writer:
             yield
         except OSError as error:
             # The error of a write to an open file contains no name; the error of an open does.
-            self.failed = self.failed or storage(error, what, Path(error.filename or path))
+            self.failed = self.failed or storage_error(error, what, Path(error.filename or path))
         except VerbError as error:
             self.failed = self.failed or error
 
@@ -145,7 +145,7 @@ def write_tensors(path: Path | None, entries: Iterable[Entry]) -> None:
         tensor = get()
         try:
             if file and not failed and tensor.numel():
-                # Copies the tensor: PyTorch could no longer release memory that numpy has referenced (shelf.py).
+                # Copies the tensor: PyTorch could no longer release memory that numpy has referenced (offload.py).
                 copy = tensor.to("cpu", dtype, copy=True).contiguous()
                 file.write(copy.view(torch.uint8).numpy().data)
         except OSError as error:
@@ -165,7 +165,7 @@ def write_tensors(path: Path | None, entries: Iterable[Entry]) -> None:
             # An incomplete file would only waste space.
             with suppress(OSError):
                 partial.unlink()
-        raise storage(failed, "write", Path(failed.filename or path))
+        raise storage_error(failed, "write", Path(failed.filename or path))
 
 
 def read_header(path: Path) -> dict[str, tuple[int, ...]]:
@@ -180,11 +180,11 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
             header.pop("__metadata__", None)
             wanted = 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0)
             if wanted != (there := path.stat().st_size):
-                raise VerbError("storage", f"{path} has {there} bytes of {wanted}: it was not written to its end")
+                raise VerbError("storage", f"{path} is truncated: it has {there} of {wanted} bytes")
     except OSError as error:
-        raise storage(error, "read", path) from None
+        raise storage_error(error, "read", path) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise VerbError("storage", f"{path} is no safetensors file: {error}") from None
+        raise VerbError("storage", f"{path} is not a valid safetensors file: {error}") from None
     return {name: tuple(entry["shape"]) for name, entry in header.items()}
 
 
@@ -207,7 +207,7 @@ def checksum(path: Path) -> tuple[int, int]:
     return size, int.from_bytes(found.digest(), "big")
 
 
-def manifest(directory: Path, content, names: Iterable[str]) -> dict:
+def create_manifest(directory: Path, content, names: Iterable[str]) -> dict:
     """Returns the `Manifest` of new files: location, content, and each file with size and checksum."""
     files = []
     for name in sorted(names):
@@ -216,7 +216,7 @@ def manifest(directory: Path, content, names: Iterable[str]) -> dict:
     return {"place": {"local": str(directory)}, "content": content, "files": files}
 
 
-def published(directory: Path) -> Iterator[tuple[int, Path]]:
+def list_published(directory: Path) -> Iterator[tuple[int, Path]]:
     """Returns the published versions in a directory, in ascending order."""
     found = (path for path in directory.glob("v*") if path.name[1:].isdigit() and path.is_dir())
     yield from sorted((int(path.name[1:]), path) for path in found)
@@ -230,7 +230,9 @@ def remove_old(directory: Path, keep: int, newest: int) -> None:
     """
     for path in directory.glob(".*"):
         shutil.rmtree(path, ignore_errors=True)
-    others = [(path.stat().st_mtime_ns, version, path) for version, path in published(directory) if version != newest]
+    others = [
+        (path.stat().st_mtime_ns, version, path) for version, path in list_published(directory) if version != newest
+    ]
     before = max(others, default=None)
     others.sort(key=lambda other: (other is before, other[1] < newest, other[1]))
     for _, _, path in others[: max(0, len(others) - (keep - 1))]:

@@ -45,7 +45,7 @@ class Rows:
 
 
 @dataclass
-class Found:
+class TokenPredictions:
     """Per target [t], f32: log-probability and entropy (both differentiable), and Σ p²."""
 
     logprobs: Tensor
@@ -53,7 +53,7 @@ class Found:
     concentrations: Tensor
 
 
-def predictions(head: nn.Module, hidden: Tensor, rows: Rows, chunk: int, entropy_moves: bool) -> Found:
+def predictions(head: nn.Module, hidden: Tensor, rows: Rows, chunk: int, entropy_moves: bool) -> TokenPredictions:
     """Runs the head on the rows of `hidden` [n, width].
 
     Without targets, the result is empty but depends on the head, so that all ranks have gradients of the same
@@ -62,7 +62,7 @@ def predictions(head: nn.Module, hidden: Tensor, rows: Rows, chunk: int, entropy
     device = hidden.device
     if not len(rows.place):
         nothing = head(hidden[:1]).float().sum() * 0.0 + torch.zeros(0, device=device)
-        return Found(nothing, nothing, nothing.detach())
+        return TokenPredictions(nothing, nothing, nothing.detach())
     parts = []
     for start in range(0, len(rows.hidden), chunk):
         chosen = slice(start, start + chunk)
@@ -75,7 +75,7 @@ def predictions(head: nn.Module, hidden: Tensor, rows: Rows, chunk: int, entropy
             parts.append(checkpoint(_chunk, *arguments, use_reentrant=False))
         else:
             parts.append(_chunk(*arguments))
-    return Found(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    return TokenPredictions(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
 def _chunk(head, states: Tensor, temperature: Tensor, row: Tensor, token: Tensor, entropy_moves: bool):

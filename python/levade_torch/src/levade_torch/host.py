@@ -12,14 +12,14 @@ import transformers
 from torch.distributed import ProcessGroup
 
 from . import checkpoint, files, lora, model, probe, push
-from .errors import StartError, VerbError, invalid
+from .errors import StartError, VerbError, invalid_request
 from .learner import Learner, Limits, Progress
 from .mesh import Ranks
 from .model import DTYPES
-from .optimiser import Optimiser
+from .offload import OffloadManager
+from .optimizer import Optimizer
 from .options import Options
 from .sharding import Precision
-from .shelf import Shelves
 
 
 class Host:
@@ -38,21 +38,21 @@ class Host:
         # The optimizer's step count at the newest publication, for learners that still hold those weights.
         self.exported: dict[str, int] = {}
         self.push: push.Push | None = None
-        self.shelves = Shelves(ranks.device)
-        self.learners = {name: self._make(name, directory) for name, directory in self.sources.items()}
+        self.offload_manager = OffloadManager(ranks.device)
+        self.learners = {name: self._create_learner(name, directory) for name, directory in self.sources.items()}
         if options.probe:
             for learner in self.learners.values():
                 probe.check(learner, self.precision.compute)
         self.description = self._describe()
 
-    def _make(self, name: str, directory: Path) -> Learner:
+    def _create_learner(self, name: str, directory: Path) -> Learner:
         """Creates a learner from a directory."""
         frozen, critic = name == "reference", name == "critic"
         made = model.load(directory, self.ranks, self.precision, value_head=critic, frozen=frozen)
         if self.options.lora and name == "policy":
             lora.inject(made, self.options.lora, self.ranks)
         checkpoint.read_head(made, directory)
-        trained = {} if frozen else checkpoint.of_weights(made) | checkpoint.of_head(made)
+        trained = {} if frozen else checkpoint.weight_parameters(made) | checkpoint.head_parameters(made)
         limits = Limits(self.options.head_rows, self.options.tokens)
         return Learner(made, trained, self.ranks, self.control, limits, self.flexible, self.progress)
 
@@ -60,10 +60,10 @@ class Host:
         """Returns the content of `/v1/describe` without the protocol. Runs in parallel with verbs, so it accesses no
         model.
         """
-        told = {
+        rendezvous_info = {
             name: learner | {"version": self.versions[name]} for name, learner in self.description["learners"].items()
         }
-        return self.description | {"learners": told}
+        return self.description | {"learners": rendezvous_info}
 
     def _describe(self) -> dict:
         policy, shape = self.learners["policy"], self.ranks.shape
@@ -71,7 +71,7 @@ class Host:
         learners = {
             name: {
                 "value_head": learner.has_value_head,
-                "trains": learner.optimiser is not None,
+                "trains": learner.optimizer is not None,
                 "lora": self.options.lora.json() if self.options.lora and name == "policy" else None,
             }
             for name, learner in self.learners.items()
@@ -79,8 +79,8 @@ class Host:
         return {
             "model_type": config.model_type,
             "vocab_size": config.vocab_size,
-            "context": model.context_of(config),
-            "parameters": model.count(policy.model, self.ranks),
+            "context": model.max_context(config),
+            "parameters": model.count_parameters(policy.model, self.ranks),
             "dtype": self.options.dtype,
             "export_dtype": self.options.export_dtype,
             "device": self.ranks.device.type,
@@ -102,28 +102,28 @@ class Host:
             return {"adapter": {"base": str(self.sources[name])}}
         return "whole"
 
-    def save(self, name: str, directory: Path, with_optimiser: bool) -> dict | None:
+    def save(self, name: str, directory: Path, with_optimizer: bool) -> dict | None:
         """Writes a learner to an existing directory. Rank 0 gets the manifest."""
         learner = self.learners[name]
-        optimiser = learner.optimiser if with_optimiser else None
-        names = checkpoint.save(learner.model, optimiser, self.sources[name], directory, self.ranks)
+        optimizer = learner.optimizer if with_optimizer else None
+        names = checkpoint.save(learner.model, optimizer, self.sources[name], directory, self.ranks)
         if self.ranks.rank:
             return None
         if self.content(name) == "whole":
             names += files.copy_companions(self.sources[name], directory)
         files.flush(directory)
-        return files.manifest(directory, self.content(name), names)
+        return files.create_manifest(directory, self.content(name), names)
 
-    def check_load(self, name: str, directory: Path | None, with_optimiser: bool) -> None:
+    def check_load(self, name: str, directory: Path | None, with_optimizer: bool) -> None:
         """Raises `storage` if a learner cannot load `directory`, or its initial state if `directory` is None."""
         held = self.learners[name].model
         if directory is not None:
-            checkpoint.check(held, directory, with_optimiser)
+            checkpoint.check(held, directory, with_optimizer)
         elif self.content(name) == "whole":
             # An adapter's initial state depends only on its seed.
             checkpoint.check_source(held, self.sources[name])
 
-    def load(self, name: str, directory: Path | None, with_optimiser: bool) -> None:
+    def load(self, name: str, directory: Path | None, with_optimizer: bool) -> None:
         """Replaces the weights and, if requested and present, the optimizer state.
 
         If `directory` is None, restores the state in which the group was started. The caller must have called
@@ -138,14 +138,14 @@ class Host:
                 lora.restart(learner.model, self.options.lora)
             else:
                 lora.load(learner.model, directory)
-            learner.optimiser.clear()
-            learner.optimiser = Optimiser(learner.optimiser.parameters, self.ranks, None)
+            learner.optimizer.clear()
+            learner.optimizer = Optimizer(learner.optimizer.parameters, self.ranks, None)
         else:
             # Drops the old weights first, since two models may not fit into memory.
-            learner.model, learner.optimiser = None, None
-            self.learners[name] = learner = self._make(name, directory or self.sources[name])
-        if directory and with_optimiser and learner.optimiser:
-            checkpoint.read_optimiser(learner.optimiser, learner.model, directory)
+            learner.model, learner.optimizer = None, None
+            self.learners[name] = learner = self._create_learner(name, directory or self.sources[name])
+        if directory and with_optimizer and learner.optimizer:
+            checkpoint.read_optimizer(learner.optimizer, learner.model, directory)
 
     def publish(self, name: str, version: int) -> dict | None:
         """Writes the weights to a new directory, which appears atomically and complete. Rank 0 gets the reference."""
@@ -165,8 +165,8 @@ class Host:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         self.versions[name] = version
-        if learner.optimiser:
-            self.exported[name] = learner.optimiser.steps
+        if learner.optimizer:
+            self.exported[name] = learner.optimizer.steps
         return found
 
     def offload(self, name: str, keeps_weights: bool) -> dict | None:
@@ -174,37 +174,41 @@ class Host:
         started = time.monotonic()
         if not keeps_weights:
             self.end_push()
-        return self._moved(self.shelves.offload(self.learners, name if keeps_weights else None), started)
+        return self._offload_report(
+            self.offload_manager.offload(self.learners, name if keeps_weights else None), started
+        )
 
     def onload(self, only: str | None = None) -> dict | None:
         """Moves all learners back to the devices, or the weights of one learner. Rank 0 gets the statistics."""
         started = time.monotonic()
-        return self._moved(self.shelves.onload(only), started)
+        return self._offload_report(self.offload_manager.onload(only), started)
 
-    def _moved(self, mine: int, started: float) -> dict | None:
+    def _offload_report(self, mine: int, started: float) -> dict | None:
         total = torch.tensor([mine], dtype=torch.int64)
         dist.all_reduce(total, group=self.control)
         return None if self.ranks.rank else {"bytes": int(total.item()), "seconds": time.monotonic() - started}
 
-    def check_push(self, name: str, version: int, wanted: push.Wanted) -> None:
+    def check_push(self, name: str, version: int, wanted: push.PushRequest) -> None:
         """Raises `invalid` if a learner no longer holds the weights of published `version`, or cannot send them."""
         learner = self.learners[name]
         if self.content(name) != "whole":
-            raise invalid(f"{name} trains an adapter, and whole weights are pushed; publish it as a folder")
-        if wanted.backend == "nccl" and self.ranks.device.type != "cuda":
-            raise invalid(
-                f"a group of NCCL needs a GPU, and this learner computes on {self.ranks.device.type}; take gloo"
+            raise invalid_request(
+                f"the learner {name!r} trains an adapter, but only full weights can be pushed; publish the adapter as a folder"
             )
-        steps = learner.optimiser.steps if learner.optimiser else None
+        if wanted.backend == "nccl" and self.ranks.device.type != "cuda":
+            raise invalid_request(
+                f"a group with the backend nccl needs a GPU, but this learner runs on {self.ranks.device.type}; use the backend gloo"
+            )
+        steps = learner.optimizer.steps if learner.optimizer else None
         # Only rank 0 knows whether its publication was written.
         stale = self.versions[name] != version or name not in self.exported or self.exported[name] != steps
         if self.ranks.rank == 0 and stale:
-            raise invalid(
-                f"{name} does not hold the weights of version {version} any more (it published {self.versions[name]} and "
-                "may have learnt since); take them from their folder"
+            raise invalid_request(
+                f"{name} no longer holds the weights of version {version} (it last published {self.versions[name]} and "
+                "may have been trained since); load them from their folder"
             )
 
-    def open_push(self, name: str, wanted: push.Wanted) -> dict | None:
+    def open_push(self, name: str, wanted: push.PushRequest) -> dict | None:
         """Opens a group with a server, and closes a group that was left open. Rank 0 gets what the server must know."""
         self.end_push()
         dtype, sends = DTYPES[self.options.export_dtype], self.ranks.rank == 0
@@ -213,7 +217,7 @@ class Host:
         entries = checkpoint.weight_entries(self.learners[name].model, dtype, self.ranks, sends)
         sender = push.Sender(wanted, self.ranks.device) if sends else None
         self.push = push.Push(wanted, entries, sender)
-        return self.push.told() if sends else None
+        return self.push.describe() if sends else None
 
     def end_push(self) -> None:
         """Closes an open group."""
@@ -240,7 +244,7 @@ class Host:
             partial.rename(final)
             files.flush(final.parent)
             files.remove_old(final.parent, self.options.keep_published, version)
-            manifest = files.manifest(final, self.content(name), names)
+            manifest = files.create_manifest(final, self.content(name), names)
         except OSError as error:
-            raise files.storage(error, "publish", final) from None
+            raise files.storage_error(error, "publish", final) from None
         return {"version": version, "at": {"manifest": manifest}}

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from . import head, lora
 from .batch import TreeBatch, no_integers
-from .cut import Cut, deal
 from .errors import VerbError
 from .head import Rows
 from .layout import Layout
 from .losses import Loss
 from .merge import Paths, merge
 from .mesh import Ranks
-from .optimiser import Optimiser, Params
+from .micro_batches import MicroBatchPlan, distribute_runs
+from .optimizer import Optimizer, OptimizerParams
 from .pipeline import FORWARD, order
 from .sums import Sums
 
@@ -58,7 +58,7 @@ class Learner:
         progress: Progress,
     ) -> None:
         self.model, self.ranks, self.control, self.limits, self.flexible = model, ranks, control, limits, flexible
-        self.optimiser = Optimiser(trained, ranks, model.tied) if trained else None
+        self.optimizer = Optimizer(trained, ranks, model.tied_name) if trained else None
         self.progress = progress
 
     @property
@@ -73,9 +73,9 @@ class Learner:
     def state(self) -> list[Tensor]:
         """Returns all tensors that only training needs: accumulated gradients, and the optimizer's moments."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        if self.optimiser is None:
+        if self.optimizer is None:
             return gradients
-        return [*gradients, *self.optimiser.first.values(), *self.optimiser.second.values()]
+        return [*gradients, *self.optimizer.first.values(), *self.optimizer.second.values()]
 
     def _layout(self, batch: TreeBatch | None) -> tuple[TreeBatch, Layout, Rows]:
         batch = NOTHING if batch is None or not len(batch.tokens) else batch
@@ -85,7 +85,7 @@ class Learner:
     def _deal(self, batch: TreeBatch) -> list[list[tuple[int, int]]]:
         bounds = batch.branches()
         # A token's position equals the number of its ancestor tokens.
-        return deal(bounds, batch.position[bounds[:-1]], self.limits.tokens, self.ranks.shape.data)
+        return distribute_runs(bounds, batch.position[bounds[:-1]], self.limits.tokens, self.ranks.shape.data)
 
     def through_stage(self, layout: Layout | None, rows: int, then) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         """Computes a micro-batch of `rows` rows on this stage, as `TreeModel.forward` does.
@@ -163,7 +163,7 @@ class Learner:
 
     def check_trains(self, loss: Loss | None = None) -> None:
         """Raises `invalid` if the learner is frozen, and `no_value_head` if a value loss needs a missing value head."""
-        if self.optimiser is None:
+        if self.optimizer is None:
             raise VerbError("invalid", "this learner is frozen: it evaluates, and does not train")
         if loss is not None and loss.is_of_values and not self.has_value_head:
             raise VerbError(
@@ -240,14 +240,16 @@ class Learner:
         total = self._collect([(0, sums) for sums in found], 1)
         return total[0] if total else None
 
-    def train(self, paths: Paths, cut: Cut, loss: Loss, params: Params) -> tuple[list[Sums] | None, dict]:
+    def train(
+        self, paths: Paths, batch_plan: MicroBatchPlan, loss: Loss, params: OptimizerParams
+    ) -> tuple[list[Sums] | None, dict]:
         """Runs an update according to its micro-batch plan, and steps. Rank 0 gets the sums per micro-batch."""
-        rounds, count = cut.rounds(), len(cut.micro_batches)
+        rounds, count = batch_plan.rounds(), len(batch_plan.micro_batches)
         indices = [runs.get(self.ranks.data) for runs in rounds]
         done = list(accumulate(map(len, rounds)))
 
         def part(index: int | None) -> TreeBatch | None:
-            chosen = cut.micro_batches[index].paths if index is not None else ()
+            chosen = batch_plan.micro_batches[index].paths if index is not None else ()
             return merge(paths, list(chosen)) if chosen else None
 
         found = self.backward(
@@ -256,11 +258,11 @@ class Learner:
         mine = [(index, sums) for index, sums in zip(indices, found, strict=True) if index is not None]
         return self._collect(mine, count), self.step(params)
 
-    def step(self, params: Params) -> dict:
+    def step(self, params: OptimizerParams) -> dict:
         """Takes one optimizer step with the accumulated gradients."""
         if hasattr(self.model, "levade_lora"):
             lora.sum_gradients(self.model, self.ranks)
-        return self.optimiser.step(params, self.control)
+        return self.optimizer.step(params, self.control)
 
 
 def _weighed(found: tuple[Tensor, ...], batch: TreeBatch, rows: Rows, loss: Loss, sums: Sums) -> Tensor:

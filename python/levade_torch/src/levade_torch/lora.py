@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .errors import StartError, VerbError
-from .files import read_header, storage
+from .files import read_header, storage_error
 from .mesh import Ranks
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -127,7 +127,7 @@ def check(model: nn.Module, directory: Path) -> None:
     try:
         text = json.loads((directory / CONFIG).read_text())
     except OSError as error:
-        raise storage(error, "read", directory / CONFIG) from None
+        raise storage_error(error, "read", directory / CONFIG) from None
     for key in ("r", "lora_alpha"):
         if text.get(key) != getattr(model.levade_lora, key):
             raise VerbError(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .batch import Terms
-from .errors import invalid
-from .surrogate import LOG_RATIO_BOUND, Point, bounded_exp, flat, surrogate
+from .errors import invalid_request
+from .surrogate import LOG_RATIO_BOUND, Point, bounded_exp, constant, surrogate
 
 # Options of every policy loss; `?` marks optional ones.
 POLICIES: dict[str, tuple[str, ...]] = {
@@ -85,21 +85,21 @@ class Loss:
         Raises `invalid` with the wrong key or number.
         """
         if not isinstance(found, dict) or "policy" not in found:
-            raise invalid(f'the loss {found!r} is no object with "policy"')
+            raise invalid_request(f'the loss {found!r} is not an object with "policy"')
         if unknown := found.keys() - {"policy", "kl", "entropy", "interpolated"}:
-            raise invalid(f"the loss has the unknown keys {', '.join(sorted(unknown))}")
+            raise invalid_request(f"the loss has the unknown keys {', '.join(sorted(unknown))}")
         policy = found["policy"]
         name, options = (policy, {}) if isinstance(policy, str) else next(iter(policy.items()), ("", {}))
         if name not in POLICIES:
-            raise invalid(f"the loss {name!r} is not known; there are {', '.join(POLICIES)}")
+            raise invalid_request(f"unknown loss {name!r}; available losses: {', '.join(POLICIES)}")
         options = {key: option for key, option in (options or {}).items() if option is not None}
         known = {key.rstrip("?") for key in POLICIES[name]}
         if unknown := options.keys() - known:
-            raise invalid(
-                f"the loss {name} has no option {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}"
+            raise invalid_request(
+                f"the loss {name} does not have the option {', '.join(sorted(unknown))}; its options: {', '.join(sorted(known))}"
             )
         if missing := [key for key in POLICIES[name] if not key.endswith("?") and key not in options]:
-            raise invalid(f"the loss {name} lacks {', '.join(missing)}")
+            raise invalid_request(f"the loss {name} requires {', '.join(missing)}")
         loss = Loss(name, options, found.get("kl"), float(found.get("entropy") or 0.0), found.get("interpolated"))
         loss._check_numbers()
         return loss
@@ -116,15 +116,17 @@ class Loss:
             numbers |= {f"{group}.{key}": number for key, number in (inner or {}).items()}
         for key, number in numbers.items():
             if isinstance(number, float | int) and not math.isfinite(number):
-                raise invalid(f"{key} of the loss {self.policy} is {number}; it must be finite")
+                raise invalid_request(f"{key} of the loss {self.policy} is {number}; it must be finite")
         if self.kl is not None and self.kl.get("estimator") not in ESTIMATORS:
-            raise invalid(
-                f"the KL estimator {self.kl.get('estimator')!r} is not known; there are {', '.join(ESTIMATORS)}"
+            raise invalid_request(
+                f"the KL estimator {self.kl.get('estimator')!r} is unknown; available estimators: {', '.join(ESTIMATORS)}"
             )
         if self.options.get("measure", "kl") not in ("total_variation", "kl"):
-            raise invalid(f"the measure {self.options['measure']!r} is not known; there are total_variation, kl")
+            raise invalid_request(
+                f"the measure {self.options['measure']!r} is unknown; available measures: total_variation, kl"
+            )
         if self.is_of_values and (self.kl is not None or self.entropy != 0.0):
-            raise invalid("a loss of values has neither a KL penalty nor a bonus for entropy; leave them out")
+            raise invalid_request("a value loss takes no KL penalty and no entropy bonus; leave them out")
 
     def check(self, terms: Terms) -> None:
         """Checks that every term has the numbers that the loss needs, and that the loss can be evaluated.
@@ -148,14 +150,14 @@ class Loss:
         try:
             self.evaluate(torch.zeros(0), Terms.empty())
         except Exception as odd:
-            raise invalid(
-                f"an option of the loss {self.policy} is missing or no number: {type(odd).__name__}: {odd}"
+            raise invalid_request(
+                f"an option of the loss {self.policy} is missing or not a number: {type(odd).__name__}: {odd}"
             ) from None
 
     def _need(self, terms: Terms, what: str, lacking: np.ndarray) -> None:
         if lacking.any():
             at = int(np.argmax(lacking))
-            raise invalid(f"term {at} (path {terms.path[at]}) lacks {what}, which the loss {self.policy} needs")
+            raise invalid_request(f"term {at} (path {terms.path[at]}) lacks {what}, which the loss {self.policy} needs")
 
     def point(self, logp: Tensor, terms: Terms) -> Point:
         """Returns the point of evaluation of the terms, at log-probabilities (or values) `logp` [n] in f64."""
@@ -223,7 +225,7 @@ class Loss:
         x = at.x
         ratio = bounded_exp(x)[0]
         dropped = self._drops(at, ratio)
-        found = flat(torch.zeros_like(x)).where(dropped, surrogate(self.policy, self.options, at))
+        found = constant(torch.zeros_like(x)).where(dropped, surrogate(self.policy, self.options, at))
         kl = slope = torch.zeros_like(x)
         coefficient = 0.0
         if self.kl is not None:

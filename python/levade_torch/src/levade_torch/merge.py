@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .batch import Terms, TreeBatch
-from .errors import invalid
+from .errors import invalid_request
 from .wire import Arrays, Columns
 
 
@@ -30,17 +30,19 @@ class Paths:
         tokens = read_tokens(columns, len(counts))
         total = int(counts.sum())
         if (counts < 0).any():
-            raise invalid(f"path {int(np.argmax(counts < 0))} has {counts.min()} targets")
+            raise invalid_request(f"path {int(np.argmax(counts < 0))} has {counts.min()} targets")
         path = np.repeat(np.arange(len(counts)), counts)
         index = columns.integers("index", total)
         temperature = columns.floats("temperature", total)
         lengths = np.array([len(t) for t in tokens], np.int64)[path]
         if (wrong := (index < 1) | (index >= lengths)).any():
             at = int(np.argmax(wrong))
-            raise invalid(f"path {path[at]} has the target {index[at]}; it must be 1 to {lengths[at] - 1}")
+            raise invalid_request(f"path {path[at]} has the target {index[at]}; it must be 1 to {lengths[at] - 1}")
         if (wrong := ~(np.isfinite(temperature) & (temperature > 0))).any():
             at = int(np.argmax(wrong))
-            raise invalid(f"a target of path {path[at]} has the temperature {temperature[at]}; it must be more than 0")
+            raise invalid_request(
+                f"a target of path {path[at]} has the temperature {temperature[at]}; it must be more than 0"
+            )
         first = np.concatenate([[0], np.cumsum(counts)])
         return Paths(tokens, first, index, temperature, Terms.read(columns, total, path))
 
@@ -53,11 +55,11 @@ def read_tokens(columns: Columns, count: int | None = None) -> list[np.ndarray]:
     lengths = columns.integers("path_len", count)
     tokens = columns.integers("path_tokens", int(lengths.sum()))
     if (lengths < 1).any():
-        raise invalid(f"path {int(np.argmax(lengths < 1))} is empty")
+        raise invalid_request(f"path {int(np.argmax(lengths < 1))} is empty")
     return np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
-def shared(a: np.ndarray, b: np.ndarray) -> int:
+def count_shared_tokens(a: np.ndarray, b: np.ndarray) -> int:
     """Returns the length of the common prefix."""
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
@@ -81,14 +83,14 @@ def _insert(roots: list[Node], rest: np.ndarray) -> None:
         if node is None:
             siblings.append(Node(rest))
             return
-        same = shared(node.tokens, rest)
+        same = count_shared_tokens(node.tokens, rest)
         if same < len(node.tokens):
             node.children = [Node(node.tokens[same:], node.children)]
             node.tokens = node.tokens[:same]
         siblings, rest = node.children, rest[same:]
 
 
-def _lay(roots: list[Node]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _lay_out(roots: list[Node]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns tokens, positions and subtree ends in depth-first order. Sets `start` of every node."""
     order: list[tuple[Node, int]] = []
     stack = [(root, 0) for root in reversed(roots)]
@@ -110,7 +112,7 @@ def _lay(roots: list[Node]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )
 
 
-def _packed(roots: list[Node], tokens: np.ndarray) -> np.ndarray:
+def _pack(roots: list[Node], tokens: np.ndarray) -> np.ndarray:
     """Returns the packed indices of a sequence's tokens. A node ends wherever a sequence ends."""
     found, siblings, rest = [], roots, tokens
     while len(rest):
@@ -128,11 +130,10 @@ def merge(paths: Paths, chosen: list[int]) -> TreeBatch:
     roots: list[Node] = []
     for path in chosen:
         _insert(roots, paths.tokens[path])
-    tokens, position, end = _lay(roots)
+    tokens, position, end = _lay_out(roots)
     wanted = [np.arange(paths.first_target[p], paths.first_target[p + 1]) for p in chosen]
     packed = [
-        _packed(roots, paths.tokens[p]) if len(w) else np.zeros(0, np.int64)
-        for p, w in zip(chosen, wanted, strict=True)
+        _pack(roots, paths.tokens[p]) if len(w) else np.zeros(0, np.int64) for p, w in zip(chosen, wanted, strict=True)
     ]
     if not sum(map(len, wanted)):
         return TreeBatch(tokens, position, end)

@@ -122,7 +122,7 @@ def choose_device(name: str) -> torch.device:
     local, count = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     if local >= count:
         raise StartError(
-            f"process {local} of this machine has no GPU: there are {count}; start no more processes than GPUs"
+            f"process {local} of this machine has no GPU: the machine has {count}; start at most one process per GPU"
         )
     major, minor = torch.cuda.get_device_capability(local)
     built = torch.cuda.get_arch_list()

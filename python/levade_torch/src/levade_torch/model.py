@@ -22,10 +22,10 @@ from transformers.distributed.pipeline_parallel import PipelineIdentityLayer, ap
 
 from .attention import NAME
 from .errors import StartError, VerbError
-from .files import storage
+from .files import storage_error
 from .layout import Layout
 from .mesh import Ranks, Shape, limit_waits
-from .optimiser import local
+from .optimizer import local_shard
 from .sharding import Precision, shard
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -97,7 +97,7 @@ class TreeModel:
         ).last_hidden_state
         return then(self, hidden[0])
 
-    def plain(self, tokens: Tensor, states: Tensor | None, last: bool) -> Tensor:
+    def forward_sequences(self, tokens: Tensor, states: Tensor | None, last: bool) -> Tensor:
         """Computes one sequence as transformers does.
 
         Returns f32 logits [n, vocabulary] on the last stage, and on other stages the hidden states for the next stage.
@@ -122,7 +122,7 @@ class TreeModel:
             base.layers, base.norm = layers, norm
 
     @property
-    def tied(self) -> str | None:
+    def tied_name(self) -> str | None:
         """Name of the parameter that embedding and head share, if this stage and another stage have it."""
         stage = getattr(self, "_pp_stage", None)
         ends = stage and (stage.pp_is_first_stage or stage.pp_is_last_stage)
@@ -151,10 +151,10 @@ def check_config(directory: Path) -> AutoConfig:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if odd := kinds - LAYERS:
         raise StartError(
-            f"{directory} is a {config.model_type} with layers of {', '.join(sorted(odd))}; trees need {', '.join(LAYERS)}"
+            f"{directory} is a {config.model_type} with layers of the kinds {', '.join(sorted(odd))}; training on trees supports only {', '.join(LAYERS)}"
         )
     if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise StartError(f"{directory} is a {config.model_type}, which is no causal language model in transformers")
+        raise StartError(f"{directory} is a {config.model_type}, which is not a causal language model in transformers")
     return config
 
 
@@ -188,17 +188,17 @@ def load(
     )
     _check_report(directory, report)
     if shape.world > 1:
-        _leave_files(model)
+        _detach_from_files(model)
     else:
         model.to(ranks.device)
-        _leave_files(model)
+        _detach_from_files(model)
         alone = init_device_mesh(ranks.device.type, (1,))
         shard(model, alone, alone, precision)
     # Some groups are created when they are first needed.
     limit_waits(ranks.wait)
     if shape.pipeline > 1:
-        _agree_on_files(model, directory, ranks)
-    return _settle(model, frozen, precision)
+        _check_files_agree(model, directory, ranks)
+    return _finish_loading(model, frozen, precision)
 
 
 def _expert_options(shape: Shape) -> dict[str, Any]:
@@ -235,14 +235,14 @@ def _check_shares(config, directory: Path, shape: Shape) -> None:
         raise StartError(f"--ep {shape.expert} does not divide the {experts} experts of {directory}")
 
 
-def _agree_on_files(model: nn.Module, directory: Path, ranks: Ranks) -> None:
+def _check_files_agree(model: nn.Module, directory: Path, ranks: Ranks) -> None:
     """Shares the file names of all stages' tensors with all stages, and checks that tied weights are equal."""
     conversions = ranks.pipeline.gather(getattr(model, "_weight_conversions", None))
     model._weight_conversions = max(conversions, key=lambda found: len(found or []))
     if (
         ranks.pipeline.last
-        and model.tied
-        and model.get_output_embeddings().weight is not model.get_parameter(model.tied)
+        and model.tied_name
+        and model.get_output_embeddings().weight is not model.get_parameter(model.tied_name)
     ):
         raise StartError(
             f"{directory} has a head that differs from the embedding, although its config.json ties them; "
@@ -250,10 +250,10 @@ def _agree_on_files(model: nn.Module, directory: Path, ranks: Ranks) -> None:
         )
 
 
-def _leave_files(model: nn.Module) -> None:
-    """Copies tensors out of mapped files, since mapped memory cannot be released (shelf.py)."""
+def _detach_from_files(model: nn.Module) -> None:
+    """Copies tensors out of mapped files, since mapped memory cannot be released (offload.py)."""
     for tensor in (*model.parameters(), *model.buffers()):
-        part = local(tensor)
+        part = local_shard(tensor)
         if part.untyped_storage().resizable():
             continue
         if isinstance(tensor, DTensor):
@@ -272,7 +272,7 @@ def _check_report(directory: Path, report: dict) -> None:
             raise StartError(f"the safetensors files of {directory} {what} tensors: {', '.join(map(str, names))[:400]}")
 
 
-def _settle(model: nn.Module, frozen: bool, precision: Precision) -> nn.Module:
+def _finish_loading(model: nn.Module, frozen: bool, precision: Precision) -> nn.Module:
     """Prepares training: no dropout, no padding token, a value head of zeros."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -292,12 +292,12 @@ def _settle(model: nn.Module, frozen: bool, precision: Precision) -> nn.Module:
     return model
 
 
-def context_of(config) -> int:
+def max_context(config) -> int:
     """Returns the number of positions for which the model was made."""
     return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
 
 
-def count(model: nn.Module, ranks: Ranks) -> int:
+def count_parameters(model: nn.Module, ranks: Ranks) -> int:
     """Returns the number of parameters of all stages. Tied parameters count once."""
     found: dict[str, int] = {}
     for stage in ranks.pipeline.gather({name: p.numel() for name, p in model.named_parameters()}):
@@ -314,6 +314,6 @@ def original_config(directory: Path) -> dict:
     try:
         return json.loads(path.read_text())
     except OSError as error:
-        raise storage(error, "read", path) from None
+        raise storage_error(error, "read", path) from None
     except ValueError as error:
-        raise VerbError("storage", f"{path} is no JSON: {error}") from None
+        raise VerbError("storage", f"{path} is not valid JSON: {error}") from None

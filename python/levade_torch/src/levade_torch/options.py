@@ -125,9 +125,9 @@ def parse(arguments: list[str] | None = None) -> Options:
     for name in ("model", "critic", "reference"):
         directory = getattr(a, name)
         if directory is not None and not (directory / "config.json").is_file():
-            raise StartError(f"--{name} {directory} is no folder with a config.json")
+            raise StartError(f"--{name} {directory} is not a folder with a config.json")
     if not a.run_root.is_dir():
-        raise StartError(f"--run-root {a.run_root} is no folder")
+        raise StartError(f"--run-root {a.run_root} is not a folder")
     if not 0 < a.collective_seconds < 1e9:
         raise StartError(f"--collective-seconds {a.collective_seconds}; it must be more than 0 and finite")
     if a.lora_rank < 0 or a.head_rows < 1 or a.tokens < 1 or a.threads < 1 or a.keep_published < 1:
@@ -146,7 +146,7 @@ def parse(arguments: list[str] | None = None) -> Options:
 def _token(variable: str | None, file: Path | None) -> str:
     if (variable is None) == (file is None):
         raise StartError(
-            "give the token of clients by --token-env NAME or --token-file FILE; it never stands on the command line"
+            "give the token of clients by --token-env NAME or --token-file FILE; it cannot be given on the command line"
         )
     if variable is not None:
         token, where = os.environ.get(variable, ""), f"the variable {variable}"
@@ -156,5 +156,5 @@ def _token(variable: str | None, file: Path | None) -> str:
         except OSError as error:
             raise StartError(f"cannot read --token-file {file}: {error.strerror}") from None
     if len(token) < 16:
-        raise StartError(f"{where} must hold a token of at least 16 characters")
+        raise StartError(f"{where} must contain a token of at least 16 characters")
     return token

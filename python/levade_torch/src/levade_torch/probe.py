@@ -36,7 +36,7 @@ def tree(vocabulary: int) -> tuple[TreeBatch, list[np.ndarray]]:
 
 def _plain(model, states: torch.Tensor | None, tokens: torch.Tensor, last: bool) -> tuple[torch.Tensor]:
     """Returns hidden states of a sequence; on the last stage, log-probabilities of all its tokens except the first."""
-    found = model.plain(tokens, states, last)
+    found = model.forward_sequences(tokens, states, last)
     return (found.log_softmax(-1)[:-1].gather(1, tokens[1:, None])[:, 0].contiguous() if last else found,)
 
 

@@ -28,13 +28,13 @@ STORE, UNIQUE_ID = "store", "unique_id"
 LOOK_SECONDS = 0.0005
 
 
-def failed(message: str) -> VerbError:
+def push_error(message: str) -> VerbError:
     """Creates the error of a failed push, which does not affect the learner."""
     return VerbError("push", message)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PushRequest:
     """A group to open: `ranks` processes including this one, for a server that is reached at the host `peer`.
 
     Members have `seconds` to join, and the same time to receive all weights.
@@ -48,7 +48,7 @@ class Wanted:
     seconds: float
 
 
-def prefixed(store: dist.Store, name: str, device: str) -> dist.Store:
+def group_store(store: dist.Store, name: str, device: str) -> dist.Store:
     """Returns the part of a store that `torch.distributed` uses for a group of this name.
 
     Servers create the group in addition to their default group.
@@ -56,7 +56,7 @@ def prefixed(store: dist.Store, name: str, device: str) -> dist.Store:
     return dist.PrefixStore(f"{device}/", dist.PrefixStore(f"{name}/", dist.PrefixStore(name, store)))
 
 
-def address_towards(peer: str) -> str:
+def address_for_peer(peer: str) -> str:
     """Returns the address at which `peer` reaches this machine. Sends nothing."""
     try:
         found = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)
@@ -65,35 +65,37 @@ def address_towards(peer: str) -> str:
             probe.connect(address)
             return probe.getsockname()[0]
     except OSError as error:
-        raise failed(f"no way from the learner to the server's host {peer!r}: {error.strerror or error}") from None
+        raise push_error(f"the learner cannot reach the server's host {peer!r}: {error.strerror or error}") from None
 
 
 class Sender:
     """Rank 0's side of a group. Members join in the background."""
 
-    def __init__(self, wanted: Wanted, device: torch.device) -> None:
+    def __init__(self, wanted: PushRequest, device: torch.device) -> None:
         self.wanted = wanted
         self.device = device if wanted.backend == "nccl" else torch.device("cpu")
         self.group: dist.Backend | None = None
         # An NCCL group that is not complete yet.
         self.begun: dist.Backend | None = None
         self.why = ""
-        self.told: dict = {}
+        self.rendezvous_info: dict = {}
         timeout = timedelta(seconds=wanted.seconds)
         if wanted.rendezvous == UNIQUE_ID:
             self.store: dist.Store = Noting()
         else:
-            address = address_towards(wanted.peer)
+            address = address_for_peer(wanted.peer)
             store = dist.TCPStore(address, 0, wanted.ranks, True, timeout, wait_for_workers=False)
-            self.told = {"address": address, "port": store.port}
-            self.store = prefixed(store, wanted.name, "cpu" if wanted.backend == "gloo" else "cuda")
+            self.rendezvous_info = {"address": address, "port": store.port}
+            self.store = group_store(store, wanted.name, "cpu" if wanted.backend == "gloo" else "cuda")
         self.thread = threading.Thread(target=self._join, daemon=True, name=f"push {wanted.name}")
         self.thread.start()
         if wanted.rendezvous == UNIQUE_ID:
             found = self.store.unique_id(wanted.seconds)
             if found is None:
-                raise failed(f"NCCL gave no unique ID within {wanted.seconds:g} s{self.why and ': ' + self.why}")
-            self.told = {"unique_id": base64.b64encode(found).decode()}
+                raise push_error(
+                    f"NCCL returned no unique ID within {wanted.seconds:g} s{self.why and ': ' + self.why}"
+                )
+            self.rendezvous_info = {"unique_id": base64.b64encode(found).decode()}
 
     def _join(self) -> None:
         """Returns when all members have joined."""
@@ -113,7 +115,7 @@ class Sender:
         except (RuntimeError, dist.DistError, VerbError) as error:
             self.why = str(error)
 
-    def joined(self) -> None:
+    def wait_joined(self) -> None:
         """Waits until all members have joined.
 
         Raises `push` if they do not join in time.
@@ -121,9 +123,9 @@ class Sender:
         self.thread.join(self.wanted.seconds)
         if self.group is None:
             ranks, seconds = self.wanted.ranks - 1, self.wanted.seconds
-            why = self.why or "nobody came"
-            raise failed(
-                f"not all {ranks} processes of the server joined {self.wanted.name} within {seconds:g} s: {why}"
+            why = self.why or "no process connected"
+            raise push_error(
+                f"not all {ranks} processes of the server joined the group {self.wanted.name} within {seconds:g} s: {why}"
             )
 
     def broadcast(self, tensor: Tensor, seconds: float) -> None:
@@ -140,7 +142,9 @@ class Sender:
             else:
                 work.wait()
         except (RuntimeError, dist.DistError) as error:
-            raise failed(f"a process of the server in {self.wanted.name} is gone or late: {error}") from None
+            raise push_error(
+                f"a process of the server exited or timed out in the group {self.wanted.name}: {error}"
+            ) from None
 
     @staticmethod
     def _wait(group: dist.Backend, work: dist.Work, seconds: float) -> None:
@@ -148,7 +152,7 @@ class Sender:
         while not work.is_completed():
             if time.monotonic() > until:
                 group.abort()
-                raise failed(f"a process of the server did not take part within {seconds:g} s")
+                raise push_error(f"a process of the server did not take part in the broadcast within {seconds:g} s")
             time.sleep(LOOK_SECONDS)
 
     def close(self) -> None:
@@ -162,14 +166,14 @@ class Sender:
 class Push:
     """An open push on one rank. All ranks have equal `entries`, and rank 0 has the sender."""
 
-    wanted: Wanted
+    wanted: PushRequest
     entries: list[Entry]
     sender: Sender | None = None
 
-    def told(self) -> dict:
+    def describe(self) -> dict:
         """Returns what a server must know: the rendezvous, and the tensors in their order."""
         return {
-            "meeting": self.sender.told,
+            "meeting": self.sender.rendezvous_info,
             "names": [name for name, _, _, _ in self.entries],
             "dtypes": [str(dtype).removeprefix("torch.") for _, _, dtype, _ in self.entries],
             "shapes": [list(shape) for _, shape, _, _ in self.entries],
@@ -184,7 +188,7 @@ class Push:
         why, sent, started = None, 0, time.monotonic()
         if self.sender:
             try:
-                self.sender.joined()
+                self.sender.wait_joined()
             except VerbError as error:
                 why = error
         until = time.monotonic() + self.wanted.seconds

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .calls import Call, Calls
-from .errors import StartError, VerbError, invalid
+from .errors import StartError, VerbError, invalid_request
 from .verbs import VERBS
 
 TENSORS = "application/x-safetensors"
@@ -20,8 +20,8 @@ SOCKET_SECONDS = 60.0
 class Service:
     """State that handlers share."""
 
-    def __init__(self, token: str, calls: Calls, most_bytes: int) -> None:
-        self.token, self.calls, self.most_bytes = token.encode(), calls, most_bytes
+    def __init__(self, token: str, calls: Calls, max_bytes: int) -> None:
+        self.token, self.calls, self.max_bytes = token.encode(), calls, max_bytes
         self.description = None
         self._asked = 0
         self._answered = threading.Condition()
@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self._authorise()
             if self.path not in routes:
-                raise VerbError("unknown", f"there is no {self.path}; there are /health, {', '.join(routes)}")
+                raise VerbError("unknown", f"unknown path {self.path}; available paths: /health, {', '.join(routes)}")
             self._json(200, routes[self.path]())
         except VerbError as error:
             self._refuse(error)
@@ -96,23 +96,27 @@ class Handler(BaseHTTPRequestHandler):
     def _call(self, body: bytes) -> Call:
         parts = self.path.strip("/").split("/")
         if len(parts) != 4 or parts[:2] != ["v1", "learners"]:
-            raise VerbError("unknown", f"there is no {self.path}; verbs are at /v1/learners/NAME/VERB")
+            raise VerbError("unknown", f"unknown path {self.path}; verbs are at /v1/learners/NAME/VERB")
         _, _, learner, verb = parts
         learners = self.service.describe()["learners"]
         if learner not in learners:
-            raise VerbError("unknown", f"there is no learner {learner!r}; there are {', '.join(learners)}")
+            raise VerbError("unknown", f"unknown learner {learner!r}; available learners: {', '.join(learners)}")
         if verb not in VERBS:
-            raise VerbError("unknown", f"there is no verb {verb!r}; there are {', '.join(VERBS)}")
+            raise VerbError("unknown", f"unknown verb {verb!r}; available verbs: {', '.join(VERBS)}")
         # The alternative header names date from before the project was called Levade.
         name = self.headers.get("x-levade-call") or self.headers.get("x-dressage-call")
         if not name or len(name) > 200:
-            raise invalid("the header x-levade-call must have an id of the call, of 200 characters at most")
+            raise invalid_request(
+                "the header x-levade-call must contain the id of the call, at most 200 characters long"
+            )
         step = self.headers.get("x-levade-step") or self.headers.get("x-dressage-step", "")
         return Call(name, learner, verb, body, step[:40])
 
     def _authorise(self) -> None:
         if not self.service.allows(self.headers.get("authorization")):
-            raise VerbError("unauthorised", "the header authorization must bear the token of this group")
+            raise VerbError(
+                "unauthorised", "the header authorization must contain the token of this group, as `Bearer TOKEN`"
+            )
 
     def _body(self) -> bytes:
         """Reads the body of an authorized request.
@@ -123,16 +127,16 @@ class Handler(BaseHTTPRequestHandler):
         closes, self.close_connection = self.close_connection, True
         length = self.headers.get("content-length")
         if length is None or not length.isdigit():
-            raise invalid("a request needs the header content-length")
-        if int(length) > self.service.most_bytes:
+            raise invalid_request("the request has no header content-length")
+        if int(length) > self.service.max_bytes:
             raise VerbError(
                 "too_large",
-                f"the body has {length} bytes, and {self.service.most_bytes} are taken; raise --max-body-mib",
+                f"the body has {length} bytes, but the maximum is {self.service.max_bytes}; raise --max-body-mib",
             )
         self._authorise()
         body = self.rfile.read(int(length))
         if len(body) != int(length):
-            raise invalid(f"the body ended after {len(body)} of {length} bytes")
+            raise invalid_request(f"the body ended after {len(body)} of {length} bytes")
         self.close_connection = closes
         return body
 

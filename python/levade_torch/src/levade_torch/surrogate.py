@@ -55,15 +55,15 @@ class Surrogate:
         return Surrogate(*(torch.where(condition, a, b) for a, b in pairs))
 
 
-def free(loss: Tensor, slope: Tensor, clipped: Tensor | None = None) -> Surrogate:
+def without_clipping(loss: Tensor, slope: Tensor, clipped: Tensor | None = None) -> Surrogate:
     """Creates a loss with its derivative. By default, no bound is active."""
     none = torch.zeros_like(loss, dtype=torch.bool)
     return Surrogate(loss, slope, none if clipped is None else clipped, none)
 
 
-def flat(loss: Tensor) -> Surrogate:
+def constant(loss: Tensor) -> Surrogate:
     """Creates a loss whose derivative was removed by a bound."""
-    return free(loss, torch.zeros_like(loss), torch.ones_like(loss, dtype=torch.bool))
+    return without_clipping(loss, torch.zeros_like(loss), torch.ones_like(loss, dtype=torch.bool))
 
 
 def bounded_exp(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,23 +81,23 @@ def choose(condition: Tensor, a: float, b: float, like: Tensor) -> Tensor:
 
 def reinforce(at: Point, advantage: Tensor) -> Surrogate:
     """−A log p."""
-    return free(-advantage * at.logp, -advantage)
+    return without_clipping(-advantage * at.logp, -advantage)
 
 
 def importance_sampling(x: Tensor, advantage: Tensor) -> Surrogate:
     """−A ρ."""
     ratio, slope = bounded_exp(x)
-    return free(-advantage * ratio, -advantage * slope, x.abs() > LOG_RATIO_BOUND)
+    return without_clipping(-advantage * ratio, -advantage * slope, x.abs() > LOG_RATIO_BOUND)
 
 
 def clip(x: Tensor, advantage: Tensor, low: float, high: float, dual: float | None = None) -> Surrogate:
     """max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)); if A < 0, at most −A·dual."""
     found = importance_sampling(x, advantage)
     bounded = -advantage * bounded_exp(x)[0].clamp(1.0 - low, 1.0 + high)
-    found = flat(bounded).where(bounded > found.loss, found)
+    found = constant(bounded).where(bounded > found.loss, found)
     if dual is None:
         return found
-    capped = flat(-advantage * dual)
+    capped = constant(-advantage * dual)
     capped.dual = torch.ones_like(capped.dual)
     return capped.where((advantage < 0) & (found.loss > capped.loss), found)
 
@@ -110,16 +110,16 @@ def clip_keeping(x: Tensor, advantage: Tensor, low: float, high: float, keep: di
     kept = choose(below, keep["below"] * (1.0 - low), keep["above"] * (1.0 + high), ratio)
     if keep.get("in_value_only", False):
         unclipped, bounded = importance_sampling(x, advantage), -advantage * kept / ratio
-        beyond = flat(bounded).where(bounded > unclipped.loss, unclipped)
+        beyond = constant(bounded).where(bounded > unclipped.loss, unclipped)
     else:
-        beyond = free(-advantage * kept, -advantage * kept, torch.ones_like(below))
+        beyond = without_clipping(-advantage * kept, -advantage * kept, torch.ones_like(below))
     return beyond.where(below | above, clip(x, advantage, low, high))
 
 
 def mini_rl(at: Point) -> Surrogate:
     """−sg(ρ) A log p."""
     weight = bounded_exp(at.x)[0] * at.advantage
-    return free(-weight * at.logp, -weight)
+    return without_clipping(-weight * at.logp, -weight)
 
 
 def cispo(at: Point, low: float, high: float) -> Surrogate:
@@ -127,14 +127,14 @@ def cispo(at: Point, low: float, high: float) -> Surrogate:
     ratio = bounded_exp(at.x)[0]
     bounded = ratio.clamp(1.0 - low, 1.0 + high)
     weight = bounded * at.advantage
-    return free(-weight * at.logp, -weight, bounded != ratio)
+    return without_clipping(-weight * at.logp, -weight, bounded != ratio)
 
 
 def gspo(at: Point, low: float, high: float) -> Surrogate:
     """PPO's clip on the mean log-ratio of a sequence. The log-ratio is capped at 10 and has no gradient beyond."""
     bounded = at.path_log_ratio.clamp(max=10.0)
     found = clip(bounded, at.advantage, low, high)
-    return flat(found.loss).where(bounded < at.path_log_ratio, found)
+    return constant(found.loss).where(bounded < at.path_log_ratio, found)
 
 
 def geometric_mean(at: Point) -> Surrogate:
@@ -143,7 +143,7 @@ def geometric_mean(at: Point) -> Surrogate:
     """
     ratio, slope = bounded_exp(at.path_log_ratio)
     loss = -at.advantage * ratio
-    return free(loss, -at.advantage * slope).where(at.marked, flat(loss))
+    return without_clipping(loss, -at.advantage * slope).where(at.marked, constant(loss))
 
 
 def soft_gate(at: Point, positive: float, negative: float) -> Surrogate:
@@ -151,13 +151,13 @@ def soft_gate(at: Point, positive: float, negative: float) -> Surrogate:
     ratio, slope = bounded_exp(at.x)
     tau = choose(at.advantage > 0, positive, negative, ratio)
     gate = 1.0 / (1.0 + (-tau * (ratio - 1.0)).exp())
-    return free(-at.advantage * 4.0 / tau * gate, -at.advantage * 4.0 * gate * (1.0 - gate) * slope)
+    return without_clipping(-at.advantage * 4.0 / tau * gate, -at.advantage * 4.0 * gate * (1.0 - gate) * slope)
 
 
 def direct(at: Point, beta: float) -> Surrogate:
     """−(A log p − ½ β x²)."""
     x = at.x
-    return free(-(at.advantage * at.logp - 0.5 * beta * x * x), -(at.advantage - beta * x))
+    return without_clipping(-(at.advantage * at.logp - 0.5 * beta * x * x), -(at.advantage - beta * x))
 
 
 def divergence(at: Point, measure: str, below: float, above: float, cap: float) -> Surrogate:
@@ -171,7 +171,7 @@ def divergence(at: Point, measure: str, below: float, above: float, cap: float) 
         left = torch.where(p > q, distance, -distance)
     kept = torch.where(at.advantage > 0, left <= above, left >= -below)
     weight = bounded_exp(at.x)[0].clamp(max=cap) * at.advantage
-    return free(-weight * at.logp, -weight).where(kept, flat(torch.zeros_like(p)))
+    return without_clipping(-weight * at.logp, -weight).where(kept, constant(torch.zeros_like(p)))
 
 
 def kl_cov(at: Point, coefficient: float) -> Surrogate:
@@ -184,11 +184,11 @@ def kl_cov(at: Point, coefficient: float) -> Surrogate:
 def value(at: Point, clip: float | None) -> Surrogate:
     """½ max((V − R)², (clip(V, V_old ± c) − R)²), where V is passed as log p."""
     error = at.logp - at.returns
-    found = free(0.5 * error * error, error)
+    found = without_clipping(0.5 * error * error, error)
     if clip is None:
         return found
     bounded = torch.minimum(torch.maximum(at.logp, at.value - clip), at.value + clip) - at.returns
-    return flat(0.5 * bounded * bounded).where(bounded * bounded > error * error, found)
+    return constant(0.5 * bounded * bounded).where(bounded * bounded > error * error, found)
 
 
 def surrogate(policy: str, options: dict, at: Point) -> Surrogate:

@@ -13,14 +13,14 @@ import numpy as np
 
 from . import files, wire
 from .batch import TreeBatch
-from .cut import Cut, plan
-from .errors import invalid
+from .errors import invalid_request
 from .host import Host
 from .losses import Loss
 from .merge import Paths, read_tokens
-from .model import context_of
-from .optimiser import Params
-from .push import BACKENDS, STORE, UNIQUE_ID, Wanted
+from .micro_batches import MicroBatchPlan, plan
+from .model import max_context
+from .optimizer import OptimizerParams
+from .push import BACKENDS, STORE, UNIQUE_ID, PushRequest
 from .wire import Arrays, Columns
 
 # The work of a verb. Returns the response body on rank 0, and None on other ranks.
@@ -39,14 +39,14 @@ def _sums(sums) -> dict:
 def _field(control: Any, name: str, kind: type) -> Any:
     value = control.get(name) if isinstance(control, dict) else None
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise invalid(f"the request needs {name!r}, of type {kind.__name__}, in its JSON; it has {value!r}")
+        raise invalid_request(f"the JSON of the request must have {name!r} of type {kind.__name__}; it has {value!r}")
     return value
 
 
 def _batch(host: Host, name: str, arrays: Arrays) -> TreeBatch:
     batch = TreeBatch.read(arrays)
     config = host.learners[name].model.config
-    batch.check_fits(config.vocab_size, context_of(config))
+    batch.check_fits(config.vocab_size, max_context(config))
     return batch
 
 
@@ -54,30 +54,30 @@ def plan_update(host: Host, name: str, control: Any, arrays: Arrays) -> Job:
     """`plan`: returns the micro-batch plan of an update for the ranks."""
     max_tokens = _field(control, "micro_batch_tokens", int)
     if max_tokens < 1:
-        raise invalid(f"micro_batch_tokens is {max_tokens}; it must be at least 1")
+        raise invalid_request(f"micro_batch_tokens is {max_tokens}; it must be at least 1")
     columns = Columns(arrays)
     tokens, sizes = read_tokens(columns), columns.integers("group_len")
     if (sizes < 0).any() or sizes.sum() != len(tokens):
-        raise invalid(f"group_len adds up to {sizes.sum()} paths of {len(tokens)}")
+        raise invalid_request(f"group_len adds up to {sizes.sum()} paths, but the request has {len(tokens)}")
     ends = np.cumsum(sizes)
     groups = [tokens[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    cut = plan(groups, max_tokens, host.ranks.shape.data)
-    return lambda: wire.pack({"cut": cut.json()})
+    batch_plan = plan(groups, max_tokens, host.ranks.shape.data)
+    return lambda: wire.pack({"cut": batch_plan.json()})
 
 
 def train(host: Host, name: str, control: Any, arrays: Arrays) -> Job:
     """`train`: runs an update exactly according to its micro-batch plan."""
     learner = host.learners[name]
     loss = Loss.parse(control.get("loss"))
-    params, cut = Params.parse(control.get("params")), Cut.parse(control.get("cut"))
+    params, batch_plan = OptimizerParams.parse(control.get("params")), MicroBatchPlan.parse(control.get("cut"))
     learner.check_trains(loss)
     paths = Paths.read(arrays)
-    cut.check(len(paths.tokens), host.ranks.shape.data)
+    batch_plan.check(len(paths.tokens), host.ranks.shape.data)
     loss.check(paths.terms)
     _check_paths(host, name, paths)
 
     def job() -> bytes | None:
-        sums, step = learner.train(paths, cut, loss, params)
+        sums, step = learner.train(paths, batch_plan, loss, params)
         return wire.pack({"sums": [_sums(s) for s in sums], "step": step}) if sums is not None else None
 
     return job
@@ -85,13 +85,13 @@ def train(host: Host, name: str, control: Any, arrays: Arrays) -> Job:
 
 def _check_paths(host: Host, name: str, paths: Paths) -> None:
     config = host.learners[name].model.config
-    context, vocabulary = context_of(config), config.vocab_size
+    context, vocabulary = max_context(config), config.vocab_size
     for index, tokens in enumerate(paths.tokens):
         if len(tokens) > context:
-            raise invalid(f"path {index} has {len(tokens)} tokens, but the context holds {context}")
+            raise invalid_request(f"path {index} has {len(tokens)} tokens, but the context has room for {context}")
         if tokens.min() < 0 or tokens.max() >= vocabulary:
-            raise invalid(
-                f"path {index} has the ids {tokens.min()} to {tokens.max()}, but the vocabulary has {vocabulary} entries"
+            raise invalid_request(
+                f"path {index} has token ids from {tokens.min()} to {tokens.max()}, but the vocabulary has {vocabulary} entries"
             )
 
 
@@ -126,7 +126,7 @@ def forward_backward(host: Host, name: str, control: Any, arrays: Arrays) -> Job
 def optim_step(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
     """`optim_step`: takes a step with the accumulated gradients."""
     learner = host.learners[name]
-    params = Params.parse(control.get("params"))
+    params = OptimizerParams.parse(control.get("params"))
     learner.check_trains()
     return lambda: wire.pack({"step": learner.step(params)})
 
@@ -134,10 +134,10 @@ def optim_step(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
 def save(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
     """`save`: writes to a directory under the root of the run."""
     directory = _folder(host, control)
-    with_optimiser = _field(control, "with_optimiser", bool)
+    with_optimizer = _field(control, "with_optimiser", bool)
 
     def job() -> bytes | None:
-        manifest = host.save(name, directory, with_optimiser)
+        manifest = host.save(name, directory, with_optimizer)
         return wire.pack({"manifest": manifest}) if manifest else None
 
     return job
@@ -148,22 +148,22 @@ def load(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
     started.
     """
     if control.get("folder", "") is None:
-        directory, with_optimiser = None, False
+        directory, with_optimizer = None, False
     else:
-        directory, with_optimiser = _folder(host, control), _field(control, "with_optimiser", bool)
-    host.check_load(name, directory, with_optimiser)
+        directory, with_optimizer = _folder(host, control), _field(control, "with_optimiser", bool)
+    host.check_load(name, directory, with_optimizer)
 
     def job() -> bytes:
-        host.load(name, directory, with_optimiser)
+        host.load(name, directory, with_optimizer)
         return wire.pack({})
 
     return job
 
 
 def _folder(host: Host, control: Any) -> Path:
-    directory = files.inside(host.options.run_root, _field(control, "folder", str))
+    directory = files.resolve_directory(host.options.run_root, _field(control, "folder", str))
     if not directory.is_dir():
-        raise invalid(f"{directory} is no folder on the machine of rank {host.ranks.rank}")
+        raise invalid_request(f"{directory} is not a folder on the machine of rank {host.ranks.rank}")
     return directory
 
 
@@ -171,7 +171,7 @@ def publish(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
     """`publish`: writes weights for samplers."""
     version = _field(control, "version", int)
     if version < 0:
-        raise invalid(f"version is {version}; it must not be negative")
+        raise invalid_request(f"version is {version}; it must not be negative")
 
     def job() -> bytes | None:
         weights = host.publish(name, version)
@@ -184,18 +184,20 @@ def push_open(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
     """`push_open`: opens a group that a server joins, and lists the tensors that will follow."""
     seconds = control.get("seconds")
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < math.inf:
-        raise invalid(f"seconds is {seconds!r}; it must be a number of seconds above 0")
+        raise invalid_request(f"seconds is {seconds!r}; it must be a number of seconds above 0")
     texts = [_field(control, field, str) for field in ("group", "backend", "rendezvous")]
-    wanted = Wanted(*texts, _field(control, "ranks", int), _field(control, "peer", str), float(seconds))
+    wanted = PushRequest(*texts, _field(control, "ranks", int), _field(control, "peer", str), float(seconds))
     if wanted.backend not in BACKENDS or wanted.rendezvous not in (STORE, UNIQUE_ID) or not wanted.name:
-        raise invalid(
+        raise invalid_request(
             f"a group needs a name, a backend of {', '.join(BACKENDS)} and a rendezvous of {STORE}, {UNIQUE_ID}; it has "
             f"{wanted.name!r}, {wanted.backend!r} and {wanted.rendezvous!r}"
         )
     if wanted.rendezvous == UNIQUE_ID and wanted.backend != "nccl":
-        raise invalid(f"{wanted.backend} has no unique ID; join it over a {STORE}")
+        raise invalid_request(f"{wanted.backend} has no unique ID; use the rendezvous {STORE}")
     if wanted.ranks < 2:
-        raise invalid(f"ranks is {wanted.ranks}; the learner and at least one process of the server make it 2")
+        raise invalid_request(
+            f"ranks is {wanted.ranks}; it must be at least 2: the learner and one process of the server"
+        )
     host.check_push(name, _field(control, "version", int), wanted)
 
     def job() -> bytes | None:
@@ -208,9 +210,11 @@ def push_open(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
 def push_send(host: Host, _name: str, control: Any, _arrays: Arrays) -> Job:
     """`push_send`: sends all weights to the open group."""
     group = _field(control, "group", str)
-    open_one = host.push and host.push.wanted.name
-    if open_one != group:
-        raise invalid(f"the group {group!r} is not open, but {open_one or 'none'}; open it anew")
+    open_name = host.push and host.push.wanted.name
+    if open_name != group:
+        raise invalid_request(
+            f"the group {group!r} is not open (open group: {open_name or 'none'}); call push_open again"
+        )
 
     def job() -> bytes | None:
         sent = host.send_push()

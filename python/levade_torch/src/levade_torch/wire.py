@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import invalid
+from .errors import invalid_request
 
 DTYPES = {
     "F32": np.dtype("<f4"),
@@ -49,12 +49,14 @@ def unpack(body: bytes) -> tuple[Any, dict[str, np.ndarray]]:
         return {}, {}
     size = int.from_bytes(body[:8], "little") if len(body) >= 8 else -1
     if not 0 < size <= len(body) - 8:
-        raise invalid(f"the body of {len(body)} bytes is no safetensors file: it has no header that fits into it")
+        raise invalid_request(
+            f"the body of {len(body)} bytes is not a valid safetensors file: its header does not fit into it"
+        )
     try:
         header = json.loads(body[8 : 8 + size])
         control = json.loads(header.pop("__metadata__", {}).get("json", "{}"))
     except (ValueError, AttributeError) as error:
-        raise invalid(f"the header of the body is no JSON: {error}") from None
+        raise invalid_request(f"the header of the body is not valid JSON: {error}") from None
     data = memoryview(body)[8 + size :]
     return control, {name: _array(name, entry, data) for name, entry in header.items()}
 
@@ -65,11 +67,13 @@ def _array(name: str, entry: Any, data: memoryview) -> np.ndarray:
         count = int(np.prod(shape, dtype=np.int64))
         fits = 0 <= start <= end <= len(data) and end - start == count * dtype.itemsize
     except (KeyError, TypeError, ValueError):
-        raise invalid(
+        raise invalid_request(
             f"tensor {name!r} of the body is described by {entry!r}; known types: {', '.join(DTYPES)}"
         ) from None
     if not fits:
-        raise invalid(f"tensor {name!r} of shape {shape} does not lie at {start}..{end} of {len(data)} bytes")
+        raise invalid_request(
+            f"tensor {name!r} of shape {shape} does not match its bytes {start}..{end} of {len(data)}"
+        )
     return np.frombuffer(data[start:end], dtype=dtype).reshape(shape)
 
 
@@ -83,22 +87,22 @@ class Columns:
         """Returns an array of integers as I64."""
         found = self._get(name, length)
         if found.dtype.kind not in "iub":
-            raise invalid(f"tensor {name!r} has numbers of type {NAMES[found.dtype]}; it takes integers")
+            raise invalid_request(f"tensor {name!r} has the type {NAMES[found.dtype]}, but must have integers")
         return found.astype(np.int64)
 
     def floats(self, name: str, length: int | None = None) -> np.ndarray:
         """Returns an array of F32."""
         found = self._get(name, length)
         if found.dtype != np.float32:
-            raise invalid(f"tensor {name!r} has numbers of type {NAMES[found.dtype]}; it takes F32")
+            raise invalid_request(f"tensor {name!r} has the type {NAMES[found.dtype]}, but must be F32")
         return found
 
     def _get(self, name: str, length: int | None) -> np.ndarray:
         if name not in self.arrays:
-            raise invalid(f"the body has no tensor {name!r}; it has {', '.join(sorted(self.arrays)) or 'none'}")
+            raise invalid_request(f"the body has no tensor {name!r}; it has {', '.join(sorted(self.arrays)) or 'none'}")
         found = self.arrays[name]
         if found.ndim != 1 or (length is not None and len(found) != length):
-            raise invalid(
-                f"tensor {name!r} has the shape {list(found.shape)}; it takes [{'n' if length is None else length}]"
+            raise invalid_request(
+                f"tensor {name!r} has the shape {list(found.shape)}, but must have the shape [{'n' if length is None else length}]"
             )
         return found

@@ -71,7 +71,7 @@ class Worker:
             return None, error
         reply = None
         if verb not in ANYWHERE:
-            self.host.shelves.onload(name if verb in WEIGHTS_ALONE else None)
+            self.host.offload_manager.onload(name if verb in WEIGHTS_ALONE else None)
         try:
             reply = job()
         except VerbError as failed:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import VerbError, invalid
-from .merge import shared
+from .errors import VerbError, invalid_request
+from .merge import count_shared_tokens
 
 
 @dataclass(frozen=True)
@@ -23,23 +23,25 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class Cut:
+class MicroBatchPlan:
     """An update on `world_size` data-parallel ranks. Each rank runs its micro-batches in this order."""
 
     world_size: int
     micro_batches: tuple[MicroBatch, ...]
 
     @staticmethod
-    def parse(found: Any) -> "Cut":
+    def parse(found: Any) -> "MicroBatchPlan":
         """Parses a plan from JSON.
 
         Raises `invalid` if `found` is not a plan.
         """
         try:
             batches = tuple(MicroBatch(int(b["rank"]), tuple(map(int, b["paths"]))) for b in found["micro_batches"])
-            return Cut(int(found["world_size"]), batches)
+            return MicroBatchPlan(int(found["world_size"]), batches)
         except (TypeError, KeyError, ValueError) as error:
-            raise invalid(f"the cut has no world_size and micro_batches of rank and paths: {error!r}") from None
+            raise invalid_request(
+                f"the micro-batch plan `cut` must have `world_size` and `micro_batches` with `rank` and `paths`: {error!r}"
+            ) from None
 
     def json(self) -> dict:
         """Returns the JSON form."""
@@ -52,19 +54,21 @@ class Cut:
         Raises `cut` with the first difference.
         """
         if self.world_size != world_size:
-            raise _refused(f"it was made for {self.world_size} ranks, and there are {world_size}")
+            raise _plan_error(f"the micro-batch plan is for {self.world_size} ranks, but the group has {world_size}")
         seen = [False] * paths
         for i, batch in enumerate(self.micro_batches):
             if not 0 <= batch.rank < world_size:
-                raise _refused(f"micro-batch {i} is for rank {batch.rank} of {world_size}")
+                raise _plan_error(
+                    f"micro-batch {i} of the plan is for rank {batch.rank}, but the ranks are 0 to {world_size - 1}"
+                )
             for path in batch.paths:
                 if not 0 <= path < paths:
-                    raise _refused(f"micro-batch {i} has path {path}, but there are {paths}")
+                    raise _plan_error(f"micro-batch {i} of the plan has path {path}, but the update has {paths} paths")
                 if seen[path]:
-                    raise _refused(f"micro-batch {i} has path {path}, which came before")
+                    raise _plan_error(f"micro-batch {i} of the plan repeats path {path}")
                 seen[path] = True
         if not all(seen):
-            raise _refused(f"path {seen.index(False)} is in no micro-batch")
+            raise _plan_error(f"path {seen.index(False)} is missing from the micro-batch plan")
 
     def rounds(self) -> list[dict[int, int]]:
         """Returns the rounds of micro-batches that ranks run simultaneously.
@@ -78,20 +82,22 @@ class Cut:
         return [{rank: queue[n] for rank, queue in queues.items() if n < len(queue)} for n in range(longest)]
 
 
-def _refused(why: str) -> VerbError:
+def _plan_error(why: str) -> VerbError:
     return VerbError("cut", why)
 
 
-def merged(paths: list[np.ndarray]) -> int:
+def count_merged_tokens(paths: list[np.ndarray]) -> int:
     """Returns the number of tokens after merging. In sorted order, a sequence adds what it does not share with the
     previous one.
     """
     ordered = sorted(paths, key=lambda tokens: tokens.astype(">u4").tobytes())
     total = sum(map(len, ordered))
-    return total - sum(shared(a, b) for a, b in pairwise(ordered))
+    return total - sum(count_shared_tokens(a, b) for a, b in pairwise(ordered))
 
 
-def filled(groups: list[list[np.ndarray]], max_tokens: int, target_tokens: int | None = None) -> list[list[int]]:
+def fill_micro_batches(
+    groups: list[list[np.ndarray]], max_tokens: int, target_tokens: int | None = None
+) -> list[list[int]]:
     """Fills micro-batches with sequence indices, in order, up to `target_tokens` or at most `max_tokens` merged tokens.
 
     A group stays together if it has at most `max_tokens` merged tokens. Otherwise it is split between sequences. A sequence
@@ -102,36 +108,38 @@ def filled(groups: list[list[np.ndarray]], max_tokens: int, target_tokens: int |
     pieces: list[list[tuple[int, np.ndarray]]] = []
     for group in groups:
         placed = [(next(indices), tokens) for tokens in group]
-        pieces += [placed] if placed and merged(group) <= max_tokens else [[path] for path in placed]
+        pieces += [placed] if placed and count_merged_tokens(group) <= max_tokens else [[path] for path in placed]
     batches: list[list[tuple[int, np.ndarray]]] = []
     for piece in pieces:
-        if batches and merged([tokens for _, tokens in batches[-1] + piece]) <= target_tokens:
+        if batches and count_merged_tokens([tokens for _, tokens in batches[-1] + piece]) <= target_tokens:
             batches[-1] = batches[-1] + piece
         else:
             batches.append(piece)
     return [[index for index, _ in batch] for batch in batches]
 
 
-def plan(groups: list[list[np.ndarray]], micro_batch_tokens: int, world_size: int) -> Cut:
+def plan(groups: list[list[np.ndarray]], micro_batch_tokens: int, world_size: int) -> MicroBatchPlan:
     """Creates the micro-batch plan of an update on `world_size` ranks.
 
     Micro-batches are filled up to an equal fraction of the tokens, if that is less than `micro_batch_tokens`. Rounds
     contain micro-batches of similar size. In the last round, some ranks may have no micro-batch.
     """
     if world_size == 1:
-        batches = filled(groups, micro_batch_tokens)
-        return Cut(1, tuple(MicroBatch(0, tuple(batch)) for batch in batches))
+        batches = fill_micro_batches(groups, micro_batch_tokens)
+        return MicroBatchPlan(1, tuple(MicroBatch(0, tuple(batch)) for batch in batches))
     paths = [tokens for group in groups for tokens in group]
-    target_tokens = -(-sum(merged(group) for group in groups) // world_size)
-    batches = filled(groups, micro_batch_tokens, min(micro_batch_tokens, target_tokens))
-    sizes = [merged([paths[p] for p in batch]) for batch in batches]
+    target_tokens = -(-sum(count_merged_tokens(group) for group in groups) // world_size)
+    batches = fill_micro_batches(groups, micro_batch_tokens, min(micro_batch_tokens, target_tokens))
+    sizes = [count_merged_tokens([paths[p] for p in batch]) for batch in batches]
     order = sorted(range(len(batches)), key=lambda b: (-sizes[b], b))
     batches = [batches[b] for b in order]
     batches += [[] for _ in range(-len(batches) % world_size)]
-    return Cut(world_size, tuple(MicroBatch(i % world_size, tuple(b)) for i, b in enumerate(batches)))
+    return MicroBatchPlan(world_size, tuple(MicroBatch(i % world_size, tuple(b)) for i, b in enumerate(batches)))
 
 
-def deal(bounds: np.ndarray, above: np.ndarray, max_tokens: int, world_size: int) -> list[list[tuple[int, int]]]:
+def distribute_runs(
+    bounds: np.ndarray, above: np.ndarray, max_tokens: int, world_size: int
+) -> list[list[tuple[int, int]]]:
     """Returns rounds of runs `start..end` of complete branches for the ranks, of about equal size.
 
     A run is computed together with the ancestor tokens of its first branch. `bounds` [branches + 1] and `above`

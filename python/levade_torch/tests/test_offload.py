@@ -8,8 +8,8 @@ import torch
 
 from levade_torch import wire
 from levade_torch.host import Host
-from levade_torch.optimiser import local
-from levade_torch.shelf import Shelf
+from levade_torch.offload import OffloadedStorages
+from levade_torch.optimizer import local_shard
 from ranks import ABSENT, ADAM, CPU, IMITATION, VALUES, VOCABULARY, Rank, make_model, run
 
 
@@ -45,7 +45,7 @@ def held(host: Host, names=("policy", "critic", "reference"), state: bool = True
     learners = [host.learners[name] for name in names]
     tensors = [t for one in learners for t in one.weights()] if not state else []
     tensors = tensors or [t for one in learners for t in [*one.weights(), *one.state()]]
-    return sum({s._cdata: s.nbytes() for s in (local(t).untyped_storage() for t in tensors)}.values())
+    return sum({s._cdata: s.nbytes() for s in (local_shard(t).untyped_storage() for t in tensors)}.values())
 
 
 def work(rank: Rank, disturbed: bool) -> list[bytes]:
@@ -122,11 +122,11 @@ def test_offloaded_learners_keep_bits(tmp_path, world):
 def test_shared_storage_moves_once():
     base = torch.arange(12.0)
     view, other = base[3:7], torch.ones(2, 3)
-    shelf = Shelf(CPU)
-    assert shelf.put([view, base, other, torch.zeros(0)]) == 12 * 4 + 6 * 4
-    assert len(shelf) == 2 and base.untyped_storage().nbytes() == other.untyped_storage().nbytes() == 0
-    assert shelf.put([base, other]) == 0
-    assert shelf.take() == 72 and len(shelf) == 0
+    storages = OffloadedStorages(CPU)
+    assert storages.offload([view, base, other, torch.zeros(0)]) == 12 * 4 + 6 * 4
+    assert len(storages) == 2 and base.untyped_storage().nbytes() == other.untyped_storage().nbytes() == 0
+    assert storages.offload([base, other]) == 0
+    assert storages.onload() == 72 and len(storages) == 0
     assert base.tolist() == list(range(12)) and view.tolist() == [3, 4, 5, 6] and other.sum() == 6
     view[0] = 9
     assert base[3] == 9

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
-from .errors import invalid
+from .errors import invalid_request
 from .mesh import Ranks
 
 NUMBERS = ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "max_grad_norm")
 
 
 @dataclass(frozen=True)
-class Params:
+class OptimizerParams:
     """Parameters of one step: `OptimParams` of the crate `levade-policy`. An infinite `max_grad_norm` (null in JSON)
     disables clipping.
     """
@@ -33,12 +33,12 @@ class Params:
     max_grad_norm: float
 
     @staticmethod
-    def parse(found: dict) -> "Params":
+    def parse(found: dict) -> "OptimizerParams":
         """Parses the parameters. Raises `invalid` with the missing, unknown or non-numeric one."""
         if not isinstance(found, dict):
-            raise invalid(f"params must be an object with {', '.join(NUMBERS)}")
+            raise invalid_request(f"params must be an object with {', '.join(NUMBERS)}")
         if odd := found.keys() ^ set(NUMBERS):
-            raise invalid(
+            raise invalid_request(
                 f"params must have {', '.join(NUMBERS)}" + (f", not {', '.join(sorted(odd))}" if found else "")
             )
         numbers = {
@@ -46,16 +46,16 @@ class Params:
         }
         for name, number in numbers.items():
             if not isinstance(number, int | float) or math.isnan(number):
-                raise invalid(f"{name} of the optimiser is {number!r}; it must be a number")
-        return Params(**{name: float(number) for name, number in numbers.items()})
+                raise invalid_request(f"{name} of the optimizer is {number!r}; it must be a number")
+        return OptimizerParams(**{name: float(number) for name, number in numbers.items()})
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Returns this rank's part of a tensor, sharing its memory."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def copies(parameter: Tensor, ranks: int) -> int:
+def count_copies(parameter: Tensor, ranks: int) -> int:
     """Returns how many ranks of a stage hold the same part of a parameter."""
     if not isinstance(parameter, DTensor):
         return ranks
@@ -64,7 +64,7 @@ def copies(parameter: Tensor, ranks: int) -> int:
     return ranks // parts
 
 
-class Optimiser:
+class Optimizer:
     """AdamW state of a stage's trained parameters, by name. The `tied` parameter of the first and last stage gets
     equal updates on both.
     """
@@ -81,7 +81,7 @@ class Optimiser:
         for name, parameter in self.parameters.items():
             for moments in (self.first, self.second):
                 if name not in moments:
-                    moments[name] = torch.zeros_like(local(parameter), dtype=torch.float32)
+                    moments[name] = torch.zeros_like(local_shard(parameter), dtype=torch.float32)
 
     def clear(self) -> None:
         """Drops accumulated gradients."""
@@ -94,11 +94,11 @@ class Optimiser:
         for name, parameter in self.parameters.items():
             gradient = parameter.grad
             if gradient is None:
-                found[name] = torch.zeros_like(local(parameter))
+                found[name] = torch.zeros_like(local_shard(parameter))
             elif isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
-                found[name] = local(gradient.redistribute(placements=parameter.placements))
+                found[name] = local_shard(gradient.redistribute(placements=parameter.placements))
             else:
-                found[name] = local(gradient)
+                found[name] = local_shard(gradient)
         if self.tied:
             self.ranks.pipeline.sum_ends(found[self.tied], self.ranks.device)
         return found
@@ -110,12 +110,12 @@ class Optimiser:
             if name == self.tied and not self.ranks.pipeline.first:
                 continue
             total = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
-            squares += total.item() / copies(self.parameters[name], self.ranks.shape.stage)
+            squares += total.item() / count_copies(self.parameters[name], self.ranks.shape.stage)
         gathered = [torch.zeros(1, dtype=torch.float64) for _ in range(self.ranks.shape.world)]
         dist.all_gather(gathered, torch.tensor([squares], dtype=torch.float64), group=control)
         return math.sqrt(sum(part.item() for part in gathered))
 
-    def step(self, params: Params, control: dist.ProcessGroup) -> dict:
+    def step(self, params: OptimizerParams, control: dist.ProcessGroup) -> dict:
         """Takes one step with the accumulated gradients, and clears them.
 
         A non-finite gradient changes nothing. Returns `OptimReport`.
@@ -136,10 +136,10 @@ class Optimiser:
         return {"grad_norm": norm if applied else None, "applied": applied}
 
     @torch.no_grad()
-    def _update(self, names: list[str], gradients: dict[str, Tensor], params: Params, decay: float) -> None:
+    def _update(self, names: list[str], gradients: dict[str, Tensor], params: OptimizerParams, decay: float) -> None:
         if not names:
             return
-        weights = [local(self.parameters[name]) for name in names]
+        weights = [local_shard(self.parameters[name]) for name in names]
         # `adamw` increments the step itself.
         before = [torch.tensor(float(self.steps - 1), device=w.device) for w in weights]
         adamw(

@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from .learner import Learner
-from .optimiser import local
+from .optimizer import local_shard
 
 
-def bytes_of(storage: torch.UntypedStorage) -> Tensor:
+def storage_bytes(storage: torch.UntypedStorage) -> Tensor:
     """Returns a storage as a tensor of bytes over the same memory."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-class Shelf:
+class OffloadedStorages:
     """Storages of a device whose bytes are in host memory."""
 
     def __init__(self, device: torch.device) -> None:
@@ -32,19 +32,19 @@ class Shelf:
         return len(self._kept)
 
     @torch.no_grad()
-    def put(self, tensors: Iterable[Tensor]) -> int:
+    def offload(self, tensors: Iterable[Tensor]) -> int:
         """Moves the tensors' bytes to the host, releases the device memory, and returns the number of bytes.
 
         Skips storages that were moved already or are in host memory anyway.
         """
         on_gpu, moved = self.device.type != "cpu", []
         for tensor in tensors:
-            storage = local(tensor).untyped_storage()
+            storage = local_shard(tensor).untyped_storage()
             wanted = storage.device.type == self.device.type and storage.resizable() and storage.nbytes()
             if not wanted or storage._cdata in self._kept:
                 continue
             there = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=on_gpu)
-            there.copy_(bytes_of(storage), non_blocking=on_gpu)
+            there.copy_(storage_bytes(storage), non_blocking=on_gpu)
             self._kept[storage._cdata] = storage, there
             moved.append(storage)
         if on_gpu:
@@ -55,12 +55,12 @@ class Shelf:
         return total
 
     @torch.no_grad()
-    def take(self) -> int:
+    def onload(self) -> int:
         """Moves all storages back. Returns the number of bytes."""
         on_gpu, total = self.device.type != "cpu", 0
         for storage, there in self._kept.values():
             storage.resize_(there.numel())
-            bytes_of(storage).copy_(there, non_blocking=on_gpu)
+            storage_bytes(storage).copy_(there, non_blocking=on_gpu)
             total += there.numel()
         if on_gpu:
             torch.cuda.synchronize(self.device)
@@ -68,13 +68,13 @@ class Shelf:
         return total
 
 
-class Shelves:
+class OffloadManager:
     """The device memory of a group's learners, and the parts of it that are in host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._weights: dict[str, Shelf] = {}
-        self._state = Shelf(device)
+        self._weights: dict[str, OffloadedStorages] = {}
+        self._state = OffloadedStorages(device)
 
     def offload(self, learners: dict[str, Learner], keeps: str | None = None) -> int:
         """Moves weights, gradients and moments of learners to the host, except the weights of the learner `keeps`.
@@ -88,8 +88,8 @@ class Shelves:
                     # Makes the parameters shards again.
                     module.reshard()
             if name != keeps:
-                total += self._weights.setdefault(name, Shelf(self.device)).put(learner.weights())
-            total += self._state.put(learner.state())
+                total += self._weights.setdefault(name, OffloadedStorages(self.device)).offload(learner.weights())
+            total += self._state.offload(learner.state())
         if self.device.type != "cpu":
             torch.cuda.empty_cache()
         return total
@@ -97,5 +97,5 @@ class Shelves:
     def onload(self, only: str | None = None) -> int:
         """Moves everything back, or only the weights of one learner. Returns this rank's number of bytes."""
         if only:
-            return self._weights[only].take() if only in self._weights else 0
-        return sum(shelf.take() for shelf in (*self._weights.values(), self._state))
+            return self._weights[only].onload() if only in self._weights else 0
+        return sum(storages.onload() for storages in (*self._weights.values(), self._state))
