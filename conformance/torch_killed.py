@@ -123,14 +123,14 @@ def invalid_requests(report: Report, run: Run, group: Group) -> None:
     unknown = batch | {"reference": np.full_like(batch["reference"], np.nan)}
     outside = {"folder": "/tmp", "with_optimiser": True}
     cases = [
-        ("a cut that lacks paths", 409, "is in no micro-batch", "train", control | {"cut": fewer}, update),
+        ("a cut that lacks paths", 409, "is missing from the micro-batch plan", "train", control | {"cut": fewer}, update),
         ("a cut for other ranks", 409, "is for 7 ranks", "train", control | {"cut": cut | {"world_size": 7}}, update),
         ("an id beyond the vocabulary", 400, "vocabulary has", "logprobs", {}, beyond),
         ("a body without a column", 400, "no tensor 'reference'", "logprobs", {}, bare),
         ("a loss that terms do not fit", 400, "lacks a reference", "forward_backward", {"loss": GRPO}, unknown),
-        ("a loss that does not exist", 400, "not known", "forward_backward", {"loss": {"policy": "dpo"}}, batch),
+        ("a loss that does not exist", 400, "unknown loss", "forward_backward", {"loss": {"policy": "dpo"}}, batch),
         ("values without a value head", 422, "no value head", "values", {}, batch),
-        ("a folder outside of the run", 400, "not under the root", "save", outside, None),
+        ("a folder outside of the run", 400, "outside the root", "save", outside, None),
         (
             "a folder without weights",
             422,
@@ -140,7 +140,7 @@ def invalid_requests(report: Report, run: Run, group: Group) -> None:
             None,
         ),
         ("numbers that are missing", 400, "learning_rate", "optim_step", {"params": {}}, None),
-        ("an unknown verb", 404, "no verb", "dream", {}, None),
+        ("an unknown verb", 404, "unknown verb", "dream", {}, None),
     ]
     for what, status, reason, verb, asked, arrays in cases:
         try:
