@@ -124,6 +124,7 @@ fn add_recorded_calls(outcome: &mut Outcome, recorded: &Recording) {
     }
     let helper_drift = std::mem::replace(&mut outcome.drift, recorded.drift.clone());
     outcome.drift.extend(helper_drift);
+    outcome.timings.0.extend(recorded.timings().0);
 }
 
 /// Returns the outcome's entry for a call whose prompt a context policy truncated, or `None` for

@@ -19,6 +19,7 @@ pub(crate) fn merge_outcome(
         drift,
         context_truncations: cuts,
         warnings: troubles,
+        timings,
         ..
     } = helped;
     *calls = calls.sum_with(&own);
@@ -38,6 +39,7 @@ pub(crate) fn merge_outcome(
     outcome.context_truncations.extend(
         cuts.into_iter().map(|event| ContextTruncation { turn: first + event.turn, ..event }),
     );
+    outcome.timings.0.extend(timings.as_branch(first));
     for failure in troubles {
         outcome.add_warning(failure.source, failure.message);
     }

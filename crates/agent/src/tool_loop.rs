@@ -5,7 +5,7 @@ use levade_call::{ApiError, Cast, End, ErrorKind, Event, Input, OpeningLimit, Re
 use levade_policy::{FinishReason, PolicyError};
 use levade_text::{ContentPart, Message, ParsedCompletion, ToolSpec};
 use levade_tools::{Branch, COMMON_METRICS, Observation, ObservationKind, OpenTools, ToolError};
-use levade_tree::{CallCounts, Finish, Outcome, TreeError};
+use levade_tree::{CallCounts, Finish, Outcome, TimedPart, TreeError};
 use tracing::debug;
 
 use crate::merge_outcome::{clamp_finite, merge_outcome};
@@ -124,6 +124,7 @@ impl ToolLoop<'_> {
                 observer.results(&results);
             }
             self.outcome.calls_by_turn.push((turn, tools.counts().subtract(&before)));
+            add_timings(self.outcome, turn, &parsed, &results);
             let learned = apply_results(self.outcome, turn, &results);
             if let Some(final_answer) = learned.map_err(LoopError::Outage)? {
                 self.outcome.final_text = final_answer;
@@ -219,6 +220,26 @@ impl AssistantTurn {
                 let reasoning = message.reasoning_content.clone().unwrap_or_default();
                 AssistantTurn { turn: index, parsed, reasoning, message }
             }
+        }
+    }
+}
+
+/// Adds the times of tool calls to the outcome. Calls that were skipped have no result.
+fn add_timings(
+    outcome: &mut Outcome,
+    turn: u32,
+    completion: &ParsedCompletion,
+    results: &[Observation],
+) {
+    let mut results = results.iter().peekable();
+    for (index, call) in (0..).zip(&completion.calls) {
+        let Some(result) = results.next_if(|result| result.call.as_ref() == call.as_ref().ok())
+        else {
+            continue;
+        };
+        if let Some(interval) = result.interval {
+            let result = result.kind.name().to_owned();
+            outcome.timings.add(TimedPart::Tool { turn, index, result }, interval);
         }
     }
 }

@@ -7,13 +7,13 @@ mod parts;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::stream::FuturesOrdered;
 use futures_util::{FutureExt, StreamExt};
 use levade_conversation::{Conversation, Format};
 use levade_policy::{
-    Completion, FinishReason, Grammar, PolicyError, SampleEvent, SampleRequest, SampleStream,
+    Completion, FinishReason, Grammar, IntervalTimer, PolicyError, SampleEvent, SampleRequest, SampleStream,
     Sampler, SamplingParams, TopLogprobs, crash_point, with_sampler_timeout,
 };
 use levade_text::{CompletionDelta, Message, ToolSpec};
@@ -51,7 +51,7 @@ struct Generation {
     question: Option<String>,
     /// Whether the call counts toward the limits of the attempt. Summaries do not.
     is_counted: bool,
-    started: Instant,
+    timer: IntervalTimer,
     batch: Option<BatchMembership>,
     /// Released when the call ends, or when its batch waits for further calls.
     permit: Mutex<Option<Box<dyn Send + Sync>>>,
@@ -96,7 +96,7 @@ pub(crate) async fn start(
     is_counted: bool,
     summarize: SummarizeFn<'_>,
 ) -> Result<Reader, ApiError> {
-    let started = Instant::now();
+    let timer = IntervalTimer::start();
     let metrics = &recorder.options.metrics;
     let backend = party.tokens()?;
     let mut params = sampling_params(&request, party, backend.format);
@@ -204,7 +204,7 @@ pub(crate) async fn start(
         keeps_stop: sampling.keeps_stop,
         question,
         is_counted,
-        started,
+        timer,
         batch: options.batch,
         permit: Mutex::new(options.permit),
         _guard: guard,
@@ -268,7 +268,7 @@ impl Generation {
         }
         drop(sampled);
         metrics.running.fetch_sub(1, Ordering::Relaxed);
-        metrics.duration.observe(self.started.elapsed());
+        metrics.duration.observe(self.timer.elapsed());
         match failed {
             None => self.transcript.push(Event::Done),
             Some(error) => {
@@ -397,7 +397,7 @@ impl Generation {
             match event {
                 Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, version })) => {
                     if parser.tokens() == 0 {
-                        self.recorder.options.metrics.first_token.observe(self.started.elapsed());
+                        self.recorder.options.metrics.first_token.observe(self.timer.elapsed());
                     }
                     let mut parts = Parts::default();
                     parts.add(parser, completion, (tokens, logprobs, top, version));
@@ -531,6 +531,7 @@ impl Generation {
             turn,
             content: end.message.content.as_str().to_owned(),
             calls: end.message.tool_calls.len(),
+            interval: self.timer.interval(),
         });
         Ok((rest, end))
     }

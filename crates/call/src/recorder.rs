@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use levade_conversation::{Conversation, Counts, Origin};
 use levade_policy::{CallStreams, FinishReason};
-use levade_tree::{Drift, Trajectory, TreeError};
+use levade_tree::{Drift, Interval, TimedPart, Timings, Trajectory, TreeError};
 use tokio::sync::{Notify, watch};
 
 use crate::api_error::{ApiError, ErrorKind};
@@ -88,6 +88,8 @@ pub struct CallRecord {
     pub content: String,
     /// Number of tool calls in the completion.
     pub calls: usize,
+    /// Time from the request to the end of the completion.
+    pub interval: Interval,
 }
 
 /// Everything that a recorder has recorded.
@@ -138,6 +140,24 @@ pub(crate) struct State {
     pub histories: Histories,
     /// Calls that may be probes.
     pub probes: Probes,
+}
+
+impl Recording {
+    /// Returns the times of the calls: of those with a turn, and of those of chat APIs.
+    pub fn timings(&self) -> Timings {
+        let mut timings = Timings::default();
+        let mut externals = 0..;
+        for call in &self.calls {
+            let external = if call.external { externals.next() } else { None };
+            let part = match (external, call.turn) {
+                (Some(index), _) => TimedPart::External { index },
+                (None, Some(turn)) => TimedPart::Call { turn },
+                (None, None) => continue,
+            };
+            timings.add(part, call.interval);
+        }
+        timings
+    }
 }
 
 impl Recorder {

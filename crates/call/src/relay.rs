@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use levade_policy::{FinishReason, process_time};
+use levade_policy::{FinishReason, IntervalTimer, process_time};
 use levade_text::{CompletionDelta, Message, ToolSpec};
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -29,7 +29,7 @@ struct Relay {
     message: Message,
     /// Timeout for the complete response.
     timeout: Duration,
-    started: Instant,
+    timer: IntervalTimer,
     /// Whether the call counts toward the limits of the attempt. Summaries do not.
     is_counted: bool,
     /// Held until the call has ended.
@@ -48,7 +48,7 @@ pub(crate) async fn start(
     options: CallOptions,
     is_counted: bool,
 ) -> Result<Reader, ApiError> {
-    let started = Instant::now();
+    let timer = IntervalTimer::start();
     let Request { input, tools, tool_choice, parallel_calls, constraint, sampling, n, .. } =
         request;
     let Input::Messages(messages) = input else {
@@ -109,7 +109,7 @@ pub(crate) async fn start(
         tools,
         message: Message::assistant(""),
         timeout,
-        started,
+        timer,
         is_counted,
         _guards: (guard, options),
     };
@@ -143,13 +143,13 @@ impl Relay {
         let _ending = self.transcript.end_guard();
         let metrics = &recorder.options.metrics;
         add(&metrics.running, 1);
-        metrics.first_token.observe(self.started.elapsed());
-        let remaining = self.timeout.saturating_sub(self.started.elapsed());
+        metrics.first_token.observe(self.timer.elapsed());
+        let remaining = self.timeout.saturating_sub(self.timer.elapsed());
         let ended = process_time::with_timeout(remaining, self.follow(first, &mut deltas)).await;
         drop(deltas);
         let ended = ended.unwrap_or_else(|| Err(timeout_error(&self.party)));
         metrics.running.fetch_sub(1, Ordering::Relaxed);
-        metrics.duration.observe(self.started.elapsed());
+        metrics.duration.observe(self.timer.elapsed());
         let error = ended.as_ref().err().cloned();
         let completion = ended.unwrap_or_else(|_| self.partial_completion());
         add(&metrics.prompt_tokens, completion.prompt_tokens as u64);
@@ -260,6 +260,7 @@ impl Relay {
             turn: None,
             content: completion.message.content.as_str().to_owned(),
             calls: completion.message.tool_calls.len(),
+            interval: self.timer.interval(),
         });
         state.recorded.external.push(ExternalCall {
             agent,

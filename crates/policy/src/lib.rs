@@ -70,6 +70,7 @@ mod embedder;
 pub mod environment;
 mod error;
 mod grammar;
+mod interval_timer;
 mod learner;
 mod lora;
 mod micro_batch_plan;
@@ -93,6 +94,7 @@ pub use device::Timing;
 pub use embedder::{Embedder, TextIds, TextRole};
 pub use error::PolicyError;
 pub use grammar::{AllowedTokens, Constraint, Grammar, Grammars, TokenSet};
+pub use interval_timer::IntervalTimer;
 pub use learner::{
     ForwardBackward, Learner, OptimParams, OptimReport, Predictions, TrainReport, TrainRequest,
 };

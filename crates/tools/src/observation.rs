@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use levade_text::{Message, ToolCall};
-use levade_tree::CallCounts;
+use levade_tree::{CallCounts, Interval};
 
 use super::{Branch, CallError, ResultTruncation, ToolOutput};
 
@@ -40,6 +40,8 @@ pub struct Observation {
     pub breaks: bool,
     /// Conversations of the agents that the tool called.
     pub branches: Vec<Branch>,
+    /// Time of the call, without the wait for a permit. `None` if it was malformed.
+    pub interval: Option<Interval>,
 }
 
 /// Category of a call's result.
@@ -60,6 +62,18 @@ pub enum ObservationKind {
 }
 
 impl ObservationKind {
+    /// Returns the name of the category, as metrics have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ObservationKind::Ok => "ok",
+            ObservationKind::Malformed => "malformed",
+            ObservationKind::UnknownTool => "unknown_tool",
+            ObservationKind::BadArguments => "bad_arguments",
+            ObservationKind::Failed => "failed",
+            ObservationKind::Timeout => "timeout",
+        }
+    }
+
     /// Increments the counter of this category.
     pub(super) fn count(self, counts: &mut CallCounts) {
         *match self {
@@ -91,6 +105,7 @@ impl Observation {
             failure: None,
             breaks: false,
             branches: Vec::new(),
+            interval: None,
         }
     }
 

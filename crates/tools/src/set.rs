@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
-use levade_policy::crash_point;
+use levade_policy::{IntervalTimer, crash_point};
 use levade_policy::process_time::with_timeout;
 use levade_tasks::Task;
 use levade_text::{ParsedCompletion, ToolCall, ToolSpec};
@@ -456,6 +456,7 @@ impl OpenTools {
         };
         let waited = start.elapsed();
         let start = Instant::now();
+        let timer = IntervalTimer::start();
         let observation = match (permit, found) {
             (Some(_permit), found) => self.execute_admitted(call, found).await,
             (None, found) => {
@@ -469,7 +470,8 @@ impl OpenTools {
                 )
             }
         };
-        (observation, start.elapsed(), waited)
+        let interval = Some(timer.interval());
+        (Observation { interval, ..observation }, start.elapsed(), waited)
     }
 
     /// Executes a call that has its permit.

@@ -43,6 +43,7 @@ mod component;
 mod identity;
 mod outcome;
 mod segment;
+mod timing;
 mod tokens;
 
 pub use batch::{Node, SequenceInput, SequenceTarget, Target, Term, TreeBatch};
@@ -50,6 +51,7 @@ pub use component::{Component, CreditTarget};
 pub use identity::{AttemptId, AttemptSlot, DEFAULT, InvalidAttemptId, Purpose, RunId};
 pub use outcome::{AttemptWarning, CallCounts, ContextTruncation, Drift, Finish, Outcome};
 pub use segment::{Kind, MaskReason, Part, Segment, SegmentId, Trajectory, VersionRun};
+pub use timing::{Interval, TimedPart, Timing, Timings};
 pub use tokens::Tokens;
 
 /// Errors in a trajectory or a batch.

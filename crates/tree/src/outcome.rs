@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::Component;
+use crate::{Component, Timings};
 
 /// Reason why an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -98,6 +98,9 @@ pub struct Outcome {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(rename = "troubles")]
     pub warnings: Vec<AttemptWarning>,
+    /// Times of the attempt's parts, in the process that made it. Never recorded.
+    #[serde(skip)]
+    pub timings: Timings,
 }
 
 impl Outcome {
@@ -122,6 +125,7 @@ impl Outcome {
             cast: BTreeMap::new(),
             error: None,
             warnings: Vec::new(),
+            timings: Timings::default(),
         }
     }
 

@@ -31,6 +31,7 @@ pub(super) fn attempt(
     let own = calls.iter().filter(|call| !call.external);
     outcome.sampled_tokens = own.map(|call| call.tokens).sum();
     outcome.drift.clone_from(&recorded.drift);
+    outcome.timings = recorded.timings();
     if let Some(error) = &recorded.comparison_error {
         outcome.add_warning("chat template", error.as_str());
     }
@@ -248,6 +249,7 @@ mod tests {
             turn: Some(turn),
             content: content.into(),
             calls: 1,
+            interval: Default::default(),
         }
     }
 
