@@ -13,8 +13,8 @@ use futures_util::stream::FuturesOrdered;
 use futures_util::{FutureExt, StreamExt};
 use levade_conversation::{Conversation, Format};
 use levade_policy::{
-    Completion, FinishReason, Grammar, IntervalTimer, PolicyError, SampleEvent, SampleRequest, SampleStream,
-    Sampler, SamplingParams, TopLogprobs, crash_point, with_sampler_timeout,
+    Completion, FinishReason, Grammar, IntervalTimer, PolicyError, SampleEvent, SampleRequest,
+    SampleStream, Sampler, SamplingParams, TopLogprobs, crash_point, with_sampler_timeout,
 };
 use levade_text::{CompletionDelta, Message, ToolSpec};
 use levade_tree::TreeError;

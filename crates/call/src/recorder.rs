@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use levade_conversation::{Conversation, Counts, Origin};
 use levade_policy::{CallStreams, FinishReason};
-use levade_tree::{Drift, Interval, TimedPart, Timings, Trajectory, TreeError};
+use levade_tree::{Drift, TimeInterval, TimedPart, Timings, Trajectory, TreeError};
 use tokio::sync::{Notify, watch};
 
 use crate::api_error::{ApiError, ErrorKind};
@@ -89,7 +89,7 @@ pub struct CallRecord {
     /// Number of tool calls in the completion.
     pub calls: usize,
     /// Time from the request to the end of the completion.
-    pub interval: Interval,
+    pub interval: TimeInterval,
 }
 
 /// Everything that a recorder has recorded.

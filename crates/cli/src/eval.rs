@@ -15,7 +15,7 @@ use levade_store::{EvalKey, Memory, Store};
 use levade_tasks::{MatchingRule, QuestionKey};
 use levade_trainer::{
     AgentSpec, Agents, AttemptMaker, AttemptWarnings, ChatBackend, EvalResult, Scorers, StopFlag,
-    Tasks, Toolboxes, chat_options, check_tasks, evaluate, matching, trained_questions,
+    Tasks, Toolboxes, Tracer, chat_options, check_tasks, evaluate, matching, trained_questions,
 };
 use levade_tree::{Purpose, RunId};
 
@@ -235,6 +235,7 @@ async fn measure(
         concurrency: running,
         // Attempts are recorded as in training, but the store is discarded.
         store: Arc::new(Memory::new(RunId("eval".into()))),
+        tracer: Tracer::default(),
     };
     let stop = StopFlag::default();
     let mut requests = Requests::listen()?;

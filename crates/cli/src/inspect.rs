@@ -10,11 +10,10 @@ use levade_run::dir::RunDir;
 use levade_run::model;
 use levade_store::{Attempt, CreditTarget, PerToken, PlannedSequence, StepReward, Store};
 use levade_text::Tokenizer;
-use levade_tree::{
-    AttemptId, AttemptSlot, Component, ContextTruncation, Drift, Kind, Purpose, Segment, SegmentId,
-};
+use levade_tree::{Component, ContextTruncation, Drift, Kind, Purpose, Segment, SegmentId};
 
 use crate::failure::unusable;
+use crate::recorded::find_attempt;
 use crate::screen::{self, Style};
 use crate::{host, terms};
 use list::{
@@ -177,26 +176,6 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
         ));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns the last try of an attempt slot, such as `train/1/3/0/2`, or the attempt with an id.
-/// Returns `None` if the store does not contain it.
-///
-/// # Errors
-/// Returns an error if `name` is neither a slot nor an id, or the store cannot be read.
-async fn find_attempt(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>> {
-    if let Some(placement) = AttemptSlot::parse(name) {
-        return Ok(store.last_try(&placement).await?);
-    }
-    let id: Option<AttemptId> = name.parse().ok();
-    let id = id.ok_or_else(|| {
-        unusable(format!(
-            "--attempt {name}: an attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as in \
-             train/1/3/0/2, or by its id of 32 digits; the purposes are train, baseline, eval and \
-             demonstration"
-        ))
-    })?;
-    Ok(store.attempt(&id).await?)
 }
 
 /// Returns the first sequence of an attempt that the step `only` trained on, with the step. If
@@ -480,18 +459,6 @@ mod tests {
     use levade_tree::{Outcome, RunId, Trajectory, VersionRun};
 
     use super::*;
-
-    #[tokio::test]
-    async fn named_accepts_slots_and_ids() {
-        let store = Memory::new(RunId("r".into()));
-        for name in ["train/1/2/3/4", "0123456789abcdef0123456789abcdef"] {
-            assert!(find_attempt(&store, name).await.unwrap().is_none(), "{name}");
-        }
-        for name in ["", "train/1/2/3", "0123"] {
-            let error = find_attempt(&store, name).await.unwrap_err().to_string();
-            assert!(error.contains("PURPOSE/PHASE"), "{error}");
-        }
-    }
 
     #[test]
     fn components_show_weights_and_targets() {

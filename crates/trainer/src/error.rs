@@ -47,6 +47,17 @@ pub enum TrainerError {
         /// The names of the tools that exist.
         known: String,
     },
+    /// The environment variable with headers for the collector of traces is malformed.
+    #[error(
+        "the environment variable {variable}, which `metrics.traces.headers_env` names, cannot \
+             be used: {why}"
+    )]
+    TraceHeaders {
+        /// Name of the variable.
+        variable: String,
+        /// What is wrong.
+        why: String,
+    },
     /// The tokenizer or the chat template cannot be used.
     #[error(transparent)]
     Text(#[from] TextError),
@@ -412,6 +423,7 @@ impl TrainerError {
             | E::Tools(_)
             | E::UnknownTool { .. }
             | E::Tool { .. }
+            | E::TraceHeaders { .. }
             | E::Text(_)
             | E::RunDirExists(_)
             | E::StoreExists(_)

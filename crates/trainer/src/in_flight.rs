@@ -12,9 +12,9 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_policy::{crash_point, process_time};
+use levade_policy::{IntervalTimer, crash_point, process_time};
 use levade_store::{Attempt, Status, Store, StoreError};
-use levade_tree::Purpose;
+use levade_tree::{Purpose, TimedPart};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
 use crate::TrainerError;
@@ -285,6 +285,7 @@ async fn score<K>(
     mut job: ScoringJob<K>,
 ) -> Result<ScoredJob<K>, StoreError> {
     crash_point("scoring");
+    let timer = IntervalTimer::start();
     let mut attempts: Vec<&mut Attempt> =
         job.attempts.iter_mut().map(|(_, made)| &mut made.attempt).collect();
     let result = match (&job.compared_with, &mut attempts[..]) {
@@ -292,6 +293,9 @@ async fn score<K>(
         (None, [attempt]) => scorers.score(attempt).await,
         (None, _) => Ok(()),
     };
+    for attempt in attempts {
+        attempt.outcome.timings.add(TimedPart::Scoring, timer.interval());
+    }
     if let Err(failure) = &result
         && failure.action == (FailureAction::Broken { retry: true })
     {

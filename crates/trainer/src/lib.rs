@@ -146,6 +146,7 @@ mod sink;
 mod tasks;
 mod terms;
 mod toolboxes;
+mod tracer;
 mod trainer;
 
 pub use agents::{AgentSpec, Agents, ChatBackend, NamedAgent};
@@ -166,7 +167,9 @@ pub use replay::{ReplayComparison, replay, terms};
 pub use rollout::{AttemptMaker, AttemptWarnings};
 pub use run_dir::{LockedRunDir, StartMode};
 pub use scoring::{CustomScorers, DryRunScore, Scorers};
+pub use sink::mlflow_experiment;
 pub use tasks::{EvalSlice, Tasks, chat_options, check_tasks, dry_run, trained_questions};
 pub use terms::{BatchTerms, PolicyTerms, TokenTerm};
 pub use toolboxes::Toolboxes;
+pub use tracer::Tracer;
 pub use trainer::{RunEnd, RunParts, Summary, Trainer};

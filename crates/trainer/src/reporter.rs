@@ -94,6 +94,9 @@ impl Reporter {
         for warning in [self.warnings.add(&earlier), self.warnings.add(attempts)].concat() {
             observer.event(&Event::Note(warning));
         }
+        if let Some(why) = rollouts.tracer.take_failure() {
+            observer.event(&Event::Note(format!("traces are not accepted yet: {why}")));
+        }
         Ok(earlier.len())
     }
 

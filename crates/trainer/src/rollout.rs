@@ -13,10 +13,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use levade_agent::{AgentLoop, AttemptContext};
-use levade_policy::{SamplingParams, crash_point};
+use levade_policy::{IntervalTimer, SamplingParams, crash_point};
 use levade_store::{Attempt, AttemptStart, End, Status, Store, StoreError, Tries};
 use levade_tasks::Task;
-use levade_tree::{AttemptId, AttemptSlot, AttemptWarning, Finish, Purpose};
+use levade_tree::{AttemptId, AttemptSlot, AttemptWarning, Finish, Purpose, TimedPart};
 use serde_json::json;
 
 use crate::TrainerError;
@@ -26,6 +26,7 @@ use crate::observe::{Event, Observer, StopFlag};
 use crate::panics::catch_panic;
 use crate::random::try_stream;
 use crate::scoring::{Scorers, ScoringFailure};
+use crate::tracer::Tracer;
 
 /// Generates attempts and records them.
 #[derive(Clone)]
@@ -40,6 +41,8 @@ pub struct AttemptMaker {
     pub concurrency: usize,
     /// Store in which attempts are recorded.
     pub store: Arc<dyn Store>,
+    /// Receives every attempt that counts when it has ended.
+    pub tracer: Tracer,
 }
 
 impl AttemptMaker {
@@ -196,7 +199,9 @@ impl AttemptMaker {
                     params: params.clone(),
                     has_own_sampling: trains,
                 };
-                let made = run_guarded(&agent_loop, context).await;
+                let timer = IntervalTimer::start();
+                let mut made = run_guarded(&agent_loop, context).await;
+                made.outcome.timings.add(TimedPart::Attempt, timer.interval());
                 store.append(&current_try.id, made.trajectory.segments()).await?;
                 let broke = made.outcome.finish == Finish::Failed;
                 let is_unusable = broke || made.outcome.sampled_tokens == 0;
@@ -247,6 +252,7 @@ impl AttemptMaker {
     pub(crate) async fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
             self.store.end(&attempt.id, &attempt.end()).await?;
+            self.tracer.attempt_ended(attempt);
             crash_point("attempt_recorded");
         }
         Ok(())
@@ -278,6 +284,7 @@ impl AttemptMaker {
         }
         for attempt in broken() {
             self.store.end(&attempt.id, &attempt.end()).await?;
+            self.tracer.attempt_ended(attempt);
         }
         Ok(())
     }

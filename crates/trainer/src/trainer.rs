@@ -40,6 +40,7 @@ use crate::run_dir::{LockedRunDir, StartMode};
 use crate::save::save_checkpoint;
 use crate::scoring::{CustomScorers, Scorers};
 use crate::tasks::{Tasks, check_tasks};
+use crate::tracer::Tracer;
 
 /// Components that the caller provides to a [`Trainer`]: policies, agents, scorers, environments,
 /// teachers.
@@ -194,12 +195,14 @@ impl Trainer {
             policies.publish(name, versions[name]).await?;
         }
         let reporter = Reporter::open(&recipe, &dir, latest.as_ref())?;
+        let tracer = Tracer::open(&recipe, dir.root(), begun, &agents)?;
         let rollouts = AttemptMaker {
             agents,
             scorers,
             seed: recipe.run.seed,
             concurrency: recipe.concurrency(),
             store: store.clone(),
+            tracer,
         };
         let untrained = recipe.untrained_agents();
         let constant_length = tasks.max_tokens(&rollouts.agents)?;
@@ -262,6 +265,9 @@ impl Trainer {
             "run ended"
         );
         self.reporter.close(ended.is_ok(), observer);
+        if let Some(loss) = self.run.rollouts.tracer.close() {
+            observer.event(&Event::Note(loss));
+        }
         match ended {
             Ok(()) => Ok(RunEnd::Finished(Summary {
                 gains: Gain::between(&milestones(&self.progress.evals), &*self.run.store).await?,

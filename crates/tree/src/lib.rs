@@ -51,7 +51,7 @@ pub use component::{Component, CreditTarget};
 pub use identity::{AttemptId, AttemptSlot, DEFAULT, InvalidAttemptId, Purpose, RunId};
 pub use outcome::{AttemptWarning, CallCounts, ContextTruncation, Drift, Finish, Outcome};
 pub use segment::{Kind, MaskReason, Part, Segment, SegmentId, Trajectory, VersionRun};
-pub use timing::{Interval, TimedPart, Timing, Timings};
+pub use timing::{TimeInterval, TimedPart, Timing, Timings};
 pub use tokens::Tokens;
 
 /// Errors in a trajectory or a batch.

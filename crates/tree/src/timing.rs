@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 /// Start and duration of something that happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Interval {
+pub struct TimeInterval {
     /// Start as a Unix timestamp, in nanoseconds.
     pub start: u64,
     /// Duration in nanoseconds.
     pub duration: u64,
 }
 
-impl Interval {
+impl TimeInterval {
     /// Returns the end as a Unix timestamp, in nanoseconds.
     pub fn end(&self) -> u64 {
         self.start.saturating_add(self.duration)
@@ -58,7 +58,7 @@ pub struct Timing {
     pub part: TimedPart,
     /// When it started and how long it took.
     #[serde(flatten)]
-    pub interval: Interval,
+    pub interval: TimeInterval,
 }
 
 /// Times of an attempt's parts, in the order in which the parts ended. All values are equal: what
@@ -74,12 +74,12 @@ impl PartialEq for Timings {
 
 impl Timings {
     /// Adds a part.
-    pub fn add(&mut self, part: TimedPart, interval: Interval) {
+    pub fn add(&mut self, part: TimedPart, interval: TimeInterval) {
         self.0.push(Timing { part, interval });
     }
 
     /// Returns the interval of the first part that `is_meant` accepts.
-    pub fn find(&self, is_meant: impl Fn(&TimedPart) -> bool) -> Option<Interval> {
+    pub fn find(&self, is_meant: impl Fn(&TimedPart) -> bool) -> Option<TimeInterval> {
         self.0.iter().find(|timing| is_meant(&timing.part)).map(|timing| timing.interval)
     }
 
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn timing_round_trips_through_json() {
         let mut timings = Timings::default();
-        let interval = Interval { start: 1_764_422_411_123_456_789, duration: 5 };
+        let interval = TimeInterval { start: 1_764_422_411_123_456_789, duration: 5 };
         timings.add(TimedPart::Call { turn: 3 }, interval);
         timings.add(TimedPart::Tool { turn: 3, index: 1, result: "ok".into() }, interval);
         timings.add(TimedPart::Scoring, interval);
@@ -114,8 +114,8 @@ mod tests {
     #[test]
     fn branch_raises_turns_and_drops_own_attempt() {
         let mut timings = Timings::default();
-        timings.add(TimedPart::Attempt, Interval::default());
-        timings.add(TimedPart::Call { turn: 1 }, Interval::default());
+        timings.add(TimedPart::Attempt, TimeInterval::default());
+        timings.add(TimedPart::Call { turn: 1 }, TimeInterval::default());
         let parts: Vec<_> = timings.as_branch(4).map(|timing| timing.part).collect();
         assert_eq!(parts, [TimedPart::Call { turn: 5 }]);
     }

@@ -19,7 +19,7 @@ const MAX_LINES: usize = 600;
 
 /// Crates in order from top to bottom, each with the crates that it may depend on. An entry may
 /// precede the creation of its crate.
-const CRATES: [(&str, &[&str]); 27] = [
+const CRATES: [(&str, &[&str]); 28] = [
     (
         "cli",
         &[
@@ -32,6 +32,7 @@ const CRATES: [(&str, &[&str]); 27] = [
             "agent",
             "tools",
             "tasks",
+            "traces",
             "gateway",
             "call",
             "process",
@@ -66,6 +67,7 @@ const CRATES: [(&str, &[&str]); 27] = [
             "agent",
             "tools",
             "tasks",
+            "traces",
             "process",
             "reward",
             "store",
@@ -106,6 +108,7 @@ const CRATES: [(&str, &[&str]); 27] = [
             "tree",
         ],
     ),
+    ("traces", &["call", "store", "text", "policy", "tree"]),
     ("gateway", &["call", "conversation", "text", "http", "policy", "tree"]),
     ("call", &["conversation", "text", "policy", "tree"]),
     ("tools", &["tasks", "process", "sandbox", "search", "text", "http", "policy", "tree"]),

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use levade_policy::process_time;
 use levade_recipe::Recipe;
+use levade_traces::CollectorError;
 use serde_json::{Value, json};
 use ureq::Body;
 use ureq::http::Response;
@@ -207,7 +208,7 @@ impl Client {
                 return Ok(Run { id, known });
             }
         }
-        let experiment = self.experiment()?;
+        let experiment = self.experiment().map_err(String::from)?;
         let made = self.post(
             "runs/create",
             &json!({"experiment_id": experiment, "run_name": self.experiment, "start_time": unix_millis()}),
@@ -244,14 +245,25 @@ impl Client {
         Ok(metrics.into_iter().flatten().filter_map(last).collect())
     }
 
-    fn experiment(&self) -> Result<String, String> {
+    /// Returns the id of the experiment, which is created if it does not exist.
+    fn experiment(&self) -> Result<String, Failure> {
         match self.get("experiments/get-by-name", ("experiment_name", &self.experiment)) {
-            Ok(found) => text(&found, "/experiment/experiment_id"),
-            Err(Failure::Rejected(Rejection { status: 404, .. })) => text(
-                &self.post("experiments/create", &json!({"name": self.experiment}))?,
-                "/experiment_id",
-            ),
-            Err(failure) => Err(failure.into()),
+            Ok(found) => id_in(&found, "/experiment/experiment_id"),
+            Err(Failure::Rejected(Rejection { status: 404, .. })) => {
+                match self.post("experiments/create", &json!({"name": self.experiment})) {
+                    Ok(made) => id_in(&made, "/experiment_id"),
+                    // Another thread or run has created it in the meantime.
+                    Err(Failure::Rejected(Rejection { status: 400, .. })) => {
+                        let found = self.get(
+                            "experiments/get-by-name",
+                            ("experiment_name", &self.experiment),
+                        )?;
+                        id_in(&found, "/experiment/experiment_id")
+                    }
+                    Err(failure) => Err(failure),
+                }
+            }
+            Err(failure) => Err(failure),
         }
     }
 
@@ -303,6 +315,30 @@ fn read_response(
     };
     let why = why.unwrap_or_else(|| body.chars().take(200).collect());
     Err(Failure::Rejected(Rejection { status, why: format!("{verb}: {why}") }))
+}
+
+/// Returns the id of an experiment on an MLflow server, which is created if it does not exist.
+///
+/// # Errors
+/// Returns an error if the server is unavailable or rejects the name.
+pub fn mlflow_experiment(server: &str, name: &str) -> Result<String, CollectorError> {
+    let client = Client {
+        server: server.trim_end_matches('/').to_owned(),
+        agent: agent(),
+        experiment: name.to_owned(),
+        file: PathBuf::new(),
+        parameters: Vec::new(),
+        pause: MIN_RETRY_INTERVAL,
+    };
+    client.experiment().map_err(|failure| match failure {
+        Failure::Unavailable(why) => CollectorError::Unavailable(why),
+        Failure::Rejected(rejection) => CollectorError::Rejected(rejection.into()),
+    })
+}
+
+/// Returns an id in a response. A response without the id is not that of an MLflow server.
+fn id_in(answer: &Value, pointer: &str) -> Result<String, Failure> {
+    text(answer, pointer).map_err(Failure::Unavailable)
 }
 
 /// Returns a metric name with only the characters that the server allows: letters, digits and

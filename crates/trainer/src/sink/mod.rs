@@ -20,6 +20,7 @@ use crate::TrainerError;
 use crate::metrics::Metrics;
 
 pub(crate) use mlflow::Mlflow;
+pub use mlflow::mlflow_experiment;
 pub(crate) use tensorboard::TensorBoard;
 pub(crate) use wandb::Wandb;
 

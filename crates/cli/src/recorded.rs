@@ -1,0 +1,105 @@
+//! Reads the attempts of a recorded run, with what is needed to show them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use levade_run::dir::{POLICIES, RunDir};
+use levade_run::model;
+use levade_store::{Attempt, Store};
+use levade_traces::Chats;
+use levade_trainer::chat_options;
+use levade_tree::{AttemptId, AttemptSlot, Timings};
+
+use crate::failure::unusable;
+use crate::host;
+
+/// Returns the last try of an attempt slot, such as `train/1/3/0/2`, or the attempt with an id.
+/// Returns `None` if the store does not contain it.
+///
+/// # Errors
+/// Returns an error if `name` is neither a slot nor an id, or the store cannot be read.
+pub async fn find_attempt(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>> {
+    if let Some(placement) = AttemptSlot::parse(name) {
+        return Ok(store.last_try(&placement).await?);
+    }
+    let id: Option<AttemptId> = name.parse().ok();
+    let id = id.ok_or_else(|| {
+        unusable(format!(
+            "--attempt {name}: an attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as in \
+             train/1/3/0/2, or by its id of 32 digits; the purposes are train, baseline, eval and \
+             demonstration"
+        ))
+    })?;
+    Ok(store.attempt(&id).await?)
+}
+
+/// Reads an attempt from the record, and its times from the file beside it.
+pub async fn attempt_with_times(
+    store: &dyn Store,
+    id: &AttemptId,
+    times: &HashMap<AttemptId, Timings>,
+) -> anyhow::Result<Option<Attempt>> {
+    let mut attempt = store.attempt(id).await?;
+    if let (Some(attempt), Some(times)) = (&mut attempt, times.get(id)) {
+        attempt.outcome.timings = times.clone();
+    }
+    Ok(attempt)
+}
+
+/// Opens the chat formats of a run: for each agent and policy, those of the policy's newest
+/// checkpoint or, without one, of its model.
+pub fn run_chats(run: &RunDir) -> anyhow::Result<Chats> {
+    let recipe = run.recipe()?;
+    let started_at = run.started()?;
+    let host = host::host()?;
+    let trained = recipe.trained_policies();
+    let mut chats = Chats::default();
+    for (agent, keys) in recipe.agents() {
+        for policy in recipe.policies_of(keys) {
+            let policies = recipe.policies();
+            let policy_keys = policies.iter().find(|(name, _)| *name == policy);
+            // Calls of chat APIs are recorded as messages and need no format.
+            let Some(model_keys) = policy_keys.and_then(|(_, keys)| keys.model(&recipe.model))
+            else {
+                continue;
+            };
+            let saved = run.newest_checkpoint().map(|checkpoint| {
+                if trained.first() == Some(&policy) {
+                    checkpoint
+                } else {
+                    checkpoint.join(POLICIES).join(&policy)
+                }
+            });
+            let saved = saved.filter(|path| path.join("tokenizer.json").is_file());
+            let base = model_keys.base.as_deref();
+            let found = match saved {
+                // An adapter's checkpoint names its base, which has the same tokenizer.
+                Some(path) => model::open_at(path, base, &host),
+                None => model::open(&model_keys.source, base, &host),
+            }?;
+            let chat = model::chat(&found.files, chat_options(keys, Some(started_at)))?;
+            chats.insert(agent, &policy, Arc::new(chat));
+        }
+    }
+    Ok(chats)
+}
+
+#[cfg(test)]
+mod tests {
+    use levade_store::Memory;
+    use levade_tree::RunId;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn named_accepts_slots_and_ids() {
+        let store = Memory::new(RunId("r".into()));
+        for name in ["train/1/2/3/4", "0123456789abcdef0123456789abcdef"] {
+            assert!(find_attempt(&store, name).await.unwrap().is_none(), "{name}");
+        }
+        for name in ["", "train/1/2/3", "0123"] {
+            let error = find_attempt(&store, name).await.unwrap_err().to_string();
+            assert!(error.contains("PURPOSE/PHASE"), "{error}");
+        }
+    }
+}

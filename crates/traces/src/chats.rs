@@ -1,0 +1,36 @@
+//! The chat formats with which attempts are read: one for each agent and policy.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use levade_text::{Chat, Message};
+
+/// Chat formats by agent and policy.
+#[derive(Debug, Clone, Default)]
+pub struct Chats(BTreeMap<(String, String), ChatFormat>);
+
+/// A chat format, with what the view of an attempt needs to know about it.
+#[derive(Debug, Clone)]
+pub(crate) struct ChatFormat {
+    pub chat: Arc<Chat>,
+    /// Whether prompts open the model's reasoning.
+    pub opens_reasoning: bool,
+}
+
+impl Chats {
+    /// Adds the format in which `agent` talks to `policy`.
+    pub fn insert(&mut self, agent: &str, policy: &str, chat: Arc<Chat>) {
+        let opened = chat.opened_reasoning(&[Message::user("Hi")], &[]);
+        let opens_reasoning = opened.is_ok_and(|tag| tag.is_some());
+        self.0.insert((agent.to_owned(), policy.to_owned()), ChatFormat { chat, opens_reasoning });
+    }
+
+    /// Returns the format of an agent, or else any format of the policy: an agent such as
+    /// `writer.summary` has no format of its own.
+    pub(crate) fn find(&self, agent: &str, policy: &str) -> Option<&ChatFormat> {
+        self.0.get(&(agent.to_owned(), policy.to_owned())).or_else(|| {
+            let mut others = self.0.iter().filter(|((_, known), _)| known == policy);
+            others.next().map(|(_, format)| format)
+        })
+    }
+}

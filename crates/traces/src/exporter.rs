@@ -1,0 +1,189 @@
+//! Sends the attempts of a run to a collector while the run continues.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use levade_policy::process_time;
+use levade_store::Attempt;
+use opentelemetry_proto::tonic::trace::v1::ResourceSpans;
+use prost::Message;
+
+use crate::collector::{Collector, CollectorError};
+use crate::spans::TraceBuilder;
+
+/// Maximum number of attempts that wait for the collector.
+const MAX_QUEUED: usize = 256;
+/// Limits of a request: attempts, and bytes before compression. The attempt that reaches the limit
+/// is included.
+const MAX_BATCH: usize = 32;
+const MAX_BATCH_BYTES: usize = 1 << 20;
+/// Time for which a request waits for further attempts.
+const BATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// Initial and maximum pause before a retry when the collector is unavailable.
+const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
+/// Timeout for sending the remaining attempts at the end of a run.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What happened to the attempts of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ExportReport {
+    /// Number of attempts that the collector accepted.
+    pub sent: usize,
+    /// Number of attempts that were dropped because the queue was full or the run ended.
+    pub dropped: usize,
+    /// Number of attempts that the collector rejected, in part or completely.
+    pub rejected: usize,
+    /// Message of the first failure.
+    pub failure: Option<String>,
+}
+
+impl ExportReport {
+    /// Describes what was lost, or returns `None` if the collector has every attempt.
+    pub fn loss(&self) -> Option<String> {
+        let ExportReport { sent, dropped, rejected, failure } = self;
+        let why = failure.as_deref().unwrap_or("the collector is too slow");
+        (dropped + rejected > 0).then(|| {
+            format!(
+                "the collector of traces has {sent} attempts; {dropped} were dropped and \
+                 {rejected} rejected: {why}"
+            )
+        })
+    }
+}
+
+/// Sends attempts from a thread of its own, so that no caller waits.
+#[derive(Debug)]
+pub struct Exporter {
+    queue: Option<SyncSender<Box<Attempt>>>,
+    report: Arc<Mutex<ExportReport>>,
+    /// Whether the first failure was returned by [`take_failure`](Exporter::take_failure).
+    is_failure_taken: bool,
+    /// Disconnected when the thread ends.
+    ended: Mutex<Receiver<()>>,
+}
+
+impl Exporter {
+    /// Starts the thread. `connect` returns the collector; it is called before the first request,
+    /// and again while it fails as unavailable.
+    ///
+    /// # Errors
+    /// Returns an error if no thread can be started.
+    pub fn start(
+        builder: TraceBuilder,
+        connect: impl Fn() -> Result<Collector, CollectorError> + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (queue, attempts) = sync_channel(MAX_QUEUED);
+        let report = Arc::new(Mutex::default());
+        let (is_alive, ended) = channel();
+        let delivery = Delivery { report: Arc::clone(&report), connect, collector: None };
+        let deliver = move || {
+            delivery.run(&builder, &attempts);
+            drop(is_alive);
+        };
+        std::thread::Builder::new().name("traces".into()).spawn(deliver)?;
+        let ended = Mutex::new(ended);
+        Ok(Exporter { queue: Some(queue), report, is_failure_taken: false, ended })
+    }
+
+    /// Queues an attempt that has ended. Drops and counts the attempt if the queue is full.
+    pub fn send(&self, attempt: &Attempt) {
+        let queued = self.queue.as_ref().map(|queue| queue.try_send(Box::new(attempt.clone())));
+        if !matches!(queued, Some(Ok(()))) {
+            lock(&self.report).dropped += 1;
+        }
+    }
+
+    /// Returns the first failure, once.
+    pub fn take_failure(&mut self) -> Option<String> {
+        let failure = lock(&self.report).failure.clone().filter(|_| !self.is_failure_taken);
+        self.is_failure_taken |= failure.is_some();
+        failure
+    }
+
+    /// Sends the remaining attempts, and waits for the collector up to a timeout. Attempts that are
+    /// not sent by then are counted as dropped.
+    pub fn close(&mut self) -> ExportReport {
+        if self.queue.take().is_some() {
+            let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let ended = process_time::receive(ended, CLOSE_TIMEOUT);
+            if ended == Err(RecvTimeoutError::Timeout) {
+                let mut report = lock(&self.report);
+                let why = format!("not all attempts were accepted within {CLOSE_TIMEOUT:?}");
+                report.failure.get_or_insert(why);
+            }
+        }
+        lock(&self.report).clone()
+    }
+}
+
+/// State of the sending thread.
+struct Delivery<C> {
+    report: Arc<Mutex<ExportReport>>,
+    connect: C,
+    collector: Option<Collector>,
+}
+
+impl<C: Fn() -> Result<Collector, CollectorError>> Delivery<C> {
+    fn run(mut self, builder: &TraceBuilder, attempts: &Receiver<Box<Attempt>>) {
+        while let Ok(first) = attempts.recv() {
+            let until = Instant::now() + BATCH_INTERVAL;
+            let mut batch = vec![builder.trace(&first)];
+            let mut bytes = batch[0].encoded_len();
+            while batch.len() < MAX_BATCH
+                && bytes < MAX_BATCH_BYTES
+                && let Ok(next) =
+                    attempts.recv_timeout(until.saturating_duration_since(Instant::now()))
+            {
+                let trace = builder.trace(&next);
+                bytes += trace.encoded_len();
+                batch.push(trace);
+            }
+            self.deliver(&batch);
+        }
+    }
+
+    /// Sends a batch, again and again while the collector is unavailable.
+    fn deliver(&mut self, batch: &[ResourceSpans]) {
+        let mut pause = MIN_RETRY_INTERVAL;
+        // Counted as dropped until the collector has them, because the process may end before.
+        lock(&self.report).dropped += batch.len();
+        loop {
+            let outcome = self.send(batch);
+            let mut report = lock(&self.report);
+            match outcome {
+                Err(CollectorError::Unavailable(why)) => {
+                    report.failure.get_or_insert(why);
+                    drop(report);
+                    std::thread::sleep(pause);
+                    pause = (2 * pause).min(MAX_RETRY_INTERVAL);
+                    continue;
+                }
+                Ok(None) => report.sent += batch.len(),
+                Ok(Some(why)) | Err(CollectorError::Rejected(why)) => {
+                    report.rejected += batch.len();
+                    report.failure.get_or_insert(why);
+                }
+            }
+            report.dropped -= batch.len();
+            return;
+        }
+    }
+
+    fn send(&mut self, batch: &[ResourceSpans]) -> Result<Option<String>, CollectorError> {
+        let collector = match self.collector.take() {
+            Some(collector) => collector,
+            None => (self.connect)()?,
+        };
+        self.collector.insert(collector).send(batch.to_vec())
+    }
+}
+
+fn lock(report: &Mutex<ExportReport>) -> MutexGuard<'_, ExportReport> {
+    report.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[path = "exporter_tests.rs"]
+mod tests;
