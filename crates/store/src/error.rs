@@ -127,12 +127,47 @@ pub enum StoreError {
         /// Id of the run for which the file was opened.
         expected: String,
     },
+    /// The store already holds records of the run that is started.
+    #[error(
+        "{location} already holds records of a run; resume it with --resume in its directory, or \
+         name another store"
+    )]
+    NotEmpty {
+        /// Location of the store.
+        location: String,
+    },
+    /// Another trainer works on the run.
+    #[error(
+        "another trainer works on the run in {location}: {holder}; stop it first, or wait until it \
+         has given no sign of life for {seconds} s"
+    )]
+    Leased {
+        /// Location of the store.
+        location: String,
+        /// Process and directory of the other trainer.
+        holder: String,
+        /// Time after its last sign of life for which the other trainer keeps the run, in seconds.
+        seconds: u64,
+    },
+    /// Another trainer has resumed the run since this store was opened.
+    #[error(
+        "cannot record {key} in {location}: another trainer has resumed the run: {holder}; only \
+         one trainer can continue"
+    )]
+    Fenced {
+        /// Location of the store.
+        location: String,
+        /// Key of the rejected write.
+        key: String,
+        /// Process and directory of the other trainer.
+        holder: String,
+    },
     /// Reading or writing failed.
     #[error("cannot {action} {key} in {location}: {source}")]
     Failed {
         /// Location of the store.
         location: String,
-        /// Action that failed: `read`, `record` or `migrate`.
+        /// Action that failed: `read`, `record`, `migrate` or `request`.
         action: &'static str,
         /// Key that was being read or written.
         key: String,
@@ -229,7 +264,10 @@ impl StoreError {
     pub fn code(&self) -> Code {
         match self {
             StoreError::Open { code, .. } | StoreError::Failed { code, .. } => *code,
-            StoreError::Unwritable { .. } | StoreError::ReadOnly { .. } => Code::Forbidden,
+            StoreError::Unwritable { .. }
+            | StoreError::ReadOnly { .. }
+            | StoreError::Leased { .. }
+            | StoreError::Fenced { .. } => Code::Forbidden,
             StoreError::Foreign { .. } | StoreError::OtherRun { .. } => Code::Foreign,
             StoreError::Version { .. } => Code::Version,
             StoreError::Deadline { .. } => Code::Unavailable,
@@ -237,7 +275,9 @@ impl StoreError {
             StoreError::Empty { .. }
             | StoreError::NotDurable { .. }
             | StoreError::Unknown { .. } => Code::NotFound,
-            StoreError::Conflict { .. } | StoreError::Ended { .. } => Code::Conflict,
+            StoreError::Conflict { .. }
+            | StoreError::Ended { .. }
+            | StoreError::NotEmpty { .. } => Code::Conflict,
             StoreError::Corrupt { .. } => Code::Corrupt,
             StoreError::Unstorable { .. } => Code::Invalid,
         }
@@ -259,6 +299,9 @@ impl StoreError {
                 | StoreError::Foreign { .. }
                 | StoreError::OtherRun { .. }
                 | StoreError::Version { .. }
+                | StoreError::NotEmpty { .. }
+                | StoreError::Leased { .. }
+                | StoreError::Fenced { .. }
         );
         unusable || self.code() == Code::Full
     }

@@ -72,6 +72,7 @@ mod sqlite;
 mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod wire;
 
 pub use error::{Code, StoreError};
 pub use location::{Access, Location};

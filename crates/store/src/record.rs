@@ -128,7 +128,7 @@ impl Attempt {
 }
 
 /// The start of an attempt: everything that is known before its first token.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttemptStart {
     /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
@@ -156,7 +156,7 @@ pub struct End {
 }
 
 /// The number of tries in an attempt slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Tries {
     /// Index of the next try: one more than the index of the last started try, or 0.
     pub next: u32,
@@ -178,7 +178,7 @@ pub struct StepReward {
 }
 
 /// An attempt without its segments, for listings.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttemptSummary {
     /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
@@ -199,7 +199,7 @@ pub struct AttemptSummary {
 }
 
 /// An attempt that broke, for listings.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedAttempt {
     /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
@@ -417,7 +417,8 @@ impl fmt::Display for EvalKey {
 }
 
 /// The effect of a successful write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum WriteOutcome {
     /// The value was written by this call.
     Written,

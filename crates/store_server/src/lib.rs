@@ -1,9 +1,10 @@
-//! HTTP server of rollouts, in the protocol of Agent Lightning 0.3.
+//! HTTP server of rollouts, in the protocol of Agent Lightning 0.3 and in Levade's own.
 //!
 //! Runners, tracers, trainers and LLM proxies that use `agentlightning==0.3.0` work against it
 //! unchanged: they reach it as `LightningStoreClient(url)`. The routes are those of Agent
 //! Lightning's server below `/v1/agl`, OpenTelemetry's `/v1/traces`, and `/v1/prometheus/`.
-//! [`serve`] runs them over any [`Rollouts`].
+//! [`serve`] runs them over any [`Rollouts`]. `levade-store-client` calls the methods of that trait
+//! by the routes below `/v1/rollouts`.
 //!
 //! # Differences from Agent Lightning's server
 //! - Unknown ids return 404, so that clients fail at once instead of repeating the request for 8 s.
@@ -26,6 +27,7 @@ mod auth;
 mod directory;
 mod metrics;
 mod monitoring;
+mod native;
 mod otlp;
 mod request;
 mod response;
@@ -53,9 +55,6 @@ use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use response::ApiError;
 use service::{Service, Shared};
 
-/// Maximum interval between two searches for timeouts.
-const SCAN_INTERVAL: Duration = Duration::from_secs(1);
-
 /// Maximum time for which a stopping server completes requests in progress.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
@@ -77,6 +76,8 @@ pub struct ServerOptions {
     /// Minimum interval between two searches for timeouts that requests cause. Zero searches at
     /// every request that depends on them. Defaults to 10 s.
     pub scan_debounce: Duration,
+    /// Interval between two searches for timeouts while no request causes one. Defaults to 1 s.
+    pub scan_interval: Duration,
 }
 
 impl Default for ServerOptions {
@@ -86,6 +87,7 @@ impl Default for ServerOptions {
             access: Access::default(),
             cors_origins: Vec::new(),
             scan_debounce: Duration::from_secs(10),
+            scan_interval: Duration::from_secs(1),
         }
     }
 }
@@ -101,6 +103,7 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
     let (stopping, stopped) = watch::channel(false);
+    let scan_interval = options.scan_interval;
     let service = Arc::new(Service::new(store, options.scan_debounce, stopped));
     let routes = router(Arc::clone(&service), options)?;
     let stop = async move {
@@ -109,7 +112,7 @@ pub async fn serve(
     };
     let timer = async {
         loop {
-            tokio::time::sleep(SCAN_INTERVAL).await;
+            tokio::time::sleep(scan_interval).await;
             if let Err(error) = service.scan().await {
                 tracing::error!(body = %error.body, "cannot search for timeouts");
             }
@@ -136,6 +139,7 @@ fn router(service: Shared, options: ServerOptions) -> std::io::Result<Router> {
     let agl = rollouts::routes().merge(directory::routes()).merge(spans::routes());
     let routes = Router::new()
         .nest("/v1/agl", agl)
+        .merge(native::routes())
         .merge(otlp::routes())
         .route("/v1/prometheus/", get(monitoring::show))
         .route("/v1/prometheus", get(monitoring::show))

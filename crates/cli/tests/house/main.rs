@@ -19,7 +19,7 @@ const MAX_LINES: usize = 600;
 
 /// Crates in order from top to bottom, each with the crates that it may depend on. An entry may
 /// precede the creation of its crate.
-const CRATES: [(&str, &[&str]); 28] = [
+const CRATES: [(&str, &[&str]); 29] = [
     (
         "cli",
         &[
@@ -37,6 +37,7 @@ const CRATES: [(&str, &[&str]); 28] = [
             "call",
             "process",
             "sandbox",
+            "store_client",
             "store_server",
             "store",
             "engine",
@@ -56,8 +57,23 @@ const CRATES: [(&str, &[&str]); 28] = [
     (
         "run",
         &[
-            "trainer", "recipe", "agent", "tools", "gateway", "call", "process", "sandbox",
-            "store", "engine", "remote", "reward", "text", "model", "policy", "tree",
+            "trainer",
+            "recipe",
+            "agent",
+            "tools",
+            "gateway",
+            "call",
+            "process",
+            "sandbox",
+            "store_client",
+            "store",
+            "engine",
+            "remote",
+            "reward",
+            "text",
+            "model",
+            "policy",
+            "tree",
         ],
     ),
     (
@@ -70,6 +86,7 @@ const CRATES: [(&str, &[&str]); 28] = [
             "traces",
             "process",
             "reward",
+            "store_client",
             "store",
             "conversation",
             "text",
@@ -117,6 +134,7 @@ const CRATES: [(&str, &[&str]); 28] = [
     ("reward", &["process", "policy", "tree"]),
     ("process", &["policy"]),
     ("search", &["http", "policy"]),
+    ("store_client", &["store", "http", "policy", "tree"]),
     ("store_server", &["store", "http"]),
     ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),

@@ -1,9 +1,12 @@
 //! Errors of rollouts.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Code, StoreError};
 
 /// Reason why a call failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RolloutError {
     /// The rollout does not exist.
     #[error("Rollout {rollout_id} not found; enqueue it first")]

@@ -19,7 +19,7 @@
 //! `queuing` → `preparing` (leased) → `running` (first report) → `succeeded`, `failed` or, if the
 //! configuration permits another try, `requeuing`. `cancelled` is final for reports of tries.
 //!
-//! Out of scope: HTTP, which the crate `levade-store-server` implements.
+//! Out of scope: HTTP, which the crates `levade-store-server` and `levade-store-client` implement.
 
 mod clock;
 #[cfg(any(test, feature = "testing"))]
@@ -56,7 +56,7 @@ pub type Result<T> = std::result::Result<T, RolloutError>;
 /// backend fails. A write may still be committed after its future is dropped.
 #[async_trait]
 pub trait Rollouts: Debug + Send + Sync {
-    /// Returns the location of the store for messages: a file path, or `memory:`.
+    /// Returns the location of the store for messages: a file path, a URL, or `memory:`.
     fn location(&self) -> &str;
 
     /// Returns the current time of the store's clock.
@@ -83,7 +83,8 @@ pub trait Rollouts: Debug + Send + Sync {
 
     /// Leases queued rollouts, and starts a try of each. If none is queued, waits for at most
     /// [`LeaseRequest::wait`]. If the wait is cancelled, no lease is lost except one that was
-    /// committed at that moment; its ttl expires.
+    /// committed at that moment: a repeated request with the same [`LeaseRequest::key`] returns it,
+    /// and without a key its ttl expires.
     ///
     /// # Errors
     /// Returns an error if the backend fails.

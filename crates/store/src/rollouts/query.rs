@@ -29,7 +29,7 @@ pub enum Order {
 }
 
 /// Part of a result, and its order.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageRequest {
     /// Maximum number of rows, at least 1. `None` returns all.
     pub limit: Option<u64>,
@@ -50,7 +50,7 @@ impl Default for PageRequest {
 }
 
 /// Part of a result.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Page<T> {
     /// Rows of the page.
     pub items: Vec<T>,
@@ -59,7 +59,7 @@ pub struct Page<T> {
 }
 
 /// Conditions on rollouts. An empty list matches nothing; `None` is no condition.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RolloutFilter {
     /// Statuses, one of which the rollout has.
     pub status_in: Option<Vec<RolloutStatus>>,
@@ -72,7 +72,7 @@ pub struct RolloutFilter {
 }
 
 /// Conditions on workers. An empty list matches nothing; `None` is no condition.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct WorkerFilter {
     /// Statuses, one of which the worker has.
     pub status_in: Option<Vec<WorkerStatus>>,
@@ -83,7 +83,7 @@ pub struct WorkerFilter {
 }
 
 /// Conditions on resources, all of which must hold.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ResourcesFilter {
     /// The id.
     pub id: Option<String>,
@@ -92,7 +92,7 @@ pub struct ResourcesFilter {
 }
 
 /// A condition on a text: its value, and a text that it contains.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct TextFilter {
     /// The value.
     pub exact: Option<String>,
@@ -101,7 +101,7 @@ pub struct TextFilter {
 }
 
 /// Conditions on the spans of one rollout.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SpanFilter {
     /// Id of the rollout, which always must match.
     pub rollout_id: String,
@@ -136,7 +136,7 @@ impl SpanFilter {
 }
 
 /// A request for leases.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LeaseRequest {
     /// Queues to lease from. The order of leases is by priority, then by age, across all of them.
     pub queues: Vec<String>,
@@ -149,6 +149,11 @@ pub struct LeaseRequest {
     pub ttl: Option<Duration>,
     /// Maximum wait for a first rollout. Zero returns at once.
     pub wait: Duration,
+    /// Idempotency key, unique to this request. A repeated request with the key returns the leases
+    /// that it made before and that are still in progress. If there is none, it leases anew. `None`
+    /// if the request is never repeated.
+    #[serde(default)]
+    pub key: Option<String>,
 }
 
 impl LeaseRequest {
@@ -160,6 +165,7 @@ impl LeaseRequest {
             worker: worker.map(str::to_owned),
             ttl: None,
             wait: Duration::ZERO,
+            key: None,
         }
     }
 }

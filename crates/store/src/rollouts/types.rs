@@ -4,11 +4,18 @@
 //! Lightning's protocol, where a try is called an attempt. Times are Unix timestamps in seconds,
 //! read from the store's [`Clock`](super::Clock).
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 /// JSON that the store keeps as text and never interprets.
 pub type Json = Box<RawValue>;
+
+/// Reads a field that is present. Null is a value then: the JSON `null`, or an inner `None`.
+fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
+}
 
 /// Name of the queue that is used if none is given.
 pub const DEFAULT_QUEUE: &str = "default";
@@ -134,7 +141,7 @@ impl Default for RolloutConfig {
 }
 
 /// A rollout to enqueue or to start.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NewRollout {
     /// Idempotency key. A second rollout with the same key is not created; the first one is
     /// returned.
@@ -152,6 +159,7 @@ pub struct NewRollout {
     /// Timeouts and retries.
     pub config: RolloutConfig,
     /// Metadata of the caller. `None` is stored as an empty object.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub metadata: Option<Json>,
 }
 
@@ -172,7 +180,7 @@ impl NewRollout {
 }
 
 /// A rollout, with its latest try if it has one.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Rollout {
     /// Id, unique in the store.
     #[serde(rename = "rollout_id")]
@@ -198,12 +206,12 @@ pub struct Rollout {
     /// Priority within the queue.
     pub priority: i32,
     /// Idempotency key.
-    #[serde(rename = "idempotency_key", skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "idempotency_key", default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// Sequence number of the last change, for [`Rollouts::changes`](super::Rollouts::changes).
     pub changed: u64,
     /// Latest try. Absent, not null, in the serialized form if there is none.
-    #[serde(rename = "attempt", skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "attempt", default, skip_serializing_if = "Option::is_none")]
     pub latest_try: Option<Try>,
 }
 
@@ -217,7 +225,7 @@ impl Rollout {
 }
 
 /// One execution of a rollout by a worker.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Try {
     /// Id of the rollout.
     pub rollout_id: String,
@@ -273,24 +281,29 @@ pub enum LeaseEnd {
 
 /// Fields of a rollout to replace. `None` leaves a field unchanged; an inner `None` removes its
 /// value.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RolloutUpdate {
     /// New task.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub input: Option<Json>,
     /// New purpose.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub mode: Option<Option<String>>,
     /// New id of the resources.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub resources_id: Option<Option<String>>,
     /// New status. Every transition is permitted.
     pub status: Option<RolloutStatus>,
     /// New timeouts and retries.
     pub config: Option<RolloutConfig>,
     /// New metadata.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub metadata: Option<Option<Json>>,
 }
 
 /// Selects a try of a rollout.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum TryName {
     /// The try with the highest number.
     Latest,
@@ -299,7 +312,7 @@ pub enum TryName {
 }
 
 /// Fields of a try to replace. `None` leaves a field unchanged.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct TryUpdate {
     /// New status. It determines the rollout's status if the try is the latest one.
     pub status: Option<TryStatus>,
@@ -308,11 +321,12 @@ pub struct TryUpdate {
     /// New time of the last report.
     pub last_heartbeat_time: Option<f64>,
     /// New metadata.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub metadata: Option<Json>,
 }
 
 /// A worker, as its leases and heartbeats describe it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Worker {
     /// Id, chosen by the worker.
     #[serde(rename = "worker_id")]
@@ -337,7 +351,7 @@ pub struct Worker {
 }
 
 /// A version of named resources, such as prompts or the address of a model.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Resources {
     /// Id, chosen by the caller or generated.
     #[serde(rename = "resources_id")]
@@ -354,7 +368,7 @@ pub struct Resources {
 }
 
 /// A span of a trace to add.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NewSpan {
     /// Id of the rollout.
     pub rollout_id: String,
@@ -380,7 +394,7 @@ pub struct NewSpan {
 }
 
 /// A stored span.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Span {
     /// Id of the rollout.
     pub rollout_id: String,
@@ -393,7 +407,8 @@ pub struct Span {
 }
 
 /// Result of adding one span.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SpanOutcome {
     /// The span is stored under this sequence number.
     Stored(u64),
@@ -406,7 +421,7 @@ pub enum SpanOutcome {
 }
 
 /// Number of stored rows.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
     /// Number of rollouts.
     #[serde(rename = "total_rollouts")]

@@ -32,6 +32,7 @@ macro_rules! rollouts_contract {
             @each $backend, $open,
             lease_serves_priorities_then_age
             lease_merges_queues_by_age
+            repeated_lease_request_returns_leases_in_progress
             enqueue_is_idempotent_by_key
             finish_is_idempotent_and_rejects_other_ends
             retry_returns_to_old_position
@@ -143,6 +144,28 @@ pub async fn lease_merges_queues_by_age(store: Store, _: Arc<ManualClock>) {
         LeaseRequest { queues: vec!["b".into(), "a".into()], ..LeaseRequest::new(3, None) };
     assert_eq!(inputs(&store.lease(&request).await.unwrap()), ["1", "2", "4"]);
     assert_eq!(inputs(&store.lease(&request).await.unwrap()), ["5"]);
+}
+
+pub async fn repeated_lease_request_returns_leases_in_progress(
+    store: Store,
+    clock: Arc<ManualClock>,
+) {
+    let again = [TryStatus::Unresponsive];
+    store.enqueue(&[retrying(1, &again), retrying(2, &again), new(3)]).await.unwrap();
+    let request =
+        |key: &str| LeaseRequest { key: Some(key.to_owned()), ..LeaseRequest::new(2, Some("w")) };
+    let names = |leased: &[Rollout]| leased.iter().map(lease_of).collect::<Vec<_>>();
+    let first = store.lease(&request("a")).await.unwrap();
+    assert_eq!(inputs(&first), ["1", "2"]);
+    assert_eq!(names(&store.lease(&request("a")).await.unwrap()), names(&first));
+    assert_eq!(inputs(&store.lease(&request("b")).await.unwrap()), ["3"]);
+    store.finish(&lease_of(&first[0]), LeaseEnd::Succeeded, None).await.unwrap();
+    assert_eq!(names(&store.lease(&request("a")).await.unwrap()), names(&first[1..]));
+    clock.advance(11.0);
+    store.expire().await.unwrap();
+    let other = store.lease(&request("c")).await.unwrap();
+    assert_eq!((inputs(&other), lease_of(&other[0]).number), (vec!["2"], 2));
+    assert!(store.lease(&request("a")).await.unwrap().is_empty(), "another worker has the lease");
 }
 
 pub async fn enqueue_is_idempotent_by_key(store: Store, _: Arc<ManualClock>) {

@@ -1,6 +1,6 @@
 //! Creation, leases and cancellation of rollouts.
 
-use rusqlite::{OptionalExtension, named_params, params_from_iter};
+use rusqlite::{OptionalExtension, named_params, params, params_from_iter};
 
 use super::control::{Call, QueuePosition, RolloutState, next_change, reject, sync_worker};
 use super::rows;
@@ -8,6 +8,10 @@ use crate::error::Failure;
 use crate::rollouts::{
     LeaseRequest, NewRollout, Rollout, RolloutConfig, RolloutError, RolloutStatus,
 };
+
+/// Time for which the leases of a request are remembered, in seconds. A client that lost a response
+/// repeats the request sooner.
+const REPEAT_SECONDS: f64 = 3600.0;
 
 /// Creates rollouts in their queues. Known keys return the rollouts that have them.
 pub(super) fn enqueue(call: Call<'_>, new: &[NewRollout]) -> Result<Vec<Rollout>, Failure> {
@@ -129,8 +133,15 @@ pub(super) fn retry_text(config: &RolloutConfig) -> String {
     format!("[{}]", names.collect::<Vec<_>>().join(","))
 }
 
-/// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority.
+/// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority. A repeated request
+/// returns the leases that it made before.
 pub(super) fn lease(call: Call<'_>, request: &LeaseRequest) -> Result<Vec<Rollout>, Failure> {
+    if let Some(key) = &request.key {
+        let leased = leased_before(call, key)?;
+        if !leased.is_empty() {
+            return Ok(leased);
+        }
+    }
     // A queue is read along its index; several queues are merged here.
     let mut found: Vec<(i32, i64, RolloutState)> = Vec::new();
     let sql = format!(
@@ -158,6 +169,9 @@ pub(super) fn lease(call: Call<'_>, request: &LeaseRequest) -> Result<Vec<Rollou
         rollout.save(call)?;
         leased.push(rollout);
     }
+    if let Some(key) = request.key.as_ref().filter(|_| !leased.is_empty()) {
+        remember_leases(call, key, &leased)?;
+    }
     match (leased.last(), worker) {
         // A worker is associated with one try: the last one.
         (Some(RolloutState { id, latest: Some(latest), .. }), Some(_)) => {
@@ -167,6 +181,31 @@ pub(super) fn lease(call: Call<'_>, request: &LeaseRequest) -> Result<Vec<Rollou
         _ => {}
     }
     leased.iter().map(|rollout| rollout.load(call)).collect()
+}
+
+/// Returns the rollouts that an earlier request with this key leased, if the lease is in progress.
+fn leased_before(call: Call<'_>, key: &str) -> Result<Vec<Rollout>, Failure> {
+    let sql = format!(
+        "SELECT {} FROM lease_requests l CROSS JOIN {} WHERE l.key = ?1 AND r.seq = l.rollout
+             AND r.tries = l.number AND r.status IN ('preparing', 'running') ORDER BY l.seq",
+        rows::ROLLOUT,
+        rows::ROLLOUT_FROM
+    );
+    let mut leased = call.db.prepare_cached(&sql)?;
+    let leased = leased.query_map([key], rows::rollout)?;
+    Ok(leased.collect::<Result<_, _>>()?)
+}
+
+/// Records the leases of a request, and forgets those of old requests.
+fn remember_leases(call: Call<'_>, key: &str, leased: &[RolloutState]) -> Result<(), Failure> {
+    let sql = "DELETE FROM lease_requests WHERE time < ?1";
+    call.db.prepare_cached(sql)?.execute([call.now - REPEAT_SECONDS])?;
+    let sql = "INSERT INTO lease_requests (key, rollout, number, time) VALUES (?1, ?2, ?3, ?4)";
+    let mut insert = call.db.prepare_cached(sql)?;
+    for rollout in leased {
+        insert.execute(params![key, rollout.seq, rollout.tries, call.now])?;
+    }
+    Ok(())
 }
 
 /// Returns whether a rollout waits in one of the queues.

@@ -115,6 +115,19 @@ CREATE TABLE totals (
 INSERT INTO totals VALUES (0);
 ";
 
+/// Tables that files of the same schema version can lack, because an earlier build made them.
+const ADDED_TABLES: &str = "
+CREATE TABLE IF NOT EXISTS lease_requests (
+    seq     INTEGER PRIMARY KEY,
+    key     TEXT    NOT NULL,           -- idempotency key of a request for leases
+    rollout INTEGER NOT NULL,
+    number  INTEGER NOT NULL,           -- number of the leased try
+    time    REAL    NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS lease_request_key ON lease_requests (key);
+CREATE INDEX IF NOT EXISTS lease_request_time ON lease_requests (time);
+";
+
 /// Opens a store in the memory of the process.
 pub(super) fn in_memory() -> Result<Connection, StoreError> {
     let place = Path::new("memory:");
@@ -178,5 +191,6 @@ fn create(connection: &mut Connection) -> rusqlite::Result<()> {
         transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
         transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     }
+    transaction.execute_batch(ADDED_TABLES)?;
     transaction.commit()
 }

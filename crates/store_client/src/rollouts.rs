@@ -1,0 +1,292 @@
+//! Rollouts of a server.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use levade_store::rollouts::{
+    Json, Lease, LeaseEnd, LeaseRequest, NewRollout, NewSpan, Page, PageRequest, Resources,
+    ResourcesFilter, Result, Rollout, RolloutError, RolloutFilter, RolloutUpdate, Rollouts, Span,
+    SpanFilter, SpanOutcome, Statistics, Try, TryName, TryUpdate, Worker, WorkerFilter,
+};
+use levade_store::{Code, StoreError, WriteOutcome};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use crate::ServiceOptions;
+use crate::service::{Call, CallError, MAX_HOLD, Service};
+
+/// Rollouts of a `levade store serve`.
+///
+/// A wait for a server that does not respond ends with [`Code::Unavailable`]. Requests whose
+/// repetition has an effect are not repeated after a lost response: a rollout without a key, a try
+/// without a lease, and resources.
+pub struct HttpRollouts {
+    service: Service,
+    /// Random text that no other client has.
+    client_id: String,
+    lease_requests: AtomicU64,
+}
+
+impl fmt::Debug for HttpRollouts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpRollouts").field("url", &self.service.url()).finish_non_exhaustive()
+    }
+}
+
+impl HttpRollouts {
+    /// Connects to the server at `url`, and waits until it responds.
+    ///
+    /// # Errors
+    /// Returns an error if the URL is invalid, if the server rejects the key, or if it does not
+    /// respond before the timeout of `options`.
+    pub async fn connect(
+        url: &str,
+        options: &ServiceOptions,
+    ) -> std::result::Result<Self, StoreError> {
+        let service = Service::new(url, options)?;
+        let client_id = crate::random_id(url)?;
+        let rollouts = HttpRollouts { service, client_id, lease_requests: AtomicU64::new(0) };
+        match rollouts.repeatable("statistics", &()).await {
+            Ok(Statistics { .. }) => Ok(rollouts),
+            Err(RolloutError::Store(error)) => Err(error),
+            Err(error) => Err(rollouts.failed("statistics", error.code(), error.to_string())),
+        }
+    }
+
+    fn failed(&self, method: &str, code: Code, why: String) -> StoreError {
+        StoreError::Failed {
+            location: self.service.url().to_owned(),
+            action: "request",
+            key: format!("`{method}`"),
+            code,
+            source: why.into(),
+        }
+    }
+
+    /// Calls a method whose repetition has no further effect.
+    async fn repeatable<R: DeserializeOwned>(
+        &self,
+        method: &str,
+        arguments: &impl Serialize,
+    ) -> Result<R> {
+        self.call(method, arguments, Duration::ZERO, true).await
+    }
+
+    /// Calls a method whose repetition has another effect.
+    async fn once<R: DeserializeOwned>(
+        &self,
+        method: &str,
+        arguments: &impl Serialize,
+    ) -> Result<R> {
+        self.call(method, arguments, Duration::ZERO, false).await
+    }
+
+    async fn call<R: DeserializeOwned>(
+        &self,
+        method: &str,
+        arguments: &impl Serialize,
+        hold: Duration,
+        is_repeatable: bool,
+    ) -> Result<R> {
+        let invalid = |error: serde_json::Error| {
+            RolloutError::Store(self.failed(method, Code::Invalid, error.to_string()))
+        };
+        let call = Call {
+            path: format!("/v1/rollouts/{method}"),
+            body: serde_json::to_vec(arguments).map_err(invalid)?.into(),
+            content_type: "application/json",
+            hold,
+            is_repeatable,
+        };
+        match self.service.call(call).await {
+            Ok(body) => serde_json::from_slice(&body).map_err(invalid),
+            Err(CallError::Rejected(error)) => Err(error),
+            Err(CallError::Failed(code, why)) => {
+                Err(RolloutError::Store(self.failed(method, code, why)))
+            }
+        }
+    }
+}
+
+/// A wait that consists of several requests.
+struct PartedWait {
+    /// `None` if the wait is beyond the range of the clock, and so has no end.
+    deadline: Option<Instant>,
+}
+
+impl PartedWait {
+    fn new(wait: Duration) -> Self {
+        PartedWait { deadline: Instant::now().checked_add(wait) }
+    }
+
+    /// Returns the time for which the server may hold the next request, and whether it is the last.
+    fn next_hold(&self) -> (Duration, bool) {
+        match self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+            Some(left) => (left.min(MAX_HOLD), left <= MAX_HOLD),
+            None => (MAX_HOLD, false),
+        }
+    }
+}
+
+#[async_trait]
+impl Rollouts for HttpRollouts {
+    fn location(&self) -> &str {
+        self.service.url()
+    }
+
+    fn now(&self) -> f64 {
+        self.service.now()
+    }
+
+    async fn enqueue(&self, new: &[NewRollout]) -> Result<Vec<Rollout>> {
+        if new.iter().all(|new| new.key.is_some()) {
+            self.repeatable("enqueue", &(new,)).await
+        } else {
+            self.once("enqueue", &(new,)).await
+        }
+    }
+
+    async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
+        self.once("start", &(new, worker)).await
+    }
+
+    async fn start_try(&self, rollout_id: &str, worker: Option<&str>) -> Result<Rollout> {
+        self.once("start_try", &(rollout_id, worker)).await
+    }
+
+    async fn lease(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
+        if request.max == 0 {
+            return Ok(Vec::new());
+        }
+        let mut part = request.clone();
+        part.key.get_or_insert_with(|| {
+            format!("{}-{}", self.client_id, self.lease_requests.fetch_add(1, Ordering::Relaxed))
+        });
+        let wait = PartedWait::new(request.wait);
+        loop {
+            let (hold, is_last) = wait.next_hold();
+            part.wait = hold;
+            let leased: Vec<Rollout> = self.call("lease", &(&part,), hold, true).await?;
+            if is_last || !leased.is_empty() {
+                return Ok(leased);
+            }
+        }
+    }
+
+    async fn heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
+        self.repeatable("heartbeat", &(lease,)).await
+    }
+
+    async fn finish(
+        &self,
+        lease: &Lease,
+        end: LeaseEnd,
+        metadata: Option<Json>,
+    ) -> Result<WriteOutcome> {
+        self.repeatable("finish", &(lease, end, metadata)).await
+    }
+
+    async fn cancel(&self, ids: &[String]) -> Result<u64> {
+        self.repeatable("cancel", &(ids,)).await
+    }
+
+    async fn expire(&self) -> Result<Vec<Try>> {
+        self.repeatable("expire", &()).await
+    }
+
+    async fn update_rollout(&self, rollout_id: &str, update: &RolloutUpdate) -> Result<Rollout> {
+        self.repeatable("update_rollout", &(rollout_id, update)).await
+    }
+
+    async fn update_try(
+        &self,
+        rollout_id: &str,
+        name: &TryName,
+        update: &TryUpdate,
+    ) -> Result<Try> {
+        self.repeatable("update_try", &(rollout_id, name, update)).await
+    }
+
+    async fn rollout(&self, rollout_id: &str) -> Result<Option<Rollout>> {
+        self.repeatable("rollout", &(rollout_id,)).await
+    }
+
+    async fn rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
+        self.repeatable("rollouts", &(filter, page)).await
+    }
+
+    async fn tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
+        self.repeatable("tries", &(rollout_id, page)).await
+    }
+
+    async fn changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)> {
+        let wait = PartedWait::new(wait);
+        loop {
+            let (hold, is_last) = wait.next_hold();
+            let changes: (Vec<Rollout>, u64) =
+                self.call("changes", &(since, max, hold), hold, true).await?;
+            if is_last || !changes.0.is_empty() {
+                return Ok(changes);
+            }
+        }
+    }
+
+    async fn wait_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
+        let wait = PartedWait::new(wait);
+        loop {
+            let (hold, is_last) = wait.next_hold();
+            let (finished, is_complete) =
+                self.call("wait_finished", &(ids, hold), hold, true).await?;
+            if is_last || is_complete {
+                return Ok(finished);
+            }
+        }
+    }
+
+    async fn put_resources(&self, id: Option<&str>, value: &Json) -> Result<Resources> {
+        self.once("put_resources", &(id, value)).await
+    }
+
+    async fn resources(&self, id: Option<&str>, version: Option<u64>) -> Result<Option<Resources>> {
+        self.repeatable("resources", &(id, version)).await
+    }
+
+    async fn query_resources(
+        &self,
+        filter: &ResourcesFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Resources>> {
+        self.repeatable("query_resources", &(filter, page)).await
+    }
+
+    async fn beat_worker(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
+        self.repeatable("beat_worker", &(id, stats)).await
+    }
+
+    async fn worker(&self, id: &str) -> Result<Option<Worker>> {
+        self.repeatable("worker", &(id,)).await
+    }
+
+    async fn workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>> {
+        self.repeatable("workers", &(filter, page)).await
+    }
+
+    async fn add_spans(&self, spans: Vec<NewSpan>) -> Result<Vec<SpanOutcome>> {
+        self.repeatable("add_spans", &(spans,)).await
+    }
+
+    async fn spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
+        self.repeatable("spans", &(filter, page)).await
+    }
+
+    async fn reserve_span_numbers(&self, rollout_id: &str, count: u64) -> Result<u64> {
+        self.repeatable("reserve_span_numbers", &(rollout_id, count)).await
+    }
+
+    async fn statistics(&self) -> Result<Statistics> {
+        self.repeatable("statistics", &()).await
+    }
+}

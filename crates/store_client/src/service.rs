@@ -1,0 +1,263 @@
+//! Requests to a store server: key, deadlines and retries.
+//!
+//! A server that restarts or cannot be reached is waited for. A request that may have been executed
+//! is repeated only if a repetition has no further effect.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::{Method, StatusCode};
+use levade_http::{Bounds, Client, ClientRequest, ClientResponse, Hosts, HttpError};
+use levade_policy::process_time;
+use levade_store::{Code, StoreError};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+/// Environment variable with the API key of the server.
+pub const KEY_VARIABLE: &str = "LEVADE_STORE_KEY";
+
+/// Environment variable with the timeout for a server that does not respond, in seconds.
+pub const TIMEOUT_VARIABLE: &str = "LEVADE_STORE_TIMEOUT";
+
+/// Default timeout for a server that does not respond.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Timeout for one response, in addition to the time for which the server holds the request.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Maximum time for which the server holds a request. A longer wait consists of several requests.
+pub(crate) const MAX_HOLD: Duration = Duration::from_secs(30);
+
+/// Maximum size of a response in bytes.
+const MAX_RESPONSE: usize = 1 << 30;
+
+/// Pause before the first repetition of a request; it doubles up to [`MAX_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Maximum pause between two repetitions.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+
+/// Header of a response with the time of the store's clock.
+const TIME_HEADER: &str = "x-levade-time";
+
+/// How a client reaches a server.
+#[derive(Clone)]
+pub struct ServiceOptions {
+    /// API key. `None` sends none.
+    pub key: Option<String>,
+    /// Timeout for a server that does not respond, at the start and later.
+    pub timeout: Duration,
+}
+
+impl ServiceOptions {
+    /// Reads the options from `LEVADE_STORE_KEY` and `LEVADE_STORE_TIMEOUT`.
+    ///
+    /// # Errors
+    /// Returns a message if a variable is invalid.
+    pub fn from_env() -> Result<Self, String> {
+        let text = |name| std::env::var(name).ok().filter(|text| !text.trim().is_empty());
+        let timeout = match text(TIMEOUT_VARIABLE) {
+            None => DEFAULT_TIMEOUT,
+            Some(text) => text
+                .trim()
+                .parse()
+                .ok()
+                .filter(|seconds: &f64| *seconds > 0.0)
+                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                .ok_or_else(|| {
+                    format!(
+                        "{TIMEOUT_VARIABLE} is {text:?}, but must be a number of seconds above 0"
+                    )
+                })?,
+        };
+        Ok(ServiceOptions { key: text(KEY_VARIABLE), timeout })
+    }
+}
+
+/// A request.
+pub(crate) struct Call {
+    /// Path below the URL of the server.
+    pub path: String,
+    /// Body.
+    pub body: Bytes,
+    /// Type of the body.
+    pub content_type: &'static str,
+    /// Time for which the server may hold the request.
+    pub hold: Duration,
+    /// Whether a repetition has no further effect, so that a lost response is no error.
+    pub is_repeatable: bool,
+}
+
+/// Reason why a request failed.
+pub(crate) enum CallError<E> {
+    /// The server rejected the request with an error of its store.
+    Rejected(E),
+    /// The request or the response is unusable, or the server did not respond in time.
+    Failed(Code, String),
+}
+
+/// A server of stores.
+pub(crate) struct Service {
+    client: Client,
+    url: String,
+    key: Option<HeaderValue>,
+    timeout: Duration,
+    created: Instant,
+    /// Bits of the largest difference between the store's clock and the time since `created`.
+    clock_offset: AtomicU64,
+}
+
+impl Service {
+    /// Creates a client of the server at `url`, such as `http://127.0.0.1:4747`.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Open`] if the URL or the key is invalid.
+    pub fn new(url: &str, options: &ServiceOptions) -> Result<Self, StoreError> {
+        let invalid = |why: String| StoreError::Open {
+            location: url.to_owned(),
+            code: Code::Invalid,
+            source: why.into(),
+        };
+        let bearer = |key: &String| {
+            let value = HeaderValue::from_str(&format!("Bearer {}", key.trim()));
+            let mut value =
+                value.map_err(|_| invalid(format!("{KEY_VARIABLE} is not a valid key")))?;
+            value.set_sensitive(true);
+            Ok::<_, StoreError>(value)
+        };
+        Hosts::allow_all().check(url).map_err(|error| invalid(error.to_string()))?;
+        Ok(Service {
+            client: Client::new(Hosts::allow_all(), None)
+                .map_err(|error| invalid(error.to_string()))?,
+            url: url.trim_end_matches('/').to_owned(),
+            key: options.key.as_ref().map(bearer).transpose()?,
+            timeout: options.timeout,
+            created: Instant::now(),
+            clock_offset: AtomicU64::new(0),
+        })
+    }
+
+    /// Returns the URL of the server.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Returns the time of the store's clock, as the responses so far report it.
+    pub fn now(&self) -> f64 {
+        f64::from_bits(self.clock_offset.load(Ordering::Relaxed))
+            + self.created.elapsed().as_secs_f64()
+    }
+
+    /// Sends a request until the server responds, and returns the body of the response.
+    pub async fn call<E: DeserializeOwned>(&self, call: Call) -> Result<Bytes, CallError<E>> {
+        let mut last = None;
+        let deadline = self.timeout + call.hold;
+        match process_time::with_timeout(deadline, self.attempts(&call, &mut last)).await {
+            Some(result) => result,
+            None => Err(CallError::Failed(
+                Code::Unavailable,
+                format!(
+                    "waited {deadline:?} for a response of {} ({TIMEOUT_VARIABLE} sets the \
+                     timeout): {}; check that `levade store serve` runs there",
+                    self.url,
+                    last.as_deref().unwrap_or("no response yet")
+                ),
+            )),
+        }
+    }
+
+    async fn attempts<E: DeserializeOwned>(
+        &self,
+        call: &Call,
+        last: &mut Option<String>,
+    ) -> Result<Bytes, CallError<E>> {
+        let mut headers =
+            HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(call.content_type))]);
+        headers.extend(self.key.clone().map(|key| (AUTHORIZATION, key)));
+        let request = ClientRequest {
+            method: Method::POST,
+            url: format!("{}{}", self.url, call.path),
+            headers,
+            body: call.body.clone(),
+        };
+        let deadline = call.hold + RESPONSE_TIMEOUT;
+        let bounds = Bounds { deadline, bytes: MAX_RESPONSE, redirects: 0 };
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let why = match self.client.send(request.clone(), bounds).await {
+                Ok(response) if response.status.is_success() => {
+                    self.note_time(&response);
+                    return Ok(response.body);
+                }
+                Ok(response) if is_transient(response.status) => response_text(&response),
+                Ok(response) => return Err(rejection(&self.url, &response)),
+                Err(error) if error.is_transient() => match &error {
+                    HttpError::Connect { .. } => error.to_string(),
+                    _ if call.is_repeatable => error.to_string(),
+                    _ => {
+                        let why = format!(
+                            "{error}; the server may have executed the request, and repeating it \
+                             could execute it twice"
+                        );
+                        return Err(CallError::Failed(Code::Unavailable, why));
+                    }
+                },
+                Err(error) => return Err(CallError::Failed(Code::Invalid, error.to_string())),
+            };
+            if last.is_none() {
+                tracing::warn!(url = %self.url, error = %why, "waiting for the store server");
+            }
+            *last = Some(why);
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
+    }
+
+    fn note_time(&self, response: &ClientResponse) {
+        let time = response.headers.get(TIME_HEADER).and_then(|time| time.to_str().ok());
+        let time: Option<f64> = time.and_then(|time| time.parse().ok());
+        if let Some(offset) = time.map(|time| time - self.created.elapsed().as_secs_f64()) {
+            // The bits of positive numbers are ordered as the numbers. A response that took longer
+            // underestimates the store's clock.
+            self.clock_offset.fetch_max(offset.max(0.0).to_bits(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Returns whether a later request can succeed.
+fn is_transient(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 429 | 502 | 503 | 504)
+}
+
+/// Error body of a store server.
+#[derive(Deserialize)]
+struct ErrorBody<E> {
+    error: E,
+}
+
+fn rejection<E: DeserializeOwned>(url: &str, response: &ClientResponse) -> CallError<E> {
+    if let Ok(ErrorBody { error }) = serde_json::from_slice(&response.body) {
+        return CallError::Rejected(error);
+    }
+    let text = response_text(response);
+    match response.status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => CallError::Failed(
+            Code::Forbidden,
+            format!("{text}; set {KEY_VARIABLE} to a key that the server accepts"),
+        ),
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => CallError::Failed(
+            Code::NotFound,
+            format!("{url} serves no store of this protocol ({text}); check the URL"),
+        ),
+        status if status.is_client_error() => CallError::Failed(Code::Invalid, text),
+        _ => CallError::Failed(Code::Internal, text),
+    }
+}
+
+/// Returns status and start of the body, for messages.
+fn response_text(response: &ClientResponse) -> String {
+    let text: String = response.text().chars().take(500).collect();
+    format!("the server responded {}: {text}", response.status)
+}

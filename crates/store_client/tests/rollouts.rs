@@ -1,0 +1,177 @@
+//! Rollouts over HTTP: the contract of every backend, lost responses and unreachable servers.
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use levade_store::rollouts::{
+    LeaseRequest, ManualClock, NewRollout, RolloutError, Rollouts, SystemClock,
+};
+use levade_store::{Code, StoreError, rollouts_contract};
+use levade_store_client::{HttpRollouts, ServiceOptions, open_rollouts};
+use levade_store_server::{ServerOptions, serve};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// A running server, which stops when it is dropped.
+struct Server {
+    url: String,
+    task: JoinHandle<std::io::Result<()>>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn start_server(store: Arc<dyn Rollouts>, keys: &[&str]) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let options = ServerOptions {
+        keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+        // Tests move the clock and search for timeouts themselves.
+        scan_interval: Duration::from_secs(3600),
+        ..ServerOptions::default()
+    };
+    Server { url, task: tokio::spawn(serve(store, options, listener, std::future::pending())) }
+}
+
+fn options(seconds: f64) -> ServiceOptions {
+    ServiceOptions { key: None, timeout: Duration::from_secs_f64(seconds) }
+}
+
+async fn memory() -> Arc<dyn Rollouts> {
+    open_rollouts("memory:", Arc::new(SystemClock::default())).await.unwrap()
+}
+
+rollouts_contract!(over_http, async |clock: Arc<ManualClock>| {
+    let server = start_server(open_rollouts("memory:", clock).await.unwrap(), &[]).await;
+    let client = HttpRollouts::connect(&server.url, &options(10.0)).await.unwrap();
+    (server, Arc::new(client) as Arc<dyn Rollouts>)
+});
+
+fn new(key: Option<&str>) -> NewRollout {
+    let input = serde_json::value::to_raw_value("task").unwrap();
+    NewRollout { key: key.map(str::to_owned), ..NewRollout::new(input) }
+}
+
+/// Forwards connections to a server. Of the first `lost` responses to requests for `path`, nothing
+/// arrives. Returns the URL.
+async fn start_lossy_proxy(server: &str, path: &'static str, mut lost: usize) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = server.strip_prefix("http://").unwrap().to_owned();
+    tokio::spawn(async move {
+        loop {
+            let (mut from, _) = listener.accept().await.unwrap();
+            let mut to = TcpStream::connect(&server).await.unwrap();
+            let mut buffer = vec![0; 1 << 16];
+            // One request and one response, each of which arrives in one piece.
+            let len = from.read(&mut buffer).await.unwrap();
+            let is_lost = lost > 0 && String::from_utf8_lossy(&buffer[..len]).contains(path);
+            to.write_all(&buffer[..len]).await.unwrap();
+            let len = to.read(&mut buffer).await.unwrap();
+            if is_lost {
+                lost -= 1;
+            } else {
+                from.write_all(&buffer[..len]).await.unwrap();
+            }
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn lost_lease_response_is_repeated_with_the_same_leases() {
+    let store = memory().await;
+    store.enqueue(&[new(None), new(None)]).await.unwrap();
+    let server = start_server(Arc::clone(&store), &[]).await;
+    let url = start_lossy_proxy(&server.url, "/v1/rollouts/lease", 2).await;
+    let client = HttpRollouts::connect(&url, &options(10.0)).await.unwrap();
+    let leased = client.lease(&LeaseRequest::new(1, Some("w"))).await.unwrap();
+    assert_eq!(leased.len(), 1);
+    assert_eq!(store.statistics().await.unwrap().queued_rollouts, 1, "one rollout is still queued");
+}
+
+#[tokio::test]
+async fn lost_enqueue_response_is_repeated_only_with_keys() {
+    let store = memory().await;
+    let server = start_server(Arc::clone(&store), &[]).await;
+    let url = start_lossy_proxy(&server.url, "/v1/rollouts/enqueue", 2).await;
+    let client = HttpRollouts::connect(&url, &options(10.0)).await.unwrap();
+    let error = client.enqueue(&[new(None)]).await.unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    assert!(error.to_string().contains("could execute it twice"), "{error}");
+    assert_eq!(client.enqueue(&[new(Some("k"))]).await.unwrap().len(), 1);
+    assert_eq!(store.statistics().await.unwrap().rollouts, 2);
+}
+
+#[tokio::test]
+async fn unreachable_server_error_names_url_timeout_and_cause() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let error = HttpRollouts::connect(&url, &options(0.2)).await.err().unwrap();
+    let text = error.to_string();
+    assert!(error.is_retryable() && text.contains(&url), "{text}");
+    for part in ["waited 200ms", "LEVADE_STORE_TIMEOUT", "cannot connect", "levade store serve"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn client_waits_for_a_server_that_starts_later() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let client = tokio::spawn(async move {
+        HttpRollouts::connect(&format!("http://{address}"), &options(30.0)).await
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let listener = TcpListener::bind(address).await.unwrap();
+    let store = memory().await;
+    let server =
+        tokio::spawn(serve(store, ServerOptions::default(), listener, std::future::pending()));
+    let client = client.await.unwrap().unwrap();
+    assert!((client.now() - SystemTime::seconds()).abs() < 30.0);
+    server.abort();
+}
+
+/// The time of the system.
+struct SystemTime;
+
+impl SystemTime {
+    fn seconds() -> f64 {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.unwrap().as_secs_f64()
+    }
+}
+
+#[tokio::test]
+async fn missing_key_and_wrong_url_are_errors_at_once() {
+    let server = start_server(memory().await, &["secret"]).await;
+    let error = HttpRollouts::connect(&server.url, &options(30.0)).await.err().unwrap();
+    assert_eq!(error.code(), Code::Forbidden);
+    assert!(error.to_string().contains("LEVADE_STORE_KEY"), "{error}");
+    let with_key = ServiceOptions { key: Some("secret".to_owned()), ..options(30.0) };
+    HttpRollouts::connect(&server.url, &with_key).await.unwrap();
+    let url = format!("{}/elsewhere", server.url);
+    let error = HttpRollouts::connect(&url, &with_key).await.err().unwrap();
+    assert_eq!(error.code(), Code::NotFound, "{error}");
+    let url = server.url.replace("http://", "http://levade:secret@");
+    let error = HttpRollouts::connect(&url, &with_key).await.err().unwrap();
+    assert!(matches!(error, StoreError::Open { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn unknown_rollout_error_keeps_its_type() {
+    let server = start_server(memory().await, &[]).await;
+    let client = HttpRollouts::connect(&server.url, &options(10.0)).await.unwrap();
+    let error = client.start_try("ro-none", None).await.unwrap_err();
+    assert!(
+        matches!(&error, RolloutError::UnknownRollout { rollout_id } if rollout_id == "ro-none"),
+        "{error}"
+    );
+}

@@ -1,0 +1,173 @@
+//! Native routes of rollouts: `POST /v1/rollouts/METHOD` calls a method of [`Rollouts`].
+//!
+//! The body is the list of the method's arguments as JSON, and the response is its result. An error
+//! is `{"detail": TEXT, "error": ERROR}` with the type of the error. Every response has the time of
+//! the store's clock in the header `x-levade-time`.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use levade_store::rollouts::{
+    Json, Lease, LeaseEnd, LeaseRequest, NewRollout, NewSpan, PageRequest, ResourcesFilter, Result,
+    Rollout, RolloutError, RolloutFilter, RolloutUpdate, Rollouts, SpanFilter, TryName, TryUpdate,
+    WorkerFilter,
+};
+use serde::Serialize;
+
+use crate::request::{bytes, parse};
+use crate::response::{ApiError, RouteResult, ok};
+use crate::service::{Service, Shared};
+
+/// Maximum time for which a request is held. Clients that wait longer ask again.
+const MAX_HOLD: Duration = Duration::from_secs(3600);
+
+/// Header with the time of the store's clock.
+const TIME_HEADER: &str = "x-levade-time";
+
+/// Returns the routes.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new().route("/v1/rollouts/{method}", post(answer))
+}
+
+async fn answer(
+    State(service): State<Shared>,
+    Path(method): Path<String>,
+    request: Request,
+) -> Response {
+    let result = async { call(&service, &method, &bytes(request).await?).await }.await;
+    let mut response = result.unwrap_or_else(IntoResponse::into_response);
+    if let Ok(now) = HeaderValue::from_str(&service.store().now().to_string()) {
+        response.headers_mut().insert(TIME_HEADER, now);
+    }
+    response
+}
+
+/// Calls a method with the arguments in `body`.
+async fn call(service: &Service, method: &str, body: &[u8]) -> RouteResult {
+    let store = service.store();
+    /// Parses the arguments, calls the method, and returns its result.
+    macro_rules! reply {
+        (|$($argument:ident: $type:ty),*| $call:expr) => {{
+            let ($($argument,)*): ($($type,)*) = parse(body)?;
+            to_response($call.await)
+        }};
+    }
+    match method {
+        "enqueue" => reply!(|new: Vec<NewRollout>| store.enqueue(&new)),
+        "start" => reply!(|new: NewRollout, worker: Option<String>| {
+            store.start(&new, worker.as_deref())
+        }),
+        "start_try" => {
+            reply!(|id: String, worker: Option<String>| { store.start_try(&id, worker.as_deref()) })
+        }
+        "lease" => reply!(|request: LeaseRequest| lease(service, request)),
+        "heartbeat" => reply!(|lease: Lease| store.heartbeat(&lease)),
+        "finish" => reply!(|lease: Lease, end: LeaseEnd, metadata: Option<Json>| {
+            store.finish(&lease, end, metadata)
+        }),
+        "cancel" => reply!(|ids: Vec<String>| store.cancel(&ids)),
+        "expire" => to_response(store.expire().await),
+        "update_rollout" => {
+            reply!(|id: String, update: RolloutUpdate| { store.update_rollout(&id, &update) })
+        }
+        "update_try" => reply!(|id: String, name: TryName, update: TryUpdate| {
+            store.update_try(&id, &name, &update)
+        }),
+        "rollout" => reply!(|id: String| store.rollout(&id)),
+        "rollouts" => {
+            reply!(|filter: RolloutFilter, page: PageRequest| { store.rollouts(&filter, &page) })
+        }
+        "tries" => reply!(|id: String, page: PageRequest| store.tries(&id, &page)),
+        "changes" => {
+            reply!(|since: u64, max: usize, wait: Duration| { changes(service, since, max, wait) })
+        }
+        "wait_finished" => {
+            reply!(|ids: Vec<String>, wait: Duration| { wait_finished(service, &ids, wait) })
+        }
+        "put_resources" => {
+            reply!(|id: Option<String>, value: Json| { store.put_resources(id.as_deref(), &value) })
+        }
+        "resources" => reply!(|id: Option<String>, version: Option<u64>| {
+            store.resources(id.as_deref(), version)
+        }),
+        "query_resources" => reply!(|filter: ResourcesFilter, page: PageRequest| {
+            store.query_resources(&filter, &page)
+        }),
+        "beat_worker" => reply!(|id: String, stats: Option<Json>| store.beat_worker(&id, stats)),
+        "worker" => reply!(|id: String| store.worker(&id)),
+        "workers" => {
+            reply!(|filter: WorkerFilter, page: PageRequest| { store.workers(&filter, &page) })
+        }
+        "add_spans" => reply!(|spans: Vec<NewSpan>| store.add_spans(spans)),
+        "spans" => reply!(|filter: SpanFilter, page: PageRequest| store.spans(&filter, &page)),
+        "reserve_span_numbers" => {
+            reply!(|id: String, count: u64| { store.reserve_span_numbers(&id, count) })
+        }
+        "statistics" => to_response(store.statistics().await),
+        _ => {
+            let text = format!("there is no method {method:?} of rollouts");
+            Err(ApiError::new(StatusCode::NOT_FOUND, text))
+        }
+    }
+}
+
+async fn lease(service: &Service, mut request: LeaseRequest) -> Result<Vec<Rollout>> {
+    request.wait = request.wait.min(MAX_HOLD);
+    tokio::select! {
+        leased = service.store().lease(&request) => leased,
+        () = service.stopped(), if !request.wait.is_zero() => Ok(Vec::new()),
+    }
+}
+
+async fn changes(
+    service: &Service,
+    since: u64,
+    max: usize,
+    wait: Duration,
+) -> Result<(Vec<Rollout>, u64)> {
+    tokio::select! {
+        changes = service.store().changes(since, max, wait.min(MAX_HOLD)) => changes,
+        () = service.stopped(), if !wait.is_zero() => Ok((Vec::new(), since)),
+    }
+}
+
+/// Returns the rollouts that have ended, and whether no other is awaited.
+async fn wait_finished(
+    service: &Service,
+    ids: &[String],
+    wait: Duration,
+) -> Result<(Vec<Rollout>, bool)> {
+    let store = service.store();
+    let finished = tokio::select! {
+        finished = store.wait_finished(ids, wait.min(MAX_HOLD)) => finished?,
+        () = service.stopped() => store.wait_finished(ids, Duration::ZERO).await?,
+    };
+    let is_done = finished.len() == ids.len() || !has_open(store, ids).await?;
+    Ok((finished, is_done))
+}
+
+/// Returns whether one of the rollouts exists and has not ended.
+async fn has_open(store: &dyn Rollouts, ids: &[String]) -> Result<bool> {
+    for id in ids {
+        if store.rollout(id).await?.is_some_and(|rollout| !rollout.status.is_finished()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn to_response(result: Result<impl Serialize>) -> RouteResult {
+    ok(&result.map_err(to_typed_error)?)
+}
+
+/// Converts an error to a response from which a client restores it.
+fn to_typed_error(error: RolloutError) -> ApiError {
+    let typed = serde_json::to_value(&error).unwrap_or_default();
+    let mut response = ApiError::from(error);
+    response.body["error"] = typed;
+    response
+}
