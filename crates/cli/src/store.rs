@@ -132,6 +132,7 @@ async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitC
         access,
         cors_origins: args.cors_origin.clone(),
         scan_debounce: Duration::from_secs_f64(args.scan_debounce_seconds),
+        runs_dir: (args.db != "memory:").then(|| format!("{}.runs", args.db).into()),
         ..ServerOptions::default()
     };
     signals.serve(|stop| serve(store, options, listener, stop), || {}).await

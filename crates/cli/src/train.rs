@@ -26,6 +26,7 @@ use crate::{recipe, supervise, table};
   levade train recipes/calculator
   levade train recipes/calculator --set run.seed=2 --run runs/second
   levade train recipes/calculator --set engine.threads=4 --set phase.1.steps=20
+  levade train recipes/calculator --store http://127.0.0.1:4747
   levade train recipes/calculator --resume")]
 pub struct Args {
     /// A TOML file, or a directory that contains recipe.toml (such as a run directory)
@@ -48,9 +49,17 @@ pub struct Args {
     /// directory)
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
+
+    /// Store of the run, instead of the recipe's run.store: the URL of a store server, such as
+    /// http://127.0.0.1:4747 or http://127.0.0.1:4747/NAME, sqlite:PATH or memory:
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
 }
 
-pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+pub fn main(mut args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(store) = args.store.take() {
+        args.overrides.push(format!("run.store={store}").parse()?);
+    }
     let recipe = recipe::load_run(&args.recipe, &args.overrides, args.run.as_deref())?;
     let start = if args.resume { StartMode::Resume } else { StartMode::Fresh };
     LockedRunDir::check(&recipe.run, start)?;
@@ -187,6 +196,7 @@ mod tests {
             resume: false,
             restarts: 0,
             run: Some("runs/b".into()),
+            store: None,
         };
         let command = resume_command(&args);
         let tail = command.split_once(" train ").unwrap().1;

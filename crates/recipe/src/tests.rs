@@ -65,8 +65,8 @@ fn load(text: &str, overrides: &[&str]) -> Result<Recipe, String> {
 fn invalid_recipes_are_rejected_by_key() {
     let cases: &[(&[&str], &str)] = &[
         (
-            &["run.store='http://h'"],
-            "`run.store`: \"http://h\" names a service, but stores in services are not supported",
+            &["run.store='http://levade:key@h'"],
+            "`run.store`: \"http://levade:key@h\" is not a store location: it contains a user or a key",
         ),
         (
             &["run.store=run.db"],

@@ -97,7 +97,7 @@ impl RunDir {
     /// opened.
     pub async fn open_store(&self) -> anyhow::Result<Arc<dyn Store>> {
         let location = Recipe::store_location(&self.root.join(RECIPE))?;
-        Ok(location.open(&self.root, Access::Read).await?)
+        Ok(levade_store_client::open(&location, &self.root, Access::Read).await?)
     }
 
     /// Returns the newest checkpoint. A directory gets the name of a checkpoint only when the

@@ -138,15 +138,16 @@ pub enum StoreError {
     },
     /// Another trainer works on the run.
     #[error(
-        "another trainer works on the run in {location}: {holder}; stop it first, or wait until it \
-         has given no sign of life for {seconds} s"
+        "another trainer works on the run in {location}: {holder}; stop that trainer first; if it \
+         runs no longer, its lease of the run ends in {seconds} s"
     )]
     Leased {
         /// Location of the store.
         location: String,
         /// Process and directory of the other trainer.
         holder: String,
-        /// Time after its last sign of life for which the other trainer keeps the run, in seconds.
+        /// Time until the lease of the other trainer ends if the trainer does not renew it, in
+        /// seconds.
         seconds: u64,
     },
     /// Another trainer has resumed the run since this store was opened.

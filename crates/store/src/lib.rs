@@ -6,8 +6,8 @@
 //! with the advantage and loss weight of each token. The attempts hold every token with its
 //! log-probability and the version of the weights that sampled it.
 //!
-//! All access goes through one trait, [`Store`]. A [`Location`] parses the recipe key `run.store`
-//! and opens the backend that it names:
+//! All access goes through one trait, [`Store`]. A [`Location`] parses the recipe key `run.store`.
+//! `levade-store-client` opens every location; two backends are here:
 //! - [`Sqlite`] keeps the run in one file.
 //! - [`Memory`] keeps the run in the memory of the process, for tests and for runs that need no
 //!   record. It holds every attempt until the last handle is dropped, and then all data is lost. A
@@ -58,6 +58,8 @@
 //! - **A file of an earlier build is migrated** when it is opened for writing. When it is opened
 //!   only for reading, a copy is migrated and the file stays unchanged.
 //!
+//! A server and its client exchange records in the form of [`wire`].
+//!
 //! Out of scope: the contents of tasks and evaluations, which this crate stores as opaque JSON.
 
 mod checks;
@@ -66,6 +68,7 @@ pub mod contract;
 mod error;
 mod location;
 mod memory;
+mod plan_header;
 mod record;
 pub mod rollouts;
 mod sqlite;
@@ -75,7 +78,7 @@ pub mod testing;
 pub mod wire;
 
 pub use error::{Code, StoreError};
-pub use location::{Access, Location};
+pub use location::{Access, Location, is_run_name};
 pub use memory::Memory;
 pub use record::{
     AppliedKlPenalty, Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt,
@@ -86,4 +89,4 @@ pub use sqlite::rollouts::open_rollouts;
 pub use sqlite::{SCHEMA_VERSION, Sqlite};
 pub use store::Store;
 
-pub use levade_tree::CreditTarget;
+pub use levade_tree::{AttemptId, AttemptSlot, CreditTarget, Purpose, RunId, Segment};

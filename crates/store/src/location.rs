@@ -1,4 +1,4 @@
-//! Locations of stores: parses the recipe key `run.store` and opens the backend that it names.
+//! Locations of stores: parses the recipe key `run.store`, and opens stores of this machine.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ const FILE: &str = "run.db";
 /// assert_eq!(location, Location::Sqlite("/records/sums.db".into()));
 /// // An empty string selects the default.
 /// assert_eq!("".parse::<Location>()?, "sqlite:run.db".parse()?);
-/// assert!("http://records:9000".parse::<Location>().is_err());
+/// assert!("http://records:4747/sums".parse::<Location>().is_ok());
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +33,13 @@ pub enum Location {
     Sqlite(PathBuf),
     /// Memory of the process. All data is lost when the process exits.
     Memory,
+    /// A store server.
+    Server {
+        /// URL of the server, without a final slash.
+        url: String,
+        /// Name of the run on the server. `None` selects the name of the run directory.
+        name: Option<String>,
+    },
 }
 
 /// The purpose for which a store is opened. A caller that writes must hold the lock of the run
@@ -49,7 +56,8 @@ pub enum Access<'a> {
 }
 
 impl Location {
-    /// Opens the store of the run in the directory `run_dir`.
+    /// Opens the store of the run in the directory `run_dir`, if it is on this machine. Only
+    /// servers of stores call this: `levade_store_client::open` opens every location.
     ///
     /// # Errors
     /// - Returns [`StoreError::NotDurable`] if the location is [`Memory`](Self::Memory) and
@@ -60,7 +68,8 @@ impl Location {
     ///   exists, and the errors of [`Sqlite::open`] if it does not.
     /// - For [`Start`](Access::Start), returns the errors of [`Sqlite::open`], including
     ///   [`StoreError::OtherRun`] if the file belongs to another run.
-    pub async fn open(
+    /// - Returns [`StoreError::Open`] with [`Code::Invalid`] if the location is a server.
+    pub async fn open_local(
         &self,
         run_dir: &Path,
         access: Access<'_>,
@@ -72,6 +81,13 @@ impl Location {
             }
             (Location::Memory, _) => {
                 return Err(StoreError::NotDurable { run_dir: run_dir.to_owned() });
+            }
+            (Location::Server { .. }, _) => {
+                return Err(StoreError::Open {
+                    location: self.to_string(),
+                    code: Code::Invalid,
+                    source: "it is on a server".into(),
+                });
             }
         };
         let store = match access {
@@ -91,18 +107,18 @@ impl Location {
         Ok(Arc::new(store))
     }
 
-    /// Returns the path of the store's file, or `None` if the store is in memory.
+    /// Returns the path of the store's file, or `None` if the store is not a file of this machine.
     pub fn file(&self, run_dir: &Path) -> Option<PathBuf> {
         match self {
             Location::Sqlite(file) => Some(run_dir.join(file)),
-            Location::Memory => None,
+            Location::Memory | Location::Server { .. } => None,
         }
     }
 
     /// Returns whether the data survives the exit of the process that writes it.
     pub fn is_durable(&self) -> bool {
         match self {
-            Location::Sqlite(_) => true,
+            Location::Sqlite(_) | Location::Server { .. } => true,
             Location::Memory => false,
         }
     }
@@ -127,9 +143,10 @@ impl FromStr for Location {
             None if text.is_empty() => Ok(Self::default()),
             Some(("sqlite", path)) if !path.is_empty() => Ok(Location::Sqlite(path.into())),
             Some(("memory", "")) => Ok(Location::Memory),
-            Some(("http" | "https" | "mongodb" | "mongodb+srv", _)) => Err(format!(
-                "\"{text}\" names a service, but stores in services are not supported yet; {KNOWN}"
-            )),
+            Some(("http" | "https", rest)) => parse_server(text, rest),
+            Some(("mongodb" | "mongodb+srv", _)) => {
+                Err(format!("\"{text}\" names MongoDB, which is not supported yet; {KNOWN}"))
+            }
             _ => Err(format!("\"{text}\" is not a store location; {KNOWN}")),
         }
     }
@@ -137,13 +154,43 @@ impl FromStr for Location {
 
 /// Supported forms of a location, as listed in errors.
 const KNOWN: &str = "use \"sqlite:PATH\", where PATH is relative to the run's directory, \
-                     \"memory:\", or \"\" for sqlite:run.db";
+                     \"memory:\", \"http://HOST:PORT/NAME\" for a store server, or \"\" for \
+                     sqlite:run.db";
+
+/// Parses the URL of a server, with or without the name of a run. `rest` follows the scheme.
+fn parse_server(text: &str, rest: &str) -> Result<Location, String> {
+    let wrong = |why: &str| Err(format!("\"{text}\" is not a store location: {why}; {KNOWN}"));
+    let Some(rest) = rest.strip_prefix("//") else { return wrong("it has no host") };
+    let (authority, name) = rest.split_once('/').unwrap_or((rest, ""));
+    let name = name.trim_end_matches('/');
+    if authority.is_empty() || authority.contains(['?', '#', ' ']) {
+        return wrong("it has no host");
+    }
+    if authority.contains('@') {
+        return wrong("it contains a user or a key; set LEVADE_STORE_KEY to the key");
+    }
+    if !name.is_empty() && !is_run_name(name) {
+        return wrong("the name of a run consists of letters, digits, \"-\", \"_\" and \".\"");
+    }
+    let name = Some(name).filter(|name| !name.is_empty()).map(str::to_owned);
+    let url = text[..text.len() - rest.len() + authority.len()].to_owned();
+    Ok(Location::Server { url, name })
+}
+
+/// Returns whether a run on a server can have this name: at most 128 letters, digits, `-`, `_` and
+/// `.`, of which `.` is not the first.
+pub fn is_run_name(name: &str) -> bool {
+    let is_permitted = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=128).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(is_permitted)
+}
 
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Location::Sqlite(file) => write!(f, "sqlite:{}", file.display()),
             Location::Memory => f.write_str("memory:"),
+            Location::Server { url, name: None } => f.write_str(url),
+            Location::Server { url, name: Some(name) } => write!(f, "{url}/{name}"),
         }
     }
 }
@@ -169,19 +216,37 @@ mod tests {
 
     #[test]
     fn location_round_trips_through_text() {
-        for text in ["sqlite:run.db", "sqlite:/records/a b.db", "memory:"] {
+        for text in [
+            "sqlite:run.db",
+            "sqlite:/records/a b.db",
+            "memory:",
+            "http://h:4747",
+            "https://[::1]:9/run-1.a",
+        ] {
             assert_eq!(text.parse::<Location>().unwrap().to_string(), text);
         }
     }
 
     #[test]
     fn parse_rejects_unknown_location_by_name() {
-        for text in ["run.db", "sqlite:", "memory:x", "redis://h"] {
+        for text in [
+            "run.db",
+            "sqlite:",
+            "memory:x",
+            "redis://h",
+            "http:h",
+            "http://",
+            "http:///run",
+            "http://h/a/b",
+            "http://h/.a",
+            "http://h/a?b",
+            "http://levade:key@h/a",
+        ] {
             let error = text.parse::<Location>().unwrap_err();
             assert!(error.contains(text) && error.contains("sqlite:PATH"), "{error}");
         }
         let error = "mongodb://h/runs".parse::<Location>().unwrap_err();
-        assert!(error.contains("are not supported yet"), "{error}");
+        assert!(error.contains("is not supported yet"), "{error}");
     }
 
     #[test]
@@ -190,13 +255,13 @@ mod tests {
         let location = Location::Sqlite("records.db".into());
         let run = RunId("run".into());
         let other = RunId("other".into());
-        let error = wait(location.open(dir.path(), Access::Read)).err().unwrap();
+        let error = wait(location.open_local(dir.path(), Access::Read)).err().unwrap();
         assert!(error.is_user_error() && error.to_string().contains("records.db"), "{error}");
-        drop(wait(location.open(dir.path(), Access::Start(&run))).unwrap());
+        drop(wait(location.open_local(dir.path(), Access::Start(&run))).unwrap());
         assert!(location.file(dir.path()).unwrap().is_file());
-        assert!(wait(location.open(dir.path(), Access::Start(&other))).is_err());
+        assert!(wait(location.open_local(dir.path(), Access::Start(&other))).is_err());
         for access in [Access::Resume(&other), Access::Read] {
-            assert_eq!(*wait(location.open(dir.path(), access)).unwrap().run(), run);
+            assert_eq!(*wait(location.open_local(dir.path(), access)).unwrap().run(), run);
         }
     }
 
@@ -204,9 +269,12 @@ mod tests {
     fn memory_store_rejects_resume_and_read() {
         let dir = Path::new("runs/a");
         let run = RunId("run".into());
-        assert_eq!(*wait(Location::Memory.open(dir, Access::Start(&run))).unwrap().run(), run);
+        assert_eq!(
+            *wait(Location::Memory.open_local(dir, Access::Start(&run))).unwrap().run(),
+            run
+        );
         for access in [Access::Resume(&run), Access::Read] {
-            let error = wait(Location::Memory.open(dir, access)).err().unwrap();
+            let error = wait(Location::Memory.open_local(dir, access)).err().unwrap();
             assert!(error.is_user_error() && error.to_string().contains("runs/a"), "{error}");
         }
     }

@@ -1,35 +1,59 @@
 //! Opens stores by their location, and calls those of a server over HTTP.
 //!
-//! [`open_rollouts`] opens a store of rollouts: `memory:`, the path of an SQLite file, or the URL of
-//! `levade store serve`. Callers use the traits of `levade-store` and know no backend.
+//! [`open`] opens the store of a run by its [`Location`], and [`open_rollouts`] a store of
+//! rollouts. Callers use the traits of `levade-store` and know no backend.
 //!
 //! # Guarantees of the HTTP client
 //! - **Every wait has a deadline.** A server that cannot be reached is waited for, at most for
-//!   `LEVADE_STORE_TIMEOUT` seconds (default 300); the error names the URL and the last failure.
-//! - **Lost responses.** A request is repeated only if that has no further effect. A repeated request
-//!   for leases returns the same leases, also after the server was killed and restarted.
-//! - **Errors keep their type**: [`RolloutError`] and [`StoreError`] are those of the server's store.
-//! - **Keys stay secret.** `LEVADE_STORE_KEY` is sent as a bearer token, and appears in no message. A
-//!   URL with a user name or a password is rejected.
+//!   `LEVADE_STORE_TIMEOUT` seconds (default 300). The error names the URL and the last failure.
+//! - **Lost responses.** A request is repeated only if that has no further effect. A repeated
+//!   request for leases returns the same leases, even if the server was killed in between.
+//! - **Errors keep their type**: they are those of the server's store.
+//! - **Keys stay secret.** `LEVADE_STORE_KEY` is sent as a bearer token, and appears in no message.
+//!   A URL with a user name or a password is rejected.
+//! - **One trainer per run.** A store that was opened for writing has the lease of its run. After
+//!   another trainer has resumed the run, every write returns [`StoreError::Fenced`].
 //!
 //! Out of scope: the server, which is `levade-store-server`.
-//!
-//! [`RolloutError`]: levade_store::rollouts::RolloutError
 
 mod rollouts;
 mod service;
+mod store;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use levade_store::rollouts::{Clock, Rollouts};
-use levade_store::{Code, StoreError};
+use levade_store::{Access, Code, Location, Store, StoreError};
 
 pub use rollouts::HttpRollouts;
 pub use service::{KEY_VARIABLE, ServiceOptions, TIMEOUT_VARIABLE};
+pub use store::HttpStore;
 
-/// Opens a store of rollouts: `memory:`, the path of an SQLite file, which is created if it does not
-/// exist, or the URL of a server (`http://` or `https://`). A server uses its own clock instead of
-/// `clock`.
+/// Opens the store of the run in the directory `run_dir`.
+///
+/// # Errors
+/// Returns the errors of [`Location::open_local`] for a store of this machine, the errors of
+/// [`HttpStore::open`] for a store on a server, and an error if an environment variable of
+/// [`ServiceOptions`] is invalid.
+pub async fn open(
+    location: &Location,
+    run_dir: &Path,
+    access: Access<'_>,
+) -> Result<Arc<dyn Store>, StoreError> {
+    match location {
+        Location::Sqlite(_) | Location::Memory => location.open_local(run_dir, access).await,
+        Location::Server { url, name } => {
+            let options = options(url)?;
+            let store = HttpStore::open(url, name.as_deref(), run_dir, access, &options).await?;
+            Ok(Arc::new(store))
+        }
+    }
+}
+
+/// Opens a store of rollouts: `memory:`, the path of an SQLite file, which is created if it does
+/// not exist, or the URL of a server (`http://` or `https://`). A server uses its own clock instead
+/// of `clock`.
 ///
 /// # Errors
 /// Returns the errors of [`levade_store::open_rollouts`] and of [`HttpRollouts::connect`], and an

@@ -98,6 +98,7 @@ impl HttpRollouts {
             path: format!("/v1/rollouts/{method}"),
             body: serde_json::to_vec(arguments).map_err(invalid)?.into(),
             content_type: "application/json",
+            epoch: None,
             hold,
             is_repeatable,
         };

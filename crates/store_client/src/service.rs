@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
 use levade_http::{Bounds, Client, ClientRequest, ClientResponse, Hosts, HttpError};
 use levade_policy::process_time;
@@ -38,6 +38,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// Maximum pause between two repetitions.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
+
+/// Header of a request with the number of the trainer's lease.
+const EPOCH_HEADER: HeaderName = HeaderName::from_static("x-levade-epoch");
 
 /// Header of a response with the time of the store's clock.
 const TIME_HEADER: &str = "x-levade-time";
@@ -84,6 +87,8 @@ pub(crate) struct Call {
     pub body: Bytes,
     /// Type of the body.
     pub content_type: &'static str,
+    /// Number of the trainer's lease, if the request needs one.
+    pub epoch: Option<u64>,
     /// Time for which the server may hold the request.
     pub hold: Duration,
     /// Whether a repetition has no further effect, so that a lost response is no error.
@@ -176,6 +181,7 @@ impl Service {
         let mut headers =
             HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(call.content_type))]);
         headers.extend(self.key.clone().map(|key| (AUTHORIZATION, key)));
+        headers.extend(call.epoch.map(|epoch| (EPOCH_HEADER, HeaderValue::from(epoch))));
         let request = ClientRequest {
             method: Method::POST,
             url: format!("{}{}", self.url, call.path),

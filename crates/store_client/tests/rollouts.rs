@@ -1,49 +1,23 @@
 //! Rollouts over HTTP: the contract of every backend, lost responses and unreachable servers.
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
+mod support;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_store::rollouts::{
-    LeaseRequest, ManualClock, NewRollout, RolloutError, Rollouts, SystemClock,
-};
+use levade_store::rollouts::{LeaseRequest, ManualClock, NewRollout, RolloutError, Rollouts};
 use levade_store::{Code, StoreError, rollouts_contract};
 use levade_store_client::{HttpRollouts, ServiceOptions, open_rollouts};
-use levade_store_server::{ServerOptions, serve};
+use levade_store_server::ServerOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinHandle;
 
-/// A running server, which stops when it is dropped.
-struct Server {
-    url: String,
-    task: JoinHandle<std::io::Result<()>>,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
+use support::{Server, memory, options};
 
 async fn start_server(store: Arc<dyn Rollouts>, keys: &[&str]) -> Server {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let options = ServerOptions {
-        keys: keys.iter().map(|key| (*key).to_owned()).collect(),
-        // Tests move the clock and search for timeouts themselves.
-        scan_interval: Duration::from_secs(3600),
-        ..ServerOptions::default()
-    };
-    Server { url, task: tokio::spawn(serve(store, options, listener, std::future::pending())) }
-}
-
-fn options(seconds: f64) -> ServiceOptions {
-    ServiceOptions { key: None, timeout: Duration::from_secs_f64(seconds) }
-}
-
-async fn memory() -> Arc<dyn Rollouts> {
-    open_rollouts("memory:", Arc::new(SystemClock::default())).await.unwrap()
+    let keys = keys.iter().map(|key| (*key).to_owned()).collect();
+    Server::start(store, ServerOptions { keys, ..ServerOptions::default() }).await
 }
 
 rollouts_contract!(over_http, async |clock: Arc<ManualClock>| {
@@ -130,23 +104,10 @@ async fn client_waits_for_a_server_that_starts_later() {
         HttpRollouts::connect(&format!("http://{address}"), &options(30.0)).await
     });
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let listener = TcpListener::bind(address).await.unwrap();
-    let store = memory().await;
-    let server =
-        tokio::spawn(serve(store, ServerOptions::default(), listener, std::future::pending()));
+    let _server =
+        Server::start_at(&address.to_string(), memory().await, ServerOptions::default()).await;
     let client = client.await.unwrap().unwrap();
-    assert!((client.now() - SystemTime::seconds()).abs() < 30.0);
-    server.abort();
-}
-
-/// The time of the system.
-struct SystemTime;
-
-impl SystemTime {
-    fn seconds() -> f64 {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        since.unwrap().as_secs_f64()
-    }
+    assert!(client.now() > 1.7e9, "the time of the store");
 }
 
 #[tokio::test]

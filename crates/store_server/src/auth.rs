@@ -15,8 +15,10 @@ use crate::response::ApiError;
 /// Path that needs neither a key nor a name of the server: probes of orchestrators and clients.
 const HEALTH: &str = "/v1/agl/health";
 
-/// Path whose bodies are not JSON.
-const TRACES: &str = "/v1/traces";
+/// Types of bodies besides JSON. A page needs a preflight request to send them, which only
+/// permitted origins pass.
+const OTHER_TYPES: [&[u8]; 2] =
+    [b"application/x-protobuf", levade_store::wire::MEDIA_TYPE.as_bytes()];
 
 /// Keys, and rules for web pages.
 pub(crate) struct Rules {
@@ -48,17 +50,16 @@ fn rejection(rules: &Rules, request: &Request) -> Option<ApiError> {
         let is_admitted = service::is_valid_key(&rules.keys, key);
         return (!is_admitted).then(|| ApiError::new(StatusCode::UNAUTHORIZED, service::WRONG_KEY));
     }
-    // A page needs a preflight request to send protobuf, which only permitted origins pass.
-    let is_protobuf = path == TRACES
-        && request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| {
-            kind.as_bytes().to_ascii_lowercase().starts_with(b"application/x-protobuf")
-        });
+    let is_other_type = request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| {
+        let kind = kind.as_bytes().to_ascii_lowercase();
+        OTHER_TYPES.iter().any(|known| kind.starts_with(known))
+    });
     // An empty body does not have to be JSON: aiohttp sends application/octet-stream. The origin of
     // a page, which browsers send with every POST request, is still checked.
     let length = request.headers().get(header::CONTENT_LENGTH);
     let is_empty = length.is_none_or(|length| length == "0")
         && !request.headers().contains_key(header::TRANSFER_ENCODING);
-    let method = if is_protobuf || is_empty { &Method::GET } else { request.method() };
+    let method = if is_other_type || is_empty { &Method::GET } else { request.method() };
     match rules.access.check(method, request.uri(), request.headers(), false) {
         Verdict::Rejected(rejection) => Some(rejection.into()),
         Verdict::Allowed(_) | Verdict::Preflight(_) => None,

@@ -4,7 +4,7 @@
 //! unchanged: they reach it as `LightningStoreClient(url)`. The routes are those of Agent
 //! Lightning's server below `/v1/agl`, OpenTelemetry's `/v1/traces`, and `/v1/prometheus/`.
 //! [`serve`] runs them over any [`Rollouts`]. `levade-store-client` calls the methods of that trait
-//! by the routes below `/v1/rollouts`.
+//! by the routes below `/v1/rollouts`, and stores of runs by those below `/v1/runs`.
 //!
 //! # Differences from Agent Lightning's server
 //! - Unknown ids return 404, so that clients fail at once instead of repeating the request for 8 s.
@@ -21,10 +21,13 @@
 //! - **Web pages are kept out.** Without keys, a server accepts only requests under its own names,
 //!   and cross-origin requests only from permitted origins.
 //!
-//! Out of scope: the state of rollouts, which `levade-store` keeps.
+//! - **One trainer per run.** The lease of a run fences its writes.
+//!
+//! Out of scope: the state of rollouts and runs, which `levade-store` keeps.
 
 mod auth;
 mod directory;
+mod ledger;
 mod metrics;
 mod monitoring;
 mod native;
@@ -32,11 +35,13 @@ mod otlp;
 mod request;
 mod response;
 mod rollouts;
+mod runs;
 mod service;
 mod spans;
 #[cfg(test)]
 mod tests;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +58,7 @@ use tower_http::compression::{CompressionLayer, CompressionLevel};
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 
 use response::ApiError;
+use runs::Runs;
 use service::{Service, Shared};
 
 /// Maximum time for which a stopping server completes requests in progress.
@@ -78,6 +84,11 @@ pub struct ServerOptions {
     pub scan_debounce: Duration,
     /// Interval between two searches for timeouts while no request causes one. Defaults to 1 s.
     pub scan_interval: Duration,
+    /// Directory for the stores of runs, which is created if it does not exist. `None` keeps them
+    /// in memory.
+    pub runs_dir: Option<PathBuf>,
+    /// Duration of a trainer's lease of its run. Defaults to 60 s.
+    pub run_lease: Duration,
 }
 
 impl Default for ServerOptions {
@@ -88,6 +99,8 @@ impl Default for ServerOptions {
             cors_origins: Vec::new(),
             scan_debounce: Duration::from_secs(10),
             scan_interval: Duration::from_secs(1),
+            runs_dir: None,
+            run_lease: Duration::from_secs(60),
         }
     }
 }
@@ -104,7 +117,8 @@ pub async fn serve(
 ) -> std::io::Result<()> {
     let (stopping, stopped) = watch::channel(false);
     let scan_interval = options.scan_interval;
-    let service = Arc::new(Service::new(store, options.scan_debounce, stopped));
+    let runs = Runs::new(options.runs_dir.clone(), options.run_lease);
+    let service = Arc::new(Service::new(store, runs, options.scan_debounce, stopped));
     let routes = router(Arc::clone(&service), options)?;
     let stop = async move {
         stop.await;
@@ -140,6 +154,7 @@ fn router(service: Shared, options: ServerOptions) -> std::io::Result<Router> {
     let routes = Router::new()
         .nest("/v1/agl", agl)
         .merge(native::routes())
+        .merge(ledger::routes())
         .merge(otlp::routes())
         .route("/v1/prometheus/", get(monitoring::show))
         .route("/v1/prometheus", get(monitoring::show))

@@ -10,10 +10,12 @@ use tokio::sync::watch;
 use crate::metrics::Metrics;
 use crate::request::Paging;
 use crate::response::ApiError;
+use crate::runs::Runs;
 
 /// State of the server.
 pub(crate) struct Service {
     store: Arc<dyn Rollouts>,
+    runs: Runs,
     /// Minimum interval between two searches for timeouts. Zero searches at every request.
     scan_debounce: Duration,
     last_scan: Mutex<Option<Instant>>,
@@ -28,13 +30,19 @@ pub(crate) type Shared = Arc<Service>;
 impl Service {
     pub fn new(
         store: Arc<dyn Rollouts>,
+        runs: Runs,
         scan_debounce: Duration,
         stopping: watch::Receiver<bool>,
     ) -> Self {
         let last_scan = Mutex::new(None);
         let metrics = Metrics::default();
         let started = Instant::now();
-        Service { store, scan_debounce, last_scan, metrics, started, stopping }
+        Service { store, runs, scan_debounce, last_scan, metrics, started, stopping }
+    }
+
+    /// Returns the stores of runs.
+    pub fn runs(&self) -> &Runs {
+        &self.runs
     }
 
     /// Returns the store, without a search for timeouts.

@@ -152,7 +152,7 @@ impl<'a> ReplayRun<'a> {
         dir: &Path,
         policies: Vec<Policy>,
     ) -> Result<Self, TrainerError> {
-        let store = recipe.run.store.open(dir, Access::Read).await?;
+        let store = levade_store_client::open(&recipe.run.store, dir, Access::Read).await?;
         let origin = Origin::read(dir)?;
         let policies = Policies::new(policies, &recipe.engine);
         for (_, policy_learner) in policies.trained() {

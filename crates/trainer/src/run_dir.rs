@@ -102,7 +102,7 @@ impl LockedRunDir {
     /// Opens the run's store for writing. Only the process that holds the directory may do so.
     ///
     /// # Errors
-    /// Returns the errors of [`Location::open`](levade_store::Location::open).
+    /// Returns the errors of [`levade_store_client::open`].
     pub(crate) async fn open_store(
         &self,
         keys: &RunKeys,
@@ -113,7 +113,13 @@ impl LockedRunDir {
             StartMode::Fresh => Access::Start(&id),
             StartMode::Resume => Access::Resume(&id),
         };
-        keys.store.open(&self.root, access).await
+        levade_store_client::open(&keys.store, &self.root, access).await
+    }
+
+    /// Removes the recipe of a run that could not start, so that the directory contains no run.
+    pub(crate) fn remove_recipe(&self) {
+        // A recipe that remains is reported by the next start.
+        let _ = fs::remove_file(self.root.join(RECIPE));
     }
 
     /// Writes the resolved recipe.

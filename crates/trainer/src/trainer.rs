@@ -173,7 +173,8 @@ impl Trainer {
                 let dir = LockedRunDir::create(&recipe)?;
                 current.write(dir.root())?;
                 dir.write_recipe(&recipe)?;
-                let store = dir.open_store(&recipe.run, start).await?;
+                let store = dir.open_store(&recipe.run, start).await;
+                let store = store.inspect_err(|_| dir.remove_recipe())?;
                 (dir, store, current, Vec::new())
             }
             StartMode::Resume => resume_run(&recipe, current).await?,
@@ -458,7 +459,7 @@ async fn resume_run(
         None => (current, Vec::new()),
     };
     let store = dir.open_store(&recipe.run, StartMode::Resume).await?;
-    // The directory is locked, so no other process is generating attempts.
+    // The directory is locked or the run is leased, so no other process is generating attempts.
     store.abandon_running().await?;
     notes.extend(origin.update_lengths(&earlier, recipe, &*store).await?);
     origin.write(dir.root())?;

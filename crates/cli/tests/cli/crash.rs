@@ -18,7 +18,7 @@ const SIGKILL: i32 = 9;
 
 /// The results that a resumed run and an uninterrupted run must have in common.
 #[derive(PartialEq)]
-struct Trace {
+pub struct Trace {
     weights: Vec<u8>,
     attempts: Vec<AttemptSummary>,
     plans: Vec<StepPlan>,
@@ -28,8 +28,9 @@ struct Trace {
 }
 
 impl Trace {
-    fn read(workspace: &Workspace) -> Self {
-        let store = wait(Sqlite::open_existing(&workspace.path("run/run.db"))).unwrap();
+    /// Reads the results of the run in `run`, whose store is in `store_file`.
+    pub fn read(workspace: &Workspace, store_file: &Path) -> Self {
+        let store = wait(Sqlite::open_existing(store_file)).unwrap();
         let purposes = [Purpose::Demonstration, Purpose::Train, Purpose::Eval];
         let steps = wait(store.planned_steps()).unwrap();
         let metrics = std::fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
@@ -62,7 +63,8 @@ impl Trace {
         }
     }
 
-    fn assert_same(&self, what: &str) {
+    /// Asserts that the results are those of an uninterrupted run on a file.
+    pub fn assert_same(&self, what: &str) {
         let expected = uninterrupted();
         assert_eq!(self.lines, expected.lines, "{what}");
         assert_eq!(self.attempts, expected.attempts, "{what}");
@@ -78,7 +80,7 @@ fn uninterrupted() -> &'static Trace {
         let workspace = Workspace::with_trained_model();
         let output = workspace.train().output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
-        let trace = Trace::read(&workspace);
+        let trace = Trace::read(&workspace, &workspace.path("run/run.db"));
         assert_eq!(trace.attempts.len(), 4 + 3 * 6 + 3 * 7);
         trace
     })
@@ -112,7 +114,7 @@ fn assert_recovers_at(points: &[&str]) {
         );
         let output = command(&workspace).output().unwrap();
         assert!(output.status.success(), "{point}: {}", stderr(&output));
-        Trace::read(&workspace).assert_same(point);
+        Trace::read(&workspace, &workspace.path("run/run.db")).assert_same(point);
     }
 }
 
@@ -178,5 +180,5 @@ fn run_recovers_after_kills_at_random_times() {
         killed += 1;
     }
     assert!(killed > 0);
-    Trace::read(&workspace).assert_same("killed at random times");
+    Trace::read(&workspace, &workspace.path("run/run.db")).assert_same("killed at random times");
 }

@@ -15,5 +15,6 @@ mod outages;
 mod policies;
 mod programs;
 mod started;
+mod store_server;
 mod supervise;
 mod support;

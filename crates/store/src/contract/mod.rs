@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 mod plans;
-mod test_data;
+pub(crate) mod test_data;
 mod tries;
 
 use std::sync::Arc;

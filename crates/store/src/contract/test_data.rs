@@ -13,12 +13,12 @@ use crate::{
 };
 
 /// Creates an attempt slot for training.
-pub(super) fn train_slot(group: u32, sample: u32) -> AttemptSlot {
+pub(crate) fn train_slot(group: u32, sample: u32) -> AttemptSlot {
     AttemptSlot { purpose: Purpose::Train, phase: 1, step: 3, group, sample }
 }
 
 /// Creates a root segment. Sampled tokens get one log-probability each.
-pub(super) fn segment(kind: Kind, tokens: &[u32]) -> Segment {
+pub(crate) fn segment(kind: Kind, tokens: &[u32]) -> Segment {
     let sampled = if kind == Kind::Sampled { tokens.len() } else { 0 };
     let run = VersionRun { version: u64::MAX - 1, len: sampled as u32 };
     Segment {
@@ -30,12 +30,12 @@ pub(super) fn segment(kind: Kind, tokens: &[u32]) -> Segment {
 }
 
 /// Creates a completed attempt with two segments, as try 0.
-pub(super) fn attempt(run: &RunId, group: u32, sample: u32) -> Attempt {
+pub(crate) fn attempt(run: &RunId, group: u32, sample: u32) -> Attempt {
     next_try(run, group, sample, 0)
 }
 
 /// Creates a completed attempt with two segments, as try `number`.
-pub(super) fn next_try(run: &RunId, group: u32, sample: u32, number: u32) -> Attempt {
+pub(crate) fn next_try(run: &RunId, group: u32, sample: u32, number: u32) -> Attempt {
     let mut trajectory = Trajectory::new();
     let root = trajectory.push(segment(Kind::Context, &[1, 2, u32::MAX])).expect("a root");
     let completion =
@@ -57,14 +57,14 @@ pub(super) fn next_try(run: &RunId, group: u32, sample: u32, number: u32) -> Att
 }
 
 /// Returns the start of an attempt.
-pub(super) fn start_of(attempt: &Attempt) -> AttemptStart {
+pub(crate) fn start_of(attempt: &Attempt) -> AttemptStart {
     let Attempt { id, slot, number, task, .. } = attempt.clone();
     AttemptStart { id, slot, number, task }
 }
 
 /// Creates a random forest, in which each segment is a root or continues an earlier segment, at its
 /// end or within it.
-pub(super) fn forest(seed: u64) -> Trajectory {
+pub(crate) fn forest(seed: u64) -> Trajectory {
     let mut num_draws = 0;
     let mut below = |bound: usize| {
         num_draws += 1;
@@ -102,7 +102,7 @@ pub(super) fn forest(seed: u64) -> Trajectory {
 }
 
 /// Creates a plan for two policies, with one sequence for each pair of advantage and weight.
-pub(super) fn plan(run: &RunId, numbers: &[(f32, f32)]) -> StepPlan {
+pub(crate) fn plan(run: &RunId, numbers: &[(f32, f32)]) -> StepPlan {
     let sequence = |(group, &(advantage, weight)): (usize, &(f32, f32))| PlannedSequence {
         attempt: AttemptId::new(run, &train_slot(group as u32, 0), 0),
         leaf: SegmentId(4),

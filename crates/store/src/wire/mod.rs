@@ -13,6 +13,60 @@
 //!
 //! [`StoreError`]: crate::StoreError
 
+mod columns;
 mod error;
+mod lease;
+mod records;
+#[cfg(test)]
+mod tests;
 
+pub use columns::{ColumnReader, Columns};
 pub use error::WireError;
+pub use lease::{OpenRequest, OpenedRun, Trainer};
+pub use records::Record;
+
+/// First bytes of a record: the name of the format, and its version.
+const MAGIC: [u8; 4] = *b"LVR\x01";
+
+/// Media type of a record.
+pub const MEDIA_TYPE: &str = "application/vnd.levade.record";
+
+/// Encodes a record.
+///
+/// # Errors
+/// Returns a message if the head is larger than 4 GiB.
+pub fn encode(record: &impl Record) -> Result<Vec<u8>, String> {
+    let mut columns = Columns::default();
+    let head = record.split(&mut columns);
+    let head = serde_json::to_vec(&head).map_err(|error| error.to_string())?;
+    let len = u32::try_from(head.len())
+        .map_err(|_| format!("the head has {} bytes, but at most 4 GiB can be sent", head.len()))?;
+    let mut all = Vec::with_capacity(8 + head.len() + columns.0.len());
+    all.extend_from_slice(&MAGIC);
+    all.extend_from_slice(&len.to_le_bytes());
+    all.extend_from_slice(&head);
+    all.extend_from_slice(&columns.0);
+    Ok(all)
+}
+
+/// Decodes a record.
+///
+/// # Errors
+/// Returns a message if the bytes are not a record of this type and version.
+pub fn decode<T: Record>(bytes: &[u8]) -> Result<T, String> {
+    let truncated = || "the record is truncated".to_owned();
+    let (magic, rest) = bytes.split_first_chunk::<4>().ok_or_else(truncated)?;
+    if *magic != MAGIC {
+        return Err(format!("the record starts with {magic:?}, but must start with {MAGIC:?}"));
+    }
+    let (len, rest) = rest.split_first_chunk::<4>().ok_or_else(truncated)?;
+    let len = u32::from_le_bytes(*len) as usize;
+    let (head, rest) = rest.split_at_checked(len).ok_or_else(truncated)?;
+    let head = serde_json::from_slice(head).map_err(|error| format!("the head: {error}"))?;
+    let mut columns = ColumnReader(rest);
+    let record = T::join(head, &mut columns)?;
+    match columns.0.len() {
+        0 => Ok(record),
+        len => Err(format!("{len} bytes follow the last column")),
+    }
+}

@@ -133,8 +133,8 @@ pub(super) fn retry_text(config: &RolloutConfig) -> String {
     format!("[{}]", names.collect::<Vec<_>>().join(","))
 }
 
-/// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority. A repeated request
-/// returns the leases that it made before.
+/// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority. A repeated
+/// request returns the leases that it made before.
 pub(super) fn lease(call: Call<'_>, request: &LeaseRequest) -> Result<Vec<Rollout>, Failure> {
     if let Some(key) = &request.key {
         let leased = leased_before(call, key)?;

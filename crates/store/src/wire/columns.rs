@@ -1,0 +1,86 @@
+//! Columns of numbers behind the JSON head of a record.
+
+use levade_tree::VersionRun;
+
+use crate::PerToken;
+
+/// Columns that are being written.
+#[derive(Default)]
+pub struct Columns(pub(super) Vec<u8>);
+
+impl Columns {
+    /// Adds a column, and returns its length in bytes.
+    fn push(&mut self, bytes: impl IntoIterator<Item = u8>) -> u32 {
+        let start = self.0.len();
+        self.0.extend(bytes);
+        (self.0.len() - start) as u32
+    }
+
+    pub(super) fn push_tokens(&mut self, tokens: &[u32]) -> u32 {
+        self.push(tokens.iter().flat_map(|token| token.to_le_bytes()))
+    }
+
+    pub(super) fn push_floats(&mut self, values: &[f32]) -> u32 {
+        self.push(values.iter().flat_map(|value| value.to_le_bytes()))
+    }
+
+    pub(super) fn push_versions(&mut self, versions: &[VersionRun]) -> u32 {
+        self.push(
+            versions
+                .iter()
+                .flat_map(|run| run.version.to_le_bytes().into_iter().chain(run.len.to_le_bytes())),
+        )
+    }
+
+    pub(super) fn push_per_token(&mut self, values: &PerToken) -> u32 {
+        self.push(values.to_bytes())
+    }
+}
+
+/// Columns that are being read, in the order in which they were written. Lengths are in bytes.
+pub struct ColumnReader<'a>(pub(super) &'a [u8]);
+
+impl ColumnReader<'_> {
+    fn take(&mut self, len: u32) -> Result<&[u8], String> {
+        let cut = self.0.split_at_checked(len as usize);
+        let (column, rest) = cut.ok_or_else(|| {
+            format!("a column of {len} bytes is truncated to {} bytes", self.0.len())
+        })?;
+        self.0 = rest;
+        Ok(column)
+    }
+
+    /// Reads a column of numbers with `N` bytes each.
+    fn take_numbers<T, const N: usize>(
+        &mut self,
+        len: u32,
+        number: impl Fn(&[u8; N]) -> T,
+    ) -> Result<Vec<T>, String> {
+        let (numbers, rest) = self.take(len)?.as_chunks::<N>();
+        if rest.is_empty() {
+            Ok(numbers.iter().map(number).collect())
+        } else {
+            Err(format!("a column of {len} bytes does not consist of numbers of {N} bytes"))
+        }
+    }
+
+    pub(super) fn take_tokens(&mut self, len: u32) -> Result<Vec<u32>, String> {
+        self.take_numbers(len, |bytes| u32::from_le_bytes(*bytes))
+    }
+
+    pub(super) fn take_floats(&mut self, len: u32) -> Result<Vec<f32>, String> {
+        self.take_numbers(len, |bytes| f32::from_le_bytes(*bytes))
+    }
+
+    pub(super) fn take_versions(&mut self, len: u32) -> Result<Vec<VersionRun>, String> {
+        self.take_numbers(len, |[a, b, c, d, e, f, g, h, len @ ..]: &[u8; 12]| VersionRun {
+            version: u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]),
+            len: u32::from_le_bytes(*len),
+        })
+    }
+
+    pub(super) fn take_per_token(&mut self, len: u32) -> Result<PerToken, String> {
+        PerToken::from_bytes(self.take(len)?)
+            .ok_or_else(|| format!("a column of {len} bytes does not consist of runs"))
+    }
+}

@@ -1,0 +1,44 @@
+//! Requests by which a trainer opens the store of a run on a server, and their responses.
+
+use std::time::Duration;
+
+use levade_tree::RunId;
+use serde::{Deserialize, Serialize};
+
+/// Request to open the store of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OpenRequest {
+    /// Only for reading.
+    Read,
+    /// For writing: takes the lease of the run.
+    Write {
+        /// Whether the run is a new one, whose store must be empty.
+        is_new: bool,
+        /// Id of a run that starts. A store that exists already keeps its id when it is resumed.
+        run: RunId,
+        /// The trainer.
+        trainer: Trainer,
+    },
+}
+
+/// A trainer that works on a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trainer {
+    /// Random text of the run directory. Its lock ensures that only one process uses the directory,
+    /// so a trainer takes the run over from another one with the same text at once.
+    pub owner: String,
+    /// Process and directory, for messages.
+    pub name: String,
+}
+
+/// Response to an [`OpenRequest`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenedRun {
+    /// Id of the run whose data the store holds.
+    pub run: RunId,
+    /// Number of the lease, which every write carries. 0 if the store was opened only for reading.
+    pub epoch: u64,
+    /// Interval at which the lease must be renewed.
+    pub heartbeat: Duration,
+}

@@ -1,0 +1,284 @@
+//! The form of each record: its head, and the columns that it adds.
+
+use levade_tree::{
+    AttemptId, AttemptSlot, CreditTarget, Kind, Outcome, Purpose, Segment, SegmentId, Trajectory,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::columns::{ColumnReader, Columns};
+use super::lease::{OpenRequest, OpenedRun};
+use crate::plan_header::{StepHeader, indexed_sequences, push_sequence};
+use crate::{
+    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, PlannedSequence, Status,
+    StepPlan, StepReward, Tries, WriteOutcome,
+};
+
+/// A value that can be sent.
+pub trait Record: Sized {
+    /// Part of the value that is sent as JSON.
+    type Head: Serialize + DeserializeOwned;
+
+    /// Returns the head, and adds the columns.
+    fn split(&self, columns: &mut Columns) -> Self::Head;
+
+    /// Restores the value.
+    ///
+    /// # Errors
+    /// Returns a message if the columns do not fit the head.
+    fn join(head: Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String>;
+}
+
+/// Implements [`Record`] for types that are sent as JSON only.
+macro_rules! heads_only {
+    ($($type:ty),* $(,)?) => {$(
+        impl Record for $type {
+            type Head = $type;
+
+            fn split(&self, _: &mut Columns) -> $type {
+                self.clone()
+            }
+
+            fn join(head: $type, _: &mut ColumnReader<'_>) -> Result<Self, String> {
+                Ok(head)
+            }
+        }
+    )*};
+}
+
+heads_only!(
+    (),
+    u32,
+    u64,
+    Value,
+    AttemptId,
+    AttemptSlot,
+    Purpose,
+    EvalKey,
+    AttemptStart,
+    AttemptSummary,
+    FailedAttempt,
+    Tries,
+    WriteOutcome,
+    OpenRequest,
+    OpenedRun,
+);
+
+impl<T: Record> Record for Vec<T> {
+    type Head = Vec<T::Head>;
+
+    fn split(&self, columns: &mut Columns) -> Self::Head {
+        self.iter().map(|record| record.split(columns)).collect()
+    }
+
+    fn join(head: Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
+        head.into_iter().map(|head| T::join(head, columns)).collect()
+    }
+}
+
+impl<T: Record> Record for Option<T> {
+    type Head = Option<T::Head>;
+
+    fn split(&self, columns: &mut Columns) -> Self::Head {
+        self.as_ref().map(|record| record.split(columns))
+    }
+
+    fn join(head: Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
+        head.map(|head| T::join(head, columns)).transpose()
+    }
+}
+
+impl<A: Record, B: Record> Record for (A, B) {
+    type Head = (A::Head, B::Head);
+
+    fn split(&self, columns: &mut Columns) -> Self::Head {
+        (self.0.split(columns), self.1.split(columns))
+    }
+
+    fn join((a, b): Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
+        Ok((A::join(a, columns)?, B::join(b, columns)?))
+    }
+}
+
+/// Head of a segment. Lengths of columns are in bytes.
+#[derive(Serialize, Deserialize)]
+pub struct SegmentHead {
+    id: SegmentId,
+    parent: Option<SegmentId>,
+    after: Option<u32>,
+    kind: Kind,
+    /// Bits of the temperature.
+    temperature: u32,
+    filtered: bool,
+    agent: String,
+    policy: String,
+    turn: u32,
+    tokens: u32,
+    logprobs: u32,
+    versions: u32,
+}
+
+impl Record for Segment {
+    type Head = SegmentHead;
+
+    fn split(&self, columns: &mut Columns) -> SegmentHead {
+        SegmentHead {
+            id: self.id,
+            parent: self.parent,
+            after: self.after,
+            kind: self.kind,
+            temperature: self.temperature.to_bits(),
+            filtered: self.filtered,
+            agent: self.agent.clone(),
+            policy: self.policy.clone(),
+            turn: self.turn,
+            tokens: columns.push_tokens(&self.tokens),
+            logprobs: columns.push_floats(&self.logprobs),
+            versions: columns.push_versions(&self.versions),
+        }
+    }
+
+    fn join(head: SegmentHead, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
+        Ok(Segment {
+            id: head.id,
+            parent: head.parent,
+            after: head.after,
+            kind: head.kind,
+            temperature: f32::from_bits(head.temperature),
+            filtered: head.filtered,
+            agent: head.agent,
+            policy: head.policy,
+            turn: head.turn,
+            tokens: columns.take_tokens(head.tokens)?,
+            logprobs: columns.take_floats(head.logprobs)?,
+            versions: columns.take_versions(head.versions)?,
+        })
+    }
+}
+
+/// Head of an end. Numbers are sent as their bits: JSON reads a NaN back as null, which would
+/// remove a reward instead of being rejected.
+#[derive(Serialize, Deserialize)]
+pub struct EndHead {
+    outcome: Outcome,
+    score: Option<u64>,
+    reward: Option<u64>,
+    step_rewards: Vec<(CreditTarget, u64)>,
+    status: Status,
+}
+
+impl Record for End {
+    type Head = EndHead;
+
+    fn split(&self, _: &mut Columns) -> EndHead {
+        let bits = |part: &StepReward| (part.credit_target.clone(), part.reward.to_bits());
+        EndHead {
+            outcome: self.outcome.clone(),
+            score: self.score.map(f64::to_bits),
+            reward: self.reward.map(f64::to_bits),
+            step_rewards: self.step_rewards.iter().map(bits).collect(),
+            status: self.status,
+        }
+    }
+
+    fn join(head: EndHead, _: &mut ColumnReader<'_>) -> Result<Self, String> {
+        let part =
+            |(credit_target, bits)| StepReward { credit_target, reward: f64::from_bits(bits) };
+        Ok(End {
+            outcome: head.outcome,
+            score: head.score.map(f64::from_bits),
+            reward: head.reward.map(f64::from_bits),
+            step_rewards: head.step_rewards.into_iter().map(part).collect(),
+            status: head.status,
+        })
+    }
+}
+
+/// Head of an attempt.
+#[derive(Serialize, Deserialize)]
+pub struct AttemptHead {
+    start: AttemptStart,
+    end: EndHead,
+    segments: Vec<SegmentHead>,
+}
+
+impl Record for Attempt {
+    type Head = AttemptHead;
+
+    fn split(&self, columns: &mut Columns) -> AttemptHead {
+        let Attempt { id, slot, number, task, .. } = self;
+        AttemptHead {
+            start: AttemptStart { id: *id, slot: *slot, number: *number, task: task.clone() },
+            end: self.end().split(columns),
+            segments: self.trajectory.segments().iter().map(|s| s.split(columns)).collect(),
+        }
+    }
+
+    fn join(head: AttemptHead, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
+        let End { outcome, score, reward, step_rewards, status } = End::join(head.end, columns)?;
+        let mut trajectory = Trajectory::new();
+        for segment in Vec::<Segment>::join(head.segments, columns)? {
+            trajectory.push(segment).map_err(|error| error.to_string())?;
+        }
+        let started = Attempt::from_start(&head.start);
+        Ok(Attempt { outcome, score, reward, step_rewards, status, trajectory, ..started })
+    }
+}
+
+/// Head of a step plan.
+#[derive(Serialize, Deserialize)]
+pub struct PlanHead {
+    phase: u32,
+    step: u32,
+    plan: StepHeader,
+    sequences: Vec<SequenceHead>,
+}
+
+/// Head of a sequence of a step plan. Lengths of columns are in bytes.
+#[derive(Serialize, Deserialize)]
+struct SequenceHead {
+    policy: u32,
+    update: u32,
+    attempt: AttemptId,
+    leaf: SegmentId,
+    advantage: u32,
+    weight: u32,
+    returns: Option<u32>,
+    values: Option<u32>,
+}
+
+impl Record for StepPlan {
+    type Head = PlanHead;
+
+    fn split(&self, columns: &mut Columns) -> PlanHead {
+        let head = |(policy, update, sequence): (u32, u32, &PlannedSequence)| SequenceHead {
+            policy,
+            update,
+            attempt: sequence.attempt,
+            leaf: sequence.leaf,
+            advantage: columns.push_per_token(&sequence.advantage),
+            weight: columns.push_per_token(&sequence.weight),
+            returns: sequence.returns.as_ref().map(|returns| columns.push_per_token(returns)),
+            values: sequence.values.as_ref().map(|values| columns.push_per_token(values)),
+        };
+        let sequences = indexed_sequences(self).map(head).collect();
+        PlanHead { phase: self.phase, step: self.step, plan: self.into(), sequences }
+    }
+
+    fn join(head: PlanHead, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
+        let mut plan = head.plan.into_plan(head.phase, head.step);
+        for head in head.sequences {
+            let sequence = PlannedSequence {
+                attempt: head.attempt,
+                leaf: head.leaf,
+                advantage: columns.take_per_token(head.advantage)?,
+                weight: columns.take_per_token(head.weight)?,
+                returns: head.returns.map(|len| columns.take_per_token(len)).transpose()?,
+                values: head.values.map(|len| columns.take_per_token(len)).transpose()?,
+            };
+            push_sequence(&mut plan, (head.policy, head.update), sequence)?;
+        }
+        Ok(plan)
+    }
+}

@@ -1,0 +1,123 @@
+use levade_policy::uniform;
+use levade_tree::{AttemptId, Kind, Outcome, RunId, SegmentId, VersionRun};
+use proptest::prelude::*;
+
+use super::*;
+use crate::contract::test_data::{attempt, forest, plan, segment};
+use crate::{
+    AppliedKlPenalty, Attempt, CreditTarget, End, HighEntropy, PerToken, StepPlan, StepReward,
+};
+
+/// Converts a record to bytes and back.
+fn round_trip<T: Record>(record: &T) -> T {
+    decode(&encode(record).unwrap()).unwrap()
+}
+
+/// Returns the bits of all numbers of a trajectory, which `==` does not compare for NaN.
+fn bits(attempt: &Attempt) -> Vec<Vec<u32>> {
+    let of_segment = |segment: &levade_tree::Segment| {
+        let logprobs = segment.logprobs.iter().map(|logprob| logprob.to_bits());
+        logprobs.chain([segment.temperature.to_bits()]).collect()
+    };
+    attempt.trajectory.segments().iter().map(of_segment).collect()
+}
+
+proptest! {
+    #[test]
+    fn attempts_round_trip_to_the_bit(
+        seed: u64,
+        score: Option<u64>,
+        reward: Option<u64>,
+        part: u64,
+        text in ".*",
+    ) {
+        let made = Attempt {
+            score: score.map(f64::from_bits),
+            reward: reward.map(f64::from_bits),
+            step_rewards: vec![StepReward {
+                credit_target: CreditTarget::Agent(text.clone()),
+                reward: f64::from_bits(part),
+            }],
+            outcome: Outcome::demonstrated(text),
+            trajectory: forest(seed),
+            ..attempt(&RunId("run".into()), 1, 2)
+        };
+        let read = round_trip(&made);
+        prop_assert_eq!(bits(&read), bits(&made));
+        let number_bits = |of: &Attempt| {
+            (of.score.map(f64::to_bits), of.reward.map(f64::to_bits), of.step_rewards[0].reward.to_bits())
+        };
+        prop_assert_eq!(number_bits(&read), number_bits(&made));
+        // All numbers were compared, so the rest is compared without them.
+        let without_numbers = |of: &Attempt| format!("{of:?}");
+        prop_assert_eq!(without_numbers(&read), without_numbers(&made));
+    }
+
+    #[test]
+    fn plans_round_trip_to_the_bit(numbers: Vec<(u32, u32)>, kl: f64, thresholds: Vec<f64>) {
+        let floats: Vec<(f32, f32)> =
+            numbers.iter().map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b))).collect();
+        let mut made = plan(&RunId("run".into()), &floats);
+        made.policies[0].kl =
+            Some(AppliedKlPenalty { coefficient: kl, found: -0.0, rollouts: u64::MAX });
+        made.policies[1].high_entropy = Some(HighEntropy { tokens: 1, kept: 0, thresholds });
+        let read = round_trip(&made);
+        let columns = |of: &StepPlan| -> Vec<_> {
+            of.sequences()
+                .map(|s| (s.advantage.to_bytes(), s.weight.to_bytes(), s.returns.as_ref().map(PerToken::to_bytes)))
+                .collect()
+        };
+        prop_assert_eq!(columns(&read), columns(&made));
+        prop_assert_eq!(format!("{read:?}"), format!("{made:?}"));
+    }
+
+    #[test]
+    fn decode_rejects_changed_bytes_without_panic(seed: u64, index: prop::sample::Index, byte: u8) {
+        let made = Attempt { trajectory: forest(seed), ..attempt(&RunId("run".into()), 0, 0) };
+        let mut bytes = encode(&made).unwrap();
+        let index = index.index(bytes.len());
+        prop_assert!(decode::<Attempt>(&bytes[..index]).is_err());
+        bytes[index] = byte;
+        let _ = decode::<Attempt>(&bytes);
+        bytes.push(0);
+        prop_assert!(decode::<Attempt>(&bytes).is_err());
+    }
+}
+
+#[test]
+fn segments_keep_every_field() {
+    let made = levade_tree::Segment {
+        id: SegmentId(7),
+        parent: Some(SegmentId(3)),
+        after: Some(2),
+        logprobs: vec![f32::NAN, -0.0],
+        temperature: f32::INFINITY,
+        filtered: true,
+        versions: vec![VersionRun { version: u64::MAX, len: u32::MAX }],
+        agent: "a".into(),
+        policy: "p".into(),
+        turn: 9,
+        ..segment(Kind::Sampled, &[u32::MAX, 0])
+    };
+    let (id, read) = round_trip(&(AttemptId::from_bytes([7; 16]), vec![made.clone()]));
+    assert_eq!(id.bytes(), &[7; 16]);
+    assert_eq!(format!("{:?}", read[0]), format!("{made:?}"));
+    assert_eq!(read[0].logprobs[0].to_bits(), f32::NAN.to_bits());
+}
+
+#[test]
+fn size_is_proportional_to_tokens() {
+    let len = |tokens: usize| {
+        let tokens: Vec<u32> = (0..tokens as u64)
+            .map(|index| (uniform(1, 1, index) * f64::from(u32::MAX)) as u32)
+            .collect();
+        encode(&vec![segment(Kind::Sampled, &tokens)]).unwrap().len()
+    };
+    assert!(len(10_000) - len(1_000) < 9_000 * 8 + 64);
+}
+
+#[test]
+fn not_a_number_reward_is_not_sent_as_no_reward() {
+    let made = End { reward: Some(f64::NAN), ..attempt(&RunId("run".into()), 0, 0).end() };
+    assert!(round_trip(&made).reward.is_some_and(f64::is_nan));
+}

@@ -1,0 +1,336 @@
+//! The store of a run on a server.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use levade_store::wire::{
+    MEDIA_TYPE, OpenRequest, OpenedRun, Record, Trainer, WireError, decode, encode,
+};
+use levade_store::{
+    Access, Attempt, AttemptStart, AttemptSummary, Code, End, EvalKey, FailedAttempt, StepPlan,
+    Store, StoreError, Tries, WriteOutcome, is_run_name,
+};
+use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment};
+use serde_json::Value;
+use tokio::task::JoinHandle;
+
+use crate::ServiceOptions;
+use crate::service::{Call, CallError, Service};
+
+/// File in a run directory with the text by which a server recognizes the directory.
+const OWNER_FILE: &str = "store-owner";
+
+/// Interval between two requests for a lease that another trainer has.
+const LEASE_POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The store of a run on a `levade store serve`.
+///
+/// A store that was opened for writing renews the lease of its run until it is dropped.
+pub struct HttpStore {
+    server: Arc<Server>,
+    run: RunId,
+    /// `None` if the store was opened only for reading.
+    heartbeats: Option<JoinHandle<()>>,
+}
+
+/// What calls and heartbeats need.
+struct Server {
+    service: Service,
+    /// URL of the server and name of the run.
+    location: String,
+    name: String,
+    epoch: Option<u64>,
+}
+
+impl fmt::Debug for HttpStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpStore").field("location", &self.server.location).finish_non_exhaustive()
+    }
+}
+
+impl Drop for HttpStore {
+    fn drop(&mut self) {
+        if let Some(heartbeats) = &self.heartbeats {
+            heartbeats.abort();
+        }
+    }
+}
+
+impl HttpStore {
+    /// Opens the store of the run `name` on the server at `url`, for the run in `run_dir`. Without
+    /// a name, the run has the name of its directory.
+    ///
+    /// If another trainer has the lease of the run and does not renew it, waits until the lease
+    /// ends.
+    ///
+    /// # Errors
+    /// - Returns [`StoreError::Leased`] if another trainer works on the run.
+    /// - For [`Start`](Access::Start), returns [`StoreError::NotEmpty`] if the run has records, and
+    ///   [`StoreError::OtherRun`] if it has another id.
+    /// - For [`Read`](Access::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if the
+    ///   run does not exist.
+    /// - Returns another error if the URL, the name or the key is invalid, or if the server does
+    ///   not respond before the timeout of `options`.
+    pub async fn open(
+        url: &str,
+        name: Option<&str>,
+        run_dir: &Path,
+        access: Access<'_>,
+        options: &ServiceOptions,
+    ) -> Result<Self, StoreError> {
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None => name_of(run_dir, url)?,
+        };
+        let location = format!("{url}/{name}");
+        let request = match access {
+            Access::Read => OpenRequest::Read,
+            Access::Start(run) | Access::Resume(run) => OpenRequest::Write {
+                is_new: matches!(access, Access::Start(_)),
+                run: run.clone(),
+                trainer: trainer(run_dir, &location).await?,
+            },
+        };
+        let service = Service::new(url, options)?;
+        let mut server = Server { service, location, name, epoch: None };
+        let OpenedRun { run, epoch, heartbeat } = server.open(request).await?;
+        if access == Access::Read {
+            return Ok(HttpStore { server: Arc::new(server), run, heartbeats: None });
+        }
+        server.epoch = Some(epoch);
+        let server = Arc::new(server);
+        let heartbeats = tokio::spawn(renew(Arc::clone(&server), heartbeat));
+        Ok(HttpStore { server, run, heartbeats: Some(heartbeats) })
+    }
+
+    async fn read<R: Record>(
+        &self,
+        method: &str,
+        key: impl fmt::Display,
+        arguments: &(impl Record + Sync),
+    ) -> Result<R, StoreError> {
+        self.server.call(method, "read", key.to_string(), arguments).await
+    }
+
+    async fn write<R: Record>(
+        &self,
+        method: &str,
+        key: impl fmt::Display,
+        arguments: &(impl Record + Sync),
+    ) -> Result<R, StoreError> {
+        let key = key.to_string();
+        if self.server.epoch.is_none() {
+            return Err(StoreError::ReadOnly { location: self.server.location.clone(), key });
+        }
+        self.server.call(method, "record", key, arguments).await
+    }
+}
+
+impl Server {
+    /// Opens the run, and waits for the end of a lease that another trainer does not renew.
+    async fn open(&self, request: OpenRequest) -> Result<OpenedRun, StoreError> {
+        let mut rest = None;
+        loop {
+            let opened = self.call("open", "open", "the run".to_owned(), &request).await;
+            let Err(StoreError::Leased { holder, seconds, location }) = opened else {
+                return opened;
+            };
+            // A lease that has longer to run than before was renewed.
+            if rest.is_some_and(|rest| seconds > rest) {
+                return Err(StoreError::Leased { holder, seconds, location });
+            }
+            if rest.is_none() {
+                tracing::warn!(run = %location, %holder, seconds, "waiting for the lease of the run");
+            }
+            rest = Some(seconds);
+            tokio::time::sleep(LEASE_POLL_INTERVAL).await;
+        }
+    }
+
+    /// Calls a method of the server's store. All of them can be repeated.
+    async fn call<R: Record>(
+        &self,
+        method: &str,
+        action: &'static str,
+        key: String,
+        arguments: &impl Record,
+    ) -> Result<R, StoreError> {
+        let failed = |key: String, code: Code, why: String| StoreError::Failed {
+            location: self.location.clone(),
+            action,
+            key,
+            code,
+            source: why.into(),
+        };
+        let body = match encode(arguments) {
+            Ok(body) => body.into(),
+            Err(why) => return Err(failed(key, Code::Invalid, why)),
+        };
+        let call = Call {
+            path: format!("/v1/runs/{}/{method}", self.name),
+            body,
+            content_type: MEDIA_TYPE,
+            epoch: self.epoch,
+            hold: Duration::ZERO,
+            is_repeatable: true,
+        };
+        match self.service.call::<WireError>(call).await {
+            Ok(body) => decode(&body).map_err(|why| failed(key, Code::Internal, why)),
+            Err(CallError::Rejected(mut error)) => {
+                error.location.clone_from(&self.location);
+                Err(error.into())
+            }
+            Err(CallError::Failed(code, why)) => Err(failed(key, code, why)),
+        }
+    }
+}
+
+/// Renews the lease of a run until another trainer has resumed it.
+async fn renew(server: Arc<Server>, interval: Duration) {
+    loop {
+        tokio::time::sleep(interval).await;
+        let renewed: Result<(), _> =
+            server.call("heartbeat", "record", "a heartbeat".to_owned(), &()).await;
+        match renewed {
+            // The next write returns this error to the trainer.
+            Err(error @ StoreError::Fenced { .. }) => {
+                return tracing::error!(%error, "lost the lease of the run");
+            }
+            Err(error) => tracing::warn!(%error, "cannot renew the lease of the run"),
+            Ok(()) => {}
+        }
+    }
+}
+
+/// Returns the name of a run directory.
+fn name_of(run_dir: &Path, url: &str) -> Result<String, StoreError> {
+    let absolute = std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_owned());
+    let name = absolute.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    if is_run_name(name) {
+        return Ok(name.to_owned());
+    }
+    let why = format!(
+        "the directory name {name:?} is not a name of a run on a server; name the run, as in \
+         {url}/my-run"
+    );
+    Err(StoreError::Open { location: url.to_owned(), code: Code::Invalid, source: why.into() })
+}
+
+/// Returns this process as the trainer of a run directory, which must be locked.
+async fn trainer(run_dir: &Path, location: &str) -> Result<Trainer, StoreError> {
+    let file = run_dir.join(OWNER_FILE);
+    let new = crate::random_id(location)?;
+    let owner = tokio::task::spawn_blocking(move || -> std::io::Result<String> {
+        let known = std::fs::read_to_string(&file).unwrap_or_default();
+        if known.len() == new.len() {
+            return Ok(known);
+        }
+        // A text that is lost with the power costs the next trainer the wait for the lease.
+        std::fs::write(&file, &new)?;
+        Ok(new)
+    });
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| StoreError::Open {
+        location: run_dir.join(OWNER_FILE).display().to_string(),
+        code: Code::Forbidden,
+        source,
+    };
+    let owner = owner.await.map_err(|error| failed(error.into()))?;
+    let owner = owner.map_err(|error| failed(error.into()))?;
+    let dir = std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_owned());
+    let name = format!("process {} in {}", std::process::id(), dir.display());
+    Ok(Trainer { owner, name })
+}
+
+fn attempt_key(id: &AttemptId) -> String {
+    format!("attempt {id}")
+}
+
+fn plan_key(phase: u32, step: u32) -> String {
+    format!("plan of phase {phase}/step {step}")
+}
+
+#[async_trait]
+impl Store for HttpStore {
+    fn run(&self) -> &RunId {
+        &self.run
+    }
+
+    fn location(&self) -> &str {
+        &self.server.location
+    }
+
+    async fn start(&self, started: &AttemptStart) -> Result<WriteOutcome, StoreError> {
+        self.write("start", started.slot, started).await
+    }
+
+    async fn append(
+        &self,
+        id: &AttemptId,
+        segments: &[Segment],
+    ) -> Result<WriteOutcome, StoreError> {
+        self.write("append", attempt_key(id), &(*id, segments.to_vec())).await
+    }
+
+    async fn end(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError> {
+        self.write("end", attempt_key(id), &(*id, end.clone())).await
+    }
+
+    async fn abandon_running(&self) -> Result<u64, StoreError> {
+        self.write("abandon_running", "running attempts", &()).await
+    }
+
+    async fn record_attempts(&self, attempts: &[Attempt]) -> Result<WriteOutcome, StoreError> {
+        let key = match attempts {
+            [one] => one.slot.to_string(),
+            all => format!("{} attempts", all.len()),
+        };
+        self.write("record_attempts", key, &attempts.to_vec()).await
+    }
+
+    async fn attempt(&self, id: &AttemptId) -> Result<Option<Attempt>, StoreError> {
+        self.read("attempt", attempt_key(id), id).await
+    }
+
+    async fn last_try(&self, slot: &AttemptSlot) -> Result<Option<Attempt>, StoreError> {
+        self.read("last_try", slot, slot).await
+    }
+
+    async fn tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError> {
+        self.read("tries", slot, slot).await
+    }
+
+    async fn tasks(&self, purpose: Purpose) -> Result<Vec<Value>, StoreError> {
+        self.read("tasks", format!("tasks for {}", purpose.name()), &purpose).await
+    }
+
+    async fn summaries(&self, purpose: Purpose) -> Result<Vec<AttemptSummary>, StoreError> {
+        self.read("summaries", format!("attempts for {}", purpose.name()), &purpose).await
+    }
+
+    async fn failures(&self, purpose: Purpose) -> Result<Vec<FailedAttempt>, StoreError> {
+        self.read("failures", format!("failures for {}", purpose.name()), &purpose).await
+    }
+
+    async fn record_step(&self, plan: &StepPlan) -> Result<WriteOutcome, StoreError> {
+        self.write("record_step", plan_key(plan.phase, plan.step), plan).await
+    }
+
+    async fn step(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
+        self.read("step", plan_key(phase, step), &(phase, step)).await
+    }
+
+    async fn planned_steps(&self) -> Result<Vec<(u32, u32)>, StoreError> {
+        self.read("planned_steps", "the planned steps", &()).await
+    }
+
+    async fn record_eval(&self, key: EvalKey, result: &Value) -> Result<WriteOutcome, StoreError> {
+        self.write("record_eval", key, &(key, result.clone())).await
+    }
+
+    async fn evals(&self) -> Result<Vec<(EvalKey, Value)>, StoreError> {
+        self.read("evals", "evaluations", &()).await
+    }
+}

@@ -1,0 +1,185 @@
+//! Stores of runs over HTTP: the contract of every backend, and the lease of a run.
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use levade_store::{
+    Access, AttemptStart, Code, EvalKey, Location, Store, StoreError, store_contract,
+};
+use levade_store_client::HttpStore;
+use levade_store_server::ServerOptions;
+use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId};
+use tempfile::TempDir;
+
+use support::{Server, memory, options};
+
+/// A server with the stores of runs in a directory.
+struct RunServer {
+    server: Server,
+    dir: TempDir,
+    lease: Duration,
+}
+
+impl RunServer {
+    async fn start(lease: Duration) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let server = Self::serve("127.0.0.1:0", dir.path(), lease).await;
+        RunServer { server, dir, lease }
+    }
+
+    async fn serve(address: &str, dir: &Path, run_lease: Duration) -> Server {
+        let runs_dir = Some(dir.join("runs"));
+        let options = ServerOptions { runs_dir, run_lease, ..ServerOptions::default() };
+        Server::start_at(address, memory().await, options).await
+    }
+
+    /// Stops the server and starts another one at the same address.
+    async fn restart(self) -> Self {
+        let RunServer { server, dir, lease } = self;
+        let address = server.url.strip_prefix("http://").unwrap().to_owned();
+        drop(server);
+        // The task drops its listener when it is next scheduled.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let server = Self::serve(&address, dir.path(), lease).await;
+        RunServer { server, dir, lease }
+    }
+
+    /// Returns a run directory.
+    fn run_dir(&self, name: &str) -> PathBuf {
+        let dir = self.dir.path().join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    /// Opens the run `sums` from the run directory `dir`.
+    async fn open(&self, dir: &str, access: Access<'_>) -> Result<HttpStore, StoreError> {
+        let dir = self.run_dir(dir);
+        HttpStore::open(&self.server.url, Some("sums"), &dir, access, &options(10.0)).await
+    }
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn run() -> RunId {
+    RunId("sums-1".into())
+}
+
+fn start_of(sample: u32) -> AttemptStart {
+    let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample };
+    let id = AttemptId::new(&run(), &slot, 0);
+    AttemptStart { id, slot, number: 0, task: "task".into() }
+}
+
+store_contract!(over_http, async || {
+    let server = RunServer::start(LONG).await;
+    let store = server.open("a", Access::Start(&run())).await.unwrap();
+    (server, Arc::new(store) as Arc<dyn Store>)
+});
+
+store_contract!(over_http_in_memory, async || {
+    let server = Server::start(memory().await, ServerOptions::default()).await;
+    let dir = tempfile::tempdir().unwrap();
+    let run_dir = dir.path().join("a");
+    std::fs::create_dir(&run_dir).unwrap();
+    let access = Access::Start(&RunId("r".into()));
+    let store = HttpStore::open(&server.url, None, &run_dir, access, &options(10.0)).await.unwrap();
+    ((server, dir), Arc::new(store) as Arc<dyn Store>)
+});
+
+#[tokio::test]
+async fn resumed_run_fences_the_earlier_trainer() {
+    let server = RunServer::start(LONG).await;
+    let first = server.open("a", Access::Start(&run())).await.unwrap();
+    first.start(&start_of(0)).await.unwrap();
+    // The same run directory, whose lock the first trainer no longer holds.
+    let second = server.open("a", Access::Resume(&RunId("ignored".into()))).await.unwrap();
+    assert_eq!(*second.run(), run());
+    assert_eq!(second.abandon_running().await.unwrap(), 1);
+    let error = first.start(&start_of(1)).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Fenced { .. }), "{error}");
+    assert!(error.is_user_error() && !error.is_retryable());
+    assert!(error.to_string().contains("another trainer has resumed the run"), "{error}");
+    assert!(error.to_string().contains(&server.server.url), "{error}");
+    second.start(&start_of(1)).await.unwrap();
+    assert!(first.attempt(&start_of(1).id).await.unwrap().is_some(), "reading needs no lease");
+}
+
+#[tokio::test]
+async fn trainer_of_another_directory_is_rejected_while_the_first_lives() {
+    let server = RunServer::start(Duration::from_millis(2400)).await;
+    let first = server.open("a", Access::Start(&run())).await.unwrap();
+    let error = server.open("b", Access::Resume(&run())).await.err().unwrap();
+    assert!(matches!(&error, StoreError::Leased { .. }), "{error}");
+    let process = format!("process {}", std::process::id());
+    assert!(error.is_user_error() && error.to_string().contains(&process), "{error}");
+    first.start(&start_of(0)).await.unwrap();
+    // The lease of a trainer that has exited ends.
+    drop(first);
+    let second = server.open("b", Access::Resume(&run())).await.unwrap();
+    assert_eq!(second.abandon_running().await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn lease_and_records_survive_a_restart_of_the_server() {
+    let server = RunServer::start(LONG).await;
+    let first = server.open("a", Access::Start(&run())).await.unwrap();
+    first.start(&start_of(0)).await.unwrap();
+    let server = server.restart().await;
+    // The trainer continues with its lease, without opening the run again.
+    first.start(&start_of(1)).await.unwrap();
+    let reader = server.open("c", Access::Read).await.unwrap();
+    assert_eq!(reader.tasks(Purpose::Train).await.unwrap(), ["task"]);
+    let server = server.restart().await;
+    let second = server.open("a", Access::Resume(&run())).await.unwrap();
+    let server = server.restart().await;
+    // The epoch did not start again, so the first trainer stays fenced.
+    let error = first.start(&start_of(2)).await.unwrap_err();
+    assert!(matches!(error, StoreError::Fenced { .. }), "{error}");
+    second.start(&start_of(2)).await.unwrap();
+    drop(server);
+}
+
+#[tokio::test]
+async fn new_run_rejects_records_of_an_earlier_one() {
+    let server = RunServer::start(LONG).await;
+    let first = server.open("a", Access::Start(&run())).await.unwrap();
+    // Nothing is recorded yet: the first start was interrupted.
+    let again = server.open("a", Access::Start(&run())).await.unwrap();
+    again.record_eval(EvalKey { phase: 0, step: 0 }, &"x".into()).await.unwrap();
+    let error = server.open("a", Access::Start(&run())).await.err().unwrap();
+    assert!(matches!(error, StoreError::NotEmpty { .. }) && error.is_user_error(), "{error}");
+    let other = RunId("other".into());
+    let error = server.open("a", Access::Start(&other)).await.err().unwrap();
+    assert!(matches!(error, StoreError::OtherRun { .. }), "{error}");
+    drop(first);
+}
+
+#[tokio::test]
+async fn reader_of_unknown_run_gets_not_found_and_cannot_write() {
+    let server = RunServer::start(LONG).await;
+    let error = server.open("a", Access::Read).await.err().unwrap();
+    assert_eq!(error.code(), Code::NotFound);
+    assert!(error.to_string().contains("/sums: the server has no run"), "{error}");
+    let writer = server.open("a", Access::Start(&run())).await.unwrap();
+    let reader = server.open("b", Access::Read).await.unwrap();
+    let error = reader.start(&start_of(0)).await.unwrap_err();
+    assert!(matches!(error, StoreError::ReadOnly { .. }), "{error}");
+    drop(writer);
+}
+
+#[tokio::test]
+async fn location_opens_run_named_after_its_directory() {
+    let server = RunServer::start(LONG).await;
+    let location: Location = server.server.url.parse().unwrap();
+    let dir = server.run_dir("tens");
+    let store = levade_store_client::open(&location, &dir, Access::Start(&run())).await.unwrap();
+    assert_eq!(store.location(), format!("{}/tens", server.server.url));
+    assert!(server.dir.path().join("runs/tens.db").is_file());
+    let dir = server.run_dir("a b");
+    let error = levade_store_client::open(&location, &dir, Access::Read).await.err().unwrap();
+    assert!(error.to_string().contains("name the run, as in http://"), "{error}");
+}

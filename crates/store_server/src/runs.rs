@@ -1,0 +1,289 @@
+//! Stores of runs, each with the lease of its trainer.
+//!
+//! A run `NAME` is the file `NAME.db` in one directory, or in the memory of the server. The lease
+//! is the file `NAME.lease` beside it. Its epoch rises with every trainer that opens the run for
+//! writing, and a write with an earlier epoch is rejected. While a trainer renews the lease, only a
+//! trainer of the same run directory can take the run over.
+//!
+//! # Concurrency
+//! Calls hold the lock of their run shared. A trainer that takes the run over holds the lock alone:
+//! no write of the earlier trainer is in progress when the epoch rises.
+
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use levade_store::wire::{OpenRequest, OpenedRun, Trainer};
+use levade_store::{Access, Code, Location, Purpose, RunId, Store, StoreError};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{OwnedRwLockReadGuard, RwLock};
+
+/// Number of renewals in the duration of a lease.
+const RENEWALS: u32 = 6;
+
+/// Stores of runs.
+pub(crate) struct Runs {
+    /// `None` keeps them in memory.
+    dir: Option<PathBuf>,
+    /// Duration of a lease.
+    ttl: Duration,
+    runs: Mutex<HashMap<String, Arc<RwLock<Run>>>>,
+}
+
+/// One run.
+#[derive(Default)]
+pub(crate) struct Run {
+    /// `None` before the first request.
+    store: Option<Arc<dyn Store>>,
+    is_writable: bool,
+    lease: Option<Lease>,
+}
+
+struct Lease {
+    record: LeaseRecord,
+    renewed: Mutex<Instant>,
+}
+
+/// Contents of the file of a lease.
+#[derive(Clone, Serialize, Deserialize)]
+struct LeaseRecord {
+    epoch: u64,
+    trainer: Trainer,
+}
+
+impl Lease {
+    fn new(record: LeaseRecord) -> Self {
+        Lease { record, renewed: Mutex::new(Instant::now()) }
+    }
+
+    fn renew(&self) {
+        *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Returns the rest of the lease, or `None` if it has ended.
+    fn rest(&self, ttl: Duration) -> Option<Duration> {
+        let renewed = *self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        ttl.checked_sub(renewed.elapsed())
+    }
+}
+
+/// A run whose lock a call holds.
+pub(crate) type LockedRun = OwnedRwLockReadGuard<Run>;
+
+impl Run {
+    /// Returns the store.
+    ///
+    /// # Errors
+    /// Returns an error if the run does not exist.
+    pub fn store(&self, name: &str) -> Result<&dyn Store, StoreError> {
+        self.store.as_deref().ok_or_else(|| absent(name))
+    }
+
+    /// Checks that a write comes from the trainer that holds the lease, and renews the lease.
+    fn check_epoch(&self, name: &str, epoch: u64, key: &str) -> Result<(), StoreError> {
+        let location = || name.to_owned();
+        match &self.lease {
+            Some(lease) if lease.record.epoch == epoch => {
+                lease.renew();
+                Ok(())
+            }
+            Some(lease) if lease.record.epoch > epoch => Err(StoreError::Fenced {
+                location: location(),
+                key: key.to_owned(),
+                holder: lease.record.trainer.name.clone(),
+            }),
+            _ => Err(absent(name)),
+        }
+    }
+}
+
+impl Runs {
+    /// Creates the stores in `dir`, or in memory. `ttl` is the duration of a lease.
+    pub fn new(dir: Option<PathBuf>, ttl: Duration) -> Self {
+        Runs { dir, ttl, runs: Mutex::default() }
+    }
+
+    fn run(&self, name: &str) -> Arc<RwLock<Run>> {
+        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(runs.entry(name.to_owned()).or_default())
+    }
+
+    /// Opens a run. For writing, the caller gets its lease.
+    pub async fn open(&self, name: &str, request: OpenRequest) -> Result<OpenedRun, StoreError> {
+        let heartbeat = self.ttl / RENEWALS;
+        let OpenRequest::Write { is_new, run: id, trainer } = request else {
+            let run = self.reader(name).await?.store(name)?.run().clone();
+            return Ok(OpenedRun { run, epoch: 0, heartbeat });
+        };
+        let mut run = self.run(name).write_owned().await;
+        self.load_lease(&mut run, name).await?;
+        let access = if is_new { Access::Start(&id) } else { Access::Resume(&id) };
+        self.open_store(&mut run, name, access).await?;
+        let store = run.store(name)?;
+        let found = store.run().clone();
+        if is_new && found != id {
+            return Err(StoreError::OtherRun {
+                location: name.to_owned(),
+                found: found.to_string(),
+                expected: id.to_string(),
+            });
+        }
+        if is_new && !is_empty(store).await? {
+            return Err(StoreError::NotEmpty { location: name.to_owned() });
+        }
+        if let Some(held) = &run.lease
+            && held.record.trainer.owner != trainer.owner
+            && let Some(rest) = held.rest(self.ttl)
+        {
+            return Err(StoreError::Leased {
+                location: name.to_owned(),
+                holder: held.record.trainer.name.clone(),
+                seconds: rest.as_secs() + 1,
+            });
+        }
+        let epoch = run.lease.as_ref().map_or(0, |lease| lease.record.epoch) + 1;
+        let record = LeaseRecord { epoch, trainer };
+        if let Some(file) = self.lease_file(name) {
+            let text = serde_json::to_vec(&record).unwrap_or_default();
+            in_background(name, "record", move || write_durably(&file, &text)).await?;
+        }
+        run.lease = Some(Lease::new(record));
+        Ok(OpenedRun { run: found, epoch, heartbeat })
+    }
+
+    /// Returns a run for a read.
+    pub async fn reader(&self, name: &str) -> Result<LockedRun, StoreError> {
+        let run = self.run(name);
+        let locked = Arc::clone(&run).read_owned().await;
+        if locked.store.is_some() {
+            return Ok(locked);
+        }
+        drop(locked);
+        let mut locked = run.write_owned().await;
+        if locked.store.is_none() {
+            self.open_store(&mut locked, name, Access::Read).await?;
+        }
+        Ok(locked.downgrade())
+    }
+
+    /// Returns a run for a write of the trainer that has the lease `epoch`.
+    pub async fn writer(&self, name: &str, epoch: u64, key: &str) -> Result<LockedRun, StoreError> {
+        let run = self.run(name);
+        let locked = Arc::clone(&run).read_owned().await;
+        if locked.is_writable {
+            locked.check_epoch(name, epoch, key)?;
+            return Ok(locked);
+        }
+        drop(locked);
+        // The server has started since the trainer opened the run.
+        let mut locked = run.write_owned().await;
+        self.load_lease(&mut locked, name).await?;
+        locked.check_epoch(name, epoch, key)?;
+        if !locked.is_writable {
+            self.open_store(&mut locked, name, Access::Resume(&RunId(name.to_owned()))).await?;
+        }
+        Ok(locked.downgrade())
+    }
+
+    /// Opens the store of a run, which must be locked alone.
+    async fn open_store(
+        &self,
+        run: &mut Run,
+        name: &str,
+        access: Access<'_>,
+    ) -> Result<(), StoreError> {
+        let is_writable = access != Access::Read;
+        if run.is_writable {
+            return Ok(());
+        }
+        run.store = match (&self.dir, access) {
+            (Some(dir), access) => {
+                let created = dir.clone();
+                in_background(name, "open", move || std::fs::create_dir_all(created)).await?;
+                let file = Location::Sqlite(format!("{name}.db").into());
+                Some(file.open_local(dir, access).await?)
+            }
+            (None, Access::Start(id) | Access::Resume(id)) => {
+                Some(Location::Memory.open_local(Path::new(name), Access::Start(id)).await?)
+            }
+            (None, Access::Read) => return Err(absent(name)),
+        };
+        run.is_writable = is_writable;
+        Ok(())
+    }
+
+    fn lease_file(&self, name: &str) -> Option<PathBuf> {
+        Some(self.dir.as_ref()?.join(format!("{name}.lease")))
+    }
+
+    /// Reads the lease of a run if the server has started since the lease was taken. The trainer
+    /// has the complete duration of a lease to renew it.
+    async fn load_lease(&self, run: &mut Run, name: &str) -> Result<(), StoreError> {
+        let Some(file) = self.lease_file(name).filter(|_| run.lease.is_none()) else {
+            return Ok(());
+        };
+        let text = in_background(name, "read", move || match std::fs::read(file) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            text => text.map(Some),
+        });
+        if let Some(text) = text.await? {
+            let record = serde_json::from_slice(&text).map_err(|error| StoreError::Corrupt {
+                location: name.to_owned(),
+                key: "the lease of the run".to_owned(),
+                what: error.to_string(),
+            })?;
+            run.lease = Some(Lease::new(record));
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether nothing was recorded in a store.
+async fn is_empty(store: &dyn Store) -> Result<bool, StoreError> {
+    for purpose in [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval] {
+        if !store.tasks(purpose).await?.is_empty() {
+            return Ok(false);
+        }
+    }
+    Ok(store.planned_steps().await?.is_empty() && store.evals().await?.is_empty())
+}
+
+fn absent(name: &str) -> StoreError {
+    StoreError::Open {
+        location: name.to_owned(),
+        code: Code::NotFound,
+        source: "the server has no run of this name".into(),
+    }
+}
+
+/// Runs file operations on a thread that may block.
+async fn in_background<T: Send + 'static>(
+    name: &str,
+    action: &'static str,
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T, StoreError> {
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| StoreError::Failed {
+        location: name.to_owned(),
+        action,
+        key: "the lease of the run".to_owned(),
+        code: Code::Internal,
+        source,
+    };
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| failed(error.into()))?.map_err(|error| failed(error.into()))
+}
+
+/// Replaces a file, so that it has either its old or its new contents after a crash.
+fn write_durably(file: &Path, contents: &[u8]) -> std::io::Result<()> {
+    let new = file.with_extension("lease.new");
+    let mut written = std::fs::File::create(&new)?;
+    written.write_all(contents)?;
+    written.sync_all()?;
+    std::fs::rename(&new, file)?;
+    match file.parent() {
+        Some(dir) => std::fs::File::open(dir)?.sync_all(),
+        None => Ok(()),
+    }
+}
