@@ -43,6 +43,7 @@ const CRATES: [&str; 27] = [
     "sandbox",
     "search",
     "store",
+    "store_client",
     "store_server",
     "tasks",
     "text",

@@ -4,12 +4,18 @@
 use std::fs;
 use std::path::Path;
 
+use super::calls::modules_containing;
 use super::cycles::modules_using;
 use super::{CRATES, exists, root};
 
 /// Backend types, each with its crate.
-const BACKENDS: [(&str, &str); 3] =
-    [("engine", "Engine"), ("store", "Sqlite"), ("remote", "RemoteLearner")];
+const BACKENDS: [(&str, &str); 5] = [
+    ("engine", "Engine"),
+    ("store", "Sqlite"),
+    ("store_client", "HttpStore"),
+    ("store_client", "HttpRollouts"),
+    ("remote", "RemoteLearner"),
+];
 
 /// Returns `CRATE::MODULE` of each module of `crate_name`, outside of tests, that names the type
 /// `name` of the crate `backend`.
@@ -35,8 +41,16 @@ fn backend_types_are_named_in_run_only() {
         found.retain(|module| !module.starts_with("run::"));
         assert!(found.is_empty(), "{found:?} name `{name}` of `{backend}`; only `run` may");
         // Stores are opened by their location, so `run` names no backend of the store.
-        assert_eq!(all > 0, backend != "store", "`run` names `{name}`");
+        assert_eq!(all > 0, !backend.starts_with("store"), "`run` names `{name}`");
     }
+}
+
+#[test]
+fn stores_are_opened_by_the_client_crate_only() {
+    let mut found = modules_containing(&[".", "open_local", "("]);
+    // A server opens the stores that it serves.
+    found.retain(|module| module != "store_server::runs");
+    assert_eq!(found, ["store_client::lib"]);
 }
 
 #[test]

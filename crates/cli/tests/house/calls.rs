@@ -5,7 +5,7 @@ use super::{CRATES, exists, root};
 
 /// Returns `CRATE::MODULE` of each module, outside of tests, that contains these tokens
 /// consecutively.
-fn modules_containing(pattern: &[&str]) -> Vec<String> {
+pub fn modules_containing(pattern: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     for (crate_name, _) in CRATES.iter().filter(|(crate_name, _)| exists(crate_name)) {
         for (module, tokens) in modules(&root().join("crates").join(crate_name).join("src")) {
