@@ -41,9 +41,7 @@ impl RunServer {
     async fn restart(self) -> Self {
         let RunServer { server, dir, lease } = self;
         let address = server.url.strip_prefix("http://").unwrap().to_owned();
-        drop(server);
-        // The task drops its listener when it is next scheduled.
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        server.stop().await;
         let server = Self::serve(&address, dir.path(), lease).await;
         RunServer { server, dir, lease }
     }
@@ -140,6 +138,19 @@ async fn lease_and_records_survive_a_restart_of_the_server() {
     let error = first.start(&start_of(2)).await.unwrap_err();
     assert!(matches!(error, StoreError::Fenced { .. }), "{error}");
     second.start(&start_of(2)).await.unwrap();
+    drop(server);
+}
+
+#[tokio::test]
+async fn deleted_file_is_not_replaced_by_an_empty_one() {
+    let server = RunServer::start(LONG).await;
+    let first = server.open("a", Access::Start(&run())).await.unwrap();
+    let file = server.dir.path().join("runs/sums.db");
+    let server = server.restart().await;
+    std::fs::remove_file(&file).unwrap();
+    let error = first.start(&start_of(0)).await.unwrap_err();
+    assert_eq!(error.code(), Code::NotFound, "{error}");
+    assert!(!file.exists());
     drop(server);
 }
 

@@ -182,6 +182,15 @@ impl Runs {
         self.load_lease(&mut locked, name).await?;
         locked.check_epoch(name, epoch, key)?;
         if !locked.is_writable {
+            // A missing file must not be created again: it would have another run id, and the run
+            // would continue without its record.
+            let file = self.dir.as_ref().map(|dir| dir.join(format!("{name}.db")));
+            let exists = in_background(name, "read", move || {
+                file.map_or(Ok(false), |file| file.try_exists())
+            });
+            if !exists.await? {
+                return Err(absent(name));
+            }
             self.open_store(&mut locked, name, Access::Resume(&RunId(name.to_owned()))).await?;
         }
         Ok(locked.downgrade())

@@ -8,11 +8,13 @@ use levade_store::rollouts::{Rollouts, SystemClock};
 use levade_store_client::{ServiceOptions, open_rollouts};
 use levade_store_server::{ServerOptions, serve};
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 /// A running server, which stops when it is dropped.
 pub struct Server {
     pub url: String,
+    stop: oneshot::Sender<()>,
     task: JoinHandle<std::io::Result<()>>,
 }
 
@@ -37,7 +39,20 @@ impl Server {
             scan_interval: Duration::from_secs(3600),
             ..options
         };
-        Server { url, task: tokio::spawn(serve(store, options, listener, std::future::pending())) }
+        let (stop, stopped) = oneshot::channel();
+        let stopped = async {
+            // Without a sender, the test has ended.
+            let _ = stopped.await;
+        };
+        let task = tokio::spawn(serve(store, options, listener, stopped));
+        Server { url, stop, task }
+    }
+
+    /// Stops the server, and closes its connections and files.
+    pub async fn stop(mut self) {
+        let (unused, _) = oneshot::channel();
+        let _ = std::mem::replace(&mut self.stop, unused).send(());
+        (&mut self.task).await.unwrap().unwrap();
     }
 }
 
