@@ -1,4 +1,5 @@
-//! Implements `levade store serve`, which serves rollouts to runners, tracers and trainers.
+//! Implements `levade store serve`, which serves rollouts to runners, tracers and trainers, and
+//! stores of runs to trainers.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
@@ -16,12 +17,13 @@ use crate::failure::unusable;
 use crate::screen::Style;
 use crate::stop::Requests;
 
-/// Keep rollouts, leases, resources and spans for runners on any machine
+/// Keep rollouts, leases, resources, spans and the records of runs for processes on any machine
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade store serve --db rollouts.db                          for runners on this machine
   levade store serve --db memory: --scan-debounce-seconds 0    for tests
   levade store serve --host 0.0.0.0 --api-key $KEY             for runners on other machines
+  levade train RECIPE --store http://127.0.0.1:4747            keeps the record of a run there
 
 Clients of Agent Lightning 0.3 use it as LightningStoreClient(\"http://127.0.0.1:4747\").")]
 pub struct Args {
@@ -34,7 +36,7 @@ enum Command {
     Serve(ServeArgs),
 }
 
-/// Serve rollouts over HTTP: the protocol of Agent Lightning 0.3, OTLP traces, Prometheus metrics
+/// Serve rollouts and runs over HTTP: the protocol of Agent Lightning 0.3, OTLP, Prometheus metrics
 ///
 /// Keys are required to listen on an address that other machines can reach, unless --no-keys is
 /// given.
@@ -48,7 +50,8 @@ struct ServeArgs {
     #[arg(long, default_value_t = 4747)]
     port: u16,
 
-    /// SQLite file, which is created if it does not exist, or memory: to keep nothing
+    /// SQLite file, which is created if it does not exist, or memory: to keep nothing. Runs are
+    /// files in the directory PATH.runs
     #[arg(long, value_name = "PATH", default_value = "memory:")]
     db: String,
 
@@ -105,7 +108,11 @@ fn keys(args: &ServeArgs) -> anyhow::Result<Vec<String>> {
         return Err(unusable(format!("--api-key is {key:?}; give a key, or leave the option out")));
     }
     if args.api_key.is_empty() {
-        return crate::serve::read_keys(&args.key_env, args.host, "read and change all rollouts");
+        return crate::serve::read_keys(
+            &args.key_env,
+            args.host,
+            "read and change all rollouts and runs",
+        );
     }
     let mut keys = crate::serve::read_keys(&args.key_env, IpAddr::V4(Ipv4Addr::LOCALHOST), "")?;
     keys.extend(args.api_key.iter().cloned());
@@ -123,7 +130,7 @@ async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitC
     let signals = Requests::listen()?;
     eprintln!(
         "{} {} at http://{}",
-        Style::stderr().dim("serving rollouts of"),
+        Style::stderr().dim("serving rollouts and runs of"),
         store.location(),
         listener.local_addr()?
     );

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 /// A running server, which stops when it is dropped.
 pub struct Server {
     pub url: String,
-    stop: oneshot::Sender<()>,
+    stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<std::io::Result<()>>,
 }
 
@@ -39,19 +39,18 @@ impl Server {
             scan_interval: Duration::from_secs(3600),
             ..options
         };
-        let (stop, stopped) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel::<()>();
         let stopped = async {
-            // Without a sender, the test has ended.
+            // Dropping the sender stops the server.
             let _ = stopped.await;
         };
         let task = tokio::spawn(serve(store, options, listener, stopped));
-        Server { url, stop, task }
+        Server { url, stop: Some(stop), task }
     }
 
     /// Stops the server, and closes its connections and files.
     pub async fn stop(mut self) {
-        let (unused, _) = oneshot::channel();
-        let _ = std::mem::replace(&mut self.stop, unused).send(());
+        drop(self.stop.take());
         (&mut self.task).await.unwrap().unwrap();
     }
 }
