@@ -21,7 +21,7 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "LEVADE_LOG";
 
 /// Crates whose levels a filter can set by name.
-const CRATES: [&str; 27] = [
+const CRATES: [&str; 28] = [
     "agent",
     "call",
     "cli",

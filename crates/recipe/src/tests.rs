@@ -66,7 +66,7 @@ fn invalid_recipes_are_rejected_by_key() {
     let cases: &[(&[&str], &str)] = &[
         (
             &["run.store='http://levade:key@h'"],
-            "`run.store`: \"http://levade:key@h\" is not a store location: it contains a user or a key",
+            "`run.store`: a store location with a user or a key before \"@h\" is not permitted",
         ),
         (
             &["run.store=run.db"],

@@ -166,8 +166,12 @@ fn parse_server(text: &str, rest: &str) -> Result<Location, String> {
     if authority.is_empty() || authority.contains(['?', '#', ' ']) {
         return wrong("it has no host");
     }
-    if authority.contains('@') {
-        return wrong("it contains a user or a key; set LEVADE_STORE_KEY to the key");
+    if let Some((_, host)) = authority.rsplit_once('@') {
+        // The error must not show the key.
+        return Err(format!(
+            "a store location with a user or a key before \"@{host}\" is not permitted; set \
+             LEVADE_STORE_KEY to the key"
+        ));
     }
     if !name.is_empty() && !is_run_name(name) {
         return wrong("the name of a run consists of letters, digits, \"-\", \"_\" and \".\"");
@@ -240,11 +244,12 @@ mod tests {
             "http://h/a/b",
             "http://h/.a",
             "http://h/a?b",
-            "http://levade:key@h/a",
         ] {
             let error = text.parse::<Location>().unwrap_err();
             assert!(error.contains(text) && error.contains("sqlite:PATH"), "{error}");
         }
+        let error = "http://levade:secret@h/a".parse::<Location>().unwrap_err();
+        assert!(error.contains("@h") && !error.contains("secret"), "{error}");
         let error = "mongodb://h/runs".parse::<Location>().unwrap_err();
         assert!(error.contains("is not supported yet"), "{error}");
     }
