@@ -20,9 +20,17 @@ use list::{
     attempts, failure_lines, no_attempts, select_attempts, select_extreme, select_failures, steps,
 };
 
+mod alarms;
+mod colors;
+mod dot;
+mod draw;
+mod graph;
+mod history;
 mod list;
+mod rules;
+mod svg;
 
-/// Show the recorded steps of a run, the attempts of a step, or every token of an attempt
+/// Show the recorded steps of a run, an attempt as text or as a graph, or what is wrong with the run
 ///
 /// Lists the steps if no selector is set. Sampled tokens are alternately green and cyan, and
 /// context tokens are dim. If the output is not a terminal, each sampled token is in brackets.
@@ -35,6 +43,8 @@ mod list;
   levade inspect runs/calculator --attempt train/1/3/0/2 --terms --token 41
   levade inspect runs/calculator --eval --phase 0       the attempts of evaluations
   levade inspect runs/calculator --failed               the attempts that failed, and why
+  levade inspect runs/calculator --worst --graph svg > attempt.svg
+  levade inspect runs/calculator --alarms               what is wrong with the run
 
 An attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as the lists print it, all counted from 0.")]
 pub struct Args {
@@ -88,8 +98,16 @@ pub struct Args {
     #[arg(long, value_name = "INDEX", requires = "terms")]
     token: Option<u32>,
 
-    /// Print the terms as JSON, one line per token
-    #[arg(long, requires = "terms")]
+    /// Draw the attempt as a graph of its model calls and tool calls: as SVG, or for Graphviz
+    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["terms", "logprobs", "failed"])]
+    graph: Option<graph::Format>,
+
+    /// Say what is wrong with the last phase of the run, or with --phase, since when and what to do
+    #[arg(long, conflicts_with_all = ["attempt", "step", "eval", "demonstrations", "best", "worst", "failed", "graph"])]
+    alarms: bool,
+
+    /// Print the terms as JSON, one line per token, or the alarms as one object
+    #[arg(long)]
     json: bool,
 }
 
@@ -113,8 +131,18 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
             "--step with --attempt selects the step of --terms, which is not set".to_owned(),
         ));
     }
+    if args.json && !args.terms && !args.alarms {
+        return Err(unusable("--json requires --terms or --alarms"));
+    }
+    if args.graph.is_some() && args.attempt.is_none() && !args.best && !args.worst {
+        return Err(unusable("--graph requires an attempt: --attempt ID, --best or --worst"));
+    }
     let run = RunDir::open(&args.run)?;
     let store = run.open_store().await?;
+    if args.alarms {
+        screen::print(&alarms::report(&run, &*store, args.phase, args.json).await?);
+        return Ok(ExitCode::SUCCESS);
+    }
     let found = match &args.attempt {
         Some(name) => Some(find_attempt(&*store, name).await?.ok_or_else(|| {
             let run = args.run.display();
@@ -149,6 +177,10 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     if let Some(attempt) = found {
+        if let Some(format) = args.graph {
+            screen::print(&draw::draw(&run, &*store, &attempt, format).await?);
+            return Ok(ExitCode::SUCCESS);
+        }
         let tokenizer = tokenizer(&run)?;
         if args.terms {
             let Some((step, _)) = find_planned_sequence(&*store, &attempt, args.step).await? else {
@@ -454,9 +486,9 @@ fn tokens(segment: &Segment, tokenizer: &Tokenizer, style: Style) -> String {
 
 #[cfg(test)]
 mod tests {
-    use levade_store::{Memory, Status};
+    use levade_store::Status;
     use levade_text::testing::{IM_END, tiny_tokenizer};
-    use levade_tree::{Outcome, RunId, Trajectory, VersionRun};
+    use levade_tree::{AttemptId, AttemptSlot, Outcome, Trajectory, VersionRun};
 
     use super::*;
 

@@ -1,0 +1,413 @@
+//! Finds what is wrong with a run: rules over its metrics and its record, each with a threshold, and
+//! with what to do.
+//!
+//! Most rules compare a trailing mean over [`WINDOW`] steps of the phase with a threshold, so that
+//! one odd step is no alarm. `docs/commands.md` lists all rules.
+
+use std::fmt::Write as _;
+
+use anyhow::Context as _;
+use levade_run::dir::RunDir;
+use levade_store::{Status, Store};
+use levade_tree::Purpose;
+use serde::Serialize;
+
+use super::history::{History, Series};
+use super::rules::{RULES, Rule};
+use crate::screen::Style;
+
+/// Number of steps in a trailing mean.
+const WINDOW: usize = 10;
+/// Minimum number of steps before a trailing mean raises an alarm.
+const MIN_STEPS: usize = 3;
+
+/// Urgency of an alarm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// The run learns something wrong, or nothing.
+    Critical,
+    /// The run wastes time or learns less than it could.
+    Warning,
+}
+
+/// Something that is wrong with a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Alarm {
+    /// Name of the rule.
+    pub name: String,
+    pub severity: Severity,
+    /// Index of the phase, from 0.
+    pub phase: u32,
+    /// Number of the first step, from 1 as in metrics, since which the alarm holds.
+    pub since_step: u32,
+    /// Measured value.
+    pub figure: f64,
+    /// Value beyond which the rule raises an alarm.
+    pub threshold: f64,
+    /// What is wrong.
+    pub message: String,
+    /// What to do: a key to change or a thing to look at.
+    pub action: String,
+    /// Page that explains it.
+    pub page: String,
+}
+
+/// Finds the alarms of a phase of a run, by default of the last one that has steps. Formats them as
+/// sentences or as JSON.
+pub async fn report(
+    run: &RunDir,
+    store: &dyn Store,
+    phase: Option<u32>,
+    as_json: bool,
+) -> anyhow::Result<String> {
+    let metrics = run.root().join("metrics.jsonl");
+    let text = match std::fs::read_to_string(&metrics) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        text => text.with_context(|| format!("cannot read {}", metrics.display()))?,
+    };
+    let history = History::parse(&text, phase);
+    let cluster = run.recipe()?.cluster;
+    let is_exact = cluster.samplers.is_none() && cluster.learner.is_none();
+    let alarms = find(&history, store, is_exact).await?;
+    if as_json {
+        let steps = history.steps.len();
+        let found = serde_json::json!({ "phase": history.phase, "steps": steps, "alarms": alarms });
+        return Ok(format!("{found}\n"));
+    }
+    Ok(format_alarms(&alarms, &history, Style::stdout()))
+}
+
+/// Returns the alarms of a run, the most urgent first. `is_exact` is whether the embedded engine
+/// samples and trains, so that both must compute the same bits.
+pub async fn find(
+    history: &History,
+    store: &dyn Store,
+    is_exact: bool,
+) -> anyhow::Result<Vec<Alarm>> {
+    let mut alarms = from_metrics(history, is_exact);
+    for purpose in [Purpose::Train, Purpose::Eval] {
+        let summaries = store.summaries(purpose).await?;
+        let unscored = summaries.iter().filter(|summary| summary.status == Status::Unscored);
+        let slots: Vec<_> = unscored.map(|summary| summary.slot).collect();
+        let Some(first) = slots.iter().min_by_key(|slot| (slot.phase, slot.step)) else { continue };
+        alarms.push(Alarm {
+            name: "unscored".into(),
+            severity: Severity::Warning,
+            phase: first.phase,
+            since_step: first.step + 1,
+            figure: slots.len() as f64,
+            threshold: 0.0,
+            message: format!(
+                "{} of {} attempts for {} have no score: a scorer or a judge did not respond",
+                slots.len(),
+                summaries.len(),
+                purpose.name()
+            ),
+            action: "start the scorer and resume the run, or set `unscored` of the scorer".into(),
+            page: "docs/train.md#missing-scores".into(),
+        });
+    }
+    alarms.sort_by_key(|alarm| (alarm.severity, alarm.phase, alarm.since_step));
+    Ok(alarms)
+}
+
+/// Returns the alarms that metrics alone show.
+pub fn from_metrics(history: &History, is_exact: bool) -> Vec<Alarm> {
+    let mut alarms = Vec::new();
+    for rule in RULES {
+        // Servers and external learners round differently from each other.
+        if rule.needs_exact && !is_exact {
+            continue;
+        }
+        for series in history.series(rule.metric) {
+            alarms.extend(apply(rule, &series, history.phase));
+        }
+    }
+    alarms.extend(tool_errors(history));
+    alarms.extend(unread_calls(history));
+    if !is_exact {
+        alarms.extend(idle_side(history));
+    }
+    alarms.extend(longer_without_reward(history));
+    alarms.extend(collapsed_entropy(history));
+    alarms.extend(reward_without_success(history));
+    alarms
+}
+
+/// Applies a rule to the values of a metric.
+fn apply(rule: &Rule, series: &Series, phase: u32) -> Option<Alarm> {
+    let means = trailing_means(&series.values);
+    let (_, figure) = *means.last()?;
+    if figure <= rule.warning || (!rule.needs_exact && means.len() < MIN_STEPS) {
+        return None;
+    }
+    let is_critical = rule.critical.is_some_and(|critical| figure > critical);
+    let since_step = since(&means, |mean| mean > rule.warning);
+    let of = series.policy.as_ref().map_or(String::new(), |policy| format!("policy {policy}: "));
+    Some(Alarm {
+        name: rule.name.into(),
+        severity: if is_critical { Severity::Critical } else { Severity::Warning },
+        phase,
+        since_step,
+        figure,
+        threshold: rule.warning,
+        message: format!("{of}{}", (rule.message)(figure)),
+        action: rule.action.into(),
+        page: rule.page.into(),
+    })
+}
+
+/// Returns, for each step, the mean of the last [`WINDOW`] values.
+fn trailing_means(values: &[(u32, f64)]) -> Vec<(u32, f64)> {
+    let mean = |end: usize| {
+        let window = &values[end.saturating_sub(WINDOW - 1)..=end];
+        window.iter().map(|(_, value)| value).sum::<f64>() / window.len() as f64
+    };
+    values.iter().enumerate().map(|(index, (step, _))| (*step, mean(index))).collect()
+}
+
+/// Returns the first step since which `holds` has held without interruption.
+fn since(means: &[(u32, f64)], holds: impl Fn(f64) -> bool) -> u32 {
+    let held = means.iter().rev().take_while(|(_, mean)| holds(*mean));
+    held.last().map_or(0, |(step, _)| *step)
+}
+
+/// Finds toolboxes of which more than 30 % of the calls fail.
+fn tool_errors(history: &History) -> Vec<Alarm> {
+    const MAX_ERRORS: f64 = 0.3;
+    let boxes = history.names().filter_map(|name| {
+        let toolbox = name.strip_prefix("tools/")?.strip_suffix("/errors")?;
+        let errors = history.values(name);
+        let calls = history.values(&format!("tools/{toolbox}/calls"));
+        let rates = ratio(&errors, &calls);
+        let (_, figure) = *rates.last()?;
+        (figure > MAX_ERRORS && rates.len() >= MIN_STEPS).then(|| Alarm {
+            name: "tool_errors".into(),
+            severity: if figure > 0.8 { Severity::Critical } else { Severity::Warning },
+            phase: history.phase,
+            since_step: since(&rates, |rate| rate > MAX_ERRORS),
+            figure,
+            threshold: MAX_ERRORS,
+            message: format!("{:.0} % of the calls of the tool {toolbox} fail", 100.0 * figure),
+            action: format!(
+                "read failed calls (`levade inspect RUN --worst`), and call the tool yourself \
+                 (`levade tools RECIPE --call {toolbox}`)"
+            ),
+            page: "docs/tools.md".into(),
+        })
+    });
+    boxes.collect()
+}
+
+/// Finds completions whose tool calls mostly cannot be parsed.
+fn unread_calls(history: &History) -> Option<Alarm> {
+    const MAX_MALFORMED: f64 = 0.2;
+    let kinds = ["ok", "malformed", "unknown_tool", "bad_arguments", "failed", "timeout"];
+    let counts = kinds.map(|kind| history.values(&format!("tool_calls/{kind}")));
+    let total: Vec<(u32, f64)> = counts[0]
+        .iter()
+        .enumerate()
+        .map(|(at, (step, _))| {
+            let of = |count: &Vec<(u32, f64)>| count.get(at).map_or(0.0, |(_, value)| *value);
+            (*step, counts.iter().map(of).sum())
+        })
+        .collect();
+    let rates = ratio(&counts[1], &total);
+    let (_, figure) = *rates.last()?;
+    (figure > MAX_MALFORMED && rates.len() >= MIN_STEPS).then(|| Alarm {
+        name: "malformed_calls".into(),
+        severity: Severity::Warning,
+        phase: history.phase,
+        since_step: since(&rates, |rate| rate > MAX_MALFORMED),
+        figure,
+        threshold: MAX_MALFORMED,
+        message: format!("{:.0} % of the tool calls cannot be parsed", 100.0 * figure),
+        action: "set agent.protocol to the format in which the model was trained, or imitate \
+                 demonstrations first"
+            .into(),
+        page: "docs/tools.md".into(),
+    })
+}
+
+/// Finds out whether the learner or the samplers of a run with external parts are mostly idle.
+fn idle_side(history: &History) -> Vec<Alarm> {
+    const MAX_SHARE: f64 = 0.7;
+    let step = history.values("timing_s/step");
+    let sides = [
+        (
+            "idle_learner",
+            "timing_s/gen",
+            "the learner waits for attempts",
+            "add samplers, raise \
+          engine.concurrency, or set staleness = 1",
+        ),
+        (
+            "idle_samplers",
+            "timing_s/update_actor",
+            "the samplers wait for the learner",
+            "set \
+          staleness = 1, or give the learner more devices",
+        ),
+    ];
+    let sides = sides.into_iter().filter_map(|(name, metric, message, action)| {
+        let shares = ratio(&history.values(metric), &step);
+        let (_, figure) = *shares.last()?;
+        (figure > MAX_SHARE && shares.len() >= MIN_STEPS).then(|| Alarm {
+            name: name.into(),
+            severity: Severity::Warning,
+            phase: history.phase,
+            since_step: since(&shares, |share| share > MAX_SHARE),
+            figure,
+            threshold: MAX_SHARE,
+            message: format!("in {:.0} % of a step's time {message}", 100.0 * figure),
+            action: action.into(),
+            page: "docs/cluster.md".into(),
+        })
+    });
+    sides.collect()
+}
+
+/// Returns the ratios of trailing means, without steps in which the divisor is 0.
+fn ratio(of: &[(u32, f64)], to: &[(u32, f64)]) -> Vec<(u32, f64)> {
+    let means = trailing_means(of).into_iter().zip(trailing_means(to));
+    let ratios = means.filter(|(_, (_, to))| *to > 0.0);
+    ratios.map(|((step, of), (_, to))| (step, of / to)).collect()
+}
+
+/// Finds completions that have become more than twice as long without a larger reward.
+fn longer_without_reward(history: &History) -> Option<Alarm> {
+    const MAX_GROWTH: f64 = 2.0;
+    let growth = growth(&history.values("response_length/mean"))?;
+    let (_, figure) = *growth.last()?;
+    let [first, last] = ends(&history.values("critic/rewards/mean"))?;
+    (figure > MAX_GROWTH && last <= first).then(|| Alarm {
+        name: "length_runaway".into(),
+        severity: Severity::Warning,
+        phase: history.phase,
+        since_step: since(&growth, |growth| growth > MAX_GROWTH),
+        figure,
+        threshold: MAX_GROWTH,
+        message: format!(
+            "completions are {figure:.1} times as long as at the start, but the reward has not \
+             risen ({first:.3} before, {last:.3} now)"
+        ),
+        action: "penalize length with `overlong = { kind = \"penalize\", buffer = … }`, or train \
+                 with `algorithm = \"dr_grpo\"`, which does not favor long wrong answers"
+            .into(),
+        page: "docs/train.md#truncated-attempts".into(),
+    })
+}
+
+/// Finds a policy whose entropy has fallen to less than a tenth, unless it solves its tasks.
+fn collapsed_entropy(history: &History) -> Vec<Alarm> {
+    const MIN_REMAINING: f64 = 0.1;
+    const SOLVED: f64 = 0.9;
+    let score = trailing_means(&history.values("critic/score/mean"));
+    if score.last().is_some_and(|(_, score)| *score >= SOLVED) {
+        return Vec::new();
+    }
+    let policies = history.series("actor/entropy").into_iter().filter_map(|series| {
+        let remaining = growth(&series.values)?;
+        let (_, figure) = *remaining.last()?;
+        let of = series.policy.map_or(String::new(), |policy| format!("policy {policy}: "));
+        (figure < MIN_REMAINING).then(|| Alarm {
+            name: "entropy_collapse".into(),
+            severity: Severity::Critical,
+            phase: history.phase,
+            since_step: since(&remaining, |growth| growth < MIN_REMAINING),
+            figure,
+            threshold: MIN_REMAINING,
+            message: format!(
+                "{of}the entropy of the policy is {:.0} % of its value at the start: attempts at \
+                 a task are nearly equal, and little is left to learn from",
+                100.0 * figure
+            ),
+            action: "raise clip_high (DAPO: 0.28), set `entropy`, or lower learning_rate; go back \
+                     to a checkpoint before this step"
+                .into(),
+            page: "docs/recipe.md".into(),
+        })
+    });
+    policies.collect()
+}
+
+/// Returns the mean of the first and of the last values, or `None` if these overlap.
+fn ends(values: &[(u32, f64)]) -> Option<[f64; 2]> {
+    const ENDS: usize = 5;
+    let mean = |values: &[(u32, f64)]| {
+        values.iter().map(|(_, value)| value).sum::<f64>() / values.len() as f64
+    };
+    let start = values.first_chunk::<ENDS>()?;
+    let end = values.last_chunk::<ENDS>()?;
+    (values.len() >= 2 * ENDS).then(|| [mean(start), mean(end)])
+}
+
+/// Returns the trailing means in units of the mean of the first values.
+fn growth(values: &[(u32, f64)]) -> Option<Vec<(u32, f64)>> {
+    let [first, _] = ends(values)?;
+    let means = trailing_means(values).into_iter();
+    (first > 0.0).then(|| means.map(|(step, mean)| (step, mean / first)).collect())
+}
+
+/// Finds a reward that rises while the success on held-out tasks falls: the policy learns to please
+/// the scorer, or learns the training tasks by heart.
+fn reward_without_success(history: &History) -> Option<Alarm> {
+    const MIN_RISE: f64 = 0.05;
+    let best = history.evals.iter().max_by(|a, b| a.low.total_cmp(&b.low))?;
+    let last = history.evals.last()?;
+    let [first_score, last_score] = ends(&history.values("critic/score/mean"))?;
+    let rise = last_score - first_score;
+    (rise > MIN_RISE && last.high < best.low).then(|| Alarm {
+        name: "reward_without_success".into(),
+        severity: Severity::Critical,
+        phase: last.phase,
+        since_step: best.step + 1,
+        figure: last.success,
+        threshold: best.low,
+        message: format!(
+            "the score in training has risen by {rise:.2}, but success on held-out tasks has \
+             fallen from {:.1} % to {:.1} %, beyond the 95 % intervals: the policy may exploit the \
+             scorer or know the training tasks by heart",
+            100.0 * best.success,
+            100.0 * last.success
+        ),
+        action:
+            "read attempts with large rewards (`levade inspect RUN --best`), and continue from \
+                 checkpoints/best with another reward or more tasks"
+                .into(),
+        page: "docs/train.md#evaluations".into(),
+    })
+}
+
+/// Formats alarms as sentences.
+pub fn format_alarms(alarms: &[Alarm], history: &History, style: Style) -> String {
+    if alarms.is_empty() {
+        return match history.steps.len() {
+            0 => "no alarms: no step is finished yet\n".to_owned(),
+            steps => format!("no alarms in {steps} steps of phase {}\n", history.phase),
+        };
+    }
+    let mut text = String::new();
+    for alarm in alarms {
+        let severity = match alarm.severity {
+            Severity::Critical => style.red("critical"),
+            Severity::Warning => "warning ".to_owned(),
+        };
+        let (name, phase, step) = (style.bold(&alarm.name), alarm.phase, alarm.since_step);
+        let _ = writeln!(text, "{severity}  {name}, since step {step} of phase {phase}");
+        let (figure, threshold) = (number(alarm.figure), number(alarm.threshold));
+        let _ = writeln!(text, "  {} ({figure}, threshold {threshold})", alarm.message);
+        let _ = writeln!(text, "  to do: {}; see {}", alarm.action, alarm.page);
+    }
+    text
+}
+
+/// Formats a figure with three significant digits or as an integer.
+fn number(value: f64) -> String {
+    if value.fract() == 0.0 { format!("{value}") } else { format!("{value:.3}") }
+}
+
+#[cfg(test)]
+#[path = "alarms_tests.rs"]
+mod tests;

@@ -1,0 +1,238 @@
+//! The tree of an attempt as a graph: cards for the attempt, its model calls and its tool calls.
+//!
+//! This module decides what the cards say; `dot` and `svg` write them.
+
+use std::fmt::Write as _;
+
+use levade_store::Attempt;
+use levade_traces::{CallNode, CallTree, ToolNode};
+use levade_tree::{Kind, TimeInterval};
+
+/// Maximum numbers of characters of a line in a card, and of lines of a text.
+pub const LINE_CHARS: usize = 46;
+const TEXT_LINES: usize = 4;
+
+/// Format of a graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// A picture that any browser shows.
+    Svg,
+    /// The language of Graphviz.
+    Dot,
+}
+
+/// The graph of an attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Graph {
+    /// Card of the attempt.
+    pub attempt: AttemptCard,
+    /// Names of the agents, whose index determines their color.
+    pub agents: Vec<String>,
+    /// Cards of the calls, each after the card of the call that it continues.
+    pub calls: Vec<CallCard>,
+}
+
+/// Card of the attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttemptCard {
+    /// Name of the attempt slot.
+    pub title: String,
+    /// Score and its components, or why there is none.
+    pub score: String,
+    /// Further lines: end, numbers, question.
+    pub lines: Vec<String>,
+}
+
+/// Card of a model call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CallCard {
+    /// Index of the agent.
+    pub agent: usize,
+    /// Agent and turn.
+    pub title: String,
+    /// Weight versions, such as `weights 2 → 3`. Empty for a chat API.
+    pub versions: String,
+    /// Index of the call that this call continues.
+    pub parent: Option<usize>,
+    pub is_fork: bool,
+    /// Whether a step can train the completion.
+    pub is_target: bool,
+    /// Numbers of prompt tokens that an earlier call has, of new ones, and of completion tokens.
+    pub tokens: [usize; 3],
+    /// Temperature, duration and end.
+    pub detail: String,
+    /// First lines of the completion.
+    pub lines: Vec<String>,
+    pub tools: Vec<ToolCard>,
+}
+
+/// Card of a tool call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToolCard {
+    /// Name and duration.
+    pub title: String,
+    /// Arguments, and the first lines of the result.
+    pub lines: Vec<String>,
+    pub is_error: bool,
+}
+
+impl Graph {
+    /// Creates the graph of an attempt.
+    pub fn new(attempt: &Attempt, tree: &CallTree) -> Self {
+        let agents: Vec<String> = tree.agents().into_iter().map(str::to_owned).collect();
+        let card = |call: &CallNode| call_card(call, attempt, &agents);
+        let calls = tree.calls.iter().map(card).collect();
+        Graph { attempt: attempt_card(attempt), agents, calls }
+    }
+
+    /// Returns the calls that continue the call at `parent`, or that start a conversation.
+    pub fn children(&self, parent: Option<usize>) -> impl Iterator<Item = usize> {
+        (0..self.calls.len()).filter(move |index| self.calls[*index].parent == parent)
+    }
+}
+
+fn attempt_card(attempt: &Attempt) -> AttemptCard {
+    let outcome = &attempt.outcome;
+    let components = outcome.components.iter();
+    let components: Vec<String> = components
+        .map(|component| format!("{} {}", component.name, rounded(component.value)))
+        .collect();
+    let score = match attempt.score {
+        Some(score) if components.len() > 1 => {
+            format!("score {} ({})", rounded(score), components.join(", "))
+        }
+        Some(score) => format!("score {}", rounded(score)),
+        None => "no score".to_owned(),
+    };
+    let reward = attempt.reward.map(|reward| format!(" · reward {}", rounded(reward)));
+    let finish = serde_json::to_value(outcome.finish).ok();
+    let finish = finish.and_then(|finish| finish.as_str().map(str::to_owned));
+    let mut lines = vec![format!(
+        "{} · {} turns · {} sampled tokens · {} tool calls",
+        finish.unwrap_or_default(),
+        outcome.turns,
+        outcome.sampled_tokens,
+        outcome.calls.total()
+    )];
+    lines.extend(wrap(attempt.task["question"].as_str().unwrap_or_default()));
+    lines.extend(outcome.error.iter().flat_map(|error| wrap(&format!("error: {error}"))));
+    AttemptCard { title: attempt.slot.name(), score: score + &reward.unwrap_or_default(), lines }
+}
+
+fn call_card(call: &CallNode, attempt: &Attempt, agents: &[String]) -> CallCard {
+    let agent = agents.iter().position(|agent| *agent == call.agent).unwrap_or_default();
+    let versions: Vec<String> = call.versions.iter().map(u64::to_string).collect();
+    let segments = attempt.trajectory.segments();
+    let completion = call.completion.and_then(|id| segments.get(id.0 as usize));
+    let mut detail = Vec::new();
+    if completion.is_some_and(|segment| segment.kind == Kind::Demonstrated) {
+        detail.push("demonstrated".to_owned());
+    }
+    detail.extend(call.temperature.map(|temperature| format!("temperature {temperature}")));
+    detail.extend(call.interval.map(duration));
+    if call.finish != "tool_call" {
+        detail.push(call.finish.to_owned());
+    }
+    let reason = completion.and_then(|segment| segment.mask_reason());
+    detail.extend(reason.map(|reason| format!("masked: {reason}")));
+    let mut lines = Vec::new();
+    if !call.reasoning.is_empty() {
+        lines.extend(wrap(&format!("💭 {}", call.reasoning)));
+    }
+    lines.extend(wrap(&call.content));
+    CallCard {
+        agent,
+        title: match call.turn {
+            Some(turn) => format!("{} · turn {turn}", call.agent),
+            None => format!("{} · {}", call.agent, call.policy),
+        },
+        versions: match versions[..] {
+            [] => String::new(),
+            _ => format!("weights {}", versions.join(" → ")),
+        },
+        parent: call.parent,
+        is_fork: call.is_fork,
+        is_target: completion.is_some_and(|segment| segment.is_target()),
+        tokens: [call.prompt_tokens - call.new_tokens, call.new_tokens, call.tokens],
+        detail: detail.join(" · "),
+        lines,
+        tools: call.tools.iter().map(tool_card).collect(),
+    }
+}
+
+fn tool_card(tool: &ToolNode) -> ToolCard {
+    let name = if tool.name.is_empty() { "unreadable call" } else { &tool.name };
+    let mut title = name.to_owned();
+    if let Some(interval) = tool.interval {
+        let _ = write!(title, " · {}", duration(interval));
+    }
+    let mut lines = wrap(&tool.arguments);
+    lines.truncate(2);
+    let result = tool.result.as_deref().unwrap_or_default();
+    let arrow = |(index, line): (usize, String)| {
+        if index == 0 { format!("→ {line}") } else { line }
+    };
+    lines.extend(wrap(result.trim()).into_iter().enumerate().map(arrow));
+    ToolCard { title, lines, is_error: tool.is_error() }
+}
+
+/// Formats a number with at most three decimals.
+fn rounded(value: f64) -> String {
+    format!("{}", (value * 1000.0).round() / 1000.0)
+}
+
+fn duration(interval: TimeInterval) -> String {
+    match interval.duration as f64 / 1e9 {
+        seconds if seconds < 1.0 => format!("{:.0} ms", 1000.0 * seconds),
+        seconds => format!("{seconds:.1} s"),
+    }
+}
+
+/// Divides a text into lines of at most [`LINE_CHARS`] characters, and keeps the first ones. A word
+/// that is longer than a line is divided.
+fn wrap(text: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let visible: String =
+        text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect();
+    for paragraph in visible.lines().filter(|line| !line.trim().is_empty()) {
+        let mut line = String::new();
+        for word in paragraph.split_whitespace() {
+            let mut rest = word;
+            while !rest.is_empty() {
+                let used = line.chars().count();
+                let space = usize::from(used > 0);
+                let length = rest.chars().count();
+                if used + space + length <= LINE_CHARS {
+                    line.extend((space > 0).then_some(' '));
+                    line.push_str(rest);
+                    break;
+                }
+                if used == 0 {
+                    let end = rest.char_indices().nth(LINE_CHARS).map_or(rest.len(), |(at, _)| at);
+                    lines.push(rest[..end].to_owned());
+                    rest = &rest[end..];
+                } else {
+                    lines.push(std::mem::take(&mut line));
+                }
+            }
+        }
+        if !line.is_empty() {
+            lines.push(line);
+        }
+        if lines.len() > TEXT_LINES {
+            break;
+        }
+    }
+    if lines.len() > TEXT_LINES {
+        lines.truncate(TEXT_LINES);
+        if let Some(last) = lines.last_mut() {
+            *last = last.chars().take(LINE_CHARS - 1).collect();
+            last.push('…');
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+#[path = "graph_tests.rs"]
+mod tests;
