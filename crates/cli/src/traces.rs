@@ -20,7 +20,7 @@ const BATCH: usize = 32;
 
 /// Send the recorded attempts of a run to a collector of traces: OpenTelemetry or MLflow
 ///
-/// An attempt is a trace: its model calls, tool calls and scores. An attempt that is sent twice is
+/// An attempt is a trace: its model calls, tool calls and scores. Demonstrations are not sent. An attempt that is sent twice is
 /// the same trace. To send traces while a run trains, set metrics.traces.otlp in its recipe.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
@@ -126,7 +126,7 @@ async fn selected_attempts(args: &Args, store: &dyn Store) -> anyhow::Result<Vec
         let found = recorded::find_attempt(store, name).await?;
         return Ok(found.map(|attempt| attempt.id).into_iter().collect());
     }
-    let all = [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval];
+    let all = [Purpose::Train, Purpose::Baseline, Purpose::Eval];
     let purposes = if args.eval { &[Purpose::Eval][..] } else { &all };
     let mut ids = Vec::new();
     for purpose in purposes {

@@ -9,6 +9,7 @@ use levade_traces::{
     Chats, Collector, CollectorError, CollectorOptions, Exporter, TimesFile, TraceBuilder,
     TraceOptions,
 };
+use levade_tree::Purpose;
 
 use crate::agents::Agents;
 use crate::error::TrainerError;
@@ -60,12 +61,15 @@ impl Tracer {
         Ok(Tracer { times, exporter: Some(Arc::new(Mutex::new(exporter))) })
     }
 
-    /// Records the times of an attempt and queues its trace. Returns at once.
+    /// Records the times of an attempt and queues its trace, unless it is a demonstration. Returns at
+    /// once.
     pub(crate) fn attempt_ended(&self, attempt: &Attempt) {
         if let Some(times) = &self.times {
             times.append(attempt.id, &attempt.outcome.timings);
         }
-        self.with_exporter(|exporter| exporter.send(attempt));
+        if attempt.slot.purpose != Purpose::Demonstration {
+            self.with_exporter(|exporter| exporter.send(attempt));
+        }
     }
 
     /// Returns the first failure of the collector, once.
