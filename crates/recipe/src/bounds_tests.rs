@@ -173,12 +173,22 @@ fn late_failures_are_rejected_at_load() {
         ),
         (&["metrics.mlflow=ftp://x"], "`metrics.mlflow` is \"ftp://x\""),
         (
+            &["metrics.traces.otlp=collector:4318"],
+            "`metrics.traces.otlp` is \"collector:4318\", but must be an address with http:// or \
+             https://, or \"mlflow\"",
+        ),
+        (
+            &["metrics.traces.otlp=mlflow"],
+            "`metrics.traces.otlp` is \"mlflow\", but must be set together with metrics.mlflow",
+        ),
+        (
             &["phase.1.overlong={kind='penalize', buffer=257}"],
             "`phase.1.overlong.buffer` is 257, but must be at least 1, and at most \
              agent.max_tokens, 256",
         ),
     ]);
     load(SMALL, &["metrics.mlflow=http://127.0.0.1:5000"]).unwrap();
+    load(SMALL, &["metrics.mlflow=http://127.0.0.1:5000", "metrics.traces.otlp=mlflow"]).unwrap();
     load(SMALL, &["phase.1.overlong={kind='penalize', buffer=256}"]).unwrap();
 }
 

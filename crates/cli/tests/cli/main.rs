@@ -18,3 +18,4 @@ mod started;
 mod store_server;
 mod supervise;
 mod support;
+mod traces;
