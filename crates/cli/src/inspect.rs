@@ -30,7 +30,7 @@ mod list;
 mod rules;
 mod svg;
 
-/// Show the recorded steps of a run, an attempt as text or as a graph, or what is wrong with the run
+/// Show the steps of a run, an attempt as text or as a graph, or what is wrong with the run
 ///
 /// Lists the steps if no selector is set. Sampled tokens are alternately green and cyan, and
 /// context tokens are dim. If the output is not a terminal, each sampled token is in brackets.

@@ -20,8 +20,9 @@ const BATCH: usize = 32;
 
 /// Send the recorded attempts of a run to a collector of traces: OpenTelemetry or MLflow
 ///
-/// An attempt is a trace: its model calls, tool calls and scores. Demonstrations are not sent. An attempt that is sent twice is
-/// the same trace. To send traces while a run trains, set metrics.traces.otlp in its recipe.
+/// An attempt is a trace: its model calls, tool calls and scores. Demonstrations are not sent. An
+/// attempt that is sent twice is the same trace. To send traces while a run trains, set
+/// metrics.traces.otlp in its recipe.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade traces runs/calculator --to http://127.0.0.1:4318/v1/traces

@@ -94,8 +94,8 @@ impl ToolNode {
 }
 
 impl CallTree {
-    /// Finds the calls of an attempt. `chats` decodes and parses its tokens; without the format of a
-    /// policy, texts and tools of its calls are empty.
+    /// Finds the calls of an attempt. `chats` decodes and parses its tokens; without the format of
+    /// a policy, texts and tools of its calls are empty.
     pub fn new(attempt: &Attempt, chats: &Chats) -> Self {
         let mut tree = CallTree::default();
         tree.add_recorded(attempt, chats);

@@ -53,11 +53,19 @@ impl ExportReport {
     }
 }
 
+/// State that the exporter and its thread share.
+#[derive(Debug, Default)]
+struct State {
+    report: ExportReport,
+    /// Number of attempts in the queue and in the current request.
+    pending: usize,
+}
+
 /// Sends attempts from a thread of its own, so that no caller waits.
 #[derive(Debug)]
 pub struct Exporter {
     queue: Option<SyncSender<Box<Attempt>>>,
-    report: Arc<Mutex<ExportReport>>,
+    state: Arc<Mutex<State>>,
     /// Whether the first failure was returned by [`take_failure`](Exporter::take_failure).
     is_failure_taken: bool,
     /// Disconnected when the thread ends.
@@ -75,29 +83,32 @@ impl Exporter {
         connect: impl Fn() -> Result<Collector, CollectorError> + Send + 'static,
     ) -> std::io::Result<Self> {
         let (queue, attempts) = sync_channel(MAX_QUEUED);
-        let report = Arc::new(Mutex::default());
+        let state = Arc::new(Mutex::default());
         let (is_alive, ended) = channel();
-        let delivery = Delivery { report: Arc::clone(&report), connect, collector: None };
+        let delivery = Delivery { state: Arc::clone(&state), connect, collector: None };
         let deliver = move || {
             delivery.run(&builder, &attempts);
             drop(is_alive);
         };
         std::thread::Builder::new().name("traces".into()).spawn(deliver)?;
         let ended = Mutex::new(ended);
-        Ok(Exporter { queue: Some(queue), report, is_failure_taken: false, ended })
+        Ok(Exporter { queue: Some(queue), state, is_failure_taken: false, ended })
     }
 
     /// Queues an attempt that has ended. Drops and counts the attempt if the queue is full.
     pub fn send(&self, attempt: &Attempt) {
+        lock(&self.state).pending += 1;
         let queued = self.queue.as_ref().map(|queue| queue.try_send(Box::new(attempt.clone())));
         if !matches!(queued, Some(Ok(()))) {
-            lock(&self.report).dropped += 1;
+            let mut state = lock(&self.state);
+            state.pending -= 1;
+            state.report.dropped += 1;
         }
     }
 
     /// Returns the first failure, once.
     pub fn take_failure(&mut self) -> Option<String> {
-        let failure = lock(&self.report).failure.clone().filter(|_| !self.is_failure_taken);
+        let failure = lock(&self.state).report.failure.clone().filter(|_| !self.is_failure_taken);
         self.is_failure_taken |= failure.is_some();
         failure
     }
@@ -109,18 +120,20 @@ impl Exporter {
             let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
             let ended = process_time::receive(ended, CLOSE_TIMEOUT);
             if ended == Err(RecvTimeoutError::Timeout) {
-                let mut report = lock(&self.report);
+                let mut state = lock(&self.state);
                 let why = format!("not all attempts were accepted within {CLOSE_TIMEOUT:?}");
-                report.failure.get_or_insert(why);
+                state.report.failure.get_or_insert(why);
             }
         }
-        lock(&self.report).clone()
+        let state = lock(&self.state);
+        let dropped = state.report.dropped + state.pending;
+        ExportReport { dropped, ..state.report.clone() }
     }
 }
 
 /// State of the sending thread.
 struct Delivery<C> {
-    report: Arc<Mutex<ExportReport>>,
+    state: Arc<Mutex<State>>,
     connect: C,
     collector: Option<Collector>,
 }
@@ -147,15 +160,14 @@ impl<C: Fn() -> Result<Collector, CollectorError>> Delivery<C> {
     /// Sends a batch, again and again while the collector is unavailable.
     fn deliver(&mut self, batch: &[ResourceSpans]) {
         let mut pause = MIN_RETRY_INTERVAL;
-        // Counted as dropped until the collector has them, because the process may end before.
-        lock(&self.report).dropped += batch.len();
         loop {
             let outcome = self.send(batch);
-            let mut report = lock(&self.report);
+            let mut state = lock(&self.state);
+            let report = &mut state.report;
             match outcome {
                 Err(CollectorError::Unavailable(why)) => {
                     report.failure.get_or_insert(why);
-                    drop(report);
+                    drop(state);
                     std::thread::sleep(pause);
                     pause = (2 * pause).min(MAX_RETRY_INTERVAL);
                     continue;
@@ -166,7 +178,7 @@ impl<C: Fn() -> Result<Collector, CollectorError>> Delivery<C> {
                     report.failure.get_or_insert(why);
                 }
             }
-            report.dropped -= batch.len();
+            state.pending -= batch.len();
             return;
         }
     }
@@ -180,8 +192,8 @@ impl<C: Fn() -> Result<Collector, CollectorError>> Delivery<C> {
     }
 }
 
-fn lock(report: &Mutex<ExportReport>) -> MutexGuard<'_, ExportReport> {
-    report.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -61,8 +61,8 @@ impl Tracer {
         Ok(Tracer { times, exporter: Some(Arc::new(Mutex::new(exporter))) })
     }
 
-    /// Records the times of an attempt and queues its trace, unless it is a demonstration. Returns at
-    /// once.
+    /// Records the times of an attempt and queues its trace, unless it is a demonstration. Returns
+    /// at once.
     pub(crate) fn attempt_ended(&self, attempt: &Attempt) {
         if let Some(times) = &self.times {
             times.append(attempt.id, &attempt.outcome.timings);

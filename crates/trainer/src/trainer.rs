@@ -266,7 +266,9 @@ impl Trainer {
             "run ended"
         );
         self.reporter.close(ended.is_ok(), observer);
-        if let Some(loss) = self.run.rollouts.tracer.close() {
+        let tracer = self.run.rollouts.tracer.clone();
+        let closed = tokio::task::spawn_blocking(move || tracer.close());
+        if let Ok(Some(loss)) = closed.await {
             observer.event(&Event::Note(loss));
         }
         match ended {

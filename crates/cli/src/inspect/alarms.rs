@@ -1,4 +1,4 @@
-//! Finds what is wrong with a run: rules over its metrics and its record, each with a threshold, and
+//! Finds what is wrong with a run: rules over its metrics and its record, each with a threshold and
 //! with what to do.
 //!
 //! Most rules compare a trailing mean over [`WINDOW`] steps of the phase with a threshold, so that
