@@ -11,6 +11,8 @@ use levade_tree::{Kind, TimeInterval};
 /// Maximum numbers of characters of a line in a card, and of lines of a text.
 pub const LINE_CHARS: usize = 46;
 const TEXT_LINES: usize = 4;
+/// Maximum number of characters of a name in a title.
+const NAME_CHARS: usize = 24;
 
 /// Format of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -37,9 +39,9 @@ pub struct Graph {
 pub struct AttemptCard {
     /// Name of the attempt slot.
     pub title: String,
-    /// Score and its components, or why there is none.
+    /// Score and reward.
     pub score: String,
-    /// Further lines: end, numbers, question.
+    /// Further lines: components of the score, end, numbers, question.
     pub lines: Vec<String>,
 }
 
@@ -97,23 +99,22 @@ fn attempt_card(attempt: &Attempt) -> AttemptCard {
     let components: Vec<String> = components
         .map(|component| format!("{} {}", component.name, rounded(component.value)))
         .collect();
-    let score = match attempt.score {
-        Some(score) if components.len() > 1 => {
-            format!("score {} ({})", rounded(score), components.join(", "))
-        }
-        Some(score) => format!("score {}", rounded(score)),
-        None => "no score".to_owned(),
-    };
+    let score =
+        attempt.score.map_or("no score".into(), |score| format!("score {}", rounded(score)));
     let reward = attempt.reward.map(|reward| format!(" · reward {}", rounded(reward)));
     let finish = serde_json::to_value(outcome.finish).ok();
     let finish = finish.and_then(|finish| finish.as_str().map(str::to_owned));
-    let mut lines = vec![format!(
+    let mut lines = Vec::new();
+    if components.len() > 1 {
+        lines.extend(wrap(&components.join(", ")));
+    }
+    lines.extend(wrap(&format!(
         "{} · {} turns · {} sampled tokens · {} tool calls",
         finish.unwrap_or_default(),
         outcome.turns,
         outcome.sampled_tokens,
         outcome.calls.total()
-    )];
+    )));
     lines.extend(wrap(attempt.task["question"].as_str().unwrap_or_default()));
     lines.extend(outcome.error.iter().flat_map(|error| wrap(&format!("error: {error}"))));
     AttemptCard { title: attempt.slot.name(), score: score + &reward.unwrap_or_default(), lines }
@@ -137,14 +138,14 @@ fn call_card(call: &CallNode, attempt: &Attempt, agents: &[String]) -> CallCard 
     detail.extend(reason.map(|reason| format!("masked: {reason}")));
     let mut lines = Vec::new();
     if !call.reasoning.is_empty() {
-        lines.extend(wrap(&format!("💭 {}", call.reasoning)));
+        lines.extend(wrap(&format!("reasoning: {}", call.reasoning)));
     }
     lines.extend(wrap(&call.content));
     CallCard {
         agent,
         title: match call.turn {
-            Some(turn) => format!("{} · turn {turn}", call.agent),
-            None => format!("{} · {}", call.agent, call.policy),
+            Some(turn) => format!("{} · turn {turn}", shorten(&call.agent, NAME_CHARS)),
+            None => format!("{} · chat API", shorten(&call.agent, NAME_CHARS)),
         },
         versions: match versions[..] {
             [] => String::new(),
@@ -162,7 +163,7 @@ fn call_card(call: &CallNode, attempt: &Attempt, agents: &[String]) -> CallCard 
 
 fn tool_card(tool: &ToolNode) -> ToolCard {
     let name = if tool.name.is_empty() { "unreadable call" } else { &tool.name };
-    let mut title = name.to_owned();
+    let mut title = shorten(name, NAME_CHARS);
     if let Some(interval) = tool.interval {
         let _ = write!(title, " · {}", duration(interval));
     }
@@ -185,6 +186,14 @@ fn duration(interval: TimeInterval) -> String {
     match interval.duration as f64 / 1e9 {
         seconds if seconds < 1.0 => format!("{:.0} ms", 1000.0 * seconds),
         seconds => format!("{seconds:.1} s"),
+    }
+}
+
+/// Returns the first characters of a name, with an ellipsis if there are more.
+fn shorten(name: &str, max_chars: usize) -> String {
+    match name.char_indices().nth(max_chars) {
+        Some((end, _)) => format!("{}…", &name[..end]),
+        None => name.to_owned(),
     }
 }
 
