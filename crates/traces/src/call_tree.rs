@@ -398,7 +398,7 @@ mod tests {
             .map(|tool| (tool.name.as_str(), tool.arguments.as_str(), tool.result.as_deref()))
             .collect();
         let expected = [
-            ("add", r#"{"a": 2}"#, Some("5\n")),
+            ("add", r#"{"a": 2}"#, Some("5")),
             ("add", r#"{"a": 3}"#, Some("Error: 3 is taken")),
         ];
         assert_eq!(tools, expected);

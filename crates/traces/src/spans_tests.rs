@@ -58,7 +58,7 @@ fn trace_has_root_calls_tools_and_score() {
     assert_eq!(get(root, "levade.reward"), Some(&Any::DoubleValue(0.75)));
     assert_eq!(get(root, "levade.score.right"), Some(&Any::DoubleValue(1.0)));
     assert_eq!(root.events[0].name, "gen_ai.evaluation.result");
-    assert_eq!(string(&spans[2], "gen_ai.tool.call.result"), "5\n");
+    assert_eq!(string(&spans[2], "gen_ai.tool.call.result"), "5");
     assert_eq!(spans[3].status.as_ref().map(|status| status.code), Some(2));
     assert_eq!(string(&spans[3], "error.type"), "failed");
     let output: Value = serde_json::from_str(string(&spans[1], "gen_ai.output.messages")).unwrap();

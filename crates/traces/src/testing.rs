@@ -56,7 +56,7 @@ pub(crate) fn attempt(chat: &Chat) -> Attempt {
         format!("<tool_call>{{\"name\": \"add\", \"arguments\": {{\"a\": {a}}}}}</tool_call>")
     };
     let first = sampled(chat, &format!("Let me add.{}{}", call(2), call(3)));
-    let results = [Message::tool("5\n"), Message::tool("Error: 3 is taken")];
+    let results = [Message::tool("5"), Message::tool("Error: 3 is taken")];
     let following = chat.continuation(&question, &first, &results, &[]).unwrap();
     let trajectory = &mut attempt.trajectory;
     let prompt = chat.prompt(&question, &[]).unwrap();

@@ -23,7 +23,7 @@ impl TimeInterval {
 
 /// Part of an attempt that was timed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "part", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum TimedPart {
     /// The agent loop, from its first message to its outcome.
     Attempt,
@@ -54,10 +54,8 @@ pub enum TimedPart {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timing {
     /// The part.
-    #[serde(flatten)]
     pub part: TimedPart,
     /// When it started and how long it took.
-    #[serde(flatten)]
     pub interval: TimeInterval,
 }
 
