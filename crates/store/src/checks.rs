@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Checks that the id of an attempt is derived from its run, slot and try.
-pub(crate) fn check_name(
+pub fn check_name(
     run: &RunId,
     id: &AttemptId,
     slot: &AttemptSlot,
@@ -43,7 +43,7 @@ fn check_finite(
 }
 
 /// Checks that an attempt can have this end.
-pub(crate) fn check_end_values(end: &End) -> Result<(), Failure> {
+pub fn check_end_values(end: &End) -> Result<(), Failure> {
     if !end.status.is_end() {
         return Err(Failure::Unstorable(format!(
             "an attempt cannot end with the status {}",
@@ -54,7 +54,7 @@ pub(crate) fn check_end_values(end: &End) -> Result<(), Failure> {
 }
 
 /// Checks an attempt that is recorded in one call.
-pub(crate) fn check_attempt(run: &RunId, attempt: &Attempt) -> Result<(), Failure> {
+pub fn check_attempt(run: &RunId, attempt: &Attempt) -> Result<(), Failure> {
     check_name(run, &attempt.id, &attempt.slot, attempt.number)?;
     check_finite(attempt.score, attempt.reward, &attempt.step_rewards)?;
     attempt.trajectory.segments().iter().try_for_each(check_segment)
@@ -72,7 +72,7 @@ fn check_segment(segment: &Segment) -> Result<(), Failure> {
 }
 
 /// Checks a repeated start of an attempt against the stored attempt.
-pub(crate) fn check_restart(
+pub fn check_restart(
     stored: &Attempt,
     start: &AttemptStart,
 ) -> Result<WriteOutcome, Failure> {
@@ -87,7 +87,7 @@ pub(crate) fn check_restart(
 
 /// Checks the end of an attempt against the stored attempt. Returns [`Recorded::Now`] if the end
 /// must be written, and [`Recorded::Before`] if the attempt already has this end.
-pub(crate) fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Failure> {
+pub fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Failure> {
     match stored.status {
         Status::Running => Ok(WriteOutcome::Written),
         // The attempt waited for its score.
@@ -108,7 +108,7 @@ pub(crate) fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Fai
 /// The attempt has `len` stored segments. `stored` returns one of them, and `tokens` returns its
 /// number of tokens. Both are called only for segments that `segments` refers to, by their id or as
 /// a parent.
-pub(crate) fn new_segments(
+pub fn new_segments(
     attempt: &Attempt,
     len: u32,
     segments: &[Segment],
@@ -165,7 +165,7 @@ fn end_difference(stored: &End, end: &End) -> Option<&'static str> {
 
 /// Returns the first field in which two attempts with the same id differ, or `None` if they are
 /// equal.
-pub(crate) fn difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
+pub fn difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
     if a.task != b.task {
         return Some("task");
     }
@@ -196,7 +196,7 @@ fn same_segment(x: &Segment, y: &Segment) -> bool {
 }
 
 /// Checks that the numbers of a plan are finite and that its micro-batch plans fit their updates.
-pub(crate) fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
+pub fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
     let finite = |value: f64, what: &str| {
         if value.is_finite() {
             Ok(())
@@ -238,7 +238,7 @@ pub(crate) fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
 }
 
 /// Returns whether two plans are equal. Numbers per token are compared by their bits.
-pub(crate) fn same_plan(a: &StepPlan, b: &StepPlan) -> bool {
+pub fn same_plan(a: &StepPlan, b: &StepPlan) -> bool {
     let bytes = |sequence: &PlannedSequence| {
         let optional = |numbers: &Option<PerToken>| numbers.as_ref().map(PerToken::to_bytes);
         let critic = (optional(&sequence.returns), optional(&sequence.values));

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::Status;
 
 /// The cause of an error, independent of the backend.
-type Cause = Box<dyn Error + Send + Sync>;
+pub type Cause = Box<dyn Error + Send + Sync>;
 
 /// The kind of an error. A service can map it to an HTTP status, and its client back to a code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -310,12 +310,18 @@ impl StoreError {
 
 /// An error inside a backend, before the location and the key are added.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
+    /// The backend failed, or rejected the call for a reason of its own.
     Backend(Code, Cause),
+    /// Nothing is recorded under the key.
     Unknown,
+    /// A different value is recorded under the key. The first field that differs is named.
     Conflict(String, &'static str),
+    /// The attempt has ended with this status.
     Ended(Status),
+    /// The stored bytes are corrupt. The problem is described.
     Corrupt(String),
+    /// The value cannot be stored. The problem is described.
     Unstorable(String),
 }
 

@@ -62,7 +62,9 @@
 //!
 //! Out of scope: the contents of tasks and evaluations, which this crate stores as opaque JSON.
 
+pub mod backend;
 mod checks;
+mod columns;
 #[cfg(any(test, feature = "testing"))]
 pub mod contract;
 mod error;

@@ -7,16 +7,16 @@ use crate::record::{AppliedKlPenalty, HighEntropy, PolicyPlan, Update};
 use crate::{PlannedSequence, StepPlan};
 
 /// A step plan without its sequences.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct StepHeader {
+pub struct StepHeader {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(rename = "places")]
     group_positions: Vec<u64>,
     policies: Vec<PolicyHeader>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PolicyHeader {
     policy: String,
@@ -28,7 +28,7 @@ struct PolicyHeader {
     updates: Vec<UpdateHeader>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct UpdateHeader {
     #[serde(rename = "cut")]
@@ -78,7 +78,7 @@ impl StepHeader {
 }
 
 /// Iterates over the sequences of a plan in order, each after the indices of its policy and update.
-pub(crate) fn indexed_sequences(
+pub fn indexed_sequences(
     plan: &StepPlan,
 ) -> impl Iterator<Item = (u32, u32, &PlannedSequence)> {
     plan.policies.iter().enumerate().flat_map(|(policy, plan)| {
@@ -93,7 +93,7 @@ pub(crate) fn indexed_sequences(
 ///
 /// # Errors
 /// Returns a message if the plan has no such update.
-pub(crate) fn push_sequence(
+pub fn push_sequence(
     plan: &mut StepPlan,
     (policy, update): (u32, u32),
     sequence: PlannedSequence,

@@ -110,7 +110,7 @@ impl Attempt {
     }
 
     /// Returns whether the attempt broke and its status or outcome records it.
-    pub(crate) fn is_failure(&self) -> bool {
+    pub fn is_failure(&self) -> bool {
         match self.status {
             Status::Failed | Status::Superseded => true,
             Status::Abandoned => self.outcome.error.is_some(),
@@ -265,7 +265,7 @@ impl PerToken {
     }
 
     /// Serializes each run as a little-endian `f32` and `u32`.
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> Vec<u8> {
         self.0
             .iter()
             .flat_map(|(value, len)| [value.to_le_bytes(), len.to_le_bytes()])
@@ -274,7 +274,7 @@ impl PerToken {
     }
 
     /// Parses the output of [`to_bytes`](Self::to_bytes). Returns `None` if bytes are missing.
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (chunks, []) = bytes.as_chunks::<4>() else { return None };
         let (runs, []) = chunks.as_chunks::<2>() else { return None };
         Some(PerToken(

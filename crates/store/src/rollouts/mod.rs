@@ -26,6 +26,7 @@ mod clock;
 pub mod contract;
 mod error;
 mod query;
+pub mod state;
 mod types;
 
 use std::fmt::Debug;

@@ -1,9 +1,10 @@
 //! Stores the segments of attempts. A prompt is stored once, however many attempts start with it.
 
-use levade_tree::{Kind, Segment, SegmentId, Trajectory, VersionRun};
+use levade_tree::{Kind, Segment, SegmentId, Trajectory};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use sha2::{Digest, Sha256};
 
+use crate::columns::{Columns, decode_columns, kind_name, parse_kind};
 use crate::error::Failure;
 
 /// The query for the columns of a segment, in the order in which [`parse_segment`] reads them.
@@ -32,12 +33,7 @@ pub(super) fn insert<'a>(
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
     )?;
     for segment in segments {
-        let versions: Vec<u8> = segment
-            .versions
-            .iter()
-            .flat_map(|run| run.version.to_le_bytes().into_iter().chain(run.len.to_le_bytes()))
-            .collect();
-        let tokens: Vec<u8> = segment.tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        let Columns { tokens, logprobs, versions } = Columns::encode(segment);
         // All attempts at a task start with the same prompt.
         let (prompt, tokens) = match (segment.kind, segment.parent) {
             (Kind::Context, None) => (Some(prompt(to, &tokens)?), None),
@@ -56,7 +52,7 @@ pub(super) fn insert<'a>(
             segment.filtered,
             prompt,
             tokens,
-            segment.logprobs.iter().flat_map(|logprob| logprob.to_le_bytes()).collect::<Vec<u8>>(),
+            logprobs,
             versions,
         ])?;
     }
@@ -139,49 +135,17 @@ fn parse_segment(row: &Row<'_>) -> Result<Segment, Failure> {
     let tokens = bytes(7)?;
     let logprobs = bytes(8)?;
     let versions = bytes(9)?;
-    let chunks = [tokens, logprobs].map(<[u8]>::as_chunks::<4>);
-    let versions = versions.as_chunks::<12>();
-    let [(tokens, []), (logprobs, [])] = chunks else {
-        return Err(damaged("a list of numbers is truncated"));
-    };
-    let (versions, []) = versions else { return Err(damaged("a list of numbers is truncated")) };
-    Ok(Segment {
+    let segment = Segment {
         id: SegmentId(id),
         parent: row.get::<_, Option<u32>>(1)?.map(SegmentId),
         after: row.get(10)?,
         kind: parse_kind(&kind).ok_or_else(|| damaged(&format!("unknown kind `{kind}`")))?,
-        tokens: tokens.iter().map(|word| u32::from_le_bytes(*word)).collect(),
-        logprobs: logprobs.iter().map(|word| f32::from_le_bytes(*word)).collect(),
         temperature: row.get::<_, f64>(5)? as f32,
         filtered: row.get(6)?,
-        versions: versions
-            .iter()
-            .map(|run| VersionRun {
-                version: parse_u64(&run[..8]),
-                len: parse_u64(&run[8..]) as u32,
-            })
-            .collect(),
         agent: row.get(3)?,
         policy: row.get(11)?,
-        turn: row.get(4)?,
-    })
-}
-
-/// Decodes a little-endian integer of up to 8 bytes.
-fn parse_u64(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
-}
-
-fn kind_name(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Context => "given",
-        Kind::Sampled => "sampled",
-        Kind::Demonstrated => "demonstrated",
-    }
-}
-
-fn parse_kind(name: &str) -> Option<Kind> {
-    [Kind::Context, Kind::Sampled, Kind::Demonstrated]
-        .into_iter()
-        .find(|&kind| kind_name(kind) == name)
+        ..Segment::context(None, Vec::new(), row.get(4)?)
+    };
+    decode_columns(segment, tokens, logprobs, versions)
+        .ok_or_else(|| damaged("a list of numbers is truncated"))
 }

@@ -1,0 +1,14 @@
+//! What a backend in another crate needs: the checks of every write, failures without a location, and
+//! the encodings that all backends share.
+//!
+//! A backend checks a write with these functions before it changes anything, and adds its location
+//! to a [`Failure`] with [`Failure::into_error`]. So every backend accepts the same values and
+//! returns the same errors.
+
+pub use crate::checks::{
+    check_attempt, check_end, check_end_values, check_name, check_plan, check_restart, difference,
+    new_segments, same_plan,
+};
+pub use crate::columns::{Columns, decode_columns, kind_name, parse_kind};
+pub use crate::error::{Cause, Failure};
+pub use crate::plan_header::{StepHeader, indexed_sequences, push_sequence};

@@ -1,0 +1,68 @@
+//! Encodes the values per token of a segment as little-endian bytes, which every backend stores.
+
+use levade_tree::{Kind, Segment, VersionRun};
+
+/// The values per token of a segment, each list as little-endian bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Columns {
+    /// Token ids, as `u32`.
+    pub tokens: Vec<u8>,
+    /// Log-probabilities, as `f32`.
+    pub logprobs: Vec<u8>,
+    /// Runs of weight versions, each as a `u64` and a `u32`.
+    pub versions: Vec<u8>,
+}
+
+impl Columns {
+    /// Encodes the values per token of `segment`.
+    pub fn encode(segment: &Segment) -> Self {
+        let version_bytes = |run: &VersionRun| {
+            run.version.to_le_bytes().into_iter().chain(run.len.to_le_bytes()).collect::<Vec<u8>>()
+        };
+        Columns {
+            tokens: segment.tokens.iter().flat_map(|token| token.to_le_bytes()).collect(),
+            logprobs: segment.logprobs.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            versions: segment.versions.iter().flat_map(version_bytes).collect(),
+        }
+    }
+}
+
+/// Restores the values per token of `segment` from the bytes of [`Columns`]. Returns `None` if
+/// bytes are missing.
+pub fn decode_columns(
+    segment: Segment,
+    tokens: &[u8],
+    logprobs: &[u8],
+    versions: &[u8],
+) -> Option<Segment> {
+    let (tokens, []) = tokens.as_chunks::<4>() else { return None };
+    let (logprobs, []) = logprobs.as_chunks::<4>() else { return None };
+    let (versions, []) = versions.as_chunks::<12>() else { return None };
+    let version_run = |bytes: &[u8; 12]| {
+        let (version, len) = bytes.split_first_chunk::<8>()?;
+        let len = u32::from_le_bytes(len.try_into().ok()?);
+        Some(VersionRun { version: u64::from_le_bytes(*version), len })
+    };
+    Some(Segment {
+        tokens: tokens.iter().map(|word| u32::from_le_bytes(*word)).collect(),
+        logprobs: logprobs.iter().map(|word| f32::from_le_bytes(*word)).collect(),
+        versions: versions.iter().map(version_run).collect::<Option<_>>()?,
+        ..segment
+    })
+}
+
+/// Returns the stored name of a kind.
+pub fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Context => "given",
+        Kind::Sampled => "sampled",
+        Kind::Demonstrated => "demonstrated",
+    }
+}
+
+/// Returns the kind with this stored name, or `None` if there is none.
+pub fn parse_kind(name: &str) -> Option<Kind> {
+    [Kind::Context, Kind::Sampled, Kind::Demonstrated]
+        .into_iter()
+        .find(|&kind| kind_name(kind) == name)
+}

@@ -1,0 +1,309 @@
+//! The state machine of a rollout and its tries, without storage.
+//!
+//! A backend reads a [`RolloutState`], applies one report or command to it, and writes the state
+//! back in one atomic step. Times are Unix timestamps in seconds, from the store's
+//! [`Clock`](super::Clock).
+
+use super::{
+    Lease, LeaseEnd, Result, RolloutConfig, RolloutError, RolloutStatus, TryStatus, TryUpdate,
+    WorkerStatus,
+};
+use crate::WriteOutcome;
+
+/// The fields of a try that the state machine reads and writes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TryState {
+    /// Id, unique within the rollout.
+    pub id: String,
+    /// Number of the try, from 1.
+    pub number: u32,
+    /// State.
+    pub status: TryStatus,
+    /// Id of the worker.
+    pub worker: Option<String>,
+    /// Time at which the try was leased.
+    pub start_time: f64,
+    /// Time at which the worker reported success or failure.
+    pub end_time: Option<f64>,
+    /// Time of the last report.
+    pub heartbeat: Option<f64>,
+    /// Timeout for the next report that the lease demands, in seconds. `None` demands none.
+    pub ttl: Option<f64>,
+    /// Whether the worker returned the lease.
+    pub released: bool,
+}
+
+impl TryState {
+    /// Returns the time at which the try becomes unresponsive if no report arrives.
+    pub fn report_until(&self, config: &RolloutConfig) -> Option<f64> {
+        let seconds =
+            config.unresponsive_seconds.into_iter().chain(self.ttl).reduce(f64::min)?;
+        Some(self.heartbeat.unwrap_or(self.start_time) + seconds)
+    }
+
+    /// Returns the time at which the try times out.
+    fn timeout_at(&self, config: &RolloutConfig) -> Option<f64> {
+        Some(self.start_time + config.timeout_seconds?)
+    }
+
+    /// Returns the status that follows from a timeout that has passed, or `None` if none has.
+    fn expired(&self, config: &RolloutConfig, now: f64) -> Option<TryStatus> {
+        let is_past = |at: Option<f64>| at.is_some_and(|at| now > at);
+        if is_past(self.timeout_at(config)) {
+            Some(TryStatus::Timeout)
+        } else {
+            is_past(self.report_until(config)).then_some(TryStatus::Unresponsive)
+        }
+    }
+
+    /// Returns the status that the try gives to its worker.
+    pub fn worker_status(&self) -> WorkerStatus {
+        match self.status {
+            TryStatus::Succeeded | TryStatus::Failed => WorkerStatus::Idle,
+            TryStatus::Timeout | TryStatus::Unresponsive if self.released => WorkerStatus::Idle,
+            TryStatus::Timeout | TryStatus::Unresponsive => WorkerStatus::Unknown,
+            TryStatus::Preparing | TryStatus::Running => WorkerStatus::Busy,
+        }
+    }
+
+    /// Returns whether the try names a worker.
+    fn has_worker(&self) -> bool {
+        self.worker.as_ref().is_some_and(|worker| !worker.is_empty())
+    }
+}
+
+/// Position in the queue of a rollout that is queued again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueuePosition {
+    /// The position that the rollout had.
+    Old,
+    /// The end of the queue.
+    End,
+}
+
+/// The fields of a rollout that the state machine reads and writes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RolloutState {
+    /// Id, unique in the store.
+    pub id: String,
+    /// State.
+    pub status: RolloutStatus,
+    /// Timeouts and retries.
+    pub config: RolloutConfig,
+    /// Time of the end, or `None` if the rollout has not ended.
+    pub end_time: Option<f64>,
+    /// All tries, in the order of their numbers.
+    pub tries: Vec<TryState>,
+    /// Whether the change must be announced. The backend clears the flag when it reads the state.
+    pub is_changed: bool,
+    /// Whether the rollout moves to the end of its queue. The backend clears the flag when it reads
+    /// the state.
+    pub moves_to_end: bool,
+}
+
+impl RolloutState {
+    /// Creates the state of a rollout that waits for its first try.
+    pub fn new(id: String, config: RolloutConfig) -> Self {
+        let status = RolloutStatus::Queuing;
+        let tries = Vec::new();
+        let (is_changed, moves_to_end) = (true, false);
+        RolloutState { id, status, config, end_time: None, tries, is_changed, moves_to_end }
+    }
+
+    /// Returns the time at which a timeout of the latest try ends, or `None` if there is none.
+    pub fn expires(&self) -> Option<f64> {
+        let latest = self.tries.last().filter(|_| self.status.is_active())?;
+        let ends = [latest.timeout_at(&self.config), latest.report_until(&self.config)];
+        ends.into_iter().flatten().reduce(f64::min)
+    }
+
+    /// Sets the status, with what follows from it: the end, and the position in the queue.
+    pub fn set_status(&mut self, status: RolloutStatus, position: QueuePosition, now: f64) {
+        let is_queued_again = status.is_queued() && !self.status.is_queued();
+        self.moves_to_end |= is_queued_again && position == QueuePosition::End;
+        self.end_time = status.is_finished().then_some(now);
+        self.status = status;
+        self.is_changed = true;
+    }
+
+    /// Sets the status that follows from the status of the latest try. A cancelled rollout keeps
+    /// its own.
+    fn follow(&mut self, now: f64) {
+        let Some(status) = self.tries.last().map(|latest| latest.status) else { return };
+        let next = match status {
+            TryStatus::Preparing => RolloutStatus::Preparing,
+            TryStatus::Running => RolloutStatus::Running,
+            TryStatus::Succeeded => RolloutStatus::Succeeded,
+            TryStatus::Failed | TryStatus::Timeout | TryStatus::Unresponsive => {
+                let counted = self.tries.iter().filter(|of| !of.released).count();
+                let has_tries = counted < self.config.max_tries as usize;
+                if has_tries && self.config.retry_on.contains(&status) {
+                    RolloutStatus::Requeuing
+                } else {
+                    RolloutStatus::Failed
+                }
+            }
+        };
+        if self.status != RolloutStatus::Cancelled && self.status != next {
+            self.set_status(next, QueuePosition::Old, now);
+        }
+    }
+
+    /// Starts a try with the id `id`, which becomes the latest one.
+    pub fn start_try(&mut self, id: String, worker: Option<&str>, ttl: Option<f64>, now: f64) {
+        self.tries.push(TryState {
+            id,
+            number: self.tries.len() as u32 + 1,
+            status: TryStatus::Preparing,
+            worker: worker.map(str::to_owned),
+            start_time: now,
+            end_time: None,
+            heartbeat: None,
+            ttl,
+            released: false,
+        });
+        self.set_status(RolloutStatus::Preparing, QueuePosition::Old, now);
+    }
+
+    /// Records a report of the try at `index`: the time, and that a preparing or unresponsive try
+    /// runs. The rollout follows if the try is the latest one. A try that timed out, ended or was
+    /// released is not revived.
+    pub fn report(&mut self, index: usize, now: f64) {
+        let is_latest = index + 1 == self.tries.len();
+        let Some(of) = self.tries.get_mut(index) else { return };
+        of.heartbeat = Some(now);
+        let is_revived = of.status == TryStatus::Unresponsive && !of.released;
+        if is_revived || of.status == TryStatus::Preparing {
+            of.status = TryStatus::Running;
+        }
+        let follows = match self.status {
+            RolloutStatus::Preparing => of.status == TryStatus::Running,
+            RolloutStatus::Requeuing => is_revived,
+            _ => false,
+        };
+        if is_latest && follows {
+            self.set_status(RolloutStatus::Running, QueuePosition::Old, now);
+        }
+    }
+
+    /// Returns the index of the latest try if it is the one that `lease` names and no end of it
+    /// counts yet.
+    fn current_try(&self, lease: &Lease) -> Result<usize> {
+        let is_named = |latest: &&TryState| latest.number == lease.number;
+        let Some(latest) = self.tries.last().filter(is_named) else {
+            return Err(lost(lease, format!("try {} has started", self.tries.len())));
+        };
+        if self.status == RolloutStatus::Cancelled {
+            return Err(lost(lease, "the rollout was cancelled".to_owned()));
+        }
+        if latest.released {
+            return Err(lost(lease, "its worker released it".to_owned()));
+        }
+        Ok(self.tries.len() - 1)
+    }
+
+    /// Returns the index of the latest try if its worker can still report on it.
+    fn open_try(&self, lease: &Lease) -> Result<usize> {
+        let index = self.current_try(lease)?;
+        let status = self.tries[index].status;
+        let is_open = match status {
+            TryStatus::Preparing | TryStatus::Running => true,
+            TryStatus::Unresponsive => self.status == RolloutStatus::Requeuing,
+            _ => false,
+        };
+        if is_open { Ok(index) } else { Err(lost(lease, format!("the try is {}", status.name()))) }
+    }
+
+    /// Records that the try of `lease` is in progress. Returns the time until which the next report
+    /// must arrive.
+    ///
+    /// # Errors
+    /// Returns [`RolloutError::Lost`] if the lease no longer counts.
+    pub fn heartbeat(&mut self, lease: &Lease, now: f64) -> Result<Option<f64>> {
+        let index = self.open_try(lease)?;
+        self.report(index, now);
+        Ok(self.tries[index].report_until(&self.config))
+    }
+
+    /// Ends a lease.
+    ///
+    /// # Errors
+    /// Returns [`RolloutError::Lost`] if the lease no longer counts.
+    pub fn finish(&mut self, lease: &Lease, end: LeaseEnd, now: f64) -> Result<WriteOutcome> {
+        let status = match end {
+            LeaseEnd::Succeeded => TryStatus::Succeeded,
+            LeaseEnd::Failed => TryStatus::Failed,
+            LeaseEnd::Released => TryStatus::Unresponsive,
+        };
+        let has_end = |of: &TryState| match end {
+            LeaseEnd::Released => of.released,
+            _ => of.status == status,
+        };
+        if self.tries.last().is_some_and(|of| of.number == lease.number && has_end(of)) {
+            return Ok(WriteOutcome::AlreadyRecorded);
+        }
+        let index = self.open_try(lease)?;
+        let latest = &mut self.tries[index];
+        latest.status = status;
+        latest.end_time = Some(now);
+        if end == LeaseEnd::Released {
+            latest.released = true;
+            self.set_status(RolloutStatus::Requeuing, QueuePosition::Old, now);
+        } else {
+            self.follow(now);
+        }
+        Ok(WriteOutcome::Written)
+    }
+
+    /// Replaces fields of the try at `index`. The rollout follows if the try is the latest one.
+    /// Returns whether the worker of the try must be brought up to date.
+    pub fn update_try(&mut self, index: usize, update: &TryUpdate, now: f64) -> bool {
+        let is_latest = index + 1 == self.tries.len();
+        let Some(of) = self.tries.get_mut(index) else { return false };
+        if let Some(worker) = &update.worker_id {
+            of.worker = Some(worker.clone());
+        }
+        if let Some(status) = update.status {
+            of.status = status;
+            if matches!(status, TryStatus::Failed | TryStatus::Succeeded) {
+                of.end_time = Some(now);
+            }
+        }
+        of.heartbeat = update.last_heartbeat_time.or(of.heartbeat);
+        let is_update = update.worker_id.is_some() || update.status.is_some();
+        let needs_sync = is_update && of.has_worker();
+        if is_latest {
+            self.follow(now);
+        }
+        needs_sync
+    }
+
+    /// Ends the latest try if it exceeded a timeout. Returns whether it did.
+    pub fn expire(&mut self, now: f64) -> bool {
+        if !self.status.is_active() {
+            return false;
+        }
+        let Some(latest) = self.tries.last_mut() else { return false };
+        let Some(status) = latest.expired(&self.config, now) else { return false };
+        latest.status = status;
+        self.follow(now);
+        true
+    }
+}
+
+/// Creates the error of a call whose lease no longer counts.
+fn lost(lease: &Lease, reason: String) -> RolloutError {
+    RolloutError::Lost { rollout_id: lease.rollout_id.clone(), number: lease.number, reason }
+}
+
+/// Checks the configuration of a rollout.
+///
+/// # Errors
+/// Returns [`RolloutError::Invalid`] if no try is permitted.
+pub fn check_config(config: &RolloutConfig) -> Result<()> {
+    if config.max_tries == 0 {
+        let text = "max_attempts is 0; it must be at least 1".to_owned();
+        return Err(RolloutError::Invalid(text));
+    }
+    Ok(())
+}

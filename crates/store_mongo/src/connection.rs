@@ -1,0 +1,335 @@
+//! A connection to one database: opening with a deadline, retries, and errors that name the address
+//! and a way out.
+
+use std::fmt;
+use std::time::Duration;
+
+use levade_policy::process_time::{self, Stopwatch};
+use levade_store::backend::Failure;
+use levade_store::rollouts::RolloutError;
+use levade_store::{Code, StoreError};
+use mongodb::bson::{Bson, Document, doc};
+use mongodb::error::{Error, ErrorKind, WriteFailure};
+use mongodb::options::{Acknowledgment, ClientOptions, ReturnDocument, WriteConcern};
+use mongodb::{Client, Collection, Database, IndexModel};
+use tracing::{debug, trace};
+
+use crate::url::MongoUrl;
+
+/// Timeout for the first response of a server, unless the URL sets `serverSelectionTimeoutMS`.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Timeout for an operation, including its retries while the server is unavailable.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Interval between two tries of an operation while the server is unavailable.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Time for which the driver looks for a server before it reports that there is none.
+const SELECTION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// An error inside an operation, before the location and the key are added.
+#[derive(Debug)]
+pub(crate) struct OperationError(pub Failure);
+
+/// Result of a part of an operation.
+pub(crate) type Result<T> = std::result::Result<T, OperationError>;
+
+impl From<Failure> for OperationError {
+    fn from(failure: Failure) -> Self {
+        OperationError(failure)
+    }
+}
+
+impl From<RolloutError> for OperationError {
+    fn from(error: RolloutError) -> Self {
+        OperationError(Failure::Backend(error.code(), error.into()))
+    }
+}
+
+impl From<Error> for OperationError {
+    fn from(error: Error) -> Self {
+        let code = code_of(&error);
+        if code == Code::Invalid {
+            return OperationError(Failure::Unstorable(error.to_string()));
+        }
+        let remedy = match code {
+            Code::Unavailable => "check that MongoDB runs at this address and can be reached",
+            Code::Forbidden => {
+                "check user, password and `authSource` in the URL, and that the user has the role \
+                 `readWrite` in this database"
+            }
+            Code::Full => "free space on the disk of the server",
+            _ => return OperationError(Failure::Backend(code, error.into())),
+        };
+        OperationError(Failure::Backend(code, format!("{error}; {remedy}").into()))
+    }
+}
+
+/// Maps an error of the driver to its code.
+fn code_of(error: &Error) -> Code {
+    if error.contains_label("RetryableWriteError") || error.contains_label("TransientTransactionError") {
+        return Code::Unavailable;
+    }
+    match &*error.kind {
+        ErrorKind::Io(_)
+        | ErrorKind::ServerSelection { .. }
+        | ErrorKind::ConnectionPoolCleared { .. }
+        | ErrorKind::DnsResolve { .. } => Code::Unavailable,
+        ErrorKind::Authentication { .. } => Code::Forbidden,
+        ErrorKind::BsonDeserialization(_) | ErrorKind::Bson(_) => Code::Corrupt,
+        ErrorKind::BsonSerialization(_) => Code::Invalid,
+        _ => server_code(error).map_or(Code::Internal, |code| match code {
+            // Unauthorized, AuthenticationFailed.
+            13 | 18 => Code::Forbidden,
+            // OutOfDiskSpace.
+            14031 => Code::Full,
+            // BSONObjectTooLarge, and its variants for inserted and updated documents.
+            10334 | 17419 | 17420 => Code::Invalid,
+            // The server stops, starts, or is no longer the primary; a write conflicted.
+            6 | 7 | 50 | 89 | 91 | 112 | 189 | 262 | 9001 | 10058 | 10107 | 11600 | 11602 | 13435
+            | 13436 => Code::Unavailable,
+            _ => Code::Internal,
+        }),
+    }
+}
+
+/// Returns the code that the server sent, if it sent one.
+fn server_code(error: &Error) -> Option<i32> {
+    match &*error.kind {
+        ErrorKind::Command(error) => Some(error.code),
+        ErrorKind::Write(WriteFailure::WriteError(error)) => Some(error.code),
+        ErrorKind::Write(WriteFailure::WriteConcernError(error)) => Some(error.code),
+        ErrorKind::InsertMany(error) => {
+            let first = error.write_errors.as_ref().and_then(|errors| errors.first());
+            first.map(|error| error.code).or(error.write_concern_error.as_ref().map(|e| e.code))
+        }
+        _ => None,
+    }
+}
+
+/// Returns whether all that failed is that documents with the same unique key exist.
+pub(crate) fn is_duplicate(error: &Error) -> bool {
+    const DUPLICATE_KEY: i32 = 11000;
+    if let ErrorKind::InsertMany(error) = &*error.kind
+        && let Some(errors) = &error.write_errors
+    {
+        return errors.iter().all(|error| error.code == DUPLICATE_KEY);
+    }
+    // NX-27017 sends no code.
+    server_code(error) == Some(DUPLICATE_KEY) || error.to_string().contains("UNIQUE constraint")
+}
+
+/// A connection to one database.
+pub(crate) struct Connection {
+    pub database: Database,
+    /// Address and database, without user and password.
+    pub location: String,
+    /// Time of the server minus that of this process's clock, in seconds.
+    pub clock_offset: f64,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("location", &self.location).finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    /// Connects to the database `name`, and waits for a first response of the server.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Open`] if the options of the URL are invalid or the server rejects the
+    /// user, and [`StoreError::Deadline`] if no server responds in time.
+    pub async fn open(url: &MongoUrl, name: &str) -> std::result::Result<Self, StoreError> {
+        let location = url.location(name);
+        let open_error = |error: Error| {
+            let (code, source) = match OperationError::from(error).0 {
+                Failure::Backend(code, source) => (code, source),
+                other => (Code::Invalid, format!("{other:?}").into()),
+            };
+            StoreError::Open { location: location.clone(), code, source }
+        };
+        let mut options = ClientOptions::parse(url.for_driver()).await.map_err(open_error)?;
+        options.app_name.get_or_insert_with(|| "levade".to_owned());
+        if options.write_concern.is_none() {
+            let durable = WriteConcern::builder().w(Acknowledgment::Majority).journal(true);
+            options.write_concern = Some(durable.build());
+        }
+        let timeout = options.server_selection_timeout.replace(SELECTION_TIMEOUT);
+        let timeout = timeout.unwrap_or(CONNECT_TIMEOUT);
+        let client = Client::with_options(options).map_err(open_error)?;
+        let database = client.database(name);
+        let mut watch = Stopwatch::start();
+        let clock_offset = loop {
+            let left = timeout.saturating_sub(watch.elapsed());
+            let error = match process_time::with_timeout(left, clock_offset(&database)).await {
+                Some(Ok(offset)) => break offset,
+                Some(Err(error)) => Some(error),
+                None => None,
+            };
+            if let Some(error) = error.filter(|error| code_of(error) != Code::Unavailable) {
+                return Err(open_error(error));
+            }
+            if watch.elapsed() >= timeout {
+                let (action, key) = ("open", "the database: no MongoDB server responded".to_owned());
+                return Err(StoreError::Deadline { location, action, key, waited: timeout });
+            }
+            process_time::sleep(RETRY_INTERVAL).await;
+        };
+        Ok(Connection { database, location, clock_offset })
+    }
+
+    /// Returns a collection.
+    pub fn collection(&self, name: &str) -> Collection<Document> {
+        self.database.collection(name)
+    }
+
+    /// Runs an operation until its deadline. Repeats it while the server is unavailable, so an
+    /// operation must be safe to repeat.
+    pub async fn run<T, F>(
+        &self,
+        action: &'static str,
+        key: impl Into<String>,
+        operation: impl Fn() -> F,
+    ) -> std::result::Result<T, StoreError>
+    where
+        F: Future<Output = Result<T>> + Send,
+    {
+        let key = key.into();
+        let location = self.location.as_str();
+        let mut watch = Stopwatch::start();
+        loop {
+            let left = RESPONSE_TIMEOUT.saturating_sub(watch.elapsed());
+            let Some(outcome) = process_time::with_timeout(left, operation()).await else {
+                let location = location.to_owned();
+                return Err(StoreError::Deadline { location, action, key, waited: RESPONSE_TIMEOUT });
+            };
+            let seconds = watch.elapsed().as_secs_f64();
+            match outcome {
+                Err(OperationError(Failure::Backend(Code::Unavailable, error)))
+                    if watch.elapsed() + RETRY_INTERVAL < RESPONSE_TIMEOUT =>
+                {
+                    debug!(%key, seconds, %error, "waiting for MongoDB to {action}");
+                    process_time::sleep(RETRY_INTERVAL).await;
+                }
+                Err(OperationError(failure)) => {
+                    let error = failure.into_error(location, action, key);
+                    debug!(seconds, %error, "cannot {action}");
+                    return Err(error);
+                }
+                Ok(value) => {
+                    if action == "read" {
+                        trace!(%key, seconds, "read");
+                    } else {
+                        debug!(%key, seconds, "recorded");
+                    }
+                    return Ok(value);
+                }
+            }
+        }
+    }
+
+    /// Creates indexes that do not exist yet: (collection, name, keys, options), where the options
+    /// are `unique` and `sparse`.
+    pub async fn create_indexes(
+        &self,
+        indexes: impl IntoIterator<Item = Index>,
+    ) -> std::result::Result<(), StoreError> {
+        for Index { collection, name, keys, is_unique, is_sparse } in indexes {
+            let options = mongodb::options::IndexOptions::builder()
+                .name(name.to_owned())
+                .unique(is_unique.then_some(true))
+                .sparse(is_sparse.then_some(true))
+                .build();
+            let model = IndexModel::builder().keys(keys).options(options).build();
+            let create = || async {
+                self.collection(collection).create_index(model.clone()).await?;
+                Ok(())
+            };
+            self.run("record", format!("the index {name} of {collection}"), create).await?;
+        }
+        Ok(())
+    }
+}
+
+/// An index of a collection.
+pub(crate) struct Index {
+    pub collection: &'static str,
+    pub name: &'static str,
+    pub keys: Document,
+    pub is_unique: bool,
+    /// Whether documents without the field are left out.
+    pub is_sparse: bool,
+}
+
+impl Index {
+    /// Creates an index that is neither unique nor sparse.
+    pub fn plain(collection: &'static str, name: &'static str, keys: Document) -> Self {
+        Index { collection, name, keys, is_unique: false, is_sparse: false }
+    }
+}
+
+/// Returns the time of the server minus that of this process's clock, in seconds.
+async fn clock_offset(database: &Database) -> mongodb::error::Result<f64> {
+    let before = now();
+    // An operation that needs the user's permission, so that a wrong password is noticed here.
+    database.collection::<Document>("run").find_one(doc! { "_id": "run" }).await?;
+    let hello = database.run_command(doc! { "hello": 1 }).await?;
+    let millis = match hello.get("localTime") {
+        Some(Bson::DateTime(time)) => time.timestamp_millis() as f64,
+        Some(Bson::Int64(millis)) => *millis as f64,
+        _ => return Ok(0.0),
+    };
+    Ok(millis / 1000.0 - (before + now()) / 2.0)
+}
+
+/// Returns the time of this process's clock, as a Unix timestamp in seconds.
+pub(crate) fn now() -> f64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// Inserts a document unless one with its `_id` exists. Returns the existing document, or `None` if
+/// the new one was written.
+pub(crate) async fn insert_new(
+    to: &Collection<Document>,
+    mut document: Document,
+) -> Result<Option<Document>> {
+    let id = doc! { "_id": document.remove("_id").unwrap_or(Bson::Null) };
+    let insert = doc! { "$setOnInsert": document };
+    let inserting = to
+        .find_one_and_update(id.clone(), insert)
+        .upsert(true)
+        .return_document(ReturnDocument::Before);
+    match inserting.await {
+        // Two inserts at the same time can both find no document.
+        Err(error) if is_duplicate(&error) => Ok(to.find_one(id).await?),
+        inserted => Ok(inserted?),
+    }
+}
+
+/// Inserts documents, some of which may exist already.
+pub(crate) async fn insert_missing(
+    to: &Collection<Document>,
+    documents: Vec<Document>,
+) -> Result<()> {
+    if documents.is_empty() {
+        return Ok(());
+    }
+    match to.insert_many(documents).ordered(false).await {
+        Err(error) if !is_duplicate(&error) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Reads all documents of a query.
+pub(crate) async fn all(
+    mut cursor: mongodb::Cursor<Document>,
+) -> mongodb::error::Result<Vec<Document>> {
+    let mut documents = Vec::new();
+    while cursor.advance().await? {
+        documents.push(cursor.deserialize_current()?);
+    }
+    Ok(documents)
+}

@@ -1,0 +1,114 @@
+//! The write-ahead ledger: the plan of each training step.
+//!
+//! The sequences of a plan are documents that carry the plan's digest. They are written first, and
+//! then the document of the step, which names the digest. So a plan is complete if its step exists,
+//! and sequences that a killed trainer left are never read.
+
+use std::str::FromStr;
+
+use levade_store::backend::{Failure, StepHeader, indexed_sequences};
+use levade_store::{PerToken, PlannedSequence, StepPlan};
+use levade_tree::{AttemptId, SegmentId};
+use mongodb::bson::{Document, doc};
+use sha2::{Digest, Sha256};
+
+use crate::attempts::json_text;
+use crate::connection::{Connection, Result, all, insert_missing};
+use crate::segments::hex;
+use crate::{fields, json};
+
+/// Maximum number of sequences in one message.
+const BATCH: usize = 256;
+
+/// Returns the id of the document of a step.
+pub(crate) fn step_id(phase: u32, step: u32) -> String {
+    format!("{phase}/{step}")
+}
+
+/// Writes the sequences of a plan, and returns the document of its step.
+pub(crate) async fn write_sequences(connection: &Connection, plan: &StepPlan) -> Result<Document> {
+    let StepPlan { phase, step, .. } = *plan;
+    let header = serde_json::to_string(&StepHeader::new(plan))
+        .map_err(|error| Failure::Unstorable(error.to_string()))?;
+    let mut documents = Vec::new();
+    let mut hash = Sha256::new();
+    hash.update(&header);
+    for (index, (policy, update, sequence)) in indexed_sequences(plan).enumerate() {
+        let column = |values: &PerToken| fields::binary(values.to_bytes());
+        let document = doc! {
+            "phase": i64::from(phase),
+            "step": i64::from(step),
+            "index": index as i64,
+            "policy": policy as i64,
+            "update": update as i64,
+            "attempt": sequence.attempt.to_string(),
+            "leaf": i64::from(sequence.leaf.0),
+            "advantage": column(&sequence.advantage),
+            "weight": column(&sequence.weight),
+            "returns": sequence.returns.as_ref().map(column),
+            "values": sequence.values.as_ref().map(column),
+        };
+        hash.update(document.to_string());
+        documents.push(document);
+    }
+    let digest = hex(&hash.finalize()[..8]);
+    let sequences = connection.collection("planned_sequences");
+    let mut head = doc! {
+        "_id": step_id(phase, step),
+        "phase": i64::from(phase),
+        "step": i64::from(step),
+        "plan": &digest,
+        "sequences": documents.len() as i64,
+    };
+    json::put(&mut head, "header", &header);
+    for (index, document) in documents.iter_mut().enumerate() {
+        document.insert("_id", format!("{phase}/{step}/{digest}/{index}"));
+        document.insert("plan", &digest);
+    }
+    for batch in documents.chunks(BATCH) {
+        insert_missing(&sequences, batch.to_vec()).await?;
+    }
+    Ok(head)
+}
+
+/// Reads a plan from the document of its step and the documents of its sequences.
+pub(crate) async fn read(connection: &Connection, head: &Document) -> Result<StepPlan> {
+    let [phase, step] = [fields::integer(head, "phase")?, fields::integer(head, "step")?];
+    let header: StepHeader = serde_json::from_str(&json_text(head, "header")?)
+        .map_err(|error| Failure::Corrupt(format!("the header cannot be read: {error}")))?;
+    let mut plan = header.into_plan(phase, step);
+    let filter = doc! {
+        "phase": i64::from(phase),
+        "step": i64::from(step),
+        "plan": fields::text(head, "plan")?,
+    };
+    let sequences = connection.collection("planned_sequences");
+    let found = sequences.find(filter).sort(doc! { "index": 1 }).await?;
+    let documents = all(found).await?;
+    if documents.len() != fields::integer::<usize>(head, "sequences")? {
+        return Err(Failure::Corrupt("a sequence of the plan is missing".to_owned()).into());
+    }
+    for document in &documents {
+        let corrupt = |what: &str| Failure::Corrupt(format!("a sequence of the plan: {what}"));
+        let column = |name: &str| {
+            let bytes = fields::bytes(document, name)?;
+            PerToken::from_bytes(bytes).ok_or_else(|| corrupt("a list of numbers is truncated"))
+        };
+        let optional =
+            |name: &str| fields::value(document, name).map(|_| column(name)).transpose();
+        let [policy, update]: [usize; 2] =
+            [fields::integer(document, "policy")?, fields::integer(document, "update")?];
+        let attempt = fields::text(document, "attempt")?;
+        let sequence = PlannedSequence {
+            attempt: AttemptId::from_str(&attempt).map_err(|error| corrupt(&error.to_string()))?,
+            leaf: SegmentId(fields::integer(document, "leaf")?),
+            advantage: column("advantage")?,
+            weight: column("weight")?,
+            returns: optional("returns")?,
+            values: optional("values")?,
+        };
+        let update = plan.policies.get_mut(policy).and_then(|plan| plan.updates.get_mut(update));
+        update.ok_or_else(|| corrupt("its update does not exist"))?.sequences.push(sequence);
+    }
+    Ok(plan)
+}

@@ -1,0 +1,533 @@
+//! The ledger of a run in a MongoDB database.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use levade_store::backend::{self, Failure};
+use levade_store::{
+    Access, Attempt, AttemptStart, AttemptSummary, Code, End, EvalKey, FailedAttempt, Status,
+    StepPlan, Store, StoreError, Tries, WriteOutcome,
+};
+use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment, SegmentId};
+use mongodb::Collection;
+use mongodb::bson::{Document, doc};
+
+use crate::attempts::{self, COUNTING, Head};
+use crate::connection::{Connection, Index, OperationError, Result, all, insert_new};
+use crate::run_lease::{self, RunLease};
+use crate::segments::Segments;
+use crate::url::MongoUrl;
+use crate::{fields, json, plans};
+
+/// The store of a run in a MongoDB database.
+///
+/// Every write is one update of one document, after writes that no reader reaches before it.
+#[derive(Debug)]
+pub struct MongoStore {
+    connection: Arc<Connection>,
+    run: RunId,
+    /// `None` if the store was opened only for reading.
+    lease: Option<RunLease>,
+}
+
+impl MongoStore {
+    /// Opens the store of the run in the directory `run_dir`, in the database that `url` and the
+    /// name of the directory name.
+    ///
+    /// # Errors
+    /// - Returns [`StoreError::Deadline`] if no server responds, and [`StoreError::Open`] if the
+    ///   server rejects the user or, for [`Access::Read`], if the database contains no run.
+    /// - Returns [`StoreError::OtherRun`] if the database contains another run than `access` starts.
+    /// - Returns [`StoreError::Version`] if another build wrote the database in another format.
+    /// - Returns [`StoreError::Failed`] with [`Code::Forbidden`] if another trainer works on the
+    ///   run.
+    pub async fn open(
+        url: &MongoUrl,
+        run_dir: &Path,
+        access: Access<'_>,
+    ) -> std::result::Result<Self, StoreError> {
+        let owner = run_lease::owner_of(run_dir);
+        Self::open_database(url, &url.run_database(run_dir), &owner, access).await
+    }
+
+    /// Opens the store in a database, for the trainer `owner`.
+    pub(crate) async fn open_database(
+        url: &MongoUrl,
+        database: &str,
+        owner: &str,
+        access: Access<'_>,
+    ) -> std::result::Result<Self, StoreError> {
+        let connection = Arc::new(Connection::open(url, database).await?);
+        let location = || connection.location.clone();
+        let stored = run_lease::stored_run(&connection).await?;
+        let (run, lease) = match (access, stored) {
+            (Access::Read, Some(run)) => (run, None),
+            (Access::Read, None) => {
+                let source = "the database contains no run; name the one that the trainer wrote";
+                let (code, source) = (Code::NotFound, source.into());
+                return Err(StoreError::Open { location: location(), code, source });
+            }
+            (Access::Start(run), Some(found)) if *run != found => {
+                let (found, expected) = (found.to_string(), run.to_string());
+                return Err(StoreError::OtherRun { location: location(), found, expected });
+            }
+            (Access::Start(new) | Access::Resume(new), stored) => {
+                let run = stored.unwrap_or_else(|| new.clone());
+                run_lease::create_run(&connection, &run).await?;
+                connection.create_indexes(indexes()).await?;
+                (run, Some(RunLease::acquire(&connection, owner).await?))
+            }
+        };
+        Ok(MongoStore { connection, run, lease })
+    }
+
+    fn attempts(&self) -> Collection<Document> {
+        self.connection.collection("attempts")
+    }
+
+    fn segments(&self) -> Segments<'_> {
+        Segments::new(&self.connection)
+    }
+
+    async fn read<T, F>(
+        &self,
+        key: impl Into<String> + Send,
+        operation: impl Fn() -> F + Send + Sync,
+    ) -> std::result::Result<T, StoreError>
+    where
+        F: Future<Output = Result<T>> + Send,
+    {
+        self.connection.run("read", key, operation).await
+    }
+
+    /// Runs a write if this process holds the lease of the run.
+    async fn write<T, F>(
+        &self,
+        key: impl Into<String> + Send,
+        operation: impl Fn() -> F + Send + Sync,
+    ) -> std::result::Result<T, StoreError>
+    where
+        F: Future<Output = Result<T>> + Send,
+    {
+        let Some(lease) = &self.lease else {
+            let location = self.connection.location.clone();
+            return Err(StoreError::ReadOnly { location, key: key.into() });
+        };
+        let checked = || async {
+            lease.check().await?;
+            operation().await
+        };
+        self.connection.run("record", key, checked).await
+    }
+
+    async fn head(&self, id: &AttemptId) -> Result<Option<Head>> {
+        let found = self.attempts().find_one(doc! { "_id": id.to_string() }).await?;
+        found.as_ref().map(attempts::head).transpose()
+    }
+
+    /// Returns the fields of summaries and failed attempts, in the order of slots and tries.
+    async fn list(&self, filter: Document) -> Result<Vec<Document>> {
+        let attempts = self.attempts();
+        let found = attempts.find(filter).sort(attempts::slot_order());
+        Ok(all(found.projection(attempts::summary_fields()).await?).await?)
+    }
+
+    async fn complete(&self, head: Head) -> Result<Attempt> {
+        let Head { attempt, len, last } = head;
+        let trajectory = self.segments().trajectory(&attempt.id, len, last.as_deref()).await?;
+        Ok(Attempt { trajectory, ..attempt })
+    }
+
+    /// Appends segments. Returns `None` if another call changed the attempt in the meantime.
+    async fn try_append(
+        &self,
+        id: &AttemptId,
+        given: &[Segment],
+    ) -> Result<Option<WriteOutcome>> {
+        let head = self.head(id).await?.ok_or(Failure::Unknown)?;
+        let Head { attempt, len, last } = &head;
+        let stored = |id: &SegmentId| id.0 < *len;
+        let parents = given.iter().filter_map(|segment| segment.parent);
+        let ids: BTreeSet<u32> =
+            given.iter().map(|segment| segment.id).chain(parents).filter(stored).map(|id| id.0).collect();
+        let segments = self.segments();
+        let documents = match ids.is_empty() {
+            true => BTreeMap::new(),
+            false => segments.find(id, (*len, last.as_deref()), &ids).await?,
+        };
+        let mut known = BTreeMap::new();
+        for segment in given {
+            if let Some(document) = documents.get(&segment.id.0) {
+                known.insert(segment.id.0, segments.parse(document).await?);
+            }
+        }
+        let token_len = |id: SegmentId| match documents.get(&id.0) {
+            Some(document) => fields::integer(document, "length"),
+            None => Ok(0),
+        };
+        let stored = |id: SegmentId| Ok(known.get(&id.0).cloned());
+        let new = backend::new_segments(attempt, *len, given, stored, token_len)?;
+        if new.is_empty() {
+            return Ok(Some(WriteOutcome::AlreadyRecorded));
+        }
+        let digest = segments.write(id, last.clone(), &new).await?;
+        let (sampled, tokens) = attempts::token_counts(&new);
+        // The attempt must still be running, and end with the segment that the new ones follow.
+        let unchanged = doc! {
+            "_id": id.to_string(),
+            "status": Status::Running.name(),
+            "segments": i64::from(*len),
+            "last": last.as_deref(),
+        };
+        let append = doc! {
+            "$set": { "last": digest },
+            "$inc": { "segments": new.len() as i64, "sampled_tokens": sampled, "tokens": tokens },
+        };
+        let appended = self.attempts().update_one(unchanged, append).await?;
+        Ok((appended.matched_count > 0).then_some(WriteOutcome::Written))
+    }
+
+    /// Ends an attempt. Returns `None` if another call changed the attempt in the meantime.
+    async fn try_end(&self, id: &AttemptId, end: &End) -> Result<Option<WriteOutcome>> {
+        let Head { attempt, .. } = self.head(id).await?.ok_or(Failure::Unknown)?;
+        if backend::check_end(&attempt, end)? == WriteOutcome::AlreadyRecorded {
+            return Ok(Some(WriteOutcome::AlreadyRecorded));
+        }
+        let unchanged = doc! { "_id": id.to_string(), "status": attempt.status.name() };
+        let ending = doc! { "$set": attempts::end_fields(end)? };
+        let ended = self.attempts().update_one(unchanged, ending).await?;
+        Ok((ended.matched_count > 0).then_some(WriteOutcome::Written))
+    }
+
+    /// Records one complete attempt. Returns whether it is new.
+    async fn record(&self, attempt: &Attempt) -> Result<bool> {
+        let segments = attempt.trajectory.segments();
+        let last = self.segments().write(&attempt.id, None, segments).await?;
+        let document = attempts::document(attempt, last.as_deref())?;
+        match insert_new(&self.attempts(), document).await? {
+            None => Ok(true),
+            Some(found) => self.check_same(attempts::head(&found)?, attempt).await.map(|()| false),
+        }
+    }
+
+    async fn check_same(&self, stored: Head, attempt: &Attempt) -> Result<()> {
+        let stored = self.complete(stored).await?;
+        match backend::difference(&stored, attempt) {
+            None => Ok(()),
+            Some(field) => Err(Failure::Conflict(attempt.slot.to_string(), field).into()),
+        }
+    }
+}
+
+/// Returns the indexes of a run's collections.
+fn indexes() -> Vec<Index> {
+    let slot = doc! {
+        "purpose": 1, "phase": 1, "step": 1, "group": 1, "sample": 1, "number": 1,
+    };
+    vec![
+        Index { is_unique: true, ..Index::plain("attempts", "attempt_slot", slot) },
+        Index::plain("attempts", "attempt_status", doc! { "status": 1 }),
+        Index::plain("segments", "segment_order", doc! { "attempt": 1, "index": 1 }),
+        Index::plain("chunks", "chunk_order", doc! { "of": 1, "index": 1 }),
+        Index::plain("planned_sequences", "sequence_order", doc! { "phase": 1, "step": 1, "index": 1 }),
+        Index::plain("planned_sequences", "sequence_attempt", doc! { "attempt": 1 }),
+    ]
+}
+
+/// Repeats `attempt` until it has a result: another call changed the same document in between.
+async fn until_settled<T, F>(attempt: impl Fn() -> F + Send) -> Result<T>
+where
+    F: Future<Output = Result<Option<T>>> + Send,
+{
+    loop {
+        if let Some(result) = attempt().await? {
+            return Ok(result);
+        }
+    }
+}
+
+#[async_trait]
+impl Store for MongoStore {
+    fn run(&self) -> &RunId {
+        &self.run
+    }
+
+    fn location(&self) -> &str {
+        &self.connection.location
+    }
+
+    async fn start(
+        &self,
+        start: &AttemptStart,
+    ) -> std::result::Result<WriteOutcome, StoreError> {
+        let write = || async {
+            backend::check_name(&self.run, &start.id, &start.slot, start.number)?;
+            let document = attempts::document(&Attempt::from_start(start), None)?;
+            match insert_new(&self.attempts(), document).await? {
+                None => Ok(WriteOutcome::Written),
+                Some(found) => {
+                    Ok(backend::check_restart(&attempts::head(&found)?.attempt, start)?)
+                }
+            }
+        };
+        self.write(start.slot.to_string(), write).await
+    }
+
+    async fn append(
+        &self,
+        id: &AttemptId,
+        segments: &[Segment],
+    ) -> std::result::Result<WriteOutcome, StoreError> {
+        let append = || until_settled(|| self.try_append(id, segments));
+        self.write(format!("attempt {id}"), append).await
+    }
+
+    async fn end(
+        &self,
+        id: &AttemptId,
+        end: &End,
+    ) -> std::result::Result<WriteOutcome, StoreError> {
+        let write = || async {
+            backend::check_end_values(end)?;
+            until_settled(|| self.try_end(id, end)).await
+        };
+        self.write(format!("attempt {id}"), write).await
+    }
+
+    async fn abandon_running(&self) -> std::result::Result<u64, StoreError> {
+        let abandon = || async {
+            let running = doc! { "status": Status::Running.name() };
+            let abandoned = doc! { "$set": { "status": Status::Abandoned.name() } };
+            Ok(self.attempts().update_many(running, abandoned).await?.matched_count)
+        };
+        self.write("running attempts", abandon).await
+    }
+
+    async fn record_attempts(
+        &self,
+        given: &[Attempt],
+    ) -> std::result::Result<WriteOutcome, StoreError> {
+        let key = match given {
+            [one] => one.slot.to_string(),
+            all => format!("{} attempts", all.len()),
+        };
+        let write = || async {
+            // Everything is checked before anything is written.
+            let mut new: BTreeMap<AttemptId, &Attempt> = BTreeMap::new();
+            for attempt in given {
+                backend::check_attempt(&self.run, attempt)?;
+                if let Some(earlier) = new.get(&attempt.id) {
+                    if let Some(field) = backend::difference(earlier, attempt) {
+                        return Err(Failure::Conflict(attempt.slot.to_string(), field).into());
+                    }
+                } else if let Some(stored) = self.head(&attempt.id).await? {
+                    self.check_same(stored, attempt).await?;
+                } else {
+                    new.insert(attempt.id, attempt);
+                }
+            }
+            let mut outcome = WriteOutcome::AlreadyRecorded;
+            for attempt in new.into_values() {
+                if self.record(attempt).await? {
+                    outcome = WriteOutcome::Written;
+                }
+            }
+            Ok(outcome)
+        };
+        self.write(key, write).await
+    }
+
+    async fn attempt(
+        &self,
+        id: &AttemptId,
+    ) -> std::result::Result<Option<Attempt>, StoreError> {
+        let read = || async {
+            match self.head(id).await? {
+                Some(head) => self.complete(head).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        self.read(format!("attempt {id}"), read).await
+    }
+
+    async fn last_try(
+        &self,
+        slot: &AttemptSlot,
+    ) -> std::result::Result<Option<Attempt>, StoreError> {
+        let read = || async {
+            let mut filter = attempts::slot_filter(slot);
+            filter.insert("status", doc! { "$in": COUNTING.to_vec() });
+            match self.attempts().find_one(filter).sort(doc! { "number": -1 }).await? {
+                Some(found) => self.complete(attempts::head(&found)?).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        self.read(slot.to_string(), read).await
+    }
+
+    async fn tries(&self, slot: &AttemptSlot) -> std::result::Result<Tries, StoreError> {
+        let read = || async {
+            let names = doc! { "number": 1, "status": 1 };
+            let attempts = self.attempts();
+            let found = attempts.find(attempts::slot_filter(slot)).projection(names).await?;
+            let mut tries = Tries::default();
+            for document in all(found).await? {
+                tries.next = tries.next.max(fields::integer::<u32>(&document, "number")? + 1);
+                let is_failed = document.get_str("status").ok() == Some(Status::Superseded.name());
+                tries.failed += u32::from(is_failed);
+            }
+            Ok(tries)
+        };
+        self.read(slot.to_string(), read).await
+    }
+
+    async fn tasks(
+        &self,
+        purpose: Purpose,
+    ) -> std::result::Result<Vec<serde_json::Value>, StoreError> {
+        let read = || async {
+            let pipeline = vec![
+                doc! { "$match": { "purpose": purpose.name() } },
+                doc! { "$group": { "_id": { "task": "$task", "task_text": "$task_text" } } },
+            ];
+            let mut tasks = BTreeMap::new();
+            for group in all(self.attempts().aggregate(pipeline).await?).await? {
+                let text = attempts::json_text(group.get_document("_id").unwrap_or(&group), "task")?;
+                let task = serde_json::from_str(&text);
+                let corrupt = |error| Failure::Corrupt(format!("a task is not JSON: {error}"));
+                tasks.insert(text, task.map_err(corrupt)?);
+            }
+            Ok(tasks.into_values().collect())
+        };
+        self.read(format!("tasks for {}", purpose.name()), read).await
+    }
+
+    async fn summaries(
+        &self,
+        purpose: Purpose,
+    ) -> std::result::Result<Vec<AttemptSummary>, StoreError> {
+        let read = || async {
+            let filter = doc! { "purpose": purpose.name(), "status": { "$in": COUNTING.to_vec() } };
+            let mut summaries: BTreeMap<AttemptSlot, AttemptSummary> = BTreeMap::new();
+            for document in self.list(filter).await? {
+                let summary = attempts::summary(&document)?;
+                // Tries are in order, so the last one that counts replaces the earlier ones.
+                summaries.insert(summary.slot, summary);
+            }
+            Ok(summaries.into_values().collect())
+        };
+        self.read(format!("attempts for {}", purpose.name()), read).await
+    }
+
+    async fn failures(
+        &self,
+        purpose: Purpose,
+    ) -> std::result::Result<Vec<FailedAttempt>, StoreError> {
+        let read = || async {
+            let filter = doc! { "purpose": purpose.name(), "$or": [
+                { "status": { "$in": [Status::Failed.name(), Status::Superseded.name()] } },
+                { "status": Status::Abandoned.name(), "error": { "$ne": null } },
+            ] };
+            self.list(filter).await?.iter().map(attempts::failure).collect()
+        };
+        self.read(format!("failures for {}", purpose.name()), read).await
+    }
+
+    async fn record_step(
+        &self,
+        plan: &StepPlan,
+    ) -> std::result::Result<WriteOutcome, StoreError> {
+        let key = format!("plan of phase {}/step {}", plan.phase, plan.step);
+        let write = || async {
+            backend::check_plan(plan)?;
+            let steps = self.connection.collection("steps");
+            let id = doc! { "_id": plans::step_id(plan.phase, plan.step) };
+            let found = match steps.find_one(id).await? {
+                Some(found) => Some(found),
+                None => {
+                    let head = plans::write_sequences(&self.connection, plan).await?;
+                    insert_new(&steps, head).await?
+                }
+            };
+            let Some(found) = found else { return Ok(WriteOutcome::Written) };
+            let stored = plans::read(&self.connection, &found).await?;
+            if backend::same_plan(&stored, plan) {
+                return Ok(WriteOutcome::AlreadyRecorded);
+            }
+            Err(OperationError(Failure::Conflict(key.clone(), "plan")))
+        };
+        self.write(key.clone(), write).await
+    }
+
+    async fn step(
+        &self,
+        phase: u32,
+        step: u32,
+    ) -> std::result::Result<Option<StepPlan>, StoreError> {
+        let read = || async {
+            let steps = self.connection.collection("steps");
+            match steps.find_one(doc! { "_id": plans::step_id(phase, step) }).await? {
+                Some(head) => plans::read(&self.connection, &head).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        self.read(format!("plan of phase {phase}/step {step}"), read).await
+    }
+
+    async fn planned_steps(&self) -> std::result::Result<Vec<(u32, u32)>, StoreError> {
+        let read = || async {
+            let steps = self.connection.collection("steps");
+            let found = steps.find(doc! {}).projection(doc! { "phase": 1, "step": 1 }).await?;
+            let mut planned = Vec::new();
+            for step in all(found).await? {
+                planned.push((fields::integer(&step, "phase")?, fields::integer(&step, "step")?));
+            }
+            planned.sort_unstable();
+            Ok(planned)
+        };
+        self.read("the planned steps", read).await
+    }
+
+    async fn record_eval(
+        &self,
+        key: EvalKey,
+        result: &serde_json::Value,
+    ) -> std::result::Result<WriteOutcome, StoreError> {
+        let text = result.to_string();
+        let text = text.as_str();
+        let write = || async {
+            let [phase, step] = [key.phase, key.step].map(i64::from);
+            let id = plans::step_id(key.phase, key.step);
+            let mut document = doc! { "_id": id, "phase": phase, "step": step };
+            json::put(&mut document, "result", text);
+            match insert_new(&self.connection.collection("evals"), document).await? {
+                None => Ok(WriteOutcome::Written),
+                Some(found) if attempts::json_text(&found, "result")? == text => {
+                    Ok(WriteOutcome::AlreadyRecorded)
+                }
+                Some(_) => Err(Failure::Conflict(key.to_string(), "result").into()),
+            }
+        };
+        self.write(key.to_string(), write).await
+    }
+
+    async fn evals(
+        &self,
+    ) -> std::result::Result<Vec<(EvalKey, serde_json::Value)>, StoreError> {
+        let read = || async {
+            let mut results = BTreeMap::new();
+            for found in all(self.connection.collection("evals").find(doc! {}).await?).await? {
+                let [phase, step] = [fields::integer(&found, "phase")?, fields::integer(&found, "step")?];
+                let key = EvalKey { phase, step };
+                let result = serde_json::from_str(&attempts::json_text(&found, "result")?);
+                let corrupt =
+                    |error| Failure::Corrupt(format!("the result of {key} is not JSON: {error}"));
+                results.insert(key, result.map_err(corrupt)?);
+            }
+            Ok(results.into_iter().collect())
+        };
+        self.read("evaluations", read).await
+    }
+}
