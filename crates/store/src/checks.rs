@@ -72,10 +72,7 @@ fn check_segment(segment: &Segment) -> Result<(), Failure> {
 }
 
 /// Checks a repeated start of an attempt against the stored attempt.
-pub fn check_restart(
-    stored: &Attempt,
-    start: &AttemptStart,
-) -> Result<WriteOutcome, Failure> {
+pub fn check_restart(stored: &Attempt, start: &AttemptStart) -> Result<WriteOutcome, Failure> {
     if stored.task != start.task {
         return Err(Failure::Conflict(start.slot.to_string(), "task"));
     }

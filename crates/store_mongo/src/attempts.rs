@@ -137,8 +137,18 @@ pub(crate) fn head(of: &Document) -> Result<Head> {
 /// Fields of a summary or a failed attempt, for a projection.
 pub(crate) fn summary_fields() -> Document {
     let names = [
-        "purpose", "phase", "step", "group", "sample", "number", "score", "reward", "status",
-        "sampled_tokens", "tokens", "error",
+        "purpose",
+        "phase",
+        "step",
+        "group",
+        "sample",
+        "number",
+        "score",
+        "reward",
+        "status",
+        "sampled_tokens",
+        "tokens",
+        "error",
     ];
     names.into_iter().map(|name| (name.to_owned(), Bson::Int32(1))).collect()
 }

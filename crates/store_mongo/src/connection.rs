@@ -68,7 +68,9 @@ impl From<Error> for OperationError {
 
 /// Maps an error of the driver to its code.
 fn code_of(error: &Error) -> Code {
-    if error.contains_label("RetryableWriteError") || error.contains_label("TransientTransactionError") {
+    if error.contains_label("RetryableWriteError")
+        || error.contains_label("TransientTransactionError")
+    {
         return Code::Unavailable;
     }
     match &*error.kind {
@@ -87,8 +89,8 @@ fn code_of(error: &Error) -> Code {
             // BSONObjectTooLarge, and its variants for inserted and updated documents.
             10334 | 17419 | 17420 => Code::Invalid,
             // The server stops, starts, or is no longer the primary; a write conflicted.
-            6 | 7 | 50 | 89 | 91 | 112 | 189 | 262 | 9001 | 10058 | 10107 | 11600 | 11602 | 13435
-            | 13436 => Code::Unavailable,
+            6 | 7 | 50 | 89 | 91 | 112 | 189 | 262 | 9001 | 10058 | 10107 | 11600 | 11602
+            | 13435 | 13436 => Code::Unavailable,
             _ => Code::Internal,
         }),
     }
@@ -172,7 +174,8 @@ impl Connection {
                 return Err(open_error(error));
             }
             if watch.elapsed() >= timeout {
-                let (action, key) = ("open", "the database: no MongoDB server responded".to_owned());
+                let (action, key) =
+                    ("open", "the database: no MongoDB server responded".to_owned());
                 return Err(StoreError::Deadline { location, action, key, waited: timeout });
             }
             process_time::sleep(RETRY_INTERVAL).await;
@@ -203,7 +206,12 @@ impl Connection {
             let left = RESPONSE_TIMEOUT.saturating_sub(watch.elapsed());
             let Some(outcome) = process_time::with_timeout(left, operation()).await else {
                 let location = location.to_owned();
-                return Err(StoreError::Deadline { location, action, key, waited: RESPONSE_TIMEOUT });
+                return Err(StoreError::Deadline {
+                    location,
+                    action,
+                    key,
+                    waited: RESPONSE_TIMEOUT,
+                });
             };
             let seconds = watch.elapsed().as_secs_f64();
             match outcome {

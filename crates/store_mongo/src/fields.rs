@@ -46,9 +46,9 @@ pub(crate) fn optional_number(of: &Document, name: &str) -> Result<Option<f64>, 
     match value(of, name) {
         None => Ok(None),
         Some(Bson::Double(number)) => Ok(Some(*number)),
-        Some(other) => {
-            as_integer(other).map(|number| Some(number as f64)).ok_or_else(|| corrupt(name, "a number"))
-        }
+        Some(other) => as_integer(other)
+            .map(|number| Some(number as f64))
+            .ok_or_else(|| corrupt(name, "a number")),
     }
 }
 

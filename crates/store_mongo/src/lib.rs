@@ -19,6 +19,7 @@ mod connection;
 mod fields;
 mod json;
 mod plans;
+mod rollouts;
 mod run_lease;
 mod segments;
 mod store;
@@ -26,5 +27,6 @@ mod store;
 mod tests;
 mod url;
 
+pub use rollouts::MongoRollouts;
 pub use store::MongoStore;
 pub use url::MongoUrl;

@@ -94,8 +94,7 @@ pub(crate) async fn read(connection: &Connection, head: &Document) -> Result<Ste
             let bytes = fields::bytes(document, name)?;
             PerToken::from_bytes(bytes).ok_or_else(|| corrupt("a list of numbers is truncated"))
         };
-        let optional =
-            |name: &str| fields::value(document, name).map(|_| column(name)).transpose();
+        let optional = |name: &str| fields::value(document, name).map(|_| column(name)).transpose();
         let [policy, update]: [usize; 2] =
             [fields::integer(document, "policy")?, fields::integer(document, "update")?];
         let attempt = fields::text(document, "attempt")?;

@@ -82,9 +82,8 @@ pub(crate) async fn create_run(
     run: &RunId,
 ) -> std::result::Result<(), StoreError> {
     let document = doc! { "_id": "run", "run": &run.0, "format": FORMAT, "epoch": 0_i64 };
-    let create = || async {
-        insert_new(&connection.collection("run"), document.clone()).await.map(drop)
-    };
+    let create =
+        || async { insert_new(&connection.collection("run"), document.clone()).await.map(drop) };
     connection.run("record", "the run", create).await
 }
 

@@ -204,7 +204,8 @@ impl<'a> Segments<'a> {
         }
         if found.values().any(|candidates| candidates.len() > 1) {
             let names = doc! { "index": 1, "digest": 1, "previous": 1 };
-            let all = all(segments.find(doc! { "attempt": &attempt }).projection(names).await?).await?;
+            let all =
+                all(segments.find(doc! { "attempt": &attempt }).projection(names).await?).await?;
             let chain = chain(&all, len, last)?;
             for (index, candidates) in &mut found {
                 let name = chain.get(*index as usize).map(String::as_str);
@@ -248,7 +249,8 @@ impl<'a> Segments<'a> {
         let corrupt = |what: &str| Failure::Corrupt(format!("segment {index}: {what}"));
         let [mut tokens, logprobs, versions] = self.columns(document).await?;
         if let Some(prompt) = fields::optional_text(document, "prompt")? {
-            let found = self.connection.collection("prompts").find_one(doc! { "_id": prompt }).await?;
+            let found =
+                self.connection.collection("prompts").find_one(doc! { "_id": prompt }).await?;
             [tokens, _, _] =
                 self.columns(&found.ok_or_else(|| corrupt("the prompt is missing"))?).await?;
         }

@@ -141,17 +141,18 @@ impl MongoStore {
     }
 
     /// Appends segments. Returns `None` if another call changed the attempt in the meantime.
-    async fn try_append(
-        &self,
-        id: &AttemptId,
-        given: &[Segment],
-    ) -> Result<Option<WriteOutcome>> {
+    async fn try_append(&self, id: &AttemptId, given: &[Segment]) -> Result<Option<WriteOutcome>> {
         let head = self.head(id).await?.ok_or(Failure::Unknown)?;
         let Head { attempt, len, last } = &head;
         let stored = |id: &SegmentId| id.0 < *len;
         let parents = given.iter().filter_map(|segment| segment.parent);
-        let ids: BTreeSet<u32> =
-            given.iter().map(|segment| segment.id).chain(parents).filter(stored).map(|id| id.0).collect();
+        let ids: BTreeSet<u32> = given
+            .iter()
+            .map(|segment| segment.id)
+            .chain(parents)
+            .filter(stored)
+            .map(|id| id.0)
+            .collect();
         let segments = self.segments();
         let documents = match ids.is_empty() {
             true => BTreeMap::new(),
@@ -231,7 +232,11 @@ fn indexes() -> Vec<Index> {
         Index::plain("attempts", "attempt_status", doc! { "status": 1 }),
         Index::plain("segments", "segment_order", doc! { "attempt": 1, "index": 1 }),
         Index::plain("chunks", "chunk_order", doc! { "of": 1, "index": 1 }),
-        Index::plain("planned_sequences", "sequence_order", doc! { "phase": 1, "step": 1, "index": 1 }),
+        Index::plain(
+            "planned_sequences",
+            "sequence_order",
+            doc! { "phase": 1, "step": 1, "index": 1 },
+        ),
         Index::plain("planned_sequences", "sequence_attempt", doc! { "attempt": 1 }),
     ]
 }
@@ -258,18 +263,13 @@ impl Store for MongoStore {
         &self.connection.location
     }
 
-    async fn start(
-        &self,
-        start: &AttemptStart,
-    ) -> std::result::Result<WriteOutcome, StoreError> {
+    async fn start(&self, start: &AttemptStart) -> std::result::Result<WriteOutcome, StoreError> {
         let write = || async {
             backend::check_name(&self.run, &start.id, &start.slot, start.number)?;
             let document = attempts::document(&Attempt::from_start(start), None)?;
             match insert_new(&self.attempts(), document).await? {
                 None => Ok(WriteOutcome::Written),
-                Some(found) => {
-                    Ok(backend::check_restart(&attempts::head(&found)?.attempt, start)?)
-                }
+                Some(found) => Ok(backend::check_restart(&attempts::head(&found)?.attempt, start)?),
             }
         };
         self.write(start.slot.to_string(), write).await
@@ -339,10 +339,7 @@ impl Store for MongoStore {
         self.write(key, write).await
     }
 
-    async fn attempt(
-        &self,
-        id: &AttemptId,
-    ) -> std::result::Result<Option<Attempt>, StoreError> {
+    async fn attempt(&self, id: &AttemptId) -> std::result::Result<Option<Attempt>, StoreError> {
         let read = || async {
             match self.head(id).await? {
                 Some(head) => self.complete(head).await.map(Some),
@@ -394,7 +391,8 @@ impl Store for MongoStore {
             ];
             let mut tasks = BTreeMap::new();
             for group in all(self.attempts().aggregate(pipeline).await?).await? {
-                let text = attempts::json_text(group.get_document("_id").unwrap_or(&group), "task")?;
+                let text =
+                    attempts::json_text(group.get_document("_id").unwrap_or(&group), "task")?;
                 let task = serde_json::from_str(&text);
                 let corrupt = |error| Failure::Corrupt(format!("a task is not JSON: {error}"));
                 tasks.insert(text, task.map_err(corrupt)?);
@@ -435,10 +433,7 @@ impl Store for MongoStore {
         self.read(format!("failures for {}", purpose.name()), read).await
     }
 
-    async fn record_step(
-        &self,
-        plan: &StepPlan,
-    ) -> std::result::Result<WriteOutcome, StoreError> {
+    async fn record_step(&self, plan: &StepPlan) -> std::result::Result<WriteOutcome, StoreError> {
         let key = format!("plan of phase {}/step {}", plan.phase, plan.step);
         let write = || async {
             backend::check_plan(plan)?;
@@ -513,13 +508,12 @@ impl Store for MongoStore {
         self.write(key.to_string(), write).await
     }
 
-    async fn evals(
-        &self,
-    ) -> std::result::Result<Vec<(EvalKey, serde_json::Value)>, StoreError> {
+    async fn evals(&self) -> std::result::Result<Vec<(EvalKey, serde_json::Value)>, StoreError> {
         let read = || async {
             let mut results = BTreeMap::new();
             for found in all(self.connection.collection("evals").find(doc! {}).await?).await? {
-                let [phase, step] = [fields::integer(&found, "phase")?, fields::integer(&found, "step")?];
+                let [phase, step] =
+                    [fields::integer(&found, "phase")?, fields::integer(&found, "step")?];
                 let key = EvalKey { phase, step };
                 let result = serde_json::from_str(&attempts::json_text(&found, "result")?);
                 let corrupt =

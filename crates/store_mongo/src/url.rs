@@ -60,9 +60,9 @@ impl MongoUrl {
     /// Returns whether the options of the URL contain `name`.
     pub(crate) fn has_option(&self, name: &str) -> bool {
         let options = self.options.trim_start_matches('?').split('&');
-        options.filter_map(|option| option.split_once('=')).any(|(found, _)| {
-            found.eq_ignore_ascii_case(name)
-        })
+        options
+            .filter_map(|option| option.split_once('='))
+            .any(|(found, _)| found.eq_ignore_ascii_case(name))
     }
 
     /// Returns the location of a database for messages, without user, password and options.
@@ -115,8 +115,13 @@ mod tests {
         assert_eq!(url.rollouts_database(), "runs");
         assert!(url.has_option("authsource") && !url.has_option("w"));
         let plain = MongoUrl::parse("mongodb://a").unwrap();
-        assert_eq!((plain.rollouts_database().as_str(), plain.location("d").as_str()), ("levade", "mongodb://a/d"));
-        for bad in ["mongodb+srv://u:secret@h/x", "mongodb://", "mongodb://u:secret@h/a/b", "http://h"] {
+        assert_eq!(
+            (plain.rollouts_database().as_str(), plain.location("d").as_str()),
+            ("levade", "mongodb://a/d")
+        );
+        for bad in
+            ["mongodb+srv://u:secret@h/x", "mongodb://", "mongodb://u:secret@h/a/b", "http://h"]
+        {
             let error = MongoUrl::parse(bad).unwrap_err();
             assert!(!error.contains("secret"), "{error}");
         }

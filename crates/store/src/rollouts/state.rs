@@ -36,8 +36,7 @@ pub struct TryState {
 impl TryState {
     /// Returns the time at which the try becomes unresponsive if no report arrives.
     pub fn report_until(&self, config: &RolloutConfig) -> Option<f64> {
-        let seconds =
-            config.unresponsive_seconds.into_iter().chain(self.ttl).reduce(f64::min)?;
+        let seconds = config.unresponsive_seconds.into_iter().chain(self.ttl).reduce(f64::min)?;
         Some(self.heartbeat.unwrap_or(self.start_time) + seconds)
     }
 

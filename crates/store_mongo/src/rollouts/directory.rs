@@ -1,0 +1,161 @@
+//! Resources and workers.
+
+use levade_store::rollouts::state::TryState;
+use levade_store::rollouts::{Json, Resources, Worker, WorkerStatus};
+use mongodb::bson::oid::ObjectId;
+use mongodb::bson::{Bson, Document, doc};
+use mongodb::options::ReturnDocument;
+
+use super::feed::RESOURCES;
+use super::{MongoRollouts, documents};
+use crate::connection::{Result, all, is_duplicate};
+use crate::{fields, json};
+
+impl MongoRollouts {
+    /// Adds a version of resources.
+    pub(super) async fn add_resources(&self, id: &str, value: &Json) -> Result<Resources> {
+        let resources = self.collection("resources");
+        loop {
+            let of_id = resources.find_one(doc! { "id": id }).sort(doc! { "version": -1 });
+            let (version, create_time) = match of_id.await? {
+                Some(previous) => {
+                    let version: i64 = fields::integer(&previous, "version")?;
+                    (version + 1, fields::number(&previous, "create_time")?)
+                }
+                None => (1, self.clock.now()),
+            };
+            let mut document = doc! {
+                "_id": format!("{id}/{version}"),
+                "id": id,
+                "version": version,
+                "seq": self.next(RESOURCES, 1).await?,
+                "create_time": create_time,
+                "update_time": self.clock.now(),
+            };
+            json::put(&mut document, "value", value.get());
+            match resources.insert_one(&document).await {
+                // Another call has added the version.
+                Err(error) if is_duplicate(&error) => {}
+                inserted => {
+                    inserted?;
+                    return documents::resources(&document);
+                }
+            }
+        }
+    }
+
+    /// Returns a version of resources.
+    pub(super) async fn find_resources(
+        &self,
+        id: Option<&str>,
+        version: Option<u64>,
+    ) -> Result<Option<Resources>> {
+        let version = version.map(|version| i64::try_from(version).unwrap_or(i64::MAX));
+        let (filter, order) = match (id, version) {
+            (None, _) => (doc! {}, doc! { "seq": -1 }),
+            (Some(id), None) => (doc! { "id": id }, doc! { "version": -1 }),
+            (Some(id), Some(version)) => (doc! { "id": id, "version": version }, doc! { "seq": 1 }),
+        };
+        let found = self.collection("resources").find_one(filter).sort(order).await?;
+        found.as_ref().map(documents::resources).transpose()
+    }
+
+    /// Returns the latest versions of the resources that match, in the order of their creation.
+    pub(super) async fn latest_resources(&self, filter: Document) -> Result<Vec<Resources>> {
+        let pipeline = vec![
+            doc! { "$match": filter },
+            doc! { "$sort": { "seq": 1 } },
+            doc! { "$group": {
+                "_id": "$id",
+                "first": { "$first": "$seq" },
+                "latest": { "$last": "$_id" },
+            } },
+            doc! { "$sort": { "first": 1 } },
+        ];
+        let resources = self.collection("resources");
+        let mut found = Vec::new();
+        for group in all(resources.aggregate(pipeline).await?).await? {
+            let id = fields::text(&group, "latest")?;
+            if let Some(latest) = resources.find_one(doc! { "_id": id }).await? {
+                found.push(documents::resources(&latest)?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Brings the worker of a try up to date with the status of the try. `is_lease` states that the
+    /// worker has just leased it.
+    pub(super) async fn sync_worker(
+        &self,
+        rollout_id: &str,
+        of: &TryState,
+        is_lease: bool,
+    ) -> Result<()> {
+        let Some(worker) = of.worker.as_deref().filter(|worker| !worker.is_empty()) else {
+            return Ok(());
+        };
+        let status = of.worker_status();
+        let is_busy = status == WorkerStatus::Busy;
+        let now = self.clock.now();
+        let mut set = doc! {
+            "status": status.name(),
+            "current_rollout": is_busy.then_some(rollout_id),
+            "current_try": is_busy.then_some(&of.id),
+        };
+        set.insert(if is_busy { "busy" } else { "idle" }, now);
+        if is_lease {
+            set.insert("dequeue", now);
+        }
+        self.set_worker(worker, set, Document::new()).await.map(drop)
+    }
+
+    /// Records that a worker found no rollout to lease.
+    pub(super) async fn mark_idle(&self, worker: &str) -> Result<()> {
+        let now = self.clock.now();
+        let mut set = doc! {
+            "status": WorkerStatus::Idle.name(),
+            "dequeue": now,
+            "current_rollout": Bson::Null,
+            "current_try": Bson::Null,
+        };
+        let is_idle = doc! { "_id": worker, "status": WorkerStatus::Idle.name() };
+        let workers = self.collection("workers");
+        if workers.update_one(is_idle, doc! { "$set": set.clone() }).await?.matched_count == 0 {
+            set.insert("idle", now);
+            self.set_worker(worker, set, Document::new()).await?;
+        }
+        Ok(())
+    }
+
+    /// Records a heartbeat of a worker.
+    pub(super) async fn heartbeat_of_worker(
+        &self,
+        id: &str,
+        stats: Option<&Json>,
+    ) -> Result<Worker> {
+        let mut set = doc! { "heartbeat": self.clock.now() };
+        if let Some(stats) = stats {
+            set.extend(json::fields_of("stats", Some(stats.get())));
+        }
+        let of_new = doc! { "status": WorkerStatus::Unknown.name() };
+        documents::worker(&self.set_worker(id, set, of_new).await?)
+    }
+
+    /// Sets fields of a worker, and `of_new` in addition if the worker is new.
+    async fn set_worker(&self, id: &str, set: Document, mut of_new: Document) -> Result<Document> {
+        of_new.insert("created", ObjectId::new());
+        let change = doc! { "$set": set, "$setOnInsert": of_new };
+        let workers = self.collection("workers");
+        loop {
+            let changed = workers
+                .find_one_and_update(doc! { "_id": id }, change.clone())
+                .upsert(true)
+                .return_document(ReturnDocument::After);
+            match changed.await {
+                // Two calls at the same time can both create the worker.
+                Err(error) if is_duplicate(&error) => {}
+                changed => return Ok(changed?.unwrap_or_default()),
+            }
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Documents of rollouts. A rollout and all its tries are one document, so that one update changes
+//! both.
+
+use levade_store::backend::Failure;
+use levade_store::rollouts::state::{RolloutState, TryState};
+use levade_store::rollouts::{
+    Json, NewRollout, Resources, Rollout, RolloutConfig, RolloutStatus, Span, Try, TryStatus,
+    Worker, WorkerStatus,
+};
+use mongodb::bson::{Bson, Document, doc};
+use serde_json::value::RawValue;
+
+use crate::connection::Result;
+use crate::{fields, json};
+
+/// A rollout as it is stored.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct StoredRollout {
+    /// The document as it was read, or as it will be written.
+    pub document: Document,
+    pub state: RolloutState,
+}
+
+fn unknown_name(field: &str, name: &str) -> Failure {
+    Failure::Corrupt(format!("the field `{field}` has the unknown value `{name}`"))
+}
+
+/// Returns the JSON in a field, or `None` if there is none.
+pub(super) fn json_field(of: &Document, name: &str) -> Result<Option<Json>> {
+    let Some(text) = json::get(of, name)? else { return Ok(None) };
+    let parsed = RawValue::from_string(text);
+    let parsed = parsed.map_err(|e| Failure::Corrupt(format!("`{name}` is not JSON: {e}")))?;
+    // A missing value is stored as null.
+    Ok(Some(parsed)
+        .filter(|json| json.get() != "null" || fields::value(of, &json::text_name(name)).is_some()))
+}
+
+fn config(of: &Document) -> Result<RolloutConfig> {
+    let empty = Vec::new();
+    let retry_on = of.get_array("retry_condition").unwrap_or(&empty).iter();
+    let status = |name: &Bson| {
+        let name = name.as_str().unwrap_or_default();
+        TryStatus::from_name(name).ok_or_else(|| unknown_name("retry_condition", name))
+    };
+    Ok(RolloutConfig {
+        timeout_seconds: fields::optional_number(of, "timeout_seconds")?,
+        unresponsive_seconds: fields::optional_number(of, "unresponsive_seconds")?,
+        max_tries: fields::integer(of, "max_attempts")?,
+        retry_on: retry_on.map(status).collect::<std::result::Result<_, _>>()?,
+    })
+}
+
+fn config_document(config: &RolloutConfig) -> Document {
+    let retry_on: Vec<&str> = config.retry_on.iter().map(|status| status.name()).collect();
+    doc! {
+        "timeout_seconds": config.timeout_seconds,
+        "unresponsive_seconds": config.unresponsive_seconds,
+        "max_attempts": i64::from(config.max_tries),
+        "retry_condition": retry_on,
+    }
+}
+
+fn try_state(of: &Document) -> Result<TryState> {
+    let status = fields::text(of, "status")?;
+    Ok(TryState {
+        id: fields::text(of, "id")?,
+        number: fields::integer(of, "number")?,
+        status: TryStatus::from_name(&status).ok_or_else(|| unknown_name("status", &status))?,
+        worker: fields::optional_text(of, "worker")?,
+        start_time: fields::number(of, "start_time")?,
+        end_time: fields::optional_number(of, "end_time")?,
+        heartbeat: fields::optional_number(of, "heartbeat")?,
+        ttl: fields::optional_number(of, "ttl")?,
+        released: fields::optional_integer(of, "released")? == Some(1_i64),
+    })
+}
+
+/// Returns the documents of the tries.
+fn tries(of: &Document) -> impl Iterator<Item = &Document> {
+    of.get_array("tries").into_iter().flatten().filter_map(Bson::as_document)
+}
+
+impl StoredRollout {
+    /// Creates a rollout at the position `seq` of its queue.
+    pub fn new(new: &NewRollout, id: String, resources_id: Option<&str>, now: f64) -> Self {
+        let mut document = doc! {
+            "_id": &id,
+            "rev": 0_i64,
+            "queue": &new.queue,
+            "priority": i64::from(new.priority),
+            "mode": new.mode.as_deref(),
+            "resources_id": new.resources_id.as_deref().or(resources_id),
+            "start_time": now,
+        };
+        if let Some(key) = &new.key {
+            document.insert("key", key);
+        }
+        json::put(&mut document, "input", new.input.get());
+        let metadata = new.metadata.as_ref().map_or("{}", |metadata| metadata.get());
+        json::put(&mut document, "metadata", metadata);
+        StoredRollout { document, state: RolloutState::new(id, new.config.clone()) }
+    }
+
+    /// Reads a rollout.
+    pub fn parse(document: Document) -> Result<Self> {
+        let status = fields::text(&document, "status")?;
+        let config = config(document.get_document("config").unwrap_or(&Document::new()))?;
+        let state = RolloutState {
+            status: RolloutStatus::from_name(&status)
+                .ok_or_else(|| unknown_name("status", &status))?,
+            end_time: fields::optional_number(&document, "end_time")?,
+            tries: tries(&document).map(try_state).collect::<Result<_>>()?,
+            is_changed: false,
+            ..RolloutState::new(fields::text(&document, "_id")?, config)
+        };
+        Ok(StoredRollout { document, state })
+    }
+
+    /// Writes the state to the document.
+    pub fn save_state(&mut self) {
+        let StoredRollout { document, state } = self;
+        let metadata: Vec<Document> = tries(document)
+            .map(|of| of.iter().filter(|(name, _)| name.starts_with("metadata")))
+            .map(|fields| fields.map(|(name, value)| (name.clone(), value.clone())).collect())
+            .collect();
+        let mut metadata = metadata.into_iter();
+        let try_document = |of: &TryState| {
+            let mut document = doc! {
+                "id": &of.id,
+                "number": i64::from(of.number),
+                "status": of.status.name(),
+                "worker": of.worker.as_deref(),
+                "start_time": of.start_time,
+                "end_time": of.end_time,
+                "heartbeat": of.heartbeat,
+                "ttl": of.ttl,
+                "released": of.released,
+            };
+            document.extend(metadata.next().unwrap_or_default());
+            Bson::Document(document)
+        };
+        let tries: Vec<Bson> = state.tries.iter().map(try_document).collect();
+        document.insert("status", state.status.name());
+        document.insert("queued", i32::from(state.status.is_queued()));
+        document.insert("config", config_document(&state.config));
+        document.insert("end_time", state.end_time);
+        document.insert("tries", tries);
+        // Documents without the field are not in the index of timeouts.
+        match state.expires() {
+            Some(expires) => document.insert("expires", expires),
+            None => document.remove("expires"),
+        };
+    }
+
+    /// Replaces the metadata of the try at `index`. Call this after
+    /// [`save_state`](Self::save_state).
+    pub fn set_try_metadata(&mut self, index: usize, metadata: &Json) {
+        let tries = self.document.get_array_mut("tries").ok();
+        if let Some(Bson::Document(of)) = tries.and_then(|tries| tries.get_mut(index)) {
+            for (name, value) in json::fields_of("metadata", Some(metadata.get())) {
+                of.insert(name, value);
+            }
+        }
+    }
+
+    /// Returns the index of the try with this id, or `None` if there is none.
+    pub fn find_try(&self, id: &str) -> Option<usize> {
+        self.state.tries.iter().position(|of| of.id == id)
+    }
+
+    /// Returns the try at `index`, or `None` if there is none.
+    pub fn try_at(&self, index: usize) -> Result<Option<Try>> {
+        let Some(of) = self.state.tries.get(index) else { return Ok(None) };
+        let document = tries(&self.document).nth(index);
+        let metadata = document.map(|document| json_field(document, "metadata")).transpose()?;
+        Ok(Some(Try {
+            rollout_id: self.state.id.clone(),
+            id: of.id.clone(),
+            number: of.number,
+            start_time: of.start_time,
+            end_time: of.end_time,
+            status: of.status,
+            worker_id: of.worker.clone(),
+            last_heartbeat_time: of.heartbeat,
+            metadata: metadata.flatten(),
+        }))
+    }
+
+    /// Returns all tries.
+    pub fn tries(&self) -> Result<Vec<Try>> {
+        let tries = (0..self.state.tries.len()).map(|index| self.try_at(index).transpose());
+        tries.flatten().collect()
+    }
+
+    /// Returns the rollout with its latest try.
+    pub fn to_rollout(&self) -> Result<Rollout> {
+        let StoredRollout { document, state } = self;
+        let missing = || Failure::Corrupt("the field `input` is missing".to_owned());
+        Ok(Rollout {
+            id: state.id.clone(),
+            input: match json_field(document, "input")? {
+                Some(input) => input,
+                None if document.contains_key("input") => RawValue::NULL.to_owned(),
+                None => return Err(missing().into()),
+            },
+            start_time: fields::number(document, "start_time")?,
+            end_time: state.end_time,
+            mode: fields::optional_text(document, "mode")?,
+            resources_id: fields::optional_text(document, "resources_id")?,
+            status: state.status,
+            config: state.config.clone(),
+            metadata: json_field(document, "metadata")?,
+            queue: fields::text(document, "queue")?,
+            priority: fields::integer(document, "priority")?,
+            key: fields::optional_text(document, "key")?,
+            changed: fields::integer(document, "changed")?,
+            latest_try: match state.tries.len() {
+                0 => None,
+                len => self.try_at(len - 1)?,
+            },
+        })
+    }
+}
+
+/// Reads a version of resources.
+pub(super) fn resources(of: &Document) -> Result<Resources> {
+    Ok(Resources {
+        id: fields::text(of, "id")?,
+        create_time: fields::number(of, "create_time")?,
+        update_time: fields::number(of, "update_time")?,
+        version: fields::integer(of, "version")?,
+        value: json_field(of, "value")?.unwrap_or_else(|| RawValue::NULL.to_owned()),
+    })
+}
+
+/// Reads a worker.
+pub(super) fn worker(of: &Document) -> Result<Worker> {
+    let status = fields::text(of, "status")?;
+    Ok(Worker {
+        id: fields::text(of, "_id")?,
+        status: WorkerStatus::from_name(&status).ok_or_else(|| unknown_name("status", &status))?,
+        heartbeat_stats: json_field(of, "stats")?,
+        last_heartbeat_time: fields::optional_number(of, "heartbeat")?,
+        last_dequeue_time: fields::optional_number(of, "dequeue")?,
+        last_busy_time: fields::optional_number(of, "busy")?,
+        last_idle_time: fields::optional_number(of, "idle")?,
+        current_rollout_id: fields::optional_text(of, "current_rollout")?,
+        current_try_id: fields::optional_text(of, "current_try")?,
+    })
+}
+
+/// Reads a span.
+pub(super) fn span(of: &Document) -> Result<Span> {
+    Ok(Span {
+        rollout_id: fields::text(of, "rollout")?,
+        try_id: fields::text(of, "try")?,
+        number: fields::integer(of, "number")?,
+        body: json_field(of, "body")?.unwrap_or_else(|| RawValue::NULL.to_owned()),
+    })
+}

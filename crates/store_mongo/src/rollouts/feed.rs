@@ -1,0 +1,89 @@
+//! Sequence numbers of changes, and the feed that reads them.
+//!
+//! A counter document issues the numbers. A writer that took a number may write its rollout after a
+//! reader has seen a larger one, and the reader would miss the change. So a reader first announces
+//! the number up to which it reads, and then reads. A writer looks at the announced number after its
+//! write. If its own number is not above, it takes another one and writes again. Whichever of the two
+//! comes second notices the other.
+
+use levade_store::rollouts::Rollout;
+use mongodb::bson::{Document, doc};
+use mongodb::options::ReturnDocument;
+
+use super::MongoRollouts;
+use super::documents::StoredRollout;
+use crate::connection::{Result, all, is_duplicate};
+use crate::fields;
+
+/// Counter of the changes of rollouts. It also counts positions in queues.
+pub(super) const CHANGES: &str = "changes";
+
+/// Counter of the versions of all resources.
+pub(super) const RESOURCES: &str = "resources";
+
+impl MongoRollouts {
+    /// Reserves `count` numbers of a counter, and returns the first.
+    pub(super) async fn next(&self, counter: &str, count: usize) -> Result<i64> {
+        let count = count as i64;
+        let counters = self.collection("counters");
+        let last = loop {
+            let increment = counters
+                .find_one_and_update(doc! { "_id": counter }, doc! { "$inc": { "last": count } })
+                .upsert(true)
+                .return_document(ReturnDocument::After);
+            match increment.await {
+                // Two calls at the same time can both create the counter.
+                Err(error) if is_duplicate(&error) => {}
+                incremented => break incremented?,
+            }
+        };
+        let last: i64 = fields::integer(&last.unwrap_or_default(), "last")?;
+        Ok(last - count + 1)
+    }
+
+    /// Returns the number up to which a reader has read.
+    async fn read_number(&self) -> Result<i64> {
+        let counter = self.collection("counters").find_one(doc! { "_id": CHANGES }).await?;
+        let read = counter.map(|counter| fields::optional_integer(&counter, "read")).transpose()?;
+        Ok(read.flatten().unwrap_or(0))
+    }
+
+    /// Makes sure that the feed returns changes that were just written, and wakes the waits of this
+    /// process. Each change is the id of a rollout and its number.
+    pub(super) async fn publish(&self, changes: &[(String, i64)]) -> Result<()> {
+        let read = if changes.is_empty() { return Ok(()) } else { self.read_number().await? };
+        for (id, number) in changes {
+            let (mut number, mut read) = (*number, read);
+            while number <= read {
+                let again = self.next(CHANGES, 1).await?;
+                let unchanged = doc! { "_id": id, "changed": number };
+                let renumber = doc! { "$set": { "changed": again }, "$inc": { "rev": 1_i64 } };
+                let renumbered =
+                    self.collection("rollouts").update_one(unchanged, renumber).await?;
+                if renumbered.matched_count == 0 {
+                    // A later change has its own number.
+                    break;
+                }
+                (number, read) = (again, self.read_number().await?);
+            }
+        }
+        self.changes.send_modify(|count| *count += 1);
+        Ok(())
+    }
+
+    /// Returns at most `max` rollouts that changed after `since`, in the order of their last change.
+    pub(super) async fn changed_after(&self, since: u64, max: usize) -> Result<Vec<Rollout>> {
+        let since = i64::try_from(since).unwrap_or(i64::MAX);
+        let max = i64::try_from(max).unwrap_or(i64::MAX);
+        let rollouts = self.collection("rollouts");
+        let find = |filter: Document| rollouts.find(filter).sort(doc! { "changed": 1 }).limit(max);
+        let numbers = find(doc! { "changed": { "$gt": since } }).projection(doc! { "changed": 1 });
+        let numbers = all(numbers.await?).await?;
+        let Some(last) = numbers.last() else { return Ok(Vec::new()) };
+        let last: i64 = fields::integer(last, "changed")?;
+        let announce = doc! { "$max": { "read": last } };
+        self.collection("counters").update_one(doc! { "_id": CHANGES }, announce).await?;
+        let found = all(find(doc! { "changed": { "$gt": since, "$lte": last } }).await?).await?;
+        found.into_iter().map(|of| StoredRollout::parse(of)?.to_rollout()).collect()
+    }
+}

@@ -1,0 +1,430 @@
+//! Creation, leases, reports and ends of rollouts. Each replaces one document, if its revision is
+//! still the one that was read.
+
+use std::collections::{HashMap, HashSet};
+
+use levade_store::WriteOutcome;
+use levade_store::rollouts::state::{QueuePosition, check_config};
+use levade_store::rollouts::{
+    Json, Lease, LeaseEnd, LeaseRequest, NewRollout, Rollout, RolloutError, RolloutStatus,
+    RolloutUpdate, Try, TryName, TryUpdate,
+};
+use mongodb::bson::{Bson, Document, doc};
+
+use super::documents::StoredRollout;
+use super::feed::CHANGES;
+use super::{MongoRollouts, new_id};
+use crate::connection::{Result, all, is_duplicate};
+use crate::{fields, json};
+
+/// Number of queued rollouts that a lease looks at in addition to those that it needs, because other
+/// workers may be faster.
+const SPARE_CANDIDATES: usize = 16;
+
+impl MongoRollouts {
+    /// Creates rollouts in their queues, under `ids`. Known keys return the rollouts that have them.
+    pub(super) async fn enqueue_as(
+        &self,
+        ids: &[String],
+        new: &[NewRollout],
+    ) -> Result<Vec<Rollout>> {
+        new.iter().try_for_each(|new| check_config(&new.config))?;
+        let latest = self.latest_resources_id(new).await?;
+        let rollouts = self.collection("rollouts");
+        loop {
+            let known = self.find_known(ids, new).await?;
+            let mut keys: HashMap<&str, usize> = HashMap::new();
+            let mut results: Vec<StoredRollout> = Vec::new();
+            let mut missing = Vec::new();
+            for (index, (id, new)) in ids.iter().zip(new).enumerate() {
+                let by_key = new.key.as_ref().and_then(|key| known.get(key));
+                let first = new.key.as_deref().map(|key| *keys.entry(key).or_insert(index));
+                let earlier = first.filter(|first| *first < index);
+                let earlier = earlier.map(|first| &results[first]);
+                let result = match by_key.or_else(|| known.get(id)).or(earlier) {
+                    Some(found) => {
+                        check_input(found, new)?;
+                        found.clone()
+                    }
+                    None => {
+                        missing.push(index);
+                        StoredRollout::new(new, id.clone(), latest.as_deref(), self.clock.now())
+                    }
+                };
+                results.push(result);
+            }
+            let mut number = match missing.len() {
+                0 => 0,
+                count => self.next(CHANGES, count).await?,
+            };
+            let mut documents = Vec::new();
+            let mut changes = Vec::new();
+            for index in missing {
+                let created = &mut results[index];
+                created.save_state();
+                for name in ["seq", "enqueued", "changed"] {
+                    created.document.insert(name, number);
+                }
+                changes.push((created.state.id.clone(), number));
+                documents.push(created.document.clone());
+                number += 1;
+            }
+            let inserted = match documents.len() {
+                0 => Ok(()),
+                _ => rollouts.insert_many(documents).ordered(false).await.map(drop),
+            };
+            self.publish(&changes).await?;
+            match inserted {
+                // Another call has created a rollout with one of the keys.
+                Err(error) if is_duplicate(&error) => {}
+                Err(error) => return Err(error.into()),
+                Ok(()) => return results.iter().map(StoredRollout::to_rollout).collect(),
+            }
+        }
+    }
+
+    /// Returns the rollouts that have one of the ids or of the keys, by both.
+    async fn find_known(
+        &self,
+        ids: &[String],
+        new: &[NewRollout],
+    ) -> Result<HashMap<String, StoredRollout>> {
+        let keys: Vec<&str> = new.iter().filter_map(|new| new.key.as_deref()).collect();
+        let mut filters = vec![doc! { "_id": { "$in": ids } }];
+        if !keys.is_empty() {
+            filters.push(doc! { "key": { "$in": keys } });
+        }
+        let mut known = HashMap::new();
+        for filter in filters {
+            for document in all(self.collection("rollouts").find(filter).await?).await? {
+                let found = StoredRollout::parse(document)?;
+                if let Some(key) = fields::optional_text(&found.document, "key")? {
+                    known.insert(key, found.clone());
+                }
+                known.insert(found.state.id.clone(), found);
+            }
+        }
+        Ok(known)
+    }
+
+    /// Creates a rollout with its first try.
+    pub(super) async fn start_as(
+        &self,
+        id: &str,
+        new: &NewRollout,
+        worker: Option<&str>,
+    ) -> Result<Rollout> {
+        check_config(&new.config)?;
+        if let Some(key) = &new.key {
+            let found = self.collection("rollouts").find_one(doc! { "key": key }).await?;
+            if let Some(found) = found {
+                let rollout_id = fields::text(&found, "_id")?;
+                return Err(RolloutError::Conflict { key: key.clone(), rollout_id }.into());
+            }
+        }
+        let latest = self.latest_resources_id(std::slice::from_ref(new)).await?;
+        let now = self.clock.now();
+        let mut created = StoredRollout::new(new, id.to_owned(), latest.as_deref(), now);
+        created.state.start_try(new_id("at-", 6)?, worker, None, now);
+        created.save_state();
+        let number = self.next(CHANGES, 1).await?;
+        for name in ["seq", "enqueued", "changed"] {
+            created.document.insert(name, number);
+        }
+        self.collection("rollouts").insert_one(created.document.clone()).await?;
+        self.publish(&[(id.to_owned(), number)]).await?;
+        self.sync_latest(&created, false).await?;
+        created.to_rollout()
+    }
+
+    /// Returns the id of the resources that were put last, if one of `new` needs it.
+    async fn latest_resources_id(&self, new: &[NewRollout]) -> Result<Option<String>> {
+        if new.iter().all(|new| new.resources_id.is_some()) {
+            return Ok(None);
+        }
+        let resources = self.collection("resources");
+        let latest = resources.find_one(doc! {}).sort(doc! { "seq": -1 });
+        let latest = latest.projection(doc! { "id": 1 }).await?;
+        Ok(latest.map(|latest| fields::text(&latest, "id")).transpose()?)
+    }
+
+    /// Writes a rollout if its revision is still the one that was read. `number` is the number of
+    /// the change, if there is one. Returns whether the rollout was written.
+    async fn replace(&self, changed: &mut StoredRollout, number: Option<i64>) -> Result<bool> {
+        let revision: i64 = fields::integer(&changed.document, "rev")?;
+        if let Some(number) = number {
+            changed.document.insert("changed", number);
+            if changed.state.moves_to_end {
+                changed.document.insert("enqueued", number);
+            }
+        }
+        changed.document.insert("rev", revision + 1);
+        let unchanged = doc! { "_id": &changed.state.id, "rev": revision };
+        let rollouts = self.collection("rollouts");
+        let replaced = rollouts.find_one_and_replace(unchanged, changed.document.clone());
+        Ok(replaced.projection(doc! { "_id": 1 }).await?.is_some())
+    }
+
+    /// Applies `change` to a rollout in one atomic step. Returns its result and the rollout.
+    pub(super) async fn update<T>(
+        &self,
+        id: &str,
+        change: impl Fn(&mut StoredRollout, f64) -> Result<T>,
+    ) -> Result<(T, StoredRollout)> {
+        loop {
+            let found = self.collection("rollouts").find_one(doc! { "_id": id }).await?;
+            let unknown = || RolloutError::UnknownRollout { rollout_id: id.to_owned() };
+            let before = found.ok_or_else(unknown)?;
+            let mut changed = StoredRollout::parse(before.clone())?;
+            let value = change(&mut changed, self.clock.now())?;
+            if changed.document == before {
+                return Ok((value, changed));
+            }
+            let number = match changed.state.is_changed {
+                true => Some(self.next(CHANGES, 1).await?),
+                false => None,
+            };
+            if self.replace(&mut changed, number).await? {
+                if let Some(number) = number {
+                    self.publish(&[(id.to_owned(), number)]).await?;
+                }
+                return Ok((value, changed));
+            }
+        }
+    }
+
+    /// Starts another try of a rollout.
+    pub(super) async fn start_another(&self, id: &str, worker: Option<&str>) -> Result<Rollout> {
+        let try_id = new_id("at-", 6)?;
+        let start = |of: &mut StoredRollout, now| {
+            of.state.start_try(try_id.clone(), worker, None, now);
+            of.save_state();
+            Ok(())
+        };
+        let ((), started) = self.update(id, start).await?;
+        self.sync_latest(&started, false).await?;
+        started.to_rollout()
+    }
+
+    /// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority.
+    pub(super) async fn lease_once(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
+        let worker = request.worker.as_deref();
+        let ttl = request.ttl.map(|ttl| ttl.as_secs_f64());
+        let mut leased: Vec<StoredRollout> = Vec::new();
+        let mut changes = Vec::new();
+        while leased.len() < request.max {
+            let needed = request.max - leased.len();
+            let candidates = self.oldest(&request.queues, needed.saturating_add(SPARE_CANDIDATES));
+            let candidates = candidates.await?;
+            if candidates.is_empty() {
+                break;
+            }
+            let mut number = self.next(CHANGES, candidates.len().min(needed)).await?;
+            for candidate in candidates {
+                if leased.len() == request.max {
+                    break;
+                }
+                let mut started = StoredRollout::parse(candidate)?;
+                started.state.start_try(new_id("at-", 6)?, worker, ttl, self.clock.now());
+                started.save_state();
+                // Another worker may have been faster.
+                if self.replace(&mut started, Some(number)).await? {
+                    changes.push((started.state.id.clone(), number));
+                    leased.push(started);
+                    number += 1;
+                }
+            }
+        }
+        self.publish(&changes).await?;
+        match (leased.last(), worker) {
+            // A worker is associated with one try: the last one.
+            (Some(last), Some(_)) => self.sync_latest(last, true).await?,
+            (None, Some(worker)) => self.mark_idle(worker).await?,
+            _ => {}
+        }
+        leased.iter().map(StoredRollout::to_rollout).collect()
+    }
+
+    /// Returns the first queued rollouts.
+    async fn oldest(&self, queues: &[String], max: usize) -> Result<Vec<Document>> {
+        let order = doc! { "priority": -1, "enqueued": 1 };
+        let rollouts = self.collection("rollouts");
+        let found = rollouts.find(queued_in(queues)).sort(order);
+        Ok(all(found.limit(i64::try_from(max).unwrap_or(i64::MAX)).await?).await?)
+    }
+
+    /// Returns whether a rollout waits in one of the queues.
+    pub(super) async fn has_queued(&self, queues: &[String]) -> Result<bool> {
+        let rollouts = self.collection("rollouts");
+        let found = rollouts.find_one(queued_in(queues)).projection(doc! { "_id": 1 });
+        Ok(found.await?.is_some())
+    }
+
+    /// Records that the try of a lease is in progress.
+    pub(super) async fn report_heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
+        let report = |of: &mut StoredRollout, now| {
+            let until = of.state.heartbeat(lease, now)?;
+            of.save_state();
+            Ok(until)
+        };
+        Ok(self.update(&lease.rollout_id, report).await?.0)
+    }
+
+    /// Ends a lease.
+    pub(super) async fn end_lease(
+        &self,
+        lease: &Lease,
+        end: LeaseEnd,
+        metadata: Option<&Json>,
+    ) -> Result<WriteOutcome> {
+        let finish = |of: &mut StoredRollout, now| {
+            let outcome = of.state.finish(lease, end, now)?;
+            if outcome == WriteOutcome::Written {
+                of.save_state();
+                if let Some(metadata) = metadata {
+                    of.set_try_metadata(of.state.tries.len() - 1, metadata);
+                }
+            }
+            Ok(outcome)
+        };
+        let (outcome, finished) = self.update(&lease.rollout_id, finish).await?;
+        if outcome == WriteOutcome::Written {
+            self.sync_latest(&finished, false).await?;
+        }
+        Ok(outcome)
+    }
+
+    /// Cancels rollouts that have not ended, and returns their number.
+    pub(super) async fn cancel_all(&self, ids: &[String]) -> Result<u64> {
+        let mut cancelled = 0;
+        let known = doc! { "_id": { "$in": ids } };
+        let found = self.collection("rollouts").find(known).projection(doc! { "_id": 1 }).await?;
+        let found: HashSet<String> = all(found)
+            .await?
+            .iter()
+            .map(|of| fields::text(of, "_id"))
+            .collect::<std::result::Result<_, _>>()?;
+        for id in ids.iter().filter(|id| found.contains(*id)) {
+            let cancel = |of: &mut StoredRollout, now| {
+                if of.state.status.is_finished() {
+                    return Ok(0);
+                }
+                of.state.set_status(RolloutStatus::Cancelled, QueuePosition::Old, now);
+                of.save_state();
+                Ok(1)
+            };
+            cancelled += self.update(id, cancel).await?.0;
+        }
+        Ok(cancelled)
+    }
+
+    /// Ends the tries that exceeded a timeout, and returns them.
+    pub(super) async fn expire_all(&self) -> Result<Vec<Try>> {
+        let past = doc! { "expires": { "$lt": self.clock.now() } };
+        let rollouts = self.collection("rollouts");
+        let found = rollouts.find(past).sort(doc! { "expires": 1 });
+        let found = all(found.projection(doc! { "_id": 1 }).await?).await?;
+        let mut expired = Vec::new();
+        for found in &found {
+            let expire = |of: &mut StoredRollout, now| {
+                let is_expired = of.state.expire(now);
+                of.save_state();
+                Ok(is_expired)
+            };
+            let (is_expired, of) = self.update(&fields::text(found, "_id")?, expire).await?;
+            if is_expired {
+                self.sync_latest(&of, false).await?;
+                expired.extend(of.try_at(of.state.tries.len() - 1)?);
+            }
+        }
+        Ok(expired)
+    }
+
+    /// Replaces fields of a rollout.
+    pub(super) async fn change_rollout(&self, id: &str, update: &RolloutUpdate) -> Result<Rollout> {
+        let change = |of: &mut StoredRollout, now| {
+            if let Some(config) = &update.config {
+                check_config(config)?;
+                of.state.config = config.clone();
+            }
+            of.state.is_changed = true;
+            if let Some(status) = update.status {
+                of.state.set_status(status, QueuePosition::End, now);
+            }
+            of.save_state();
+            if let Some(input) = &update.input {
+                of.document.extend(json::fields_of("input", Some(input.get())));
+            }
+            if let Some(metadata) = &update.metadata {
+                let metadata = metadata.as_ref().map(|metadata| metadata.get());
+                of.document.extend(json::fields_of("metadata", metadata));
+            }
+            for (name, value) in [("mode", &update.mode), ("resources_id", &update.resources_id)] {
+                if let Some(value) = value {
+                    of.document.insert(name, value.as_deref());
+                }
+            }
+            // A change without an effect gets a number as well.
+            of.document.insert("changed", Bson::Null);
+            Ok(())
+        };
+        self.update(id, change).await?.1.to_rollout()
+    }
+
+    /// Replaces fields of a try. Its rollout follows if the try is the latest one.
+    pub(super) async fn change_try(
+        &self,
+        rollout_id: &str,
+        name: &TryName,
+        update: &TryUpdate,
+    ) -> Result<Try> {
+        let change = |of: &mut StoredRollout, now| {
+            let rollout_id = rollout_id.to_owned();
+            let Some(latest) = of.state.tries.len().checked_sub(1) else {
+                return Err(RolloutError::NoTries { rollout_id }.into());
+            };
+            let index = match name {
+                TryName::Latest => latest,
+                TryName::Id(id) => of
+                    .find_try(id)
+                    .ok_or_else(|| RolloutError::UnknownTry { rollout_id, try_id: id.clone() })?,
+            };
+            let needs_sync = of.state.update_try(index, update, now);
+            of.save_state();
+            if let Some(metadata) = &update.metadata {
+                of.set_try_metadata(index, metadata);
+            }
+            Ok((index, needs_sync))
+        };
+        let ((index, needs_sync), changed) = self.update(rollout_id, change).await?;
+        if needs_sync {
+            self.sync_worker(rollout_id, &changed.state.tries[index], false).await?;
+        }
+        let unknown = || RolloutError::NoTries { rollout_id: rollout_id.to_owned() };
+        Ok(changed.try_at(index)?.ok_or_else(unknown)?)
+    }
+
+    /// Brings the worker of the latest try up to date.
+    async fn sync_latest(&self, of: &StoredRollout, is_lease: bool) -> Result<()> {
+        match of.state.tries.last() {
+            Some(latest) => self.sync_worker(&of.state.id, latest, is_lease).await,
+            None => Ok(()),
+        }
+    }
+}
+
+fn queued_in(queues: &[String]) -> Document {
+    match queues {
+        [one] => doc! { "queue": one, "queued": 1 },
+        all => doc! { "queue": { "$in": all }, "queued": 1 },
+    }
+}
+
+fn check_input(found: &StoredRollout, new: &NewRollout) -> Result<()> {
+    let rollout = found.to_rollout()?;
+    if rollout.input.get() == new.input.get() {
+        return Ok(());
+    }
+    let key = new.key.clone().unwrap_or_default();
+    Err(RolloutError::Conflict { key, rollout_id: rollout.id }.into())
+}

@@ -1,0 +1,371 @@
+//! Filters, orders and pages of queries.
+
+use std::cmp::Ordering;
+
+use levade_store::rollouts::{
+    Logic, Order, Page, PageRequest, Resources, Rollout, RolloutError, RolloutFilter, Span,
+    SpanFilter, Statistics, TextFilter, Try, TryName, Worker, WorkerFilter,
+};
+use mongodb::bson::{Bson, Document, doc};
+
+use super::MongoRollouts;
+use super::documents::{self, StoredRollout};
+use crate::connection::{Result, all};
+use crate::fields;
+
+/// A field of stored documents to sort by: its serialized name, its path, and the value that stands
+/// for a missing one.
+type Field = (&'static str, &'static str, Missing);
+
+/// Value of a field that is missing.
+#[derive(Debug, Clone, Copy)]
+enum Missing {
+    /// The latest time.
+    Latest,
+    /// The empty text.
+    Empty,
+    /// 0.
+    Zero,
+}
+
+impl From<Missing> for Bson {
+    fn from(missing: Missing) -> Self {
+        match missing {
+            Missing::Latest => f64::INFINITY.into(),
+            Missing::Empty => "".into(),
+            Missing::Zero => 0.into(),
+        }
+    }
+}
+
+const ROLLOUT_FIELDS: &[Field] = &[
+    ("rollout_id", "_id", Missing::Empty),
+    ("input", "input", Missing::Empty),
+    ("start_time", "start_time", Missing::Latest),
+    ("end_time", "end_time", Missing::Latest),
+    ("mode", "mode", Missing::Empty),
+    ("resources_id", "resources_id", Missing::Empty),
+    ("status", "status", Missing::Empty),
+    ("config", "config.timeout_seconds", Missing::Zero),
+    ("metadata", "metadata", Missing::Empty),
+];
+
+const SPAN_FIELDS: &[Field] = &[
+    ("rollout_id", "rollout", Missing::Empty),
+    ("attempt_id", "try", Missing::Empty),
+    ("sequence_id", "number", Missing::Zero),
+    ("trace_id", "trace_id", Missing::Empty),
+    ("span_id", "span_id", Missing::Empty),
+    ("parent_id", "parent_id", Missing::Empty),
+    ("name", "name", Missing::Empty),
+    ("status", "body.status.status_code", Missing::Empty),
+    ("attributes", "body.attributes", Missing::Empty),
+    ("events", "body.events", Missing::Empty),
+    ("links", "body.links", Missing::Empty),
+    ("start_time", "start_time", Missing::Latest),
+    ("end_time", "end_time", Missing::Latest),
+    ("context", "body.context", Missing::Empty),
+    ("parent", "body.parent", Missing::Empty),
+    ("resource", "body.resource", Missing::Empty),
+];
+
+/// A value to sort by. Numbers and times come before texts.
+#[derive(Debug, PartialEq, PartialOrd)]
+enum SortKey {
+    Number(f64),
+    Text(String),
+}
+
+impl From<Option<f64>> for SortKey {
+    fn from(time: Option<f64>) -> Self {
+        SortKey::Number(time.unwrap_or(f64::INFINITY))
+    }
+}
+
+impl From<Option<&str>> for SortKey {
+    fn from(text: Option<&str>) -> Self {
+        SortKey::Text(text.unwrap_or_default().to_owned())
+    }
+}
+
+/// Fields of `T` to sort by: serialized names, and functions that return the value.
+type Keys<T> = &'static [(&'static str, fn(&T) -> SortKey)];
+
+const TRY_KEYS: Keys<Try> = &[
+    ("rollout_id", |of| Some(of.rollout_id.as_str()).into()),
+    ("attempt_id", |of| Some(of.id.as_str()).into()),
+    ("sequence_id", |of| SortKey::Number(f64::from(of.number))),
+    ("start_time", |of| Some(of.start_time).into()),
+    ("end_time", |of| of.end_time.into()),
+    ("status", |of| Some(of.status.name()).into()),
+    ("worker_id", |of| of.worker_id.as_deref().into()),
+    ("last_heartbeat_time", |of| of.last_heartbeat_time.into()),
+    ("metadata", |of| of.metadata.as_ref().map(|json| json.get()).into()),
+];
+
+const WORKER_KEYS: Keys<Worker> = &[
+    ("worker_id", |of| Some(of.id.as_str()).into()),
+    ("status", |of| Some(of.status.name()).into()),
+    ("heartbeat_stats", |of| of.heartbeat_stats.as_ref().map(|json| json.get()).into()),
+    ("last_heartbeat_time", |of| of.last_heartbeat_time.into()),
+    ("last_dequeue_time", |of| of.last_dequeue_time.into()),
+    ("last_busy_time", |of| of.last_busy_time.into()),
+    ("last_idle_time", |of| of.last_idle_time.into()),
+    ("current_rollout_id", |of| of.current_rollout_id.as_deref().into()),
+    ("current_attempt_id", |of| of.current_try_id.as_deref().into()),
+];
+
+const RESOURCES_KEYS: Keys<Resources> = &[
+    ("resources_id", |of| Some(of.id.as_str()).into()),
+    ("create_time", |of| Some(of.create_time).into()),
+    ("update_time", |of| Some(of.update_time).into()),
+    ("version", |of| SortKey::Number(of.version as f64)),
+    ("resources", |of| Some(of.value.get()).into()),
+];
+
+fn unknown_field(name: &str, fields: impl Iterator<Item = &'static str>) -> RolloutError {
+    let fields = fields.collect::<Vec<_>>().join(", ");
+    RolloutError::Invalid(format!("Invalid sort_by: {name}, allowed fields are: {fields}"))
+}
+
+/// Selects a page of items that are in the order of their creation.
+fn page_of<T>(mut items: Vec<T>, keys: Keys<T>, page: &PageRequest) -> Result<Page<T>> {
+    if let Some(name) = page.sort_by.as_deref() {
+        let Some((_, key)) = keys.iter().find(|(field, _)| *field == name) else {
+            return Err(unknown_field(name, keys.iter().map(|(name, _)| *name)).into());
+        };
+        items.sort_by(|a, b| {
+            let order = key(a).partial_cmp(&key(b)).unwrap_or(Ordering::Equal);
+            if page.order == Order::Asc { order } else { order.reverse() }
+        });
+    }
+    let total = items.len() as u64;
+    let bound = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+    let rest = items.into_iter().skip(bound(page.offset));
+    Ok(Page { items: rest.take(page.limit.map_or(usize::MAX, bound)).collect(), total })
+}
+
+/// Returns a condition that a text contains another.
+fn contains(text: &str) -> Bson {
+    let mut pattern = String::new();
+    for c in text.chars() {
+        if c.is_ascii() && !c.is_ascii_alphanumeric() {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    doc! { "$regex": pattern }.into()
+}
+
+/// Combines conditions. Without conditions, every document matches.
+fn combine(conditions: Vec<Document>, logic: Logic) -> Document {
+    match (conditions.is_empty(), logic) {
+        (true, _) => Document::new(),
+        (false, Logic::And) => doc! { "$and": conditions },
+        (false, Logic::Or) => doc! { "$or": conditions },
+    }
+}
+
+/// Adds the conditions on a text.
+fn add_text(conditions: &mut Vec<Document>, name: &str, filter: &TextFilter) {
+    if let Some(text) = &filter.exact {
+        conditions.push(doc! { name: text });
+    }
+    if let Some(text) = &filter.contains {
+        conditions.push(doc! { name: contains(text) });
+    }
+}
+
+impl MongoRollouts {
+    /// Returns the documents of a page, and the number of all that match.
+    async fn page(
+        &self,
+        collection: &str,
+        filter: Document,
+        (fields, creation): (&[Field], &str),
+        page: &PageRequest,
+    ) -> Result<(Vec<Document>, u64)> {
+        const KEY: &str = "sort_key";
+        let mut pipeline = vec![doc! { "$match": filter.clone() }];
+        match page.sort_by.as_deref() {
+            None => pipeline.push(doc! { "$sort": { creation: 1 } }),
+            Some(name) => {
+                let Some((_, path, missing)) = fields.iter().find(|(field, ..)| *field == name)
+                else {
+                    return Err(unknown_field(name, fields.iter().map(|(name, ..)| *name)).into());
+                };
+                let key = doc! { "$ifNull": [format!("${path}"), Bson::from(*missing)] };
+                let direction = if page.order == Order::Asc { 1 } else { -1 };
+                pipeline.push(doc! { "$addFields": { KEY: key } });
+                pipeline.push(doc! { "$sort": { KEY: direction, creation: 1 } });
+            }
+        }
+        let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        if page.offset > 0 {
+            pipeline.push(doc! { "$skip": number(page.offset) });
+        }
+        if let Some(limit) = page.limit {
+            pipeline.push(doc! { "$limit": number(limit) });
+        }
+        let collection = self.collection(collection);
+        let items = all(collection.aggregate(pipeline).await?).await?;
+        let is_all = page.offset == 0 && page.limit.is_none();
+        let total = match is_all {
+            true => items.len() as u64,
+            false => collection.count_documents(filter).await?,
+        };
+        Ok((items, total))
+    }
+
+    /// Returns a page of rollouts.
+    pub(super) async fn find_rollouts(
+        &self,
+        filter: &RolloutFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Rollout>> {
+        let mut conditions = Vec::new();
+        if let Some(statuses) = &filter.status_in {
+            let names: Vec<&str> = statuses.iter().map(|status| status.name()).collect();
+            conditions.push(doc! { "status": { "$in": names } });
+        }
+        if let Some(ids) = &filter.id_in {
+            conditions.push(doc! { "_id": { "$in": ids } });
+        }
+        if let Some(text) = &filter.id_contains {
+            conditions.push(doc! { "_id": contains(text) });
+        }
+        let filter = combine(conditions, filter.logic);
+        let (found, total) = self.page("rollouts", filter, (ROLLOUT_FIELDS, "seq"), page).await?;
+        let read = |of| StoredRollout::parse(of)?.to_rollout();
+        Ok(Page { items: found.into_iter().map(read).collect::<Result<_>>()?, total })
+    }
+
+    /// Returns a rollout, or `None` if it does not exist.
+    pub(super) async fn find_rollout(&self, id: &str) -> Result<Option<StoredRollout>> {
+        let found = self.collection("rollouts").find_one(doc! { "_id": id }).await?;
+        found.map(StoredRollout::parse).transpose()
+    }
+
+    /// Returns a page of the tries of a rollout.
+    pub(super) async fn find_tries(&self, id: &str, page: &PageRequest) -> Result<Page<Try>> {
+        let tries = match self.find_rollout(id).await? {
+            Some(rollout) => rollout.tries()?,
+            None => Vec::new(),
+        };
+        page_of(tries, TRY_KEYS, page)
+    }
+
+    /// Returns the rollouts of `ids` that have ended, in the order of `ids`, and whether any other
+    /// is open.
+    pub(super) async fn finished(&self, ids: &[String]) -> Result<(Vec<Rollout>, bool)> {
+        let rollouts = self.collection("rollouts");
+        let found = all(rollouts.find(doc! { "_id": { "$in": ids } }).await?).await?;
+        let mut ended = Vec::new();
+        let mut has_open = false;
+        for document in found {
+            let rollout = StoredRollout::parse(document)?;
+            if rollout.state.status.is_finished() {
+                ended.push(rollout.to_rollout()?);
+            } else {
+                has_open = true;
+            }
+        }
+        ended.sort_by_key(|rollout| ids.iter().position(|id| *id == rollout.id));
+        Ok((ended, has_open))
+    }
+
+    /// Returns a page of the latest versions of resources.
+    pub(super) async fn find_latest_resources(
+        &self,
+        filter: &TextFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Resources>> {
+        let mut conditions = Vec::new();
+        add_text(&mut conditions, "id", filter);
+        let found = self.latest_resources(combine(conditions, Logic::And)).await?;
+        page_of(found, RESOURCES_KEYS, page)
+    }
+
+    /// Returns a worker, or `None` if it is unknown.
+    pub(super) async fn find_worker(&self, id: &str) -> Result<Option<Worker>> {
+        let found = self.collection("workers").find_one(doc! { "_id": id }).await?;
+        found.as_ref().map(documents::worker).transpose()
+    }
+
+    /// Returns a page of workers.
+    pub(super) async fn find_workers(
+        &self,
+        filter: &WorkerFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Worker>> {
+        let mut conditions = Vec::new();
+        if let Some(statuses) = &filter.status_in {
+            let names: Vec<&str> = statuses.iter().map(|status| status.name()).collect();
+            conditions.push(doc! { "status": { "$in": names } });
+        }
+        if let Some(text) = &filter.id_contains {
+            conditions.push(doc! { "_id": contains(text) });
+        }
+        let workers = self.collection("workers");
+        let found = workers.find(combine(conditions, filter.logic)).sort(doc! { "created": 1 });
+        let found = all(found.await?).await?;
+        let items = found.iter().map(documents::worker).collect::<Result<_>>()?;
+        page_of(items, WORKER_KEYS, page)
+    }
+
+    /// Returns a page of the spans of a rollout.
+    pub(super) async fn find_spans(
+        &self,
+        filter: &SpanFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Span>> {
+        let mut required = doc! { "rollout": &filter.rollout_id };
+        match &filter.try_name {
+            None => {}
+            Some(TryName::Id(id)) => drop(required.insert("try", id)),
+            Some(TryName::Latest) => {
+                let rollout = self.find_rollout(&filter.rollout_id).await?;
+                let latest =
+                    rollout.and_then(|rollout| Some(rollout.state.tries.last()?.id.clone()));
+                // Without a try, no span matches.
+                required.insert("try", latest.unwrap_or_default());
+            }
+        }
+        let mut conditions = Vec::new();
+        add_text(&mut conditions, "trace_id", &filter.trace_id);
+        add_text(&mut conditions, "span_id", &filter.span_id);
+        add_text(&mut conditions, "parent_id", &filter.parent_id);
+        add_text(&mut conditions, "name", &filter.name);
+        let joined = combine(conditions, filter.logic);
+        if !joined.is_empty() {
+            required = doc! { "$and": [required, joined] };
+        }
+        let (found, total) = self.page("spans", required, (SPAN_FIELDS, "_id"), page).await?;
+        Ok(Page { items: found.iter().map(documents::span).collect::<Result<_>>()?, total })
+    }
+
+    /// Counts the stored documents.
+    pub(super) async fn count_all(&self) -> Result<Statistics> {
+        let rollouts = self.collection("rollouts");
+        let count = async |name: &str, filter: Document| {
+            Result::Ok(self.collection(name).count_documents(filter).await?)
+        };
+        let tries =
+            doc! { "$group": { "_id": Bson::Null, "tries": { "$sum": { "$size": "$tries" } } } };
+        let tries = all(rollouts.aggregate(vec![tries]).await?).await?;
+        let tries = tries.first().map(|of| fields::integer(of, "tries")).transpose()?;
+        let resources = self.collection("resources").distinct("id", doc! {}).await?;
+        Ok(Statistics {
+            rollouts: count("rollouts", doc! {}).await?,
+            tries: tries.unwrap_or(0),
+            spans: count("spans", doc! {}).await?,
+            resources: resources.len() as u64,
+            workers: count("workers", doc! {}).await?,
+            queued_rollouts: count("rollouts", doc! { "queued": 1 }).await?,
+            active_rollouts: {
+                let active = doc! { "status": { "$in": ["preparing", "running"] } };
+                count("rollouts", active).await?
+            },
+        })
+    }
+}

@@ -1,0 +1,190 @@
+//! Spans, and the numbers that order them within a rollout.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use levade_store::rollouts::{NewSpan, SpanOutcome};
+use mongodb::bson::oid::ObjectId;
+use mongodb::bson::{Document, doc};
+use mongodb::options::ReturnDocument;
+
+use super::MongoRollouts;
+use super::documents::StoredRollout;
+use crate::connection::{Result, all, is_duplicate};
+use crate::{fields, json};
+
+/// Maximum sequence number. Larger ones are stored as this one.
+const MAX_NUMBER: u64 = i64::MAX as u64;
+
+/// A try as spans name it: the ids of its rollout and of the try.
+type TryKey<'a> = (&'a str, &'a str);
+
+impl MongoRollouts {
+    /// Adds spans, and reports on their tries.
+    pub(super) async fn insert_spans(&self, spans: &[NewSpan]) -> Result<Vec<SpanOutcome>> {
+        let tries = self.known_tries(spans).await?;
+        let mut stored = self.stored_spans(spans).await?;
+        let mut outcomes = Vec::with_capacity(spans.len());
+        let mut needed: BTreeMap<&str, (u64, usize)> = BTreeMap::new();
+        for span in spans {
+            let (floor, missing) = needed.entry(&span.rollout_id).or_default();
+            // An explicit number counts as issued even if the span is rejected.
+            *floor = (*floor).max(span.number.unwrap_or(0).min(MAX_NUMBER));
+            let key = (span.rollout_id.clone(), span.try_id.clone(), span.span_id.clone());
+            outcomes.push(match tries.get(span.rollout_id.as_str()) {
+                None => SpanOutcome::UnknownRollout,
+                Some(tries) if !tries.contains(&span.try_id) => SpanOutcome::UnknownTry,
+                Some(_) if !stored.insert(key) => SpanOutcome::Duplicate,
+                Some(_) => {
+                    *missing += usize::from(span.number.is_none());
+                    SpanOutcome::Stored(0)
+                }
+            });
+        }
+        let mut next = BTreeMap::new();
+        for (rollout, (floor, missing)) in needed {
+            next.insert(rollout, self.reserve_above(rollout, floor, missing as u64).await?);
+        }
+        let mut documents = Vec::new();
+        for (index, span) in spans.iter().enumerate() {
+            if outcomes[index] != SpanOutcome::Stored(0) {
+                continue;
+            }
+            let number = match (span.number, next.get_mut(span.rollout_id.as_str())) {
+                (Some(number), _) => number.min(MAX_NUMBER),
+                (None, Some(next)) => std::mem::replace(next, next.saturating_add(1)),
+                (None, None) => 1,
+            };
+            outcomes[index] = SpanOutcome::Stored(number);
+            documents.push((index, document(span, number)));
+        }
+        self.write_spans(documents, &mut outcomes).await?;
+        self.report_spans(spans, &outcomes).await?;
+        Ok(outcomes)
+    }
+
+    /// Returns the ids of the tries of all rollouts that spans name and that exist.
+    async fn known_tries(&self, spans: &[NewSpan]) -> Result<BTreeMap<String, BTreeSet<String>>> {
+        let ids: BTreeSet<&str> = spans.iter().map(|span| span.rollout_id.as_str()).collect();
+        let ids: Vec<&str> = ids.into_iter().collect();
+        let rollouts = self.collection("rollouts");
+        let found = all(rollouts.find(doc! { "_id": { "$in": ids } }).await?).await?;
+        let of = |document| {
+            let StoredRollout { state, .. } = StoredRollout::parse(document)?;
+            Ok((state.id, state.tries.into_iter().map(|of| of.id).collect()))
+        };
+        found.into_iter().map(of).collect()
+    }
+
+    /// Returns the spans that are stored already, by rollout, try and span.
+    async fn stored_spans(&self, spans: &[NewSpan]) -> Result<BTreeSet<(String, String, String)>> {
+        let mut by_try: BTreeMap<TryKey<'_>, Vec<&str>> = BTreeMap::new();
+        for span in spans {
+            by_try.entry((&span.rollout_id, &span.try_id)).or_default().push(&span.span_id);
+        }
+        let mut stored = BTreeSet::new();
+        for ((rollout, of), ids) in by_try {
+            let filter = doc! { "rollout": rollout, "try": of, "span_id": { "$in": ids } };
+            let known = self.collection("spans");
+            let known = known.find(filter).projection(doc! { "span_id": 1 }).await?;
+            for span in all(known).await? {
+                stored.insert((rollout.to_owned(), of.to_owned(), fields::text(&span, "span_id")?));
+            }
+        }
+        Ok(stored)
+    }
+
+    /// Writes the documents of spans, each with the index of its outcome.
+    async fn write_spans(
+        &self,
+        documents: Vec<(usize, Document)>,
+        outcomes: &mut [SpanOutcome],
+    ) -> Result<()> {
+        if documents.is_empty() {
+            return Ok(());
+        }
+        let spans = self.collection("spans");
+        let all = documents.iter().map(|(_, document)| document);
+        match spans.insert_many(all).ordered(false).await {
+            Err(error) if is_duplicate(&error) => {}
+            inserted => return Ok(drop(inserted?)),
+        }
+        // Another call has stored one of the spans in the meantime.
+        for (index, document) in documents {
+            let id = doc! { "_id": document.get_object_id("_id").ok() };
+            if spans.find_one(id).await?.is_none() {
+                match spans.insert_one(document).await {
+                    Err(error) if is_duplicate(&error) => outcomes[index] = SpanOutcome::Duplicate,
+                    inserted => drop(inserted?),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports on the tries of which spans were stored.
+    async fn report_spans(&self, spans: &[NewSpan], outcomes: &[SpanOutcome]) -> Result<()> {
+        let is_stored = |outcome: &SpanOutcome| matches!(outcome, SpanOutcome::Stored(_));
+        let reports: BTreeSet<TryKey<'_>> = spans
+            .iter()
+            .zip(outcomes)
+            .filter(|(_, outcome)| is_stored(outcome))
+            .map(|(span, _)| (span.rollout_id.as_str(), span.try_id.as_str()))
+            .collect();
+        for (rollout, id) in reports {
+            let report = |of: &mut StoredRollout, now| {
+                if let Some(index) = of.find_try(id) {
+                    of.state.report(index, now);
+                    of.save_state();
+                }
+                Ok(())
+            };
+            self.update(rollout, report).await?;
+        }
+        Ok(())
+    }
+
+    /// Reserves `count` consecutive numbers above `floor` and above all that were reserved, and
+    /// returns the first.
+    pub(super) async fn reserve_above(&self, rollout: &str, floor: u64, count: u64) -> Result<u64> {
+        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let change = async |change: Document| loop {
+            let numbers = self.collection("span_numbers");
+            let changed = numbers
+                .find_one_and_update(doc! { "_id": rollout }, change.clone())
+                .upsert(true)
+                .return_document(ReturnDocument::After);
+            match changed.await {
+                // Two calls at the same time can both create the counter.
+                Err(error) if is_duplicate(&error) => {}
+                changed => break Result::Ok(changed?.unwrap_or_default()),
+            }
+        };
+        if floor > 0 {
+            change(doc! { "$max": { "last": number(floor) } }).await?;
+        }
+        if count == 0 {
+            return Ok(0);
+        }
+        let last = change(doc! { "$inc": { "last": number(count) } }).await?;
+        Ok(fields::integer::<u64>(&last, "last")? + 1 - count)
+    }
+}
+
+/// Creates the document of a span.
+fn document(span: &NewSpan, number: u64) -> Document {
+    let mut document = doc! {
+        // In the order of creation.
+        "_id": ObjectId::new(),
+        "rollout": &span.rollout_id,
+        "try": &span.try_id,
+        "number": number.min(MAX_NUMBER) as i64,
+        "trace_id": &span.trace_id,
+        "span_id": &span.span_id,
+        "parent_id": span.parent_id.as_deref(),
+        "name": &span.name,
+        "start_time": span.start_time,
+        "end_time": span.end_time,
+    };
+    json::put(&mut document, "body", span.body.get());
+    document
+}
