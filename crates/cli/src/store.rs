@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use levade_http::Access;
-use levade_store::open_rollouts;
 use levade_store::rollouts::SystemClock;
+use levade_store_client::open_rollouts;
 use levade_store_server::{ServerOptions, serve};
 use tokio::net::TcpListener;
 
@@ -50,8 +50,8 @@ struct ServeArgs {
     #[arg(long, default_value_t = 4747)]
     port: u16,
 
-    /// SQLite file, which is created if it does not exist, or memory: to keep nothing. Runs are
-    /// files in the directory PATH.runs
+    /// SQLite file, which is created if it does not exist, memory: to keep nothing, or
+    /// mongodb://HOST/NAME. Runs are files in the directory PATH.runs
     #[arg(long, value_name = "PATH", default_value = "memory:")]
     db: String,
 

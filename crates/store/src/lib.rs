@@ -70,6 +70,7 @@ pub mod contract;
 mod error;
 mod location;
 mod memory;
+mod mongo_url;
 mod plan_header;
 mod record;
 pub mod rollouts;
@@ -82,6 +83,7 @@ pub mod wire;
 pub use error::{Code, StoreError};
 pub use location::{Access, Location, is_run_name};
 pub use memory::Memory;
+pub use mongo_url::{MongoUrl, PASSWORD_VARIABLE};
 pub use record::{
     AppliedKlPenalty, Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt,
     HighEntropy, PerToken, PlannedSequence, PolicyPlan, Status, StepPlan, StepReward, Tries,

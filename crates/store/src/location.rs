@@ -9,7 +9,7 @@ use levade_tree::RunId;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Code;
-use crate::{Memory, Sqlite, Store, StoreError};
+use crate::{Memory, MongoUrl, Sqlite, Store, StoreError};
 
 /// Default name of the SQLite file in a run directory.
 const FILE: &str = "run.db";
@@ -33,6 +33,8 @@ pub enum Location {
     Sqlite(PathBuf),
     /// Memory of the process. All data is lost when the process exits.
     Memory,
+    /// A MongoDB database, which is named after the run directory.
+    Mongo(MongoUrl),
     /// A store server.
     Server {
         /// URL of the server, without a final slash.
@@ -82,9 +84,9 @@ impl Location {
             (Location::Memory, _) => {
                 return Err(StoreError::NotDurable { run_dir: run_dir.to_owned() });
             }
-            (Location::Server { .. }, _) => {
+            (Location::Mongo(_) | Location::Server { .. }, _) => {
                 return Err(StoreError::Open {
-                    location: self.to_string(),
+                    location: self.without_password(),
                     code: Code::Invalid,
                     source: "it is on a server".into(),
                 });
@@ -111,15 +113,23 @@ impl Location {
     pub fn file(&self, run_dir: &Path) -> Option<PathBuf> {
         match self {
             Location::Sqlite(file) => Some(run_dir.join(file)),
-            Location::Memory | Location::Server { .. } => None,
+            Location::Memory | Location::Mongo(_) | Location::Server { .. } => None,
         }
     }
 
     /// Returns whether the data survives the exit of the process that writes it.
     pub fn is_durable(&self) -> bool {
         match self {
-            Location::Sqlite(_) | Location::Server { .. } => true,
+            Location::Sqlite(_) | Location::Mongo(_) | Location::Server { .. } => true,
             Location::Memory => false,
+        }
+    }
+
+    /// Returns the location for messages.
+    fn without_password(&self) -> String {
+        match self {
+            Location::Mongo(url) => format!("{url:?}"),
+            other => other.to_string(),
         }
     }
 
@@ -144,9 +154,7 @@ impl FromStr for Location {
             Some(("sqlite", path)) if !path.is_empty() => Ok(Location::Sqlite(path.into())),
             Some(("memory", "")) => Ok(Location::Memory),
             Some(("http" | "https", rest)) => parse_server(text, rest),
-            Some(("mongodb" | "mongodb+srv", _)) => {
-                Err(format!("\"{text}\" names MongoDB, which is not supported yet; {KNOWN}"))
-            }
+            Some(("mongodb" | "mongodb+srv", _)) => text.parse().map(Location::Mongo),
             _ => Err(format!("\"{text}\" is not a store location; {KNOWN}")),
         }
     }
@@ -154,8 +162,8 @@ impl FromStr for Location {
 
 /// Supported forms of a location, as listed in errors.
 const KNOWN: &str = "use \"sqlite:PATH\", where PATH is relative to the run's directory, \
-                     \"memory:\", \"http://HOST:PORT/NAME\" for a store server, or \"\" for \
-                     sqlite:run.db";
+                     \"memory:\", \"http://HOST:PORT/NAME\" for a store server, \
+                     \"mongodb://HOST:PORT/PREFIX\", or \"\" for sqlite:run.db";
 
 /// Parses the URL of a server, with or without the name of a run. `rest` follows the scheme.
 fn parse_server(text: &str, rest: &str) -> Result<Location, String> {
@@ -193,6 +201,7 @@ impl fmt::Display for Location {
         match self {
             Location::Sqlite(file) => write!(f, "sqlite:{}", file.display()),
             Location::Memory => f.write_str("memory:"),
+            Location::Mongo(url) => url.fmt(f),
             Location::Server { url, name: None } => f.write_str(url),
             Location::Server { url, name: Some(name) } => write!(f, "{url}/{name}"),
         }
@@ -226,6 +235,7 @@ mod tests {
             "memory:",
             "http://h:4747",
             "https://[::1]:9/run-1.a",
+            "mongodb://u@h:1/runs?authSource=x",
         ] {
             assert_eq!(text.parse::<Location>().unwrap().to_string(), text);
         }
@@ -250,8 +260,8 @@ mod tests {
         }
         let error = "http://levade:secret@h/a".parse::<Location>().unwrap_err();
         assert!(error.contains("@h") && !error.contains("secret"), "{error}");
-        let error = "mongodb://h/runs".parse::<Location>().unwrap_err();
-        assert!(error.contains("is not supported yet"), "{error}");
+        let error = "mongodb+srv://u:secret@h/runs".parse::<Location>().unwrap_err();
+        assert!(error.contains("mongodb://") && !error.contains("secret"), "{error}");
     }
 
     #[test]

@@ -78,9 +78,7 @@ impl StepHeader {
 }
 
 /// Iterates over the sequences of a plan in order, each after the indices of its policy and update.
-pub fn indexed_sequences(
-    plan: &StepPlan,
-) -> impl Iterator<Item = (u32, u32, &PlannedSequence)> {
+pub fn indexed_sequences(plan: &StepPlan) -> impl Iterator<Item = (u32, u32, &PlannedSequence)> {
     plan.policies.iter().enumerate().flat_map(|(policy, plan)| {
         plan.updates.iter().enumerate().flat_map(move |(update, update_plan)| {
             let indexed = move |sequence| (policy as u32, update as u32, sequence);

@@ -14,7 +14,8 @@
 //! - **One trainer per run.** A store that was opened for writing has the lease of its run. After
 //!   another trainer has resumed the run, every write returns [`StoreError::Fenced`].
 //!
-//! Out of scope: the server, which is `levade-store-server`.
+//! Out of scope: the server, which is `levade-store-server`, and MongoDB, which is
+//! `levade-store-mongo`.
 
 mod rollouts;
 mod service;
@@ -24,7 +25,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use levade_store::rollouts::{Clock, Rollouts};
-use levade_store::{Access, Code, Location, Store, StoreError};
+use levade_store::{Access, Code, Location, MongoUrl, Store, StoreError};
+use levade_store_mongo::{MongoRollouts, MongoStore};
 
 pub use rollouts::HttpRollouts;
 pub use service::{KEY_VARIABLE, ServiceOptions, TIMEOUT_VARIABLE};
@@ -34,8 +36,8 @@ pub use store::HttpStore;
 ///
 /// # Errors
 /// Returns the errors of [`Location::open_local`] for a store of this machine, the errors of
-/// [`HttpStore::open`] for a store on a server, and an error if an environment variable of
-/// [`ServiceOptions`] is invalid.
+/// [`HttpStore::open`] for a store on a server, those of [`MongoStore::open`] for a MongoDB database,
+/// and an error if an environment variable of [`ServiceOptions`] is invalid.
 pub async fn open(
     location: &Location,
     run_dir: &Path,
@@ -43,6 +45,7 @@ pub async fn open(
 ) -> Result<Arc<dyn Store>, StoreError> {
     match location {
         Location::Sqlite(_) | Location::Memory => location.open_local(run_dir, access).await,
+        Location::Mongo(url) => Ok(Arc::new(MongoStore::open(url, run_dir, access).await?)),
         Location::Server { url, name } => {
             let options = options(url)?;
             let store = HttpStore::open(url, name.as_deref(), run_dir, access, &options).await?;
@@ -52,12 +55,13 @@ pub async fn open(
 }
 
 /// Opens a store of rollouts: `memory:`, the path of an SQLite file, which is created if it does
-/// not exist, or the URL of a server (`http://` or `https://`). A server uses its own clock instead
-/// of `clock`.
+/// not exist, the URL of a server (`http://` or `https://`), or that of a MongoDB database
+/// (`mongodb://`). A server uses its own clock instead of `clock`.
 ///
 /// # Errors
-/// Returns the errors of [`levade_store::open_rollouts`] and of [`HttpRollouts::connect`], and an
-/// error if an environment variable of [`ServiceOptions`] is invalid.
+/// Returns the errors of [`levade_store::open_rollouts`], of [`HttpRollouts::connect`] and of
+/// [`MongoRollouts::open`], and an error if an environment variable of [`ServiceOptions`] is
+/// invalid.
 pub async fn open_rollouts(
     location: &str,
     clock: Arc<dyn Clock>,
@@ -65,6 +69,13 @@ pub async fn open_rollouts(
     match location.split_once("://") {
         Some(("http" | "https", _)) => {
             Ok(Arc::new(HttpRollouts::connect(location, &options(location)?).await?))
+        }
+        Some(("mongodb" | "mongodb+srv", _)) => {
+            let url: MongoUrl = location.parse().map_err(|why: String| {
+                let (location, code) = ("MongoDB".to_owned(), Code::Invalid);
+                StoreError::Open { location, code, source: why.into() }
+            })?;
+            Ok(Arc::new(MongoRollouts::open(&url).await?))
         }
         _ => levade_store::open_rollouts(location, clock).await,
     }

@@ -7,14 +7,12 @@ use std::time::Duration;
 use levade_policy::process_time::{self, Stopwatch};
 use levade_store::backend::Failure;
 use levade_store::rollouts::RolloutError;
-use levade_store::{Code, StoreError};
+use levade_store::{Code, MongoUrl, PASSWORD_VARIABLE, StoreError};
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::error::{Error, ErrorKind, WriteFailure};
-use mongodb::options::{Acknowledgment, ClientOptions, ReturnDocument, WriteConcern};
+use mongodb::options::{Acknowledgment, ClientOptions, WriteConcern};
 use mongodb::{Client, Collection, Database, IndexModel};
 use tracing::{debug, trace};
-
-use crate::url::MongoUrl;
 
 /// Timeout for the first response of a server, unless the URL sets `serverSelectionTimeoutMS`.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -30,40 +28,50 @@ const SELECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An error inside an operation, before the location and the key are added.
 #[derive(Debug)]
-pub(crate) struct OperationError(pub Failure);
+pub(crate) enum OperationError {
+    /// The operation failed.
+    Failed(Failure),
+    /// Another trainer, which is named, has acquired the lease of the run.
+    Fenced(String),
+}
 
 /// Result of a part of an operation.
 pub(crate) type Result<T> = std::result::Result<T, OperationError>;
 
 impl From<Failure> for OperationError {
     fn from(failure: Failure) -> Self {
-        OperationError(failure)
+        OperationError::Failed(failure)
     }
 }
 
 impl From<RolloutError> for OperationError {
     fn from(error: RolloutError) -> Self {
-        OperationError(Failure::Backend(error.code(), error.into()))
+        OperationError::Failed(Failure::Backend(error.code(), error.into()))
     }
 }
 
 impl From<Error> for OperationError {
     fn from(error: Error) -> Self {
-        let code = code_of(&error);
-        if code == Code::Invalid {
-            return OperationError(Failure::Unstorable(error.to_string()));
-        }
-        let remedy = match code {
-            Code::Unavailable => "check that MongoDB runs at this address and can be reached",
-            Code::Forbidden => {
-                "check user, password and `authSource` in the URL, and that the user has the role \
-                 `readWrite` in this database"
-            }
-            Code::Full => "free space on the disk of the server",
-            _ => return OperationError(Failure::Backend(code, error.into())),
-        };
-        OperationError(Failure::Backend(code, format!("{error}; {remedy}").into()))
+        OperationError::Failed(to_failure(error))
     }
+}
+
+/// Converts an error of the driver to a failure that names a way out.
+fn to_failure(error: Error) -> Failure {
+    let code = code_of(&error);
+    if code == Code::Invalid {
+        return Failure::Unstorable(error.to_string());
+    }
+    let remedy = match code {
+        Code::Unavailable => "check that MongoDB runs at this address and can be reached",
+        Code::Forbidden => {
+            "check user, password and `authSource` in the URL, and that the user has the role \
+                 `readWrite` in this database"
+        }
+        Code::Full => "free space on the disk of the server",
+        _ => return Failure::Backend(code, error.into()),
+    };
+    Failure::Backend(code, format!("{error}; {remedy}").into())
 }
 
 /// Maps an error of the driver to its code.
@@ -146,13 +154,15 @@ impl Connection {
     pub async fn open(url: &MongoUrl, name: &str) -> std::result::Result<Self, StoreError> {
         let location = url.location(name);
         let open_error = |error: Error| {
-            let (code, source) = match OperationError::from(error).0 {
+            let (code, source) = match to_failure(error) {
                 Failure::Backend(code, source) => (code, source),
                 other => (Code::Invalid, format!("{other:?}").into()),
             };
             StoreError::Open { location: location.clone(), code, source }
         };
-        let mut options = ClientOptions::parse(url.for_driver()).await.map_err(open_error)?;
+        let password = std::env::var(PASSWORD_VARIABLE).ok();
+        let driver_url = url.for_driver(password.as_deref());
+        let mut options = ClientOptions::parse(driver_url).await.map_err(open_error)?;
         options.app_name.get_or_insert_with(|| "levade".to_owned());
         if options.write_concern.is_none() {
             let durable = WriteConcern::builder().w(Acknowledgment::Majority).journal(true);
@@ -215,14 +225,21 @@ impl Connection {
             };
             let seconds = watch.elapsed().as_secs_f64();
             match outcome {
-                Err(OperationError(Failure::Backend(Code::Unavailable, error)))
+                Err(OperationError::Failed(Failure::Backend(Code::Unavailable, error)))
                     if watch.elapsed() + RETRY_INTERVAL < RESPONSE_TIMEOUT =>
                 {
                     debug!(%key, seconds, %error, "waiting for MongoDB to {action}");
                     process_time::sleep(RETRY_INTERVAL).await;
                 }
-                Err(OperationError(failure)) => {
-                    let error = failure.into_error(location, action, key);
+                Err(error) => {
+                    let error = match error {
+                        OperationError::Failed(failure) => {
+                            failure.into_error(location, action, key)
+                        }
+                        OperationError::Fenced(holder) => {
+                            StoreError::Fenced { location: location.to_owned(), key, holder }
+                        }
+                    };
                     debug!(seconds, %error, "cannot {action}");
                     return Err(error);
                 }
@@ -302,18 +319,17 @@ pub(crate) fn now() -> f64 {
 /// the new one was written.
 pub(crate) async fn insert_new(
     to: &Collection<Document>,
-    mut document: Document,
+    document: Document,
 ) -> Result<Option<Document>> {
-    let id = doc! { "_id": document.remove("_id").unwrap_or(Bson::Null) };
-    let insert = doc! { "$setOnInsert": document };
-    let inserting = to
-        .find_one_and_update(id.clone(), insert)
-        .upsert(true)
-        .return_document(ReturnDocument::Before);
-    match inserting.await {
-        // Two inserts at the same time can both find no document.
-        Err(error) if is_duplicate(&error) => Ok(to.find_one(id).await?),
-        inserted => Ok(inserted?),
+    // Not an upsert: of two at the same time, some servers report both as the first.
+    match to.insert_one(&document).await {
+        Err(error) if is_duplicate(&error) => {
+            Ok(to.find_one(doc! { "_id": document.get("_id") }).await?)
+        }
+        inserted => {
+            inserted?;
+            Ok(None)
+        }
     }
 }
 

@@ -25,8 +25,6 @@ mod segments;
 mod store;
 #[cfg(test)]
 mod tests;
-mod url;
 
 pub use rollouts::MongoRollouts;
 pub use store::MongoStore;
-pub use url::MongoUrl;

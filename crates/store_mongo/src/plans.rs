@@ -6,7 +6,7 @@
 
 use std::str::FromStr;
 
-use levade_store::backend::{Failure, StepHeader, indexed_sequences};
+use levade_store::backend::{Failure, StepHeader, indexed_sequences, push_sequence};
 use levade_store::{PerToken, PlannedSequence, StepPlan};
 use levade_tree::{AttemptId, SegmentId};
 use mongodb::bson::{Document, doc};
@@ -28,7 +28,7 @@ pub(crate) fn step_id(phase: u32, step: u32) -> String {
 /// Writes the sequences of a plan, and returns the document of its step.
 pub(crate) async fn write_sequences(connection: &Connection, plan: &StepPlan) -> Result<Document> {
     let StepPlan { phase, step, .. } = *plan;
-    let header = serde_json::to_string(&StepHeader::new(plan))
+    let header = serde_json::to_string(&StepHeader::from(plan))
         .map_err(|error| Failure::Unstorable(error.to_string()))?;
     let mut documents = Vec::new();
     let mut hash = Sha256::new();
@@ -39,8 +39,8 @@ pub(crate) async fn write_sequences(connection: &Connection, plan: &StepPlan) ->
             "phase": i64::from(phase),
             "step": i64::from(step),
             "index": index as i64,
-            "policy": policy as i64,
-            "update": update as i64,
+            "policy": i64::from(policy),
+            "update": i64::from(update),
             "attempt": sequence.attempt.to_string(),
             "leaf": i64::from(sequence.leaf.0),
             "advantage": column(&sequence.advantage),
@@ -95,8 +95,8 @@ pub(crate) async fn read(connection: &Connection, head: &Document) -> Result<Ste
             PerToken::from_bytes(bytes).ok_or_else(|| corrupt("a list of numbers is truncated"))
         };
         let optional = |name: &str| fields::value(document, name).map(|_| column(name)).transpose();
-        let [policy, update]: [usize; 2] =
-            [fields::integer(document, "policy")?, fields::integer(document, "update")?];
+        let index: (u32, u32) =
+            (fields::integer(document, "policy")?, fields::integer(document, "update")?);
         let attempt = fields::text(document, "attempt")?;
         let sequence = PlannedSequence {
             attempt: AttemptId::from_str(&attempt).map_err(|error| corrupt(&error.to_string()))?,
@@ -106,8 +106,7 @@ pub(crate) async fn read(connection: &Connection, head: &Document) -> Result<Ste
             returns: optional("returns")?,
             values: optional("values")?,
         };
-        let update = plan.policies.get_mut(policy).and_then(|plan| plan.updates.get_mut(update));
-        update.ok_or_else(|| corrupt("its update does not exist"))?.sequences.push(sequence);
+        push_sequence(&mut plan, index, sequence).map_err(Failure::Corrupt)?;
     }
     Ok(plan)
 }

@@ -8,15 +8,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use levade_policy::process_time::{self, Stopwatch};
+use levade_store::StoreError;
 use levade_store::backend::Failure;
-use levade_store::{Code, StoreError};
 use levade_tree::RunId;
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::bson::{Document, doc};
 use mongodb::options::ReturnDocument;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use tracing::info;
 
 use crate::connection::{Connection, OperationError, Result, insert_new, now};
 use crate::fields;
@@ -29,12 +27,6 @@ const RENEW_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Rest of the lease below which a write renews it first.
 const MIN_REST: Duration = Duration::from_secs(30);
-
-/// Timeout for the lease of another trainer to end.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(90);
-
-/// Interval between two looks at the lease of another trainer.
-const ACQUIRE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Version of the documents that this build reads and writes.
 const FORMAT: i32 = 1;
@@ -93,52 +85,43 @@ async fn run_document(connection: &Connection) -> mongodb::error::Result<Option<
 
 impl RunLease {
     /// Acquires the lease for `owner`, and renews it in the background until the value is dropped.
-    /// Waits while another owner has it.
     ///
     /// # Errors
-    /// Returns [`StoreError::Failed`] with [`Code::Forbidden`] if another trainer keeps the lease.
+    /// Returns [`StoreError::Leased`] if another trainer has the lease.
     pub async fn acquire(
         connection: &Arc<Connection>,
         owner: &str,
     ) -> std::result::Result<Self, StoreError> {
-        let mut watch = Stopwatch::start();
-        loop {
-            let start = Instant::now();
-            let server_now = now() + connection.clock_offset;
-            let free = doc! { "_id": "run", "$or": [
-                { "owner": owner },
-                { "owner": null },
-                { "until": { "$lt": server_now } },
-            ] };
-            let take = doc! {
-                "$set": { "owner": owner, "until": server_now + TTL.as_secs_f64() },
-                "$inc": { "epoch": 1_i64 },
-            };
-            let acquire = || async {
-                let runs = connection.collection("run");
-                let acquiring = runs.find_one_and_update(free.clone(), take.clone());
-                match acquiring.return_document(ReturnDocument::After).await? {
-                    Some(run) => Ok(Ok(fields::integer(&run, "epoch")?)),
-                    None => Ok(Err(run_document(connection).await?.unwrap_or_default())),
-                }
-            };
-            let holder = match connection.run("record", "the lease of the run", acquire).await? {
-                Ok(epoch) => return Ok(Self::start(connection, epoch, start + TTL)),
-                Err(run) => holder(&run),
-            };
-            if watch.elapsed() >= ACQUIRE_TIMEOUT {
-                let failure = Failure::Backend(Code::Forbidden, format!(
-                    "{holder} still works on the run after {} seconds; stop that trainer, or start a \
-                     run in another directory", ACQUIRE_TIMEOUT.as_secs()).into());
-                let key = "the lease of the run".to_owned();
-                return Err(failure.into_error(&connection.location, "record", key));
+        let start = Instant::now();
+        let server_now = now() + connection.clock_offset;
+        let free = doc! { "_id": "run", "$or": [
+            { "owner": owner },
+            { "owner": null },
+            { "until": { "$lt": server_now } },
+        ] };
+        let take = doc! {
+            "$set": { "owner": owner, "until": server_now + TTL.as_secs_f64() },
+            "$inc": { "epoch": 1_i64 },
+        };
+        let acquire = || async {
+            let runs = connection.collection("run");
+            let acquiring = runs.find_one_and_update(free.clone(), take.clone());
+            match acquiring.return_document(ReturnDocument::After).await? {
+                Some(run) => Ok(Ok(fields::integer(&run, "epoch")?)),
+                None => Ok(Err(run_document(connection).await?.unwrap_or_default())),
             }
-            info!(%holder, timeout = ?ACQUIRE_TIMEOUT, "waiting for the lease of the run");
-            process_time::sleep(ACQUIRE_INTERVAL).await;
+        };
+        match connection.run("record", "the lease of the run", acquire).await? {
+            Ok(epoch) => Ok(Self::renew_in_background(connection, epoch, start + TTL)),
+            Err(run) => Err(StoreError::Leased {
+                location: connection.location.clone(),
+                holder: holder(&run),
+                seconds: (fields::number(&run, "until").unwrap_or(0.0) - server_now).ceil() as u64,
+            }),
         }
     }
 
-    fn start(connection: &Arc<Connection>, epoch: i64, until: Instant) -> Self {
+    fn renew_in_background(connection: &Arc<Connection>, epoch: i64, until: Instant) -> Self {
         let until = Arc::new(Mutex::new(until));
         let (stop, mut stopped) = oneshot::channel::<()>();
         let renewed = Arc::clone(&until);
@@ -162,7 +145,7 @@ impl RunLease {
     /// lease lasts until the write is done. Renews the lease if it ends soon.
     ///
     /// # Errors
-    /// Returns an error with [`Code::Forbidden`] if another trainer has acquired the lease.
+    /// Returns [`OperationError::Fenced`] if another trainer has acquired the lease.
     pub async fn check(&self) -> Result<()> {
         let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
         if Instant::now() + MIN_REST > until {
@@ -170,14 +153,14 @@ impl RunLease {
         }
         let run = run_document(&self.connection).await?.unwrap_or_default();
         let is_held = fields::optional_integer(&run, "epoch")? == Some(self.epoch);
-        if is_held { Ok(()) } else { Err(lost(&run, self.epoch)) }
+        if is_held { Ok(()) } else { Err(OperationError::Fenced(holder(&run))) }
     }
 }
 
 /// Extends a lease.
 ///
 /// # Errors
-/// Returns an error with [`Code::Forbidden`] if another trainer has acquired the lease.
+/// Returns [`OperationError::Fenced`] if another trainer has acquired the lease.
 async fn renew(connection: &Connection, epoch: i64, until: &Mutex<Instant>) -> Result<()> {
     let start = Instant::now();
     let end = now() + connection.clock_offset + TTL.as_secs_f64();
@@ -186,7 +169,7 @@ async fn renew(connection: &Connection, epoch: i64, until: &Mutex<Instant>) -> R
         connection.collection("run").update_one(own, doc! { "$set": { "until": end } }).await?;
     if renewed.matched_count == 0 {
         let run = run_document(connection).await?.unwrap_or_default();
-        return Err(lost(&run, epoch));
+        return Err(OperationError::Fenced(holder(&run)));
     }
     let mut until = until.lock().unwrap_or_else(PoisonError::into_inner);
     *until = (*until).max(start + TTL);
@@ -195,18 +178,6 @@ async fn renew(connection: &Connection, epoch: i64, until: &Mutex<Instant>) -> R
 
 /// Names the trainer that has the lease.
 fn holder(run: &Document) -> String {
-    match fields::optional_text(run, "owner") {
-        Ok(Some(owner)) => format!("the trainer {owner}"),
-        _ => "another trainer".to_owned(),
-    }
-}
-
-/// Creates the error of a trainer whose lease another trainer has acquired.
-fn lost(run: &Document, epoch: i64) -> OperationError {
-    let current = run.get("epoch").map_or_else(|| "unknown".to_owned(), Bson::to_string);
-    let text = format!(
-        "{} has resumed the run (epoch {current}; this trainer has {epoch}); this trainer must stop",
-        holder(run),
-    );
-    Failure::Backend(Code::Forbidden, text.into()).into()
+    let owner = fields::optional_text(run, "owner").ok().flatten();
+    owner.unwrap_or_else(|| "a trainer that has ended since".to_owned())
 }

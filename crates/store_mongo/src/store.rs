@@ -7,18 +7,17 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use levade_store::backend::{self, Failure};
 use levade_store::{
-    Access, Attempt, AttemptStart, AttemptSummary, Code, End, EvalKey, FailedAttempt, Status,
-    StepPlan, Store, StoreError, Tries, WriteOutcome,
+    Access, Attempt, AttemptStart, AttemptSummary, Code, End, EvalKey, FailedAttempt, MongoUrl,
+    Status, StepPlan, Store, StoreError, Tries, WriteOutcome,
 };
 use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment, SegmentId};
 use mongodb::Collection;
 use mongodb::bson::{Document, doc};
 
 use crate::attempts::{self, COUNTING, Head};
-use crate::connection::{Connection, Index, OperationError, Result, all, insert_new};
+use crate::connection::{Connection, Index, Result, all, insert_new};
 use crate::run_lease::{self, RunLease};
 use crate::segments::Segments;
-use crate::url::MongoUrl;
 use crate::{fields, json, plans};
 
 /// The store of a run in a MongoDB database.
@@ -39,10 +38,10 @@ impl MongoStore {
     /// # Errors
     /// - Returns [`StoreError::Deadline`] if no server responds, and [`StoreError::Open`] if the
     ///   server rejects the user or, for [`Access::Read`], if the database contains no run.
-    /// - Returns [`StoreError::OtherRun`] if the database contains another run than `access` starts.
+    /// - Returns [`StoreError::OtherRun`] if the database contains another run than `access` starts,
+    ///   and [`StoreError::NotEmpty`] if it contains records of the same run.
     /// - Returns [`StoreError::Version`] if another build wrote the database in another format.
-    /// - Returns [`StoreError::Failed`] with [`Code::Forbidden`] if another trainer works on the
-    ///   run.
+    /// - Returns [`StoreError::Leased`] if another trainer works on the run.
     pub async fn open(
         url: &MongoUrl,
         run_dir: &Path,
@@ -62,6 +61,13 @@ impl MongoStore {
         let connection = Arc::new(Connection::open(url, database).await?);
         let location = || connection.location.clone();
         let stored = run_lease::stored_run(&connection).await?;
+        let has_records =
+            || async { Ok(connection.collection("attempts").find_one(doc! {}).await?.is_some()) };
+        if matches!(access, Access::Start(run) if stored.as_ref() == Some(run))
+            && connection.run("read", "the attempts", has_records).await?
+        {
+            return Err(StoreError::NotEmpty { location: location() });
+        }
         let (run, lease) = match (access, stored) {
             (Access::Read, Some(run)) => (run, None),
             (Access::Read, None) => {
@@ -451,7 +457,7 @@ impl Store for MongoStore {
             if backend::same_plan(&stored, plan) {
                 return Ok(WriteOutcome::AlreadyRecorded);
             }
-            Err(OperationError(Failure::Conflict(key.clone(), "plan")))
+            Err(Failure::Conflict(key.clone(), "plan").into())
         };
         self.write(key.clone(), write).await
     }

@@ -145,6 +145,9 @@ impl StoredRollout {
         document.insert("config", config_document(&state.config));
         document.insert("end_time", state.end_time);
         document.insert("tries", tries);
+        if !state.status.is_active() {
+            document.remove("lease_key");
+        }
         // Documents without the field are not in the index of timeouts.
         match state.expires() {
             Some(expires) => document.insert("expires", expires),

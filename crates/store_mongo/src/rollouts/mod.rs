@@ -21,7 +21,7 @@ use levade_store::rollouts::{
     SpanOutcome, Statistics, SystemClock, TextFilter, Try, TryName, TryUpdate, Worker,
     WorkerFilter,
 };
-use levade_store::{Code, StoreError, WriteOutcome};
+use levade_store::{Code, MongoUrl, StoreError, WriteOutcome};
 use mongodb::Collection;
 use mongodb::bson::{Document, doc};
 use tokio::sync::watch;
@@ -30,7 +30,6 @@ use tokio::time::Instant;
 use crate::connection::{Connection, Index, Result as OperationResult, insert_new};
 use crate::fields;
 use crate::segments::hex;
-use crate::url::MongoUrl;
 
 /// Maximum interval at which a wait looks again, for writes of other processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -172,6 +171,7 @@ fn indexes() -> Vec<Index> {
         Index::plain("rollouts", "rollout_queue", queue),
         unique(sparse(Index::plain("rollouts", "rollout_key", doc! { "key": 1 }))),
         sparse(Index::plain("rollouts", "rollout_expiry", doc! { "expires": 1 })),
+        sparse(Index::plain("rollouts", "rollout_lease", doc! { "lease_key": 1 })),
         Index::plain("rollouts", "rollout_status", doc! { "status": 1 }),
         Index::plain("rollouts", "rollout_changed", doc! { "changed": 1 }),
         Index::plain("rollouts", "rollout_order", doc! { "seq": 1 }),
@@ -214,7 +214,13 @@ impl Rollouts for MongoRollouts {
         if request.max == 0 {
             return Ok(Vec::new());
         }
-        let lease = || self.write("leases", || self.lease_once(request));
+        // Without a key, only this call repeats the request.
+        let own_key = match &request.key {
+            Some(key) => key.clone(),
+            None => self.write("leases", || async { new_id("own-", 8) }).await?,
+        };
+        let key = own_key.as_str();
+        let lease = || self.write("leases", move || self.lease_once(request, key));
         let leased = lease().await?;
         if !leased.is_empty() || request.wait.is_zero() {
             return Ok(leased);

@@ -206,8 +206,17 @@ impl MongoRollouts {
         started.to_rollout()
     }
 
-    /// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority.
-    pub(super) async fn lease_once(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
+    /// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority. A request that
+    /// is repeated with the same key returns the leases that it made before.
+    pub(super) async fn lease_once(
+        &self,
+        request: &LeaseRequest,
+        key: &str,
+    ) -> Result<Vec<Rollout>> {
+        let leased = self.leased_before(key).await?;
+        if !leased.is_empty() {
+            return Ok(leased);
+        }
         let worker = request.worker.as_deref();
         let ttl = request.ttl.map(|ttl| ttl.as_secs_f64());
         let mut leased: Vec<StoredRollout> = Vec::new();
@@ -227,6 +236,7 @@ impl MongoRollouts {
                 let mut started = StoredRollout::parse(candidate)?;
                 started.state.start_try(new_id("at-", 6)?, worker, ttl, self.clock.now());
                 started.save_state();
+                started.document.insert("lease_key", key);
                 // Another worker may have been faster.
                 if self.replace(&mut started, Some(number)).await? {
                     changes.push((started.state.id.clone(), number));
@@ -243,6 +253,14 @@ impl MongoRollouts {
             _ => {}
         }
         leased.iter().map(StoredRollout::to_rollout).collect()
+    }
+
+    /// Returns the rollouts that a request with this key leased, if the lease is in progress.
+    async fn leased_before(&self, key: &str) -> Result<Vec<Rollout>> {
+        let rollouts = self.collection("rollouts");
+        let order = doc! { "priority": -1, "enqueued": 1 };
+        let found = all(rollouts.find(doc! { "lease_key": key }).sort(order).await?).await?;
+        found.into_iter().map(|of| StoredRollout::parse(of)?.to_rollout()).collect()
     }
 
     /// Returns the first queued rollouts.

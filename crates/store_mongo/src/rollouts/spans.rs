@@ -106,7 +106,7 @@ impl MongoRollouts {
         let all = documents.iter().map(|(_, document)| document);
         match spans.insert_many(all).ordered(false).await {
             Err(error) if is_duplicate(&error) => {}
-            inserted => return Ok(drop(inserted?)),
+            inserted => return inserted.map(drop).map_err(Into::into),
         }
         // Another call has stored one of the spans in the meantime.
         for (index, document) in documents {

@@ -1,4 +1,5 @@
-use levade_store::rollouts::ManualClock;
+use levade_store::rollouts::{LeaseRequest, ManualClock};
+use serde_json::value::RawValue;
 
 use super::*;
 use crate::tests::{TestDatabase, server};
@@ -29,6 +30,7 @@ macro_rules! contract {
 contract!(
     lease_serves_priorities_then_age
     lease_merges_queues_by_age
+    repeated_lease_request_returns_leases_in_progress
     enqueue_is_idempotent_by_key
     finish_is_idempotent_and_rejects_other_ends
     retry_returns_to_old_position
@@ -54,3 +56,58 @@ contract!(
     spans_report_one_outcome_each
     json_round_trips_to_the_byte
 );
+
+fn new(input: &str) -> NewRollout {
+    NewRollout::new(RawValue::from_string(input.to_owned()).unwrap())
+}
+
+#[tokio::test]
+async fn change_below_an_announced_number_gets_a_larger_one() {
+    let Some(url) = server() else { return };
+    let of = TestDatabase::new(url);
+    let store = open(&of, Arc::new(ManualClock::new(1000.0))).await;
+    let created = store.enqueue(&[new("1"), new("2")]).await.unwrap();
+    // A reader has read up to 7 while a writer with the number 3 had not written yet.
+    let announce = doc! { "$set": { "read": 7_i64 } };
+    store.collection("counters").update_one(doc! { "_id": "changes" }, announce).await.unwrap();
+    store.cancel(&[created[0].id.clone()]).await.unwrap();
+    let (changed, last) = store.changes(7, 10, Duration::ZERO).await.unwrap();
+    assert_eq!((changed.len(), changed[0].id.as_str(), last), (1, created[0].id.as_str(), 8));
+    of.drop_all().await;
+}
+
+#[tokio::test]
+async fn two_processes_lease_from_one_queue_and_wake_each_other() {
+    let Some(url) = server() else { return };
+    let of = TestDatabase::new(url);
+    let clock = Arc::new(ManualClock::new(1000.0));
+    let [first, second] = [open(&of, Arc::clone(&clock)).await, open(&of, clock).await];
+    let wait = Duration::from_secs(60);
+    let waiting = tokio::spawn(async move {
+        second.lease(&LeaseRequest { wait, ..LeaseRequest::new(1, Some("w")) }).await.unwrap()
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    first.enqueue(&[new("7")]).await.unwrap();
+    assert_eq!(waiting.await.unwrap()[0].input.get(), "7");
+    assert!(first.lease(&LeaseRequest::new(1, None)).await.unwrap().is_empty());
+    of.drop_all().await;
+}
+
+#[tokio::test]
+async fn reopened_rollouts_keep_their_indexes_and_reject_other_formats() {
+    let Some(url) = server() else { return };
+    let of = TestDatabase::new(url);
+    drop(open(&of, Arc::new(ManualClock::new(1000.0))).await);
+    let store = open(&of, Arc::new(ManualClock::new(1000.0))).await;
+    for Index { collection, name, .. } in indexes() {
+        let names = store.collection(collection).list_index_names().await.unwrap();
+        assert!(names.iter().any(|found| found == name), "{name}: {names:?}");
+    }
+    let later = doc! { "$set": { "format": 2 } };
+    store.collection("store").update_one(doc! { "_id": "rollouts" }, later).await.unwrap();
+    let connection = Connection::open(&of.url, &of.name).await.unwrap();
+    let clock = Arc::new(ManualClock::new(1000.0));
+    let error = MongoRollouts::on_connection(connection, clock).await.unwrap_err();
+    assert!(matches!(error, StoreError::Version { found: 2, .. }), "{error}");
+    of.drop_all().await;
+}

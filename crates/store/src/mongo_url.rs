@@ -1,7 +1,8 @@
 //! Addresses of MongoDB: parses `mongodb://` URLs, hides their passwords, and names databases.
 
-use std::fmt::Write;
+use std::fmt::{self, Write as _};
 use std::path::Path;
+use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
@@ -11,8 +12,11 @@ const MAX_NAME: usize = 60;
 /// The scheme of a URL.
 const SCHEME: &str = "mongodb://";
 
+/// Environment variable with the password of a URL that names only a user.
+pub const PASSWORD_VARIABLE: &str = "LEVADE_MONGODB_PASSWORD";
+
 /// The address of a server, and the database or the prefix of databases that a URL names.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct MongoUrl {
     /// User and password with the following `@`, or empty.
     credentials: String,
@@ -24,17 +28,17 @@ pub struct MongoUrl {
     options: String,
 }
 
-impl MongoUrl {
-    /// Parses `mongodb://[USER:PASSWORD@]HOST[:PORT][,…][/PATH][?OPTIONS]`.
-    ///
-    /// # Errors
-    /// Returns a description of the problem if the text is not such a URL.
-    pub fn parse(text: &str) -> Result<Self, String> {
+impl FromStr for MongoUrl {
+    type Err = String;
+
+    /// Parses `mongodb://[USER[:PASSWORD]@]HOST[:PORT][,…][/PATH][?OPTIONS]`. Returns a description
+    /// of the problem if the text is not such a URL.
+    fn from_str(text: &str) -> Result<Self, String> {
         let Some(rest) = text.strip_prefix(SCHEME) else {
+            let shown = text.rsplit('@').next().unwrap_or_default();
             return Err(format!(
-                "\"{}\" does not start with {SCHEME}; with `mongodb+srv`, list the hosts of the \
-                 cluster instead",
-                text.split('@').next_back().unwrap_or_default()
+                "\"{shown}\" does not start with {SCHEME}; with `mongodb+srv`, list the hosts of \
+                 the cluster instead"
             ));
         };
         let (rest, options) = rest.split_at(rest.find('?').unwrap_or(rest.len()));
@@ -49,41 +53,69 @@ impl MongoUrl {
             [credentials, hosts, path, options].map(str::to_owned);
         Ok(MongoUrl { credentials, hosts, path, options })
     }
+}
 
+impl fmt::Display for MongoUrl {
+    /// Writes the URL as it was parsed, with its password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MongoUrl { credentials, hosts, path, options } = self;
+        let slash = if path.is_empty() && options.is_empty() { "" } else { "/" };
+        write!(f, "{SCHEME}{credentials}{hosts}{slash}{path}{options}")
+    }
+}
+
+impl fmt::Debug for MongoUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.location(&self.path))
+    }
+}
+
+impl MongoUrl {
     /// Returns the URL for the driver. The path is left out, because the driver would look for the
-    /// user in that database instead of in `admin`.
-    pub(crate) fn for_driver(&self) -> String {
+    /// user in that database instead of in `admin`. `password` is added if the URL names only a
+    /// user.
+    pub fn for_driver(&self, password: Option<&str>) -> String {
         let MongoUrl { credentials, hosts, options, .. } = self;
+        let credentials = match (credentials.strip_suffix('@'), password) {
+            (Some(user), Some(password)) if !user.contains(':') => {
+                format!("{user}:{}@", percent_encode(password))
+            }
+            _ => credentials.clone(),
+        };
         format!("{SCHEME}{credentials}{hosts}/{options}")
     }
 
-    /// Returns whether the options of the URL contain `name`.
-    pub(crate) fn has_option(&self, name: &str) -> bool {
-        let options = self.options.trim_start_matches('?').split('&');
-        options
-            .filter_map(|option| option.split_once('='))
-            .any(|(found, _)| found.eq_ignore_ascii_case(name))
-    }
-
     /// Returns the location of a database for messages, without user, password and options.
-    pub(crate) fn location(&self, database: &str) -> String {
+    pub fn location(&self, database: &str) -> String {
         format!("{SCHEME}{}/{database}", self.hosts)
     }
 
     /// Returns the name of the database for rollouts: the path, or `levade`.
-    pub(crate) fn rollouts_database(&self) -> String {
+    pub fn rollouts_database(&self) -> String {
         if self.path.is_empty() { "levade".to_owned() } else { database_name(&self.path) }
     }
 
     /// Returns the name of the database of the run in `run_dir`: the name of the directory, after
     /// the path and an underscore if the URL has a path.
-    pub(crate) fn run_database(&self, run_dir: &Path) -> String {
+    pub fn run_database(&self, run_dir: &Path) -> String {
         let absolute = run_dir.canonicalize().or_else(|_| std::path::absolute(run_dir));
         let absolute = absolute.unwrap_or_else(|_| run_dir.to_owned());
         let name = absolute.file_name().unwrap_or_default().to_string_lossy();
         let separator = if self.path.is_empty() { "" } else { "_" };
         database_name(&format!("{}{separator}{name}", self.path))
     }
+}
+
+/// Encodes the bytes of a password that a URL cannot contain.
+fn percent_encode(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut encoded, byte| {
+        if byte.is_ascii_alphanumeric() {
+            encoded.push(char::from(byte));
+        } else {
+            let _ = write!(encoded, "%{byte:02X}");
+        }
+        encoded
+    })
 }
 
 /// Converts a name to one that every server accepts. A name that must be changed gets a hash, so
@@ -108,28 +140,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parse_separates_parts_and_hides_the_password() {
-        let url = MongoUrl::parse("mongodb://u:s%40cret@a:1,b:2/runs?authSource=x").unwrap();
-        assert_eq!(url.for_driver(), "mongodb://u:s%40cret@a:1,b:2/?authSource=x");
+    fn parse_separates_parts_and_errors_hide_the_password() {
+        let parse = |text: &str| text.parse::<MongoUrl>();
+        let text = "mongodb://u:s%40cret@a:1,b:2/runs?authSource=x";
+        let url = parse(text).unwrap();
+        assert_eq!(url.to_string(), text);
+        assert_eq!(url.for_driver(Some("z")), "mongodb://u:s%40cret@a:1,b:2/?authSource=x");
         assert_eq!(url.location("d"), "mongodb://a:1,b:2/d");
         assert_eq!(url.rollouts_database(), "runs");
-        assert!(url.has_option("authsource") && !url.has_option("w"));
-        let plain = MongoUrl::parse("mongodb://a").unwrap();
-        assert_eq!(
-            (plain.rollouts_database().as_str(), plain.location("d").as_str()),
-            ("levade", "mongodb://a/d")
-        );
+        assert!(!format!("{url:?}").contains("s%40cret"));
+        let plain = parse("mongodb://u@a").unwrap();
+        assert_eq!(plain.for_driver(Some("p@:/ä")), "mongodb://u:p%40%3A%2F%C3%A4@a/");
+        assert_eq!(plain.for_driver(None), "mongodb://u@a/");
+        assert_eq!(plain.rollouts_database(), "levade");
+        assert_eq!(plain.to_string(), "mongodb://u@a");
         for bad in
             ["mongodb+srv://u:secret@h/x", "mongodb://", "mongodb://u:secret@h/a/b", "http://h"]
         {
-            let error = MongoUrl::parse(bad).unwrap_err();
+            let error = parse(bad).unwrap_err();
             assert!(!error.contains("secret"), "{error}");
         }
     }
 
     #[test]
     fn database_names_are_valid_and_distinct() {
-        let url = MongoUrl::parse("mongodb://h/team").unwrap();
+        let url = "mongodb://h/team".parse::<MongoUrl>().unwrap();
         let name = |dir: &str| url.run_database(Path::new(dir));
         assert_eq!(name("/runs/calculator"), "team_calculator");
         let long = "x".repeat(200);
