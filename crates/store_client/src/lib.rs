@@ -36,8 +36,8 @@ pub use store::HttpStore;
 ///
 /// # Errors
 /// Returns the errors of [`Location::open_local`] for a store of this machine, the errors of
-/// [`HttpStore::open`] for a store on a server, those of [`MongoStore::open`] for a MongoDB database,
-/// and an error if an environment variable of [`ServiceOptions`] is invalid.
+/// [`HttpStore::open`] for a store on a server, those of [`MongoStore::open`] for a MongoDB
+/// database, and an error if an environment variable of [`ServiceOptions`] is invalid.
 pub async fn open(
     location: &Location,
     run_dir: &Path,

@@ -2,11 +2,12 @@
 //! and a way out.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use levade_policy::process_time::{self, Stopwatch};
 use levade_store::backend::Failure;
-use levade_store::rollouts::RolloutError;
+use levade_store::rollouts::{Clock, RolloutError, SystemClock};
 use levade_store::{Code, MongoUrl, PASSWORD_VARIABLE, StoreError};
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::error::{Error, ErrorKind, WriteFailure};
@@ -135,8 +136,22 @@ pub(crate) struct Connection {
     pub database: Database,
     /// Address and database, without user and password.
     pub location: String,
-    /// Time of the server minus that of this process's clock, in seconds.
-    pub clock_offset: f64,
+    pub clock: Arc<ServerClock>,
+}
+
+/// The time of the server, so that processes on several machines agree on it. It is read once, and
+/// advances with the time that passes here.
+#[derive(Debug)]
+pub(crate) struct ServerClock {
+    clock: SystemClock,
+    /// Time of the server minus that of `clock`, in seconds.
+    offset: f64,
+}
+
+impl Clock for ServerClock {
+    fn now(&self) -> f64 {
+        self.clock.now() + self.offset
+    }
 }
 
 impl fmt::Debug for Connection {
@@ -173,10 +188,10 @@ impl Connection {
         let client = Client::with_options(options).map_err(open_error)?;
         let database = client.database(name);
         let mut watch = Stopwatch::start();
-        let clock_offset = loop {
+        let clock = loop {
             let left = timeout.saturating_sub(watch.elapsed());
-            let error = match process_time::with_timeout(left, clock_offset(&database)).await {
-                Some(Ok(offset)) => break offset,
+            let error = match process_time::with_timeout(left, server_clock(&database)).await {
+                Some(Ok(clock)) => break Arc::new(clock),
                 Some(Err(error)) => Some(error),
                 None => None,
             };
@@ -190,7 +205,7 @@ impl Connection {
             }
             process_time::sleep(RETRY_INTERVAL).await;
         };
-        Ok(Connection { database, location, clock_offset })
+        Ok(Connection { database, location, clock })
     }
 
     /// Returns a collection.
@@ -295,24 +310,20 @@ impl Index {
     }
 }
 
-/// Returns the time of the server minus that of this process's clock, in seconds.
-async fn clock_offset(database: &Database) -> mongodb::error::Result<f64> {
-    let before = now();
+/// Reads the time of the server.
+async fn server_clock(database: &Database) -> mongodb::error::Result<ServerClock> {
     // An operation that needs the user's permission, so that a wrong password is noticed here.
     database.collection::<Document>("run").find_one(doc! { "_id": "run" }).await?;
+    let clock = SystemClock::default();
+    let before = clock.now();
     let hello = database.run_command(doc! { "hello": 1 }).await?;
-    let millis = match hello.get("localTime") {
-        Some(Bson::DateTime(time)) => time.timestamp_millis() as f64,
-        Some(Bson::Int64(millis)) => *millis as f64,
-        _ => return Ok(0.0),
+    let middle = (before + clock.now()) / 2.0;
+    let offset = match hello.get("localTime") {
+        Some(Bson::DateTime(time)) => time.timestamp_millis() as f64 / 1000.0 - middle,
+        Some(Bson::Int64(millis)) => *millis as f64 / 1000.0 - middle,
+        _ => 0.0,
     };
-    Ok(millis / 1000.0 - (before + now()) / 2.0)
-}
-
-/// Returns the time of this process's clock, as a Unix timestamp in seconds.
-pub(crate) fn now() -> f64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0.0, |since| since.as_secs_f64())
+    Ok(ServerClock { clock, offset })
 }
 
 /// Inserts a document unless one with its `_id` exists. Returns the existing document, or `None` if

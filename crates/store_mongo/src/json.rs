@@ -13,8 +13,8 @@ use crate::fields;
 /// Maximum nesting of JSON that is stored as BSON. Servers accept 100 levels in a document.
 const MAX_DEPTH: usize = 60;
 
-/// Returns the two fields of JSON text: its value and, if the value does not determine the text, the
-/// text. Both are null if there is no JSON.
+/// Returns the two fields of JSON text: its value and, if the value does not determine the text,
+/// the text. Both are null if there is no JSON.
 pub(crate) fn fields_of(name: &str, json: Option<&str>) -> [(String, Bson); 2] {
     let value = json.and_then(|text| to_bson(&serde_json::from_str(text).ok()?, 0));
     let is_exact = value.as_ref().and_then(to_json).is_some_and(|again| Some(&*again) == json);

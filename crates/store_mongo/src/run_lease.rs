@@ -2,7 +2,8 @@
 //!
 //! The document `run` names the owner, the epoch and the time until which the lease lasts, by the
 //! clock of the server. A trainer that starts or resumes the run raises the epoch. It renews the
-//! lease in the background, and writes only while a renewed lease lasts longer than any write takes.
+//! lease in the background, and writes only while a renewed lease lasts longer than any write
+//! takes.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,13 +11,14 @@ use std::time::Duration;
 
 use levade_store::StoreError;
 use levade_store::backend::Failure;
+use levade_store::rollouts::Clock as _;
 use levade_tree::RunId;
 use mongodb::bson::{Document, doc};
 use mongodb::options::ReturnDocument;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::connection::{Connection, OperationError, Result, insert_new, now};
+use crate::connection::{Connection, OperationError, Result, insert_new};
 use crate::fields;
 
 /// Duration of the lease.
@@ -93,7 +95,7 @@ impl RunLease {
         owner: &str,
     ) -> std::result::Result<Self, StoreError> {
         let start = Instant::now();
-        let server_now = now() + connection.clock_offset;
+        let server_now = connection.clock.now();
         let free = doc! { "_id": "run", "$or": [
             { "owner": owner },
             { "owner": null },
@@ -163,7 +165,7 @@ impl RunLease {
 /// Returns [`OperationError::Fenced`] if another trainer has acquired the lease.
 async fn renew(connection: &Connection, epoch: i64, until: &Mutex<Instant>) -> Result<()> {
     let start = Instant::now();
-    let end = now() + connection.clock_offset + TTL.as_secs_f64();
+    let end = connection.clock.now() + TTL.as_secs_f64();
     let own = doc! { "_id": "run", "epoch": epoch };
     let renewed =
         connection.collection("run").update_one(own, doc! { "$set": { "until": end } }).await?;

@@ -2,8 +2,8 @@
 //!
 //! A segment's document is named by its content and that of the segments before it, as a commit of
 //! git is. The document of the attempt names the last segment, so one update of the attempt appends
-//! any number of segments. Documents that a lost or rejected call left are never reached from there.
-//! A prompt is stored once, however many attempts start with it.
+//! any number of segments. Documents that a lost or rejected call left are never reached from
+//! there. A prompt is stored once, however many attempts start with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

@@ -38,7 +38,8 @@ impl MongoStore {
     /// # Errors
     /// - Returns [`StoreError::Deadline`] if no server responds, and [`StoreError::Open`] if the
     ///   server rejects the user or, for [`Access::Read`], if the database contains no run.
-    /// - Returns [`StoreError::OtherRun`] if the database contains another run than `access` starts,
+    /// - Returns [`StoreError::OtherRun`] if the database contains another run than `access`
+    ///   starts,
     ///   and [`StoreError::NotEmpty`] if it contains records of the same run.
     /// - Returns [`StoreError::Version`] if another build wrote the database in another format.
     /// - Returns [`StoreError::Leased`] if another trainer works on the run.

@@ -2,9 +2,9 @@
 //!
 //! A counter document issues the numbers. A writer that took a number may write its rollout after a
 //! reader has seen a larger one, and the reader would miss the change. So a reader first announces
-//! the number up to which it reads, and then reads. A writer looks at the announced number after its
-//! write. If its own number is not above, it takes another one and writes again. Whichever of the two
-//! comes second notices the other.
+//! the number up to which it reads, and then reads. A writer looks at the announced number after
+//! its write. If its own number is not above, it takes another one and writes again. Whichever of
+//! the two comes second notices the other.
 
 use levade_store::rollouts::Rollout;
 use mongodb::bson::{Document, doc};
@@ -71,7 +71,8 @@ impl MongoRollouts {
         Ok(())
     }
 
-    /// Returns at most `max` rollouts that changed after `since`, in the order of their last change.
+    /// Returns at most `max` rollouts that changed after `since`, in the order of their last
+    /// change.
     pub(super) async fn changed_after(&self, since: u64, max: usize) -> Result<Vec<Rollout>> {
         let since = i64::try_from(since).unwrap_or(i64::MAX);
         let max = i64::try_from(max).unwrap_or(i64::MAX);

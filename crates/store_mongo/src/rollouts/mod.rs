@@ -18,8 +18,7 @@ use levade_store::backend::Failure;
 use levade_store::rollouts::{
     Clock, Json, Lease, LeaseEnd, LeaseRequest, NewRollout, NewSpan, Page, PageRequest, Resources,
     ResourcesFilter, Result, Rollout, RolloutFilter, RolloutUpdate, Rollouts, Span, SpanFilter,
-    SpanOutcome, Statistics, SystemClock, TextFilter, Try, TryName, TryUpdate, Worker,
-    WorkerFilter,
+    SpanOutcome, Statistics, TextFilter, Try, TryName, TryUpdate, Worker, WorkerFilter,
 };
 use levade_store::{Code, MongoUrl, StoreError, WriteOutcome};
 use mongodb::Collection;
@@ -49,19 +48,6 @@ pub struct MongoRollouts {
     changes: watch::Sender<u64>,
 }
 
-/// The time of the server, so that processes on several machines agree on it.
-#[derive(Debug)]
-struct ServerClock {
-    clock: SystemClock,
-    offset: f64,
-}
-
-impl Clock for ServerClock {
-    fn now(&self) -> f64 {
-        self.clock.now() + self.offset
-    }
-}
-
 /// Generates an id: `prefix` and `bytes` random bytes as hexadecimal digits.
 fn new_id(prefix: &str, bytes: usize) -> OperationResult<String> {
     let mut random = [0; 16];
@@ -82,9 +68,8 @@ impl MongoRollouts {
     /// format.
     pub async fn open(url: &MongoUrl) -> std::result::Result<Self, StoreError> {
         let connection = Connection::open(url, &url.rollouts_database()).await?;
-        let offset = connection.clock_offset;
-        let clock = ServerClock { clock: SystemClock::default(), offset };
-        Self::on_connection(connection, Arc::new(clock)).await
+        let clock = Arc::clone(&connection.clock);
+        Self::on_connection(connection, clock).await
     }
 
     /// Opens the rollouts in a database.

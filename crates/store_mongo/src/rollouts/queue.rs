@@ -17,12 +17,13 @@ use super::{MongoRollouts, new_id};
 use crate::connection::{Result, all, is_duplicate};
 use crate::{fields, json};
 
-/// Number of queued rollouts that a lease looks at in addition to those that it needs, because other
-/// workers may be faster.
+/// Number of queued rollouts that a lease looks at in addition to those that it needs, because
+/// other workers may be faster.
 const SPARE_CANDIDATES: usize = 16;
 
 impl MongoRollouts {
-    /// Creates rollouts in their queues, under `ids`. Known keys return the rollouts that have them.
+    /// Creates rollouts in their queues, under `ids`. Known keys return the rollouts that have
+    /// them.
     pub(super) async fn enqueue_as(
         &self,
         ids: &[String],
@@ -206,8 +207,8 @@ impl MongoRollouts {
         started.to_rollout()
     }
 
-    /// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority. A request that
-    /// is repeated with the same key returns the leases that it made before.
+    /// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority. A request
+    /// that is repeated with the same key returns the leases that it made before.
     pub(super) async fn lease_once(
         &self,
         request: &LeaseRequest,
