@@ -177,12 +177,12 @@ class Check:
         return difference(want, found) or (f"{running} attempts still run" if running else None), what
 
     def second_trainer_is_rejected(self, root: Path) -> bool:
-        """Returns whether a trainer in another directory, but for the same database, reports the first one."""
+        """Returns whether a copy of the run in another directory reports the first trainer."""
         directory = root / "second"
         if not directory.exists():
             prepare(directory, self.model)
-            shutil.copy(root / "killed/recipe.toml", directory / "recipe.toml")
-        command = [str(self.levade), "train", "recipe.toml"]
+        shutil.copytree(root / "killed/run", directory / "run", dirs_exist_ok=True)
+        command = [str(self.levade), "train", "run", "--resume"]
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=600)
         return done.returncode != 0 and "another trainer works on the run" in done.stderr
 
