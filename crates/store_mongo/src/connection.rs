@@ -67,7 +67,7 @@ fn to_failure(error: Error) -> Failure {
         Code::Unavailable => "check that MongoDB runs at this address and can be reached",
         Code::Forbidden => {
             "check user, password and `authSource` in the URL, and that the user has the role \
-                 `readWrite` in this database"
+             `readWrite` in this database"
         }
         Code::Full => "free space on the disk of the server",
         _ => return Failure::Backend(code, error.into()),
@@ -125,7 +125,8 @@ pub(crate) fn is_duplicate(error: &Error) -> bool {
     if let ErrorKind::InsertMany(error) = &*error.kind
         && let Some(errors) = &error.write_errors
     {
-        return errors.iter().all(|error| error.code == DUPLICATE_KEY);
+        let is_only_error = error.write_concern_error.is_none();
+        return is_only_error && errors.iter().all(|error| error.code == DUPLICATE_KEY);
     }
     // NX-27017 sends no code.
     server_code(error) == Some(DUPLICATE_KEY) || error.to_string().contains("UNIQUE constraint")
