@@ -50,15 +50,28 @@ pub struct Attempt {
     pub trajectory: Trajectory,
     /// End of the attempt, its errors and its measurements.
     pub outcome: Outcome,
+    /// Whether the process that made the attempt was lost. The attempt then counts neither as made
+    /// nor as failed, and is repeated with the same random stream.
+    pub is_lost: bool,
 }
 
 impl Attempt {
+    /// Creates an attempt that ended with `outcome`.
+    pub fn new(trajectory: Trajectory, outcome: Outcome) -> Self {
+        Attempt { trajectory, outcome, is_lost: false }
+    }
+
+    /// Creates an attempt whose process was lost after `trajectory`.
+    pub fn lost(trajectory: Trajectory, why: impl Into<String>) -> Self {
+        Attempt { trajectory, is_lost: true, ..Attempt::failed("runners", why) }
+    }
+
     /// Creates an attempt without tokens that failed in `source`.
     pub fn failed(source: &str, why: impl Into<String>) -> Self {
         let why = why.into();
         let mut outcome = Outcome { error: Some(why.clone()), ..Outcome::initial() };
         outcome.add_warning(source, why);
-        Attempt { trajectory: Trajectory::new(), outcome }
+        Attempt::new(Trajectory::new(), outcome)
     }
 }
 

@@ -91,7 +91,7 @@ async fn run_attempt(context: AttemptContext) -> Attempt {
         }
     }
     let Some(format) = player.format.clone().filter(|_| is_taught) else {
-        return Attempt { trajectory: recorded.trajectory, outcome };
+        return Attempt::new(recorded.trajectory, outcome);
     };
     let agent = agent.name.clone();
     let policy = player.policy.clone();
@@ -106,7 +106,7 @@ async fn run_attempt(context: AttemptContext) -> Attempt {
 }
 
 /// Adds the recorded calls to the outcome of an attempt.
-fn add_recorded_calls(outcome: &mut Outcome, recorded: &Recording) {
+pub(crate) fn add_recorded_calls(outcome: &mut Outcome, recorded: &Recording) {
     let calls = recorded.calls.iter().filter(|call| !call.summary);
     let turns = calls.clone().filter(|call| {
         if call.external {

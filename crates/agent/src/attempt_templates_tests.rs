@@ -60,7 +60,7 @@ async fn template_drift_is_counted_or_forks_conversation() {
         options(History::Append),
         &completions,
     );
-    let Attempt { trajectory, outcome } = bench.run().await;
+    let Attempt { trajectory, outcome, .. } = bench.run().await;
     assert_eq!((outcome.finish, outcome.calls.ok), (Finish::Answered, 2));
     let turns: Vec<_> = outcome.drift.iter().map(|drift| (drift.turn, drift.forked)).collect();
     assert_eq!(turns, [(1, false), (2, false)]);
@@ -77,7 +77,7 @@ async fn template_drift_is_counted_or_forks_conversation() {
         options(History::Template),
         &completions,
     );
-    let Attempt { trajectory, outcome } = bench.run().await;
+    let Attempt { trajectory, outcome, .. } = bench.run().await;
     assert_eq!((outcome.finish, outcome.calls.ok), (Finish::Answered, 2));
     // The template renders the second completion unchanged, so the conversation continues without
     // another fork.

@@ -221,7 +221,7 @@ pub(super) const CALL: &str = "<tool_call>\n{\"name\": \"calculator\", \"argumen
 #[tokio::test]
 async fn tool_call_gets_result_and_tokens_are_recorded() {
     let bench = bench(&[text_completion(CALL), text_completion("It is 5.")]);
-    let Attempt { trajectory, outcome } = bench.run().await;
+    let Attempt { trajectory, outcome, .. } = bench.run().await;
     assert_eq!(outcome.final_text, "It is 5.");
     assert_eq!((outcome.finish, outcome.turns, outcome.calls.ok), (Finish::Answered, 2, 1));
     assert_eq!((outcome.calls.total(), outcome.error.as_deref()), (1, None));
@@ -264,7 +264,7 @@ async fn invalid_calls_become_observations() {
         ),
         text_completion("Sorry."),
     ]);
-    let Attempt { trajectory, outcome } = bench.run().await;
+    let Attempt { trajectory, outcome, .. } = bench.run().await;
     let calls = outcome.calls;
     assert_eq!(
         (calls.malformed, calls.unknown_tool, calls.bad_arguments, calls.failed, calls.ok),
@@ -378,7 +378,7 @@ async fn tokens_sampled_before_timeout_are_kept() {
     let mut bench = bench(&[text_completion(CALL), ScriptedCompletion::Stalls(vec![67, 68, 69])]);
     bench.agent.limits.completion_timeout = Duration::from_secs(60);
     bench.agent.limits.attempt_timeout = Duration::from_millis(200);
-    let Attempt { trajectory, outcome } = bench.run().await;
+    let Attempt { trajectory, outcome, .. } = bench.run().await;
     assert_eq!((outcome.finish, outcome.turns), (Finish::Deadline, 2));
     let sampled: Vec<&Segment> =
         trajectory.segments().iter().filter(|segment| segment.kind == Kind::Sampled).collect();
@@ -439,7 +439,7 @@ async fn arbitrary_sampled_tokens_are_recorded() {
         ScriptedCompletion::Tokens(tokens.clone(), FinishReason::StopId),
         text_completion("5"),
     ]);
-    let Attempt { trajectory, outcome } = bench.run().await;
+    let Attempt { trajectory, outcome, .. } = bench.run().await;
     assert_eq!(trajectory.segments()[1].tokens, tokens);
     assert_eq!(outcome.finish, Finish::Answered);
     let requests = bench.sampler.requests.lock().unwrap();

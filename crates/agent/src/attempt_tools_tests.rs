@@ -24,7 +24,7 @@ async fn tools_report_rewards_metrics_answers_and_scorer_inputs() {
     assert_eq!(attempt.outcome.rewards_by_turn, [(0, 0.375)]);
 
     let attempt = bench(&[text_completion(&rewarded_calls), text_completion(&ends)]).run().await;
-    let Attempt { trajectory, outcome } = attempt;
+    let Attempt { trajectory, outcome, .. } = attempt;
     assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Ended, "5"));
     assert_eq!((outcome.turns, outcome.calls.ok, trajectory.segments().len()), (2, 6, 4));
     assert_eq!(outcome.rewards_by_turn, [(0, 0.375), (1, 1.0)]);

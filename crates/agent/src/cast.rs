@@ -27,6 +27,8 @@ pub(crate) enum Caller {
     ToolLoop,
     /// A program, whose requests have sampling parameters.
     Program,
+    /// The tool loop in another process, whose requests arrive over HTTP.
+    RemoteToolLoop,
 }
 
 /// Rules that determine the parties of the agents of one attempt.
@@ -85,9 +87,9 @@ impl<'a> PartyBuilder<'a> {
                 ..SamplingParams::default()
             })
         };
-        // In the tool loop the sampler enforces its context length, and reports it in the finish
-        // reason.
-        let context = if self.is_program() { player.context } else { usize::MAX };
+        // In the tool loop of this process, the sampler enforces its context length, and reports it
+        // in the finish reason.
+        let context = if self.caller == Caller::ToolLoop { usize::MAX } else { player.context };
         Party {
             agent: agent.name.clone(),
             policy: player.policy.clone(),

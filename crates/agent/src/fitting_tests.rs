@@ -42,7 +42,7 @@ async fn old_turns_are_dropped_and_actual_prompts_recorded() {
     // The calls differ, because equal calls could be continued from any of their positions.
     let calls: Vec<String> = (0..6).map(|at| CALL.replace('2', &at.to_string())).collect();
     let completions: Vec<&str> = calls.iter().map(String::as_str).chain(["It is 5."]).collect();
-    let (Attempt { trajectory, outcome }, requested) =
+    let (Attempt { trajectory, outcome, .. }, requested) =
         run_scripted(&completions, policy(Overflow::DropOldest, budget_tokens), 9).await;
     assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "It is 5."));
     assert!(
@@ -77,7 +77,7 @@ async fn old_turns_are_dropped_and_actual_prompts_recorded() {
 async fn summary_is_requested_and_recorded_separately() {
     let budget_tokens = opening_tokens().await + 400;
     let completions = [CALL, CALL, CALL, CALL, "Two and three were added.", "It is 5."];
-    let (Attempt { trajectory, outcome }, requested) =
+    let (Attempt { trajectory, outcome, .. }, requested) =
         run_scripted(&completions, policy(Overflow::Summarize, budget_tokens), 9).await;
     assert_eq!((outcome.error.as_deref(), outcome.turns), (None, 5));
     assert_eq!(outcome.final_text, "It is 5.");

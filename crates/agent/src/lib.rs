@@ -2,10 +2,11 @@
 //!
 //! An [`AgentLoop`] makes one attempt from an [`AttemptContext`]. [`BuiltInLoop`] is the tool loop
 //! between a model and its tools (`levade-tools`); a [`Program`] runs a command that calls an
-//! endpoint; [`environments`] run third-party environments. The [`Roster`] of a run has its agents,
-//! the policies that play them, their limits and their tools. It determines which policy answers an
-//! agent's calls. [`HelperAgent`] lets toolboxes call an agent, and [`demonstrate()`] records a
-//! worked solution in the form of an attempt.
+//! endpoint; [`environments`] run third-party environments; [`runner`] lets processes on other
+//! hosts make attempts. The [`Roster`] of a run has its agents, the policies that play them, their
+//! limits and their tools. It determines which policy answers an agent's calls. [`HelperAgent`]
+//! lets toolboxes call an agent, and [`demonstrate()`] records a worked solution in the form of an
+//! attempt.
 //!
 //! # Example
 //! ```
@@ -61,6 +62,7 @@ mod helper_agent;
 mod merge_outcome;
 pub mod program;
 mod roster;
+pub mod runner;
 mod talk;
 mod teacher;
 mod teacher_demonstrations;

@@ -8,6 +8,7 @@ use levade_conversation::Format;
 use levade_gateway::CallPattern;
 use levade_policy::{Sampler, SamplingParams, process_time, with_sampler_timeout};
 use levade_tools::ToolSet;
+use serde::{Deserialize, Serialize};
 
 use crate::context::ContextPolicy;
 
@@ -19,7 +20,7 @@ pub type PolicyPicker = Arc<dyn Fn(u64, u64) -> usize + Send + Sync>;
 pub type SamplingMap = Arc<dyn Fn(SamplingParams) -> SamplingParams + Send + Sync>;
 
 /// Limits of an attempt. They come from the agent that the task names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Maximum number of turns, at least 1.
     pub max_turns: u32,

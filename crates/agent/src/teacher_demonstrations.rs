@@ -87,12 +87,12 @@ pub(crate) async fn create_attempt(
     match rendered {
         Ok((trajectory, tokens)) => {
             outcome.sampled_tokens = tokens;
-            Attempt { trajectory, outcome }
+            Attempt::new(trajectory, outcome)
         }
         Err(why) => {
             outcome.add_warning("chat template", why.clone());
             (outcome.error, outcome.finish) = (Some(why), Finish::Failed);
-            Attempt { trajectory: Trajectory::new(), outcome }
+            Attempt::new(Trajectory::new(), outcome)
         }
     }
 }

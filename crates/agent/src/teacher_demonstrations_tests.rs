@@ -68,7 +68,7 @@ async fn run_with_script(script: Vec<Message>) -> (Attempt, Vec<ChatQuery>) {
 
 #[tokio::test]
 async fn teacher_completions_become_demonstrations_in_pupil_format() {
-    let (Attempt { trajectory, outcome }, requested) =
+    let (Attempt { trajectory, outcome, .. }, requested) =
         run_with_script(vec![call("2+3"), Message::assistant("It is 5.")]).await;
     assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Answered, "It is 5."));
     assert_eq!((outcome.turns, outcome.calls.ok, outcome.error.as_deref()), (2, 1, None));
@@ -90,7 +90,7 @@ async fn teacher_completions_become_demonstrations_in_pupil_format() {
 
 #[tokio::test]
 async fn unavailable_teacher_fails_only_its_attempt() {
-    let (Attempt { trajectory, outcome }, _) = run_with_script(vec![call("2+3")]).await;
+    let (Attempt { trajectory, outcome, .. }, _) = run_with_script(vec![call("2+3")]).await;
     assert_eq!(outcome.finish, Finish::Failed);
     assert_eq!(outcome.error.as_deref(), Some("the teacher is gone"));
     assert_eq!(trajectory.segments().len(), 2, "what was said until then stays");

@@ -517,6 +517,8 @@ impl Generation {
             let newest_version = state.versions.entry(self.party.policy.clone()).or_default();
             *newest_version = version.max(*newest_version);
         }
+        let parsed = end.recorded_completion.as_ref().map(|completion| &completion.parsed.calls);
+        let malformed_calls = parsed.into_iter().flatten().filter(|call| call.is_err()).count();
         state.recorded.calls.push(CallRecord {
             agent: self.party.agent.clone(),
             model: self.party.model.clone(),
@@ -531,6 +533,7 @@ impl Generation {
             turn,
             content: end.message.content.as_str().to_owned(),
             calls: end.message.tool_calls.len(),
+            malformed_calls,
             interval: self.timer.interval(),
         });
         Ok((rest, end))

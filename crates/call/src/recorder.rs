@@ -88,6 +88,8 @@ pub struct CallRecord {
     pub content: String,
     /// Number of tool calls in the completion.
     pub calls: usize,
+    /// Number of tool calls that could not be parsed. The client received them as text.
+    pub malformed_calls: usize,
     /// Time from the request to the end of the completion.
     pub interval: TimeInterval,
 }

@@ -260,6 +260,7 @@ impl Relay {
             turn: None,
             content: completion.message.content.as_str().to_owned(),
             calls: completion.message.tool_calls.len(),
+            malformed_calls: 0,
             interval: self.timer.interval(),
         });
         state.recorded.external.push(ExternalCall {

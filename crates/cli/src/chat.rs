@@ -168,7 +168,7 @@ async fn run_chat(
     let found = model::open_at(path, args.base.as_deref().or(base.as_deref()), &host)?;
     let files = &found.files;
     let chat = Arc::new(model::chat(files, chat_options(&keys, started_at))?);
-    let tools = Toolboxes::new(&tools, host.supervisor().clone()).tools_for(&keys, &chat)?;
+    let tools = Toolboxes::new(&tools, host.supervisor().clone()).tools_for(&keys, Some(&chat))?;
     let params = args.sampling(&chat);
     params.validate()?;
     // A recipe can set a longer context than this model has if it was written for another model.

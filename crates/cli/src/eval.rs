@@ -199,7 +199,7 @@ async fn measure(
             Some(other) => ChatBackend::Api(Arc::clone(other)),
             None => ChatBackend::Policy(Arc::clone(&chat)),
         };
-        let tools = toolboxes.tools_for(keys, &chat)?;
+        let tools = toolboxes.tools_for(keys, Some(&chat))?;
         let when = programs::when(name, keys)?;
         agents.push(AgentSpec {
             backends: vec![policy_source],

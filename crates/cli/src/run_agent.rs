@@ -107,8 +107,9 @@ async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
     };
     let agent =
         Agent { pattern: programs::when(DEFAULT, &keys)?, ..Agent::new(DEFAULT, player, limits) };
-    let program =
-        programs::ProgramGateway::start(host.supervisor().clone()).await?.program(&keys, false);
+    let program = programs::ProgramGateway::start(host.supervisor().clone(), None)
+        .await?
+        .program(&keys, false);
     let params = SamplingParams { temperature: args.temperature, ..SamplingParams::default() };
     params.validate()?;
     let name = format!("by-hand-{}", SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis());

@@ -78,8 +78,8 @@ async fn show(
     })?;
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host::host()?)?;
     let chat = Arc::new(model::chat(&found.files, chat_options(keys, None))?);
-    let tools =
-        Toolboxes::new(&recipe.tool, Supervisor::from_current_exe()?).tools_for(keys, &chat)?;
+    let tools = Toolboxes::new(&recipe.tool, Supervisor::from_current_exe()?)
+        .tools_for(keys, Some(&chat))?;
     let started_at = Instant::now();
     let context = ToolContext {
         attempt: "tools".to_owned(),

@@ -72,6 +72,8 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("cluster.samplers.update_seconds", SECONDS, ""),
     ("cluster.samplers.silent_seconds", SECONDS, ""),
     ("cluster.samplers.response_seconds", SECONDS, ""),
+    ("runners.lease_seconds", SECONDS, ""),
+    ("runners.wait_seconds", SECONDS, ""),
     ("tasks.*:arithmetic.train", COUNT, ""),
     ("tasks.*:arithmetic.train", at_most(MAX_GENERATED), ""),
     ("tasks.*:file.repeat", COUNT, ""),

@@ -407,6 +407,7 @@ impl Recipe {
         checker.learner(self)?;
         checker.samplers(self)?;
         checker.placement(self)?;
+        checker.runners(self)?;
         checker.tools(&self.tool)?;
         checker.helpers(self)?;
         for (name, keys) in self.agents() {

@@ -72,6 +72,8 @@ fn can_differ(key: &str) -> bool {
     let is_free_entry = match key.split('.').collect::<Vec<_>>()[..] {
         // Names of environment variables.
         ["cluster", "learner", "environment", _] => true,
+        // Where attempts are made.
+        ["runners", ..] => true,
         ["reward", "scorers", _, "unscored"] => true,
         ["cluster", "learner", learner_key] => FREE_LEARNER_KEYS.contains(&learner_key),
         ["cluster", "samplers", samplers_key, ..] => FREE_SAMPLERS_KEYS.contains(&samplers_key),

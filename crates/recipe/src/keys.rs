@@ -23,6 +23,7 @@ use super::optimizer::OptimizerKeys;
 use super::policy::{ModelKeys, PolicyKeys};
 use super::reward::RewardKeys;
 use super::rl::RlKeys;
+use super::runners::RunnersKeys;
 use super::tools::ToolKeys;
 
 /// A complete recipe.
@@ -42,6 +43,10 @@ pub struct Recipe {
     /// Samplers and learners outside the embedded engine.
     #[serde(default, skip_serializing_if = "ClusterKeys::is_empty")]
     pub cluster: ClusterKeys,
+    /// Runners, which make the attempts on this host or others. Without this table, this process
+    /// makes them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runners: Option<RunnersKeys>,
     /// Task sources. Tasks of several sources are trained on together.
     pub tasks: Vec<TaskSource>,
     /// Destinations of metrics in addition to `metrics.jsonl`.

@@ -56,6 +56,7 @@ mod check_args;
 mod check_cluster;
 mod check_helpers;
 mod check_reward;
+mod check_runners;
 mod check_samplers;
 mod check_sizes;
 mod choice;
@@ -75,6 +76,7 @@ mod reference;
 mod reward;
 mod rl;
 mod roles;
+mod runners;
 mod set;
 mod tools;
 mod write;
@@ -105,6 +107,7 @@ pub use rl::{
     Algorithm, CriticKeys, EmptyAttempts, GroupBy, GroupOrder, KlKeys, KlTarget, OverlongAttempts,
     OversampleKeep, ProximalPolicy, RlKeys, TrainFilterKeys, ZeroVarianceGroups,
 };
+pub use runners::RunnersKeys;
 pub use set::{Override, SetError};
 pub use tools::{ToolFailureEffect, ToolKeys};
 pub use write::WriteError;
@@ -203,6 +206,26 @@ impl Recipe {
         // The parts of the file already have their directories; this sets the directories of parts
         // from overrides.
         paths::resolve_parts(&mut table, &here);
+        Self::from_table(table, file, &here)
+    }
+
+    /// Reads a recipe that was resolved on another host. Paths in the directory `runners.folder`,
+    /// which is the recipe's directory there, are replaced by paths in `dir`. `name` names the
+    /// recipe in errors.
+    ///
+    /// # Errors
+    /// Returns [`RecipeError`] with the key if the recipe is invalid.
+    pub fn from_other_host(text: &str, name: &Path, dir: &Path) -> Result<Self, RecipeError> {
+        let mut table = parse_table(text, name)?;
+        let folder = table.get("runners").and_then(|keys| keys.get("folder"));
+        if let Some(folder) = folder.and_then(Value::as_str).map(str::to_owned) {
+            paths::relocate(&mut table, Path::new(&folder), dir);
+        }
+        Self::from_table(table, name, dir)
+    }
+
+    /// Reads and checks a recipe whose paths are absolute. `here` is the working directory.
+    fn from_table(mut table: Table, file: &Path, here: &Path) -> Result<Self, RecipeError> {
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
         reward::check_standalone(&table).map_err(wrong)?;
         named::split(&mut table);
@@ -268,6 +291,11 @@ impl Recipe {
 fn read_table(file: &Path) -> Result<Table, RecipeError> {
     let text = std::fs::read_to_string(file);
     let text = text.map_err(|source| RecipeError::Io { file: file.to_owned(), source })?;
+    parse_table(&text, file)
+}
+
+/// Parses TOML. `file` names the text in errors.
+fn parse_table(text: &str, file: &Path) -> Result<Table, RecipeError> {
     text.parse().map_err(|error: toml::de::Error| RecipeError::Syntax {
         file: file.to_owned(),
         message: error.to_string().trim_end().to_owned(),

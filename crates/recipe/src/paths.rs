@@ -16,14 +16,17 @@ enum PathForm {
     /// A string that starts with a dot, or that names an existing file: the name of a model can
     /// look like a path.
     Model,
+    /// A string that is no URL.
+    File,
     /// A string with a slash: a program without a slash is looked up in `PATH`.
     Program,
 }
 
 /// Keys of files and directories that a run reads and writes. With `--set`, only an override of the
 /// key itself is relative to the working directory.
-const RUN_PATHS: [(&str, PathForm); 7] = [
+const RUN_PATHS: [(&str, PathForm); 8] = [
     ("run.folder", PathForm::Path),
+    ("runners.store", PathForm::File),
     ("model.source", PathForm::Model),
     ("model.base", PathForm::Model),
     ("policy.*.source", PathForm::Model),
@@ -75,6 +78,9 @@ pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
             part.as_table_mut().filter(|_| is_program).into_iter().for_each(set_dir);
         });
     }
+    visit_matches(table, "runners", &mut |_, keys| {
+        keys.as_table_mut().into_iter().for_each(set_dir);
+    });
     for kind in ENVIRONMENTS {
         visit_matches(table, &format!("tasks.*:{kind}"), &mut |_, source| {
             let Value::Table(keys) = source else { return };
@@ -84,6 +90,22 @@ pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
         });
     }
     join(table, &PART_PATHS, |path| dir.join(path));
+}
+
+/// Replaces the directory `from` by `to` in the paths of parts.
+pub(super) fn relocate(table: &mut Table, from: &Path, to: &Path) {
+    let mut patterns: Vec<String> = PART_PATHS.map(|(pattern, _)| pattern.to_owned()).into();
+    patterns.extend(PROGRAMS.map(|part| format!("{part}.folder")));
+    patterns.extend(ENVIRONMENTS.map(|kind| format!("tasks.*:{kind}.worker.folder")));
+    patterns.push("runners.folder".to_owned());
+    for pattern in patterns {
+        visit_matches(table, &pattern, &mut |_, value| {
+            let Value::String(text) = value else { return };
+            if let Ok(rest) = Path::new(text.as_str()).strip_prefix(from) {
+                *text = to.join(rest).components().collect::<PathBuf>().display().to_string();
+            }
+        });
+    }
 }
 
 /// Applies an override, whose paths are relative to the working directory.
@@ -107,6 +129,7 @@ fn join(table: &mut Table, keys: &[(&str, PathForm)], absolute: impl Fn(&str) ->
             let joined = absolute(text);
             let is_path = match form {
                 PathForm::Path => !text.is_empty(),
+                PathForm::File => !text.is_empty() && !text.contains(':'),
                 PathForm::Model => text.starts_with('.') || joined.exists(),
                 PathForm::Program => text.contains('/'),
             };

@@ -123,6 +123,17 @@ impl External {
         Self::with_environment(options, |name| std::env::var(name))
     }
 
+    /// Creates a policy behind endpoints that all have the key `key`, whatever their `key_env`.
+    ///
+    /// # Errors
+    /// Returns [`ExternalError::Invalid`] if an address or option is invalid.
+    pub fn with_key(mut options: ExternalOptions, key: &str) -> Result<Self, ExternalError> {
+        for endpoint in &mut options.endpoints {
+            endpoint.key_env = Some("LEVADE_API_KEY".into());
+        }
+        Self::with_environment(options, |_| Ok(key.to_owned()))
+    }
+
     fn with_environment(
         options: ExternalOptions,
         variable: impl Fn(&str) -> Result<String, std::env::VarError>,

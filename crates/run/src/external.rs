@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use levade_agent::program::SessionEndpoint;
 use levade_call::{
     ApiError, ChatApi, ChatCompletion, ChatDelta, ChatQuery, Constraint, ErrorKind,
     SamplingOptions, ToolChoice,
@@ -64,6 +65,25 @@ pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError>
         ..ExternalOptions::default()
     };
     Ok(Arc::new(Api(External::new(options)?)))
+}
+
+/// Creates the chat API of an attempt's endpoint. `timeout` applies to one completion.
+///
+/// # Errors
+/// Returns an error if the address is invalid.
+pub fn session_api(
+    endpoint: &SessionEndpoint,
+    timeout: Duration,
+) -> Result<Arc<dyn ChatApi>, ExternalError> {
+    let SessionEndpoint { base_url, model, key, .. } = endpoint.clone();
+    let options = ExternalOptions {
+        endpoints: vec![Endpoint { base_url, model, key_env: None }],
+        deadline: timeout,
+        // While devices train, no completion starts.
+        silence: timeout,
+        ..ExternalOptions::default()
+    };
+    Ok(Arc::new(Api(External::with_key(options, &key)?)))
 }
 
 /// Chat API that streams its completions.

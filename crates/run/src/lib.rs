@@ -56,6 +56,8 @@ pub mod numerics;
 pub mod policies;
 pub mod programs;
 mod run;
+pub mod runner;
+pub mod runners;
 pub mod scorers;
 pub mod testbed;
 

@@ -164,7 +164,7 @@ pub async fn start(
         }
         // External policies return messages, and have no tokenizer to count tokens with.
         let tools = match &first {
-            Some(chat) => toolboxes.tools_for(keys, chat)?,
+            Some(chat) => toolboxes.tools_for(keys, Some(chat))?,
             None => ToolSet::default(),
         };
         let pick = pick(name, keys)?;

@@ -1,6 +1,5 @@
 //! Agents that are programs: the gateway of a run, and the programs that call it.
 
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use levade_agent::environments::{Environments, LedLoop};
 use levade_agent::program::workers;
 use levade_gateway::{CallPattern, Gateway, Options, serve};
 use levade_process::{Launch, Supervisor};
-use levade_recipe::{AgentKeys, AgentKind, Recipe, RewardKeys};
+use levade_recipe::{AgentKeys, AgentKind, Recipe, RewardKeys, RunnersKeys};
 use levade_trainer::AgentSpec;
 use regex::Regex;
 use tokio::net::TcpListener;
@@ -37,7 +36,7 @@ pub fn when(name: &str, keys: &AgentKeys) -> anyhow::Result<CallPattern> {
 
 /// Returns whether the recipe has a scorer of type `program`, which takes the rewards that programs
 /// post.
-fn takes_rewards(reward: &RewardKeys) -> bool {
+pub(crate) fn takes_rewards(reward: &RewardKeys) -> bool {
     let is_program = |kind: &str| kind == "program";
     is_program(reward.scorer.name())
         || reward.scorers.iter().any(|keys| is_program(keys.scorer.name()))
@@ -52,14 +51,23 @@ pub struct ProgramGateway {
 }
 
 impl ProgramGateway {
-    /// Starts the gateway on a free port of this machine.
+    /// Starts the gateway: where the table `[runners]` specifies, or on a free port of this machine
+    /// without that table.
     ///
     /// # Errors
-    /// Returns an error if no port is free.
-    pub async fn start(supervisor: Supervisor) -> anyhow::Result<Self> {
-        let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
-        let listener = bound.context("no port is free on 127.0.0.1")?;
-        let address = format!("http://{}", listener.local_addr()?);
+    /// Returns an error if the port is not free.
+    pub async fn start(
+        supervisor: Supervisor,
+        runners: Option<&RunnersKeys>,
+    ) -> anyhow::Result<Self> {
+        let listen = runners.map_or("127.0.0.1:0", |keys| keys.listen.as_str());
+        let bound = TcpListener::bind(listen).await;
+        let listener =
+            bound.with_context(|| format!("the gateway of programs cannot listen at {listen}"))?;
+        let address = match runners {
+            Some(keys) if !keys.gateway.is_empty() => keys.gateway.trim_end_matches('/').to_owned(),
+            _ => format!("http://{}", listener.local_addr()?),
+        };
         // Attempts limit the number of calls, and the sampler's own queue orders them.
         let options = Options {
             open: false,
@@ -116,7 +124,7 @@ pub async fn put_in(
     if !agents.iter().any(|(_, keys)| keys.kind.calls_over_http()) {
         return Ok(());
     }
-    let started = ProgramGateway::start(host.supervisor().clone()).await?;
+    let started = ProgramGateway::start(host.supervisor().clone(), None).await?;
     for (name, keys) in agents.into_iter().filter(|(_, keys)| keys.kind.calls_over_http()) {
         let program = started.program(keys, takes_rewards(&recipe.reward));
         if let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) {
@@ -128,4 +136,11 @@ pub async fn put_in(
         }
     }
     Ok(())
+}
+
+/// Creates the program of an agent in the process of a runner, which calls a gateway elsewhere.
+pub(crate) fn runner_program(keys: &AgentKeys, supervisor: &Supervisor) -> Program {
+    let gateway = Gateway::new(Vec::new(), Options::default());
+    let address = String::new();
+    ProgramGateway { gateway, address, supervisor: supervisor.clone() }.program(keys, false)
 }

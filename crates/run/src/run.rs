@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use levade_agent::environments::Environments;
 use levade_policy::PolicyError;
-use levade_policy::process_time::Clock;
+use levade_policy::process_time::{Clock, with_timeout};
 use levade_process::Supervisor;
 use levade_recipe::{LearnerKeys, Recipe};
 use levade_trainer::{LockedRunDir, RunEnd, RunParts, StartMode, StopFlag, Trainer, TrainerError};
@@ -19,7 +19,7 @@ use crate::dir::{RunDir, start_time_or_now};
 use crate::events_file::EventsFile;
 use crate::host::{Event, Host};
 use crate::policies::{self, StartedPolicies};
-use crate::{child, display, numerics, scorers};
+use crate::{child, display, numerics, runners, scorers};
 
 /// Timeout for the exit of a learner's and servers' processes.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -200,10 +200,12 @@ async fn run_once(
     LockedRunDir::check(&recipe.run, start)?;
     let started_at = start_time_or_now(dir)?;
     let mut children = Vec::new();
+    let mut leased = None;
     let ended = async {
         let environments = Environments::new(recipe.environments(), host.supervisor());
-        let StartedPolicies { policies, agents, fingerprint, model_files, teachers } =
+        let StartedPolicies { policies, mut agents, fingerprint, model_files, teachers } =
             policies::start(recipe, started_at, &environments, host, &mut children).await?;
+        leased = runners::lease(recipe, &mut agents, &environments, host).await?;
         let scorers = scorers::custom_scorers(&recipe.reward, &environments, host)?;
         let parts =
             RunParts { policies, agents, scorers, environments, started_at, model_files, teachers };
@@ -213,6 +215,12 @@ async fn run_once(
         Ok(trainer.run(&mut host.clone(), stop).await?)
     };
     let ended = ended.await;
+    // Runners must not start attempts whose gateway is about to exit.
+    if let Some(queue) = leased
+        && let Some(Err(error)) = with_timeout(EXIT_TIMEOUT, queue.cancel_all()).await
+    {
+        host.note(format!("could not cancel the attempts of runners: {error}"));
+    }
     // Wait for the processes of the learner and the servers, because the next ones need their
     // memory.
     let running = child::await_exits(children, EXIT_TIMEOUT).await;

@@ -28,6 +28,10 @@ use crate::random::try_stream;
 use crate::scoring::{Scorers, ScoringFailure};
 use crate::tracer::Tracer;
 
+/// Maximum number of lost tries of an attempt slot in this process. Another loss counts as a
+/// failure: the attempt may be what ends the processes that make it.
+const MAX_LOST_TRIES: u32 = 8;
+
 /// Generates attempts and records them.
 #[derive(Clone)]
 pub struct AttemptMaker {
@@ -152,7 +156,8 @@ impl AttemptMaker {
 
     /// Generates one attempt, for training if `trains`. The attempt is not scored yet, and its
     /// record is still running. A failed try is recorded as superseded and repeated, as often as
-    /// the recipe allows.
+    /// the recipe allows. A lost try is recorded as abandoned and repeated with the same random
+    /// stream.
     ///
     /// # Errors
     /// Returns an error if the task names an unknown agent. The future returns an error if
@@ -179,6 +184,7 @@ impl AttemptMaker {
         let seed = self.seed;
         Ok(async move {
             let Tries { next: mut number, mut failed } = store.tries(&slot).await?;
+            let mut lost = 0;
             loop {
                 let current_try =
                     Try { id: AttemptId::new(store.run(), &slot, number), slot, number };
@@ -203,6 +209,13 @@ impl AttemptMaker {
                 let mut made = run_guarded(&agent_loop, context).await;
                 made.outcome.timings.add(TimedPart::Attempt, timer.interval());
                 store.append(&current_try.id, made.trajectory.segments()).await?;
+                if made.is_lost && lost < MAX_LOST_TRIES {
+                    let attempt = current_try.attempt(&task, made);
+                    let end = End { status: Status::Abandoned, ..attempt.end() };
+                    store.end(&attempt.id, &end).await?;
+                    (number, lost) = (number + 1, lost + 1);
+                    continue;
+                }
                 let broke = made.outcome.finish == Finish::Failed;
                 let is_unusable = broke || made.outcome.sampled_tokens == 0;
                 let attempt = current_try.attempt(&task, made);
@@ -308,7 +321,7 @@ impl Try {
     /// Returns the generated attempt, not scored yet.
     fn attempt(self, task: &Task, made: levade_agent::Attempt) -> Attempt {
         let Try { id, slot, number } = self;
-        let levade_agent::Attempt { trajectory, outcome } = made;
+        let levade_agent::Attempt { trajectory, outcome, .. } = made;
         Attempt {
             id,
             slot,

@@ -32,8 +32,13 @@ impl Toolboxes {
     /// Returns the tools of an agent. `chat` counts the tokens of tool results for their limit.
     ///
     /// # Errors
-    /// Returns an error if a tool does not exist, or if an agent names it twice.
-    pub fn tools_for(&self, agent: &AgentKeys, chat: &Arc<Chat>) -> Result<ToolSet, TrainerError> {
+    /// Returns an error if a tool does not exist, if an agent names it twice, or if a tool limits
+    /// tokens and there is no `chat`.
+    pub fn tools_for(
+        &self,
+        agent: &AgentKeys,
+        chat: Option<&Arc<Chat>>,
+    ) -> Result<ToolSet, TrainerError> {
         let [min_delay, max_delay] =
             [agent.min_tool_delay, agent.tool_delay].map(Duration::from_secs_f64);
         let named = |name: &String| {
@@ -45,7 +50,14 @@ impl Toolboxes {
             let wrong = |why| TrainerError::Tool { name: name.clone(), why };
             let mut toolbox = self.get_or_create(&keys).map_err(wrong)?;
             if keys.max_tokens.is_some() || keys.max_characters.is_some() {
-                let tokens = keys.max_tokens.map(|max_len| (max_len, Arc::clone(chat)));
+                let tokens = match (keys.max_tokens, chat) {
+                    (Some(max_tokens), Some(chat)) => Some((max_tokens, Arc::clone(chat))),
+                    (None, _) => None,
+                    (Some(_), None) => {
+                        let why = "max_tokens needs a tokenizer; set max_characters instead";
+                        return Err(wrong(why.to_owned()));
+                    }
+                };
                 let cut = ResultTruncation {
                     characters: keys.max_characters,
                     tokens,
@@ -114,7 +126,7 @@ mod tests {
     fn set(recipe: &Recipe) -> Result<ToolSet, String> {
         let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
         let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::default());
-        toolboxes.tools_for(&recipe.agent, &chat).map_err(|error| error.to_string())
+        toolboxes.tools_for(&recipe.agent, Some(&chat)).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -169,7 +181,7 @@ mod tests {
         let start = tokio::time::Instant::now();
         // Each iteration stands for an agent with its own set of tools.
         for waited in [0, 500, 1000] {
-            let set = toolboxes.tools_for(&recipe.agent, &chat).unwrap();
+            let set = toolboxes.tools_for(&recipe.agent, Some(&chat)).unwrap();
             let mut open = set.open(&attempt).await.unwrap();
             let results = open.execute_calls(&completion, true).await;
             assert_eq!(results[0].text, "1000\n[… 6 characters are left out here …]");

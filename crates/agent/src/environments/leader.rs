@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use levade_tasks::Task;
 
 use super::Environments;
 use crate::{Agent, AgentLoop, Attempt, AttemptContext, Program};
@@ -17,24 +18,32 @@ pub struct LedLoop {
     pub environments: Environments,
 }
 
-#[async_trait]
-impl AgentLoop for LedLoop {
-    async fn run(&self, context: AttemptContext) -> Attempt {
-        let source = &context.task.source;
-        let Some(environment) =
-            self.environments.find(source).filter(|found| found.options.leads_attempts())
-        else {
-            let id = &context.task.id;
-            let why =
-                format!("no environment runs attempts at the task {id} of the source {source:?}");
-            return Attempt::failed("environment", why);
-        };
-        let program = Program {
+impl LedLoop {
+    /// Returns the environment of a task as a program.
+    ///
+    /// # Errors
+    /// Returns a message if no environment leads attempts at the task.
+    pub(crate) fn program_for(&self, task: &Task) -> Result<Program, String> {
+        let Task { id, source, .. } = task;
+        let found = self.environments.find(source).filter(|found| found.options.leads_attempts());
+        let environment = found.ok_or_else(|| {
+            format!("no environment runs attempts at the task {id} of the source {source:?}")
+        })?;
+        Ok(Program {
             command: vec![environment.name().to_owned()],
             workers: Some(Arc::clone(&environment.workers)),
             ..self.program.clone()
-        };
-        program.run(context).await
+        })
+    }
+}
+
+#[async_trait]
+impl AgentLoop for LedLoop {
+    async fn run(&self, context: AttemptContext) -> Attempt {
+        match self.program_for(&context.task) {
+            Ok(program) => program.run(context).await,
+            Err(why) => Attempt::failed("environment", why),
+        }
     }
 
     fn can_be_taught(&self, agent: &Agent) -> bool {

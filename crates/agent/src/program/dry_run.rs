@@ -5,6 +5,7 @@ use levade_process::{RunOutput, explaining_lines};
 
 use super::{CALL_END_TIMEOUT, Program};
 use crate::AttemptContext;
+use crate::cast::Caller;
 
 /// Result of a trial run of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,8 +33,9 @@ impl Program {
         context: AttemptContext,
         enough: impl Future<Output = ()>,
     ) -> Result<DryRunResult, String> {
-        let opened = self.open(&context)?;
-        let ended = self.execute(&context, &opened, enough).await;
+        let opened = self.open(&context, Caller::Program)?;
+        let endpoint = opened.endpoint(self);
+        let ended = self.execute(&context, &endpoint, opened.own_player(), enough).await;
         let session = opened.session;
         let Recording { calls, rejected, .. } = session.close(CALL_END_TIMEOUT).await.0;
         self.gateway.forget(&session);

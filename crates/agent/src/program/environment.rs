@@ -1,10 +1,9 @@
 //! Environment variables of programs.
 
-use levade_gateway::Session;
 use levade_policy::environment::child_environment;
 use serde_json::{Value, json};
 
-use super::Program;
+use super::{Program, SessionEndpoint};
 use crate::AttemptContext;
 
 /// Maximum length of a variable's value, in bytes, somewhat below that of Linux.
@@ -18,13 +17,11 @@ impl Program {
     /// Returns all environment variables of the program in an attempt.
     pub(super) fn environment(
         &self,
-        session: &Session,
+        endpoint: &SessionEndpoint,
         context: &AttemptContext,
-        model: &str,
     ) -> Vec<(String, String)> {
-        let base = format!("{}{}", self.address, session.path());
+        let SessionEndpoint { base_url: base, key, reward_key, model, .. } = endpoint;
         let v1 = format!("{base}/v1");
-        let key = session.key();
         let mut variables = child_environment(&self.passes);
         variables
             .extend(NO_PROXY_VARIABLES.map(|(name, value)| (name.to_owned(), value.to_owned())));
@@ -37,19 +34,19 @@ impl Program {
             ("OPENAI_API_BASE", &v1),
             ("OPENAI_API_KEY", key),
             ("OPENAI_MODEL", model),
-            ("ANTHROPIC_BASE_URL", &base),
+            ("ANTHROPIC_BASE_URL", base),
             ("ANTHROPIC_API_KEY", key),
             ("ANTHROPIC_MODEL", model),
-            ("LEVADE_BASE_URL", &base),
+            ("LEVADE_BASE_URL", base),
             ("LEVADE_API_KEY", key),
             ("LEVADE_MODEL", model),
             ("LEVADE_ATTEMPT", &context.name),
             ("LEVADE_TASK", if task.len() <= MAX_VARIABLE_BYTES { &task } else { "" }),
         ];
         variables.extend(ours.map(|(name, value)| (name.to_owned(), value.to_owned())));
-        if self.rewards {
+        if let Some(reward_key) = reward_key {
             variables.push(("LEVADE_REWARD_URL".into(), format!("{base}/reward")));
-            variables.push(("LEVADE_REWARD_KEY".into(), session.reward_key().to_owned()));
+            variables.push(("LEVADE_REWARD_KEY".into(), reward_key.clone()));
         }
         // Agents written before the project was named Levade read these variables.
         let earlier = |(name, value): &(String, String)| {

@@ -15,6 +15,7 @@
 //! Out of scope: HTTP (`levade-gateway`), and the use of rewards.
 
 mod dry_run;
+mod endpoint;
 mod environment;
 mod outcome;
 mod process;
@@ -24,13 +25,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_call::Recording;
+use levade_call::{ExternalCall, Recording};
 use levade_conversation::Format;
 use levade_gateway::{Gateway, Reward, Route, Session, SessionOptions};
 use levade_process::{Pool, RunOutput, Supervisor};
+use levade_tree::Outcome;
 use tracing::{Instrument, debug_span};
 
 pub use dry_run::DryRunResult;
+pub use endpoint::SessionEndpoint;
+pub(crate) use outcome::limit_finish;
 pub use process::workers;
 
 use crate::cast::{Caller, PartyBuilder};
@@ -80,8 +84,8 @@ impl AgentLoop for Program {
 }
 
 /// Open session of the gateway, through which the programs of one attempt call their models.
-struct OpenProgram<'a> {
-    session: Arc<Session>,
+pub(crate) struct OpenProgram<'a> {
+    pub session: Arc<Session>,
     /// Agents as which the program can call, each with the policy that plays it. Calls that name no
     /// agent are attributed to the first one, the attempt's own agent.
     played: Vec<(&'a Agent, &'a Player)>,
@@ -89,26 +93,41 @@ struct OpenProgram<'a> {
 
 impl OpenProgram<'_> {
     /// Returns the policy that plays the attempt's own agent.
-    fn own_player(&self) -> &Player {
+    pub(crate) fn own_player(&self) -> &Player {
         self.played[0].1
     }
-}
 
-impl Program {
-    async fn attempt(&self, context: AttemptContext) -> Attempt {
-        let opened = match self.open(&context) {
-            Ok(opened) => opened,
-            Err(why) => return Attempt::failed("policies", why),
-        };
-        let ended = self.execute(&context, &opened, std::future::pending()).await;
-        let OpenProgram { session, played } = opened;
-        let recorded = session.close(CALL_END_TIMEOUT).await;
-        self.gateway.forget(&session);
+    /// Returns the endpoint of the session for the client that makes the attempt.
+    pub(crate) fn endpoint(&self, program: &Program) -> SessionEndpoint {
+        SessionEndpoint {
+            base_url: format!("{}{}", program.address, self.session.path()),
+            key: self.session.key().to_owned(),
+            reward_key: program.rewards.then(|| self.session.reward_key().to_owned()),
+            model: self.own_player().policy.clone(),
+            agents: self.played.iter().map(|(agent, _)| agent.name.clone()).collect(),
+        }
+    }
+
+    /// Closes the session. Returns the recorded calls and the rewards that the client posted.
+    pub(crate) async fn close(&self, gateway: &Gateway) -> (Recording, Vec<Reward>) {
+        let recorded = self.session.close(CALL_END_TIMEOUT).await;
+        gateway.forget(&self.session);
+        recorded
+    }
+
+    /// Completes an attempt at the recorded calls `external` of chat APIs. If a teacher has made
+    /// the attempt, its completions become demonstrations.
+    pub(crate) async fn complete(
+        &self,
+        context: &AttemptContext,
+        made: Attempt,
+        external: &[ExternalCall],
+    ) -> Attempt {
         let mut attempt = match &context.teacher {
-            None => outcome::attempt(self, &context.limits, ended, recorded),
-            Some(_) => self.demonstrated_attempt(&context, &played, ended, recorded).await,
+            None => made,
+            Some(_) => self.demonstrated_attempt(made.outcome, external).await,
         };
-        let mixed = played.iter().filter(|(agent, _)| agent.picker.is_some());
+        let mixed = self.played.iter().filter(|(agent, _)| agent.picker.is_some());
         attempt.outcome.cast =
             mixed.map(|(agent, player)| (agent.name.clone(), player.policy.clone())).collect();
         attempt
@@ -116,22 +135,16 @@ impl Program {
 
     /// Returns the attempt that a teacher has made, with the teacher's completions as
     /// demonstrations.
-    async fn demonstrated_attempt(
-        &self,
-        context: &AttemptContext,
-        played: &[(&Agent, &Player)],
-        ended: Result<RunOutput, String>,
-        recorded: (Recording, Vec<Reward>),
-    ) -> Attempt {
+    async fn demonstrated_attempt(&self, outcome: Outcome, external: &[ExternalCall]) -> Attempt {
         let pupil = |(agent, player): &(&Agent, &Player)| match (&player.backend, &player.format) {
             (Backend::Tokens(_), Some(format)) if player.is_trained => {
                 Some((agent.name.clone(), player.policy.clone(), Arc::clone(format)))
             }
             _ => None,
         };
-        let pupils: Vec<(String, String, Arc<Format>)> = played.iter().filter_map(pupil).collect();
-        let calls = recorded.0.external.clone();
-        let Attempt { outcome, .. } = outcome::attempt(self, &context.limits, ended, recorded);
+        let pupils: Vec<(String, String, Arc<Format>)> =
+            self.played.iter().filter_map(pupil).collect();
+        let calls = external.to_vec();
         teacher_demonstrations::create_attempt(outcome, move || {
             teacher_demonstrations::demonstrate_completions(pupils.iter().map(
                 |(agent, policy, format)| {
@@ -144,18 +157,53 @@ impl Program {
         })
         .await
     }
+}
+
+impl Program {
+    async fn attempt(&self, context: AttemptContext) -> Attempt {
+        let opened = match self.open(&context, Caller::Program) {
+            Ok(opened) => opened,
+            Err(why) => return Attempt::failed("policies", why),
+        };
+        let endpoint = opened.endpoint(self);
+        let never = std::future::pending();
+        let ended = self.execute(&context, &endpoint, opened.own_player(), never).await;
+        let recorded = opened.close(&self.gateway).await;
+        self.complete(&context, &opened, ended, recorded).await
+    }
+
+    /// Returns the attempt of a program that has ended.
+    pub(crate) async fn complete(
+        &self,
+        context: &AttemptContext,
+        opened: &OpenProgram<'_>,
+        ended: Result<RunOutput, String>,
+        recorded: (Recording, Vec<Reward>),
+    ) -> Attempt {
+        let external =
+            context.teacher.as_ref().map_or_else(Vec::new, |_| recorded.0.external.clone());
+        let made = outcome::attempt(self, &context.limits, ended, recorded);
+        opened.complete(context, made, &external).await
+    }
 
     /// Opens the gateway's session of an attempt.
     ///
     /// # Errors
     /// Returns a message if the roster lacks the attempt's agent or a summarizer, or if the task's
     /// row lacks the completions of a teacher.
-    fn open<'a>(&self, context: &'a AttemptContext) -> Result<OpenProgram<'a>, String> {
+    pub(crate) fn open<'a>(
+        &self,
+        context: &'a AttemptContext,
+        caller: Caller,
+    ) -> Result<OpenProgram<'a>, String> {
         let own = context.own_agent()?;
+        let is_program = caller == Caller::Program;
         let mut agents: Vec<&Agent> = context.roster.agents().iter().collect();
+        // The tool loop calls as its own agent only.
+        agents.retain(|agent| is_program || std::ptr::eq(*agent, own));
         let index = agents.iter().position(|agent| std::ptr::eq(*agent, own)).unwrap_or(0);
         agents.swap(0, index);
-        let casting = PartyBuilder::new(context, Caller::Program)?;
+        let casting = PartyBuilder::new(context, caller)?;
         let play = |agent| Ok((agent, context.player(agent)?));
         let played: Vec<(&Agent, &Player)> =
             agents.into_iter().map(play).collect::<Result<_, String>>()?;
@@ -168,7 +216,9 @@ impl Program {
         };
         let routes = played.iter().enumerate().map(route).collect::<Result<_, String>>()?;
         let attempt = percent_encode(&context.name);
-        let limits = (context.limits.max_turns, context.limits.max_tokens);
+        // The tool loop counts its turns itself, so that a call repeated over HTTP is no turn.
+        let max_calls = if is_program { context.limits.max_turns } else { u32::MAX };
+        let limits = (max_calls, context.limits.max_tokens);
         let session = self.gateway.open(SessionOptions {
             rollout: percent_encode(&context.task.id),
             recorder: self.gateway.recorder(&attempt, (context.seed, context.stream), limits),

@@ -107,7 +107,7 @@ pub(super) fn attempt(
         }
     }
     outcome.scorer_inputs.insert(SCORER_INPUT_KEY.into(), scorer_input);
-    Attempt { trajectory: recorded.trajectory, outcome }
+    Attempt::new(recorded.trajectory, outcome)
 }
 
 /// Returns why a program without answered calls makes no attempt, with the last lines of its
@@ -169,7 +169,7 @@ fn set_failed(outcome: &mut Outcome, source: &str, why: String) {
 }
 
 /// Returns the limit that rejected the calls of a program.
-fn limit_finish(limits: &Limits, calls: &[&CallRecord]) -> Finish {
+pub(crate) fn limit_finish(limits: &Limits, calls: &[&CallRecord]) -> Finish {
     let last_finish = calls.last().map(|call| call.finish);
     if matches!(last_finish, Some(FinishReason::Length)) || calls.len() < limits.max_turns as usize
     {
@@ -249,6 +249,7 @@ mod tests {
             turn: Some(turn),
             content: content.into(),
             calls: 1,
+            malformed_calls: 0,
             interval: Default::default(),
         }
     }

@@ -10,8 +10,9 @@ use levade_process::{Launch, Pool, PoolOptions, ProgramRun, Request, RunOutput, 
 use serde_json::{Value, json};
 
 use super::environment::{NO_PROXY_VARIABLES, task_of};
-use super::{OpenProgram, Program};
+use super::{Program, SessionEndpoint};
 use crate::AttemptContext;
+use crate::roster::Player;
 
 /// Placeholder of the question in the arguments of a program.
 const QUESTION: &str = "{question}";
@@ -43,20 +44,21 @@ pub fn workers(
 
 impl Program {
     /// Runs the program of an attempt until it ends, `stop` completes or its timeout expires. The
-    /// output of a program that was stopped has no exit code.
+    /// output of a program that was stopped has no exit code. The timeout is measured on the clock
+    /// of `player`.
     ///
     /// # Errors
     /// Returns an error if the program cannot be started, or if its worker ends.
-    pub(super) async fn execute(
+    pub(crate) async fn execute(
         &self,
         context: &AttemptContext,
-        opened: &OpenProgram<'_>,
+        endpoint: &SessionEndpoint,
+        player: &Player,
         stop: impl Future<Output = ()>,
     ) -> Result<RunOutput, String> {
         let task = task_of(context);
         let timeout = context.limits.attempt_timeout;
-        let player = opened.own_player();
-        let variables = self.environment(&opened.session, context, &player.policy);
+        let variables = self.environment(endpoint, context);
         let Some(workers) = &self.workers else {
             let mut run = self.start(variables, &task)?;
             let output = tokio::select! {
@@ -68,7 +70,8 @@ impl Program {
                 None => Ok(run.stop().await),
             };
         };
-        let request = Request::with_id(&context.name, request(&variables, context, opened, &task));
+        let request =
+            Request::with_id(&context.name, request(&variables, context, endpoint, &task));
         let mut call = workers.send(request).await.map_err(|error| error.to_string())?;
         let response = tokio::select! {
             answer = player.wait_within(timeout, call.response()) => answer,
@@ -97,7 +100,7 @@ impl Program {
 fn request(
     variables: &[(String, String)],
     context: &AttemptContext,
-    opened: &OpenProgram<'_>,
+    endpoint: &SessionEndpoint,
     task: &Value,
 ) -> Value {
     let variable = |name: &str| {
@@ -112,7 +115,7 @@ fn request(
         "reward_url": variable("LEVADE_REWARD_URL"),
         "reward_key": variable("LEVADE_REWARD_KEY"),
         "max_turns": context.limits.max_turns,
-        "agents": opened.played.iter().map(|(agent, _)| &agent.name).collect::<Vec<_>>(),
+        "agents": endpoint.agents,
         "task": task,
     })
 }

@@ -163,7 +163,7 @@ async fn trial_run(
     }
     let limits = keys.limits();
     let limits = Limits { attempt_timeout: limits.attempt_timeout.min(START_TIMEOUT), ..limits };
-    let program = ProgramGateway::start(host::supervisor()?).await?.program(keys, true);
+    let program = ProgramGateway::start(host::supervisor()?, None).await?.program(keys, true);
     let context = AttemptContext {
         task: task.clone(),
         messages: keys.initial_messages(task),

@@ -43,7 +43,7 @@ pub async fn check(trial: &Trial<'_>, report: &mut Report) -> Option<ToolSet> {
             None => all_work = false,
         }
     }
-    let made = all_work.then(|| toolboxes.tools_for(keys, chat))?;
+    let made = all_work.then(|| toolboxes.tools_for(keys, Some(chat)))?;
     let set = report.ok_or_fail("tools", made)?;
     report.ok_or_fail("tools", set.assume(&found)).map(|()| set)
 }
@@ -71,7 +71,7 @@ async fn check_toolbox(
         programs::find(program, &keys.dir)?;
     }
     let single_tool_keys = AgentKeys { tools: vec![tool.name().to_owned()], ..keys.clone() };
-    let set = toolboxes.tools_for(&single_tool_keys, chat)?;
+    let set = toolboxes.tools_for(&single_tool_keys, Some(chat))?;
     let context = ToolContext {
         attempt: "check".to_owned(),
         task: task.clone().selecting_no_tools(),

@@ -14,6 +14,7 @@ mod logging;
 mod outages;
 mod policies;
 mod programs;
+mod runners;
 mod started;
 mod store_server;
 mod supervise;

@@ -119,6 +119,7 @@ const CRATES: [(&str, &[&str]); 29] = [
             "call",
             "process",
             "reward",
+            "store",
             "conversation",
             "text",
             "policy",

@@ -28,7 +28,7 @@ fn parts_of(recipe: &Recipe, policy: &Arc<levade_policy::Simulator>) -> RunParts
     let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::default());
     let chat = Arc::new(tiny_chat().unwrap());
     let agent = |(name, keys): (&str, _)| {
-        AgentSpec::new(name, chat.clone(), toolboxes.tools_for(keys, &chat).unwrap())
+        AgentSpec::new(name, chat.clone(), toolboxes.tools_for(keys, Some(&chat)).unwrap())
     };
     parts.agents = recipe.agents().into_iter().map(agent).collect();
     parts

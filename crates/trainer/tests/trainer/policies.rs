@@ -66,10 +66,8 @@ impl AgentLoop for Dialogue {
         let evens = trajectory.sequence_tokens(leaf).iter().filter(|token| *token % 2 == 0).count();
         // If most tokens are odd, the attempt counts as truncated, which lowers its reward.
         let finish = if 2 * evens > sampled { Finish::Answered } else { Finish::MaxTurns };
-        Attempt {
-            outcome: Outcome { finish, turns: 3, sampled_tokens: sampled, ..Outcome::initial() },
-            trajectory,
-        }
+        let outcome = Outcome { finish, turns: 3, sampled_tokens: sampled, ..Outcome::initial() };
+        Attempt::new(trajectory, outcome)
     }
 }
 

@@ -1,0 +1,83 @@
+//! Recipe of a run on the host of a runner: its agents, with their tools and programs.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Context as _;
+use levade_agent::environments::{Environments, LedLoop};
+use levade_agent::runner::RunnerAgent;
+use levade_process::Supervisor;
+use levade_recipe::{AgentKeys, AgentKind, Recipe};
+use levade_trainer::Toolboxes;
+
+use crate::failure::unusable;
+use crate::programs::runner_program;
+
+/// Agents of a run that a runner can execute.
+pub(super) struct LoadedRecipe {
+    recipe: Recipe,
+    toolboxes: Toolboxes,
+    environments: Environments,
+    supervisor: Supervisor,
+    /// Agents that have been set up.
+    agents: std::sync::Mutex<BTreeMap<String, RunnerAgent>>,
+}
+
+impl LoadedRecipe {
+    /// Reads the recipe `text` of the run `name`. Files that the recipe names are in `dir`.
+    ///
+    /// # Errors
+    /// Returns an error if the recipe is invalid, for example because it was written by another
+    /// version.
+    pub fn new(
+        text: &str,
+        name: &str,
+        dir: &Path,
+        supervisor: &Supervisor,
+    ) -> anyhow::Result<Self> {
+        let recipe = Recipe::from_other_host(text, Path::new(name), dir)?;
+        Ok(LoadedRecipe {
+            toolboxes: Toolboxes::new(&recipe.tool, supervisor.clone()),
+            environments: Environments::new(recipe.environments(), supervisor),
+            supervisor: supervisor.clone(),
+            agents: std::sync::Mutex::default(),
+            recipe,
+        })
+    }
+
+    /// Returns an agent, which is set up once.
+    ///
+    /// # Errors
+    /// Returns an error if there is no such agent, or if one of its files is missing here.
+    pub fn agent(&self, name: &str) -> anyhow::Result<RunnerAgent> {
+        let mut agents = self.agents.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(agent) = agents.get(name) {
+            return Ok(agent.clone());
+        }
+        let all = self.recipe.agents();
+        let found = all.into_iter().find(|(known, _)| *known == name);
+        let (_, keys) = found.with_context(|| format!("the recipe has no agent {name:?}"))?;
+        let agent = self.set_up(keys)?;
+        agents.insert(name.to_owned(), agent.clone());
+        Ok(agent)
+    }
+
+    fn set_up(&self, keys: &AgentKeys) -> anyhow::Result<RunnerAgent> {
+        let program = || runner_program(keys, &self.supervisor);
+        Ok(match keys.kind {
+            AgentKind::Tools => RunnerAgent::Tools(self.toolboxes.tools_for(keys, None)?),
+            AgentKind::Program if !keys.folder.is_dir() => {
+                return Err(unusable(format!(
+                    "the directory {} of the program is missing on this host; start the runner \
+                     with --dir, the directory that has the recipe's files",
+                    keys.folder.display()
+                )));
+            }
+            AgentKind::Program => RunnerAgent::Program(program()),
+            AgentKind::Environment => {
+                let environments = self.environments.clone();
+                RunnerAgent::Environment(LedLoop { program: program(), environments })
+            }
+        })
+    }
+}

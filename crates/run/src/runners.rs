@@ -1,0 +1,178 @@
+//! Lets runners make the attempts of a run: announces its queue and its recipe in a store of
+//! rollouts, and replaces the loops of its agents by leases.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use levade_agent::environments::{Environments, LedLoop};
+use levade_agent::runner::{LeasedLoop, QueueOptions, RunnerLoop, RunnerQueue};
+use levade_recipe::{AgentKind, Recipe, RunnersKeys};
+use levade_store::Code;
+use levade_store::rollouts::{Json, Resources, RolloutError, Rollouts, SystemClock};
+use levade_store_client::open_rollouts;
+use levade_trainer::AgentSpec;
+use serde::{Deserialize, Serialize};
+use serde_json::value::to_raw_value;
+use tokio::time::Instant;
+
+use crate::failure::unusable;
+use crate::host::Host;
+use crate::programs::{ProgramGateway, takes_rewards};
+
+/// Version of the data that a trainer and its runners exchange. A runner of another version rejects
+/// the run.
+const PROTOCOL: u32 = 1;
+
+/// Interval between requests to a store that is unreachable.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Value of the resources by which a run announces itself. Their id is the name of the queue.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Announcement {
+    /// Version of the exchanged data.
+    pub levade_runner_protocol: u32,
+    /// Recipe as TOML, with the trainer's paths.
+    pub recipe: String,
+}
+
+impl Announcement {
+    /// Parses the resources of a run.
+    ///
+    /// # Errors
+    /// Returns an error if the resources are those of another program or version.
+    pub fn parse(resources: &Resources) -> anyhow::Result<Self> {
+        let Resources { id, value, .. } = resources;
+        let parsed: Self = serde_json::from_str(value.get())
+            .with_context(|| format!("the resources {id:?} do not announce a run"))?;
+        if parsed.levade_runner_protocol == PROTOCOL {
+            return Ok(parsed);
+        }
+        Err(unusable(format!(
+            "the run of {id} uses version {} of the runners' protocol, but this runner uses \
+             {PROTOCOL}; use the same version of levade for both",
+            parsed.levade_runner_protocol
+        )))
+    }
+}
+
+/// Opens a store of rollouts: the path of an SQLite file, which is created if it does not exist, or
+/// the URL of a server. Waits for the server for at most `wait`.
+///
+/// # Errors
+/// Returns an error if the store cannot be opened.
+pub async fn open_store(location: &str, wait: Duration) -> anyhow::Result<Arc<dyn Rollouts>> {
+    let is_file = !location.contains("://");
+    if let Some(dir) =
+        Path::new(location).parent().filter(|dir| is_file && !dir.as_os_str().is_empty())
+    {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    }
+    let start = Instant::now();
+    loop {
+        match open_rollouts(location, Arc::new(SystemClock::default())).await {
+            Ok(store) => return Ok(store),
+            Err(error) if error.code() == Code::Unavailable && start.elapsed() < wait => {
+                tracing::warn!(%error, "waiting for the store");
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    format!("cannot open the store of runners {location} within {wait:?}")
+                });
+            }
+        }
+    }
+}
+
+/// Repeats a call of a store while the store is unreachable, for at most `wait`.
+///
+/// # Errors
+/// Returns the last error, with `purpose` and the location of the store.
+pub(crate) async fn retry<T, F: Future<Output = Result<T, RolloutError>>>(
+    store: &dyn Rollouts,
+    purpose: &str,
+    wait: Duration,
+    mut call: impl FnMut() -> F,
+) -> anyhow::Result<T> {
+    let start = Instant::now();
+    loop {
+        match call().await {
+            Ok(done) => return Ok(done),
+            Err(error @ RolloutError::Store(_)) if start.elapsed() < wait => {
+                tracing::warn!(%error, "waiting for the store to {purpose}");
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
+            Err(error) => {
+                let waited = start.elapsed().as_secs();
+                let location = store.location();
+                return Err(error).with_context(|| {
+                    format!("could not {purpose} at {location} within {waited} s")
+                });
+            }
+        }
+    }
+}
+
+/// Replaces the loops of all agents by leases, if the recipe has `[runners]`. Returns the queue of
+/// the attempts, or `None` if this process makes them.
+///
+/// # Errors
+/// Returns an error if the store cannot be used within `runners.wait_seconds`, or if the address of
+/// the gateway is in use.
+pub async fn lease(
+    recipe: &Recipe,
+    parts: &mut [AgentSpec],
+    environments: &Environments,
+    host: &Host,
+) -> anyhow::Result<Option<Arc<RunnerQueue>>> {
+    let Some(keys) = &recipe.runners else { return Ok(None) };
+    let queue = announce(recipe, keys, host).await?;
+    let gateway = ProgramGateway::start(host.supervisor().clone(), Some(keys)).await?;
+    for (name, keys) in recipe.agents() {
+        let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) else { continue };
+        let program = gateway.program(keys, takes_rewards(&recipe.reward));
+        let environments = environments.clone();
+        let leased = match keys.kind {
+            AgentKind::Tools => LeasedLoop::Tools(program),
+            AgentKind::Program => LeasedLoop::Program(program),
+            AgentKind::Environment => LeasedLoop::Environment(LedLoop { program, environments }),
+        };
+        parts.custom = Some(Arc::new(RunnerLoop { leased, queue: Arc::clone(&queue) }));
+    }
+    Ok(Some(queue))
+}
+
+/// Puts the recipe into the store of runners, and cancels what earlier processes of the run left in
+/// its queue.
+///
+/// # Errors
+/// Returns an error if the store cannot be used within `runners.wait_seconds`.
+async fn announce(
+    recipe: &Recipe,
+    keys: &RunnersKeys,
+    host: &Host,
+) -> anyhow::Result<Arc<RunnerQueue>> {
+    let store = open_store(&keys.store, keys.wait()).await?;
+    let queue = keys.queue_of(&recipe.run.name);
+    let announcement = Announcement { levade_runner_protocol: PROTOCOL, recipe: recipe.to_toml()? };
+    let value: Json = to_raw_value(&announcement)?;
+    let put = || store.put_resources(Some(&queue), &value);
+    let resources = retry(&*store, "announce the run to runners", keys.wait(), put).await?;
+    let options = QueueOptions {
+        store: keys.store.clone(),
+        queue: queue.clone(),
+        resources_id: resources.id,
+        recipe_version: resources.version,
+        lease: keys.lease(),
+        wait: keys.wait(),
+    };
+    let noticed = host.clone();
+    let queued = RunnerQueue::new(Arc::clone(&store), options, move |text| noticed.note(text));
+    let cancel = || queued.cancel_all();
+    retry(&*store, "cancel earlier attempts", keys.wait(), cancel).await?;
+    let text = format!("make the attempts of {queue}: levade runner --store {}", keys.store);
+    host.setup("runners", text);
+    Ok(queued)
+}
