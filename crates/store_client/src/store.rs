@@ -138,8 +138,8 @@ impl Server {
             let Err(StoreError::Leased { holder, seconds, location }) = opened else {
                 return opened;
             };
-            // A lease that has longer to run than before was renewed.
-            if rest.is_some_and(|rest| seconds > rest) {
+            // The rest of a lease without renewal decreases by a second at least.
+            if rest.is_some_and(|rest| seconds >= rest) {
                 return Err(StoreError::Leased { holder, seconds, location });
             }
             if rest.is_none() {

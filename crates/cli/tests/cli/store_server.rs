@@ -2,9 +2,9 @@
 //! killed.
 #![cfg(unix)]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
 use crate::crash::Trace;
@@ -14,6 +14,8 @@ use crate::support::{Workspace, stderr, stdout};
 struct StoreServer {
     child: Child,
     url: String,
+    /// Kept open, so that the server can log.
+    _stderr: Lines<BufReader<ChildStderr>>,
 }
 
 impl Drop for StoreServer {
@@ -33,11 +35,12 @@ impl StoreServer {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let url = lines
+        let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines();
+        let url = stderr
+            .by_ref()
             .map(Result::unwrap)
             .find_map(|line| line.find("http://").map(|start| line[start..].trim().to_owned()));
-        StoreServer { child, url: url.expect("the address of the server") }
+        StoreServer { child, url: url.expect("the address of the server"), _stderr: stderr }
     }
 
     /// Kills the server, and starts another one at the same port.
@@ -73,7 +76,7 @@ fn run_equals_run_on_a_file_after_its_store_server_was_killed() {
     let mut server = StoreServer::start(&workspace, "0");
     let mut run = train(&workspace, &server).spawn().unwrap();
     let mut lines = BufReader::new(run.stdout.take().unwrap()).lines().map(Result::unwrap);
-    assert!(lines.any(|line| line.starts_with("grpo  1/")), "{:?}", run.wait_with_output());
+    assert!(lines.any(|line| line.starts_with("grpo 1/")), "{:?}", run.wait_with_output());
     server.restart(&workspace);
     lines.for_each(drop);
     let output = run.wait_with_output().unwrap();
