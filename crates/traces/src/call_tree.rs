@@ -397,10 +397,8 @@ mod tests {
             .iter()
             .map(|tool| (tool.name.as_str(), tool.arguments.as_str(), tool.result.as_deref()))
             .collect();
-        let expected = [
-            ("add", r#"{"a": 2}"#, Some("5")),
-            ("add", r#"{"a": 3}"#, Some("Error: 3 is taken")),
-        ];
+        let expected =
+            [("add", r#"{"a": 2}"#, Some("5")), ("add", r#"{"a": 3}"#, Some("Error: 3 is taken"))];
         assert_eq!(tools, expected);
         assert!(!first.tools[0].is_error() && first.tools[1].is_error());
         // The prompt of the second call contains everything before.

@@ -100,7 +100,7 @@ fn mismatch_is_an_alarm_of_exact_runs_only() {
 fn one_odd_step_and_converged_policy_raise_no_alarm() {
     let mut odd = history(30, &json!({"response_length/clip_ratio": 1.0, "actor/ppo_kl": 0.5}));
     assert_eq!(names(&from_metrics(&odd, false)), [""; 0]);
-    // Two steps are too few for a trailing mean.
+    // One step is too few for a trailing mean.
     odd.steps.drain(..29);
     assert_eq!(names(&from_metrics(&odd, false)), [""; 0]);
     let solved = json!({"actor/entropy": 0.01, "critic/score/mean": 0.97});
