@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::history::{History, Series};
 use super::rules::{RULES, Rule};
-use crate::screen::Style;
+use crate::screen::{self, Style};
 
 /// Number of steps in a trailing mean.
 const WINDOW: usize = 10;
@@ -385,7 +385,10 @@ pub fn format_alarms(alarms: &[Alarm], history: &History, style: Style) -> Strin
     if alarms.is_empty() {
         return match history.steps.len() {
             0 => "no alarms: no step is finished yet\n".to_owned(),
-            steps => format!("no alarms in {steps} steps of phase {}\n", history.phase),
+            steps => {
+                let steps = screen::plural(steps as u32, "step");
+                format!("no alarms in {steps} of phase {}\n", history.phase)
+            }
         };
     }
     let mut text = String::new();
