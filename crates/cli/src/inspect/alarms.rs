@@ -117,7 +117,7 @@ pub fn from_metrics(history: &History, is_exact: bool) -> Vec<Alarm> {
     let mut alarms = Vec::new();
     for rule in RULES {
         // Servers and external learners round differently from each other.
-        if rule.needs_exact && !is_exact {
+        if (rule.needs_exact && !is_exact) || (rule.unless_solved && is_solved(history)) {
             continue;
         }
         for series in history.series(rule.metric) {
@@ -299,12 +299,28 @@ fn longer_without_reward(history: &History) -> Option<Alarm> {
     })
 }
 
-/// Finds a policy whose entropy has fallen to less than a tenth, unless it solves its tasks.
+/// Returns whether the policy solves its tasks: the mean score is at least 0.8, and no score exceeds
+/// 1. Then most groups have equal rewards and the entropy is low, as they should be.
+fn is_solved(history: &History) -> bool {
+    const SOLVED: f64 = 0.8;
+    let is_rate = history.values("critic/score/max").iter().all(|(_, max)| *max <= 1.0);
+    let score = trailing_means(&history.values("critic/score/mean"));
+    is_rate && score.last().is_some_and(|(_, score)| *score >= SOLVED)
+}
+
+/// Returns whether the mean score has risen within the last [`WINDOW`] steps.
+fn is_learning(history: &History) -> bool {
+    const MIN_RISE: f64 = 0.01;
+    let means = trailing_means(&history.values("critic/score/mean"));
+    let before = means.len().checked_sub(WINDOW + 1).map(|at| means[at].1);
+    before.zip(means.last()).is_some_and(|(before, (_, now))| now - before > MIN_RISE)
+}
+
+/// Finds a policy whose entropy has fallen to less than a tenth, unless it solves its tasks or still
+/// learns.
 fn collapsed_entropy(history: &History) -> Vec<Alarm> {
     const MIN_REMAINING: f64 = 0.1;
-    const SOLVED: f64 = 0.9;
-    let score = trailing_means(&history.values("critic/score/mean"));
-    if score.last().is_some_and(|(_, score)| *score >= SOLVED) {
+    if is_solved(history) || is_learning(history) {
         return Vec::new();
     }
     let policies = history.series("actor/entropy").into_iter().filter_map(|series| {

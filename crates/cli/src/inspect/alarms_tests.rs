@@ -103,10 +103,28 @@ fn one_odd_step_and_converged_policy_raise_no_alarm() {
     // One step is too few for a trailing mean.
     odd.steps.drain(..29);
     assert_eq!(names(&from_metrics(&odd, false)), [""; 0]);
-    let solved = json!({"actor/entropy": 0.01, "critic/score/mean": 0.97});
+    let solved = json!({"actor/entropy": 0.01, "critic/score/mean": 0.97,
+        "training/zero_variance_groups": 0.8});
     assert_eq!(names(&from_metrics(&history(11, &solved), false)), [""; 0]);
+    // Scores above 1 are no success rates: 0.97 may be little.
+    let mut points = solved.clone();
+    points["critic/score/max"] = json!(30.0);
+    let found = from_metrics(&history(11, &points), false);
+    assert_eq!(names(&found), ["zero_variance_groups", "entropy_collapse"]);
     let earned = json!({"response_length/mean": 150.0, "critic/rewards/mean": 0.8});
     assert_eq!(names(&from_metrics(&history(11, &earned), false)), [""; 0]);
+}
+
+#[test]
+fn low_entropy_is_no_alarm_while_the_score_rises() {
+    let mut rising = history(11, &json!({"actor/entropy": 0.01}));
+    for (step, metrics) in &mut rising.steps {
+        let score = 0.2 + 0.01 * f64::from(*step);
+        let mut line = serde_json::Map::from(metrics.clone());
+        line.insert("critic/score/mean".into(), json!(score));
+        *metrics = levade_trainer::Metrics::from(line);
+    }
+    assert_eq!(names(&from_metrics(&rising, false)), [""; 0]);
 }
 
 #[test]

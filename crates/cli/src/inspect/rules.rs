@@ -13,6 +13,8 @@ pub struct Rule {
     /// Whether the metric must be exactly 0 if the embedded engine samples and trains. Such a rule
     /// needs no minimum number of steps, and does not apply to other engines.
     pub needs_exact: bool,
+    /// Whether the rule does not apply to a policy that solves its tasks.
+    pub unless_solved: bool,
     /// Describes the value.
     pub message: fn(f64) -> String,
     /// What to do.
@@ -29,6 +31,7 @@ pub const RULES: &[Rule] = &[
         warning: 0.5,
         critical: Some(0.9),
         needs_exact: false,
+        unless_solved: true,
         message: |figure| {
             format!(
                 "in {:.0} % of the groups all attempts have the same reward, so that these groups \
@@ -46,6 +49,7 @@ pub const RULES: &[Rule] = &[
         warning: 0.25,
         critical: Some(0.75),
         needs_exact: false,
+        unless_solved: false,
         message: |figure| {
             format!("{:.0} % of the attempts are truncated by a token limit", 100.0 * figure)
         },
@@ -58,6 +62,7 @@ pub const RULES: &[Rule] = &[
         warning: 0.1,
         critical: Some(0.5),
         needs_exact: false,
+        unless_solved: false,
         message: |figure| {
             format!("{:.0} % of the attempts exceed their time limit", 100.0 * figure)
         },
@@ -70,6 +75,7 @@ pub const RULES: &[Rule] = &[
         warning: 0.1,
         critical: Some(0.5),
         needs_exact: false,
+        unless_solved: false,
         message: |figure| {
             format!("{:.0} % of the attempts break outside the model", 100.0 * figure)
         },
@@ -82,6 +88,7 @@ pub const RULES: &[Rule] = &[
         warning: 0.5,
         critical: None,
         needs_exact: false,
+        unless_solved: false,
         message: |figure| {
             format!("in {:.0} % of the attempts a context policy shortens a prompt", 100.0 * figure)
         },
@@ -94,6 +101,7 @@ pub const RULES: &[Rule] = &[
         warning: 1.0,
         critical: None,
         needs_exact: false,
+        unless_solved: false,
         message: |figure| {
             format!(
                 "at {figure:.1} positions per step the chat template renders the history \
@@ -110,6 +118,7 @@ pub const RULES: &[Rule] = &[
         warning: 0.0,
         critical: Some(0.0),
         needs_exact: true,
+        unless_solved: false,
         message: |figure| {
             format!(
                 "for {figure:.0} tokens per step, training computes another log-probability than \
@@ -125,6 +134,7 @@ pub const RULES: &[Rule] = &[
         warning: 0.05,
         critical: Some(0.2),
         needs_exact: false,
+        unless_solved: false,
         message: |figure| {
             format!(
                 "log-probabilities of samplers and learner differ by {figure:.3} nats per token on \
@@ -141,6 +151,7 @@ pub const RULES: &[Rule] = &[
         warning: 0.1,
         critical: Some(0.5),
         needs_exact: false,
+        unless_solved: false,
         message: |figure| {
             format!(
                 "{:.0} % of the tokens have probability ratios beyond the bounds of the \
@@ -157,6 +168,7 @@ pub const RULES: &[Rule] = &[
         warning: 4.0,
         critical: Some(16.0),
         needs_exact: false,
+        unless_solved: false,
         message: |figure| format!("trained tokens are {figure:.1} weight versions old on average"),
         action: "lower staleness, add samplers, or set a correction",
         page: "docs/train.md#running-ahead",
@@ -167,6 +179,7 @@ pub const RULES: &[Rule] = &[
         warning: 0.1,
         critical: Some(1.0),
         needs_exact: false,
+        unless_solved: false,
         message: |figure| {
             format!("updates move the policy by {figure:.3} nats of KL divergence per token")
         },
@@ -179,6 +192,7 @@ pub const RULES: &[Rule] = &[
         warning: 0.3,
         critical: Some(0.6),
         needs_exact: false,
+        unless_solved: false,
         message: |figure| {
             format!("{:.0} % of the tokens have clipped ratios and no gradient", 100.0 * figure)
         },
@@ -191,6 +205,7 @@ pub const RULES: &[Rule] = &[
         warning: 0.0,
         critical: Some(0.0),
         needs_exact: false,
+        unless_solved: false,
         message: |figure| {
             format!("{figure:.1} updates per step are skipped: their gradient is not finite")
         },
@@ -203,6 +218,7 @@ pub const RULES: &[Rule] = &[
         warning: 0.5,
         critical: None,
         needs_exact: false,
+        unless_solved: false,
         message: |figure| {
             format!(
                 "the engine neither samples nor trains in {:.0} % of the time: it waits for \
