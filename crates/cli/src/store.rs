@@ -2,6 +2,7 @@
 //! stores of runs to trainers.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,6 +120,16 @@ fn keys(args: &ServeArgs) -> anyhow::Result<Vec<String>> {
     Ok(keys)
 }
 
+/// Returns the directory for the stores of runs: beside the file of rollouts, or in the current
+/// directory if the rollouts are in MongoDB. Returns `None` if they are kept in memory.
+fn runs_dir(db: &str) -> Option<PathBuf> {
+    match db {
+        "memory:" => None,
+        url if url.starts_with("mongodb") && url.contains("://") => Some("levade.runs".into()),
+        file => Some(format!("{file}.runs").into()),
+    }
+}
+
 async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitCode> {
     let address = SocketAddr::new(args.host, args.port);
     let bound = TcpListener::bind(address).await;
@@ -139,7 +150,7 @@ async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitC
         access,
         cors_origins: args.cors_origin.clone(),
         scan_debounce: Duration::from_secs_f64(args.scan_debounce_seconds),
-        runs_dir: (args.db != "memory:").then(|| format!("{}.runs", args.db).into()),
+        runs_dir: runs_dir(&args.db),
         ..ServerOptions::default()
     };
     signals.serve(|stop| serve(store, options, listener, stop), || {}).await
@@ -148,6 +159,13 @@ async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitC
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_dir_is_never_named_after_a_url() {
+        assert_eq!(runs_dir("memory:"), None);
+        assert_eq!(runs_dir("a/rollouts.db"), Some("a/rollouts.db.runs".into()));
+        assert_eq!(runs_dir("mongodb://u:secret@h/x"), Some("levade.runs".into()));
+    }
 
     #[test]
     fn seconds_rejects_negative_and_infinite_numbers() {
