@@ -55,6 +55,7 @@
 //!   stores only its new tokens.
 //! - **Several handles**, in one process or many, can read and write at the same time.
 //! - **Reading needs no write permission** and no writable directory ([`Sqlite::open_existing`]).
+//! - **Damage is detected**: rows have checksums, and [`check_file`] saves what is not damaged.
 //! - **A file of an earlier build is migrated** when it is opened for writing. When it is opened
 //!   only for reading, a copy is migrated and the file stays unchanged.
 //!
@@ -90,7 +91,7 @@ pub use record::{
     Update, WriteOutcome,
 };
 pub use sqlite::rollouts::open_rollouts;
-pub use sqlite::{SCHEMA_VERSION, Sqlite};
+pub use sqlite::{CheckReport, Finding, FindingKind, Kept, SCHEMA_VERSION, Sqlite, check_file};
 pub use store::Store;
 
 pub use levade_tree::{AttemptId, AttemptSlot, CreditTarget, Purpose, RunId, Segment};

@@ -21,7 +21,8 @@ use crate::{
     StepPlan, StepReward, Store, StoreError, Tries, WriteOutcome,
 };
 pub use plans::*;
-use test_data::{attempt, forest, plan, segment, start_of, train_slot};
+pub(crate) use test_data::{attempt, forest, plan, start_of};
+use test_data::{segment, train_slot};
 pub use tries::*;
 
 /// Generates a module `$backend` with the contract tests for a backend. `$open` is an async closure

@@ -61,7 +61,9 @@ pub(super) fn end(to: &Connection, id: &AttemptId, end: &End) -> Result<WriteOut
     }
     to.prepare_cached(
         "UPDATE attempts SET outcome = :outcome, score = :score, reward = :reward, earned = \
-         :earned, status = :status
+         :earned, status = :status,
+             crc = checksum(name, purpose, phase, step, grp, sample, number, task, :outcome, \
+         :score, :reward, :earned)
          WHERE id = :row",
     )?
     .execute(named_params! {
@@ -107,16 +109,18 @@ pub(super) fn record(
 }
 
 /// Inserts an attempt without its segments and returns its row.
-fn insert(to: &Connection, attempt: &Attempt) -> Result<i64, Failure> {
+pub(super) fn insert(to: &Connection, attempt: &Attempt) -> Result<i64, Failure> {
     let AttemptSlot { purpose, phase, step, group, sample } = &attempt.slot;
     let segments = attempt.trajectory.segments();
     to.prepare_cached(
         "INSERT INTO attempts (name, purpose, phase, step, grp, sample, number, task, outcome, \
          score, reward, earned,
-             status, sampled_tokens, tokens)
+             status, sampled_tokens, tokens, crc)
          VALUES (:name, :purpose, :phase, :step, :group, :sample, :number, :task, :outcome, \
          :score, :reward, :earned,
-             :status, :sampled_tokens, :tokens)",
+             :status, :sampled_tokens, :tokens,
+             checksum(:name, :purpose, :phase, :step, :group, :sample, :number, :task, :outcome, \
+         :score, :reward, :earned))",
     )?
     .execute(named_params! {
         ":name": attempt.id.bytes(),
@@ -156,15 +160,74 @@ pub(super) fn read(from: &Connection, name: &AttemptId) -> Result<Option<Attempt
     Ok(Some(Attempt { trajectory: segments::trajectory(from, row)?, ..head }))
 }
 
+/// The query for the columns that [`parse_head`] reads, and for the checksum.
+macro_rules! select {
+    ($condition:literal) => {
+        concat!(
+            "SELECT id, task, outcome, score, reward, status, earned, purpose, phase, step, grp, \
+             sample, number, name,
+                 crc IS NULL OR crc IS checksum(name, purpose, phase, step, grp, sample, number, \
+             task, outcome, score, reward, earned),
+                 sampled_tokens, tokens
+             FROM attempts WHERE ",
+            $condition
+        )
+    };
+}
+
 /// Returns an attempt without its segments, with its row, or `None` if it is not recorded.
 fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, Failure> {
-    let mut statement = from.prepare_cached(
-        "SELECT id, task, outcome, score, reward, status, earned, purpose, phase, step, grp, \
-         sample, number
-         FROM attempts WHERE name = ?1",
-    )?;
+    let mut statement = from.prepare_cached(select!("name = ?1"))?;
     let mut rows = statement.query([name.bytes()])?;
+    rows.next()?.map(|row| Ok((row.get(0)?, parse_head(row)?))).transpose()
+}
+
+/// Returns the attempt in a row, after checking everything that its checksums and counts tell.
+/// Uses no index. Returns `None` if there is no such row.
+pub(super) fn read_row(
+    from: &Connection,
+    run: &RunId,
+    id: i64,
+) -> Result<Option<Attempt>, Failure> {
+    let mut statement = from.prepare_cached(select!("id = ?1"))?;
+    let mut rows = statement.query([id])?;
     let Some(row) = rows.next()? else { return Ok(None) };
+    let damaged = |what: &str| Failure::Corrupt(what.into());
+    let head = parse_head(row)?;
+    let is_intact: bool = row.get(14)?;
+    checks::check_name(run, &head.id, &head.slot, head.number)
+        .map_err(|_| damaged("its id does not match its slot"))?;
+    if !is_intact {
+        return Err(damaged("its row has another checksum"));
+    }
+    segments::check(from, id)?;
+    let trajectory = segments::trajectory(from, id)?;
+    let counts: [i64; 2] = [row.get(15)?, row.get(16)?];
+    if counts != [sampled(trajectory.segments()), tokens(trajectory.segments())] {
+        return Err(damaged("segments are missing"));
+    }
+    Ok(Some(Attempt { trajectory, ..head }))
+}
+
+/// Returns the slot of the attempt in a row, with its try if it is not the first, as far as the row
+/// itself is readable and its id matches. Its segments can be damaged.
+pub(super) fn slot_of(from: &Connection, run: &RunId, id: i64) -> Option<String> {
+    let mut statement = from
+        .prepare_cached(
+            "SELECT name, purpose, phase, step, grp, sample, number FROM attempts WHERE id = ?1",
+        )
+        .ok()?;
+    let found = statement.query_row([id], |row| {
+        let numbers: [u32; 5] = [row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?, row.get(6)?];
+        Ok((row.get(0)?, row.get::<_, String>(1)?, numbers))
+    });
+    let (name, purpose, [phase, step, group, sample, number]) = found.ok()?;
+    let slot = AttemptSlot { purpose: Purpose::parse(&purpose)?, phase, step, group, sample };
+    checks::check_name(run, &AttemptId::from_bytes(name), &slot, number).ok()?;
+    Some(if number > 0 { format!("{} try {number}", slot.name()) } else { slot.name() })
+}
+
+fn parse_head(row: &Row<'_>) -> Result<Attempt, Failure> {
     let damaged = |what: &str, why: String| Failure::Corrupt(format!("the {what} {why}"));
     let [task, outcome, step_rewards, purpose]: [String; 4] =
         [row.get(1)?, row.get(2)?, row.get(6)?, row.get(7)?];
@@ -175,13 +238,13 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
     let group = row.get(10)?;
     let sample = row.get(11)?;
     let start = AttemptStart {
-        id: *name,
+        id: AttemptId::from_bytes(row.get(13)?),
         slot: AttemptSlot { purpose, phase, step, group, sample },
         number: row.get(12)?,
         task: serde_json::Value::from_str(&task)
             .map_err(|e| damaged("task", format!("is not JSON: {e}")))?,
     };
-    let head = Attempt {
+    Ok(Attempt {
         outcome: serde_json::from_str(&outcome)
             .map_err(|e| damaged("outcome", format!("cannot be read: {e}")))?,
         score: row.get(3)?,
@@ -190,8 +253,7 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
             .map_err(|e| Failure::Corrupt(format!("the step rewards cannot be read: {e}")))?,
         status: status(row, 5)?,
         ..Attempt::from_start(&start)
-    };
-    Ok(Some((row.get(0)?, head)))
+    })
 }
 
 /// Returns the try that counts in an attempt slot.

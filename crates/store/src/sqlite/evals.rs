@@ -15,11 +15,32 @@ pub(super) fn record(to: &Connection, key: EvalKey, text: &str) -> Result<WriteO
         Some(stored) if stored == text => Ok(WriteOutcome::AlreadyRecorded),
         Some(_) => Err(Failure::Conflict(key.to_string(), "result")),
         None => {
-            to.prepare_cached("INSERT INTO evals (phase, step, result) VALUES (?1, ?2, ?3)")?
-                .execute(params![key.phase, key.step, text])?;
+            to.prepare_cached(
+                "INSERT INTO evals (phase, step, result, crc) VALUES (?1, ?2, ?3, checksum(?1, \
+                 ?2, ?3))",
+            )?
+            .execute(params![key.phase, key.step, text])?;
             Ok(WriteOutcome::Written)
         }
     }
+}
+
+/// Returns the result of an evaluation as JSON text, after comparing it with its checksum. Returns
+/// `None` if none is recorded.
+pub(super) fn read_checked(from: &Connection, key: EvalKey) -> Result<Option<String>, Failure> {
+    let found: Option<(String, bool)> = from
+        .prepare_cached(
+            "SELECT result, crc IS NULL OR crc IS checksum(phase, step, result) FROM evals
+             WHERE phase = ?1 AND step = ?2",
+        )?
+        .query_row([key.phase, key.step], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    let Some((text, is_intact)) = found else { return Ok(None) };
+    let is_json = serde_json::from_str::<serde_json::Value>(&text).is_ok();
+    if is_intact && is_json {
+        return Ok(Some(text));
+    }
+    Err(Failure::Corrupt("its row has another checksum".into()))
 }
 
 /// Returns the results of all evaluations, sorted by phase and step.

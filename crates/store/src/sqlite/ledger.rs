@@ -32,12 +32,15 @@ pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Fai
     let head = serde_json::to_string(&StepHeader::from(plan))
         .map_err(|error| Failure::Unstorable(error.to_string()))?;
     transaction
-        .prepare_cached("INSERT INTO steps (phase, step, plan) VALUES (?1, ?2, ?3)")?
+        .prepare_cached(
+            "INSERT INTO steps (phase, step, plan, crc) VALUES (?1, ?2, ?3, checksum(?1, ?2, ?3))",
+        )?
         .execute(params![phase, step, head])?;
     let mut insert = transaction.prepare_cached(
         "INSERT INTO planned_paths (phase, step, place, policy, upd, attempt, leaf, advantage, \
-         weight, returns, vals)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+         weight, returns, vals, crc)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11,
+             checksum(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11))",
     )?;
     for (index, (policy, update, sequence)) in indexed_sequences(plan).enumerate() {
         insert.execute(params![
@@ -94,6 +97,33 @@ pub(super) fn read(
         push_sequence(&mut plan, update, sequence).map_err(Failure::Corrupt)?;
     }
     Ok(Some(plan))
+}
+
+/// Returns the plan of a step, after checking its checksums and its number of sequences.
+pub(super) fn read_checked(
+    from: &Connection,
+    phase: u32,
+    step: u32,
+) -> Result<Option<StepPlan>, Failure> {
+    let queries = [
+        "SELECT count(*) FROM steps WHERE phase = ?1 AND step = ?2
+             AND crc IS NOT NULL AND crc IS NOT checksum(phase, step, plan)",
+        "SELECT count(*) FROM planned_paths WHERE phase = ?1 AND step = ?2
+             AND crc IS NOT NULL AND crc IS NOT checksum(phase, step, place, policy, upd, \
+         attempt, leaf, advantage, weight, returns, vals)",
+    ];
+    for query in queries {
+        let count: i64 = from.prepare_cached(query)?.query_row([phase, step], |row| row.get(0))?;
+        if count > 0 {
+            return Err(Failure::Corrupt(format!("{count} of its rows have other checksums")));
+        }
+    }
+    let plan = read(from, phase, step)?;
+    if let Some(plan) = &plan {
+        checks::check_plan(plan)
+            .map_err(|_| Failure::Corrupt("sequences are missing".to_owned()))?;
+    }
+    Ok(plan)
 }
 
 /// Returns the name of a plan for errors.

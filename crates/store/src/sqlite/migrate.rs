@@ -44,14 +44,10 @@ pub(super) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDi
     Ok((connect(&copy_file, flags).map_err(|source| open_error(file, source))?, dir))
 }
 
-/// Migrates a file if it has the earlier schema.
+/// Migrates a file if it has an earlier schema.
 pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
-    let is_old = |connection: &Connection| {
-        identity(connection)
-            .map(|(_, version)| version == OLDEST_VERSION)
-            .map_err(|source| open_error(file, source))
-    };
-    if !is_old(connection)? {
+    let (_, version) = identity(connection).map_err(|source| open_error(file, source))?;
+    if !is_known(version) || version == SCHEMA_VERSION {
         return Ok(());
     }
     info!(file = %file.display(), "migrating the store of an earlier build");
@@ -62,8 +58,12 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
         connection.pragma_update(None, "legacy_alter_table", true)?;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         // Another process may have migrated the file in the meantime.
-        if identity(&transaction)?.1 == OLDEST_VERSION {
-            migrate_from_3(&transaction)?;
+        let version = identity(&transaction)?.1;
+        if version < SCHEMA_VERSION {
+            if version == OLDEST_VERSION {
+                migrate_from_3(&transaction)?;
+            }
+            add_checksums(&transaction)?;
             let broken: i64 = transaction.query_row(
                 "SELECT count(*) FROM pragma_foreign_key_check",
                 [],
@@ -89,6 +89,21 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
     })
 }
 
+/// Adds the checksum columns of schema 5 to the tables that lack them. Rows that exist get none.
+fn add_checksums(transaction: &Transaction<'_>) -> Result<(), Failure> {
+    for table in ["attempts", "segments", "steps", "planned_paths", "evals"] {
+        let has_column: bool = transaction.query_row(
+            "SELECT count(*) > 0 FROM pragma_table_info(?1) WHERE name = 'crc'",
+            [table],
+            |row| row.get(0),
+        )?;
+        if !has_column {
+            transaction.execute_batch(&format!("ALTER TABLE {table} ADD COLUMN crc INTEGER"))?;
+        }
+    }
+    Ok(())
+}
+
 /// Tables whose columns differ between schema 3 and schema 4.
 const CHANGED_TABLES: [&str; 3] = ["attempts", "segments", "steps"];
 
@@ -99,7 +114,8 @@ fn migrate_from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
         transaction.execute_batch(&format!("ALTER TABLE {table} RENAME TO old_{table}"))?;
     }
     // Tables that are equal in both schemas exist already.
-    transaction.execute_batch(&TABLES.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))?;
+    let tables = TABLES.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS");
+    transaction.execute_batch(&tables.replace("crc INTEGER NOT NULL", "crc INTEGER"))?;
     let run = derived_run(transaction)?;
     transaction.execute("INSERT INTO run (id) VALUES (?1)", [&run.0])?;
     attempts(transaction, &run)?;

@@ -6,6 +6,8 @@
 //! stops waiting for a write must keep the value until it knows that the value is recorded.
 
 mod attempts;
+mod check;
+mod checksum;
 mod evals;
 mod ledger;
 mod migrate;
@@ -33,6 +35,7 @@ use crate::{
     Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, StepPlan, Store,
     StoreError, Tries, WriteOutcome,
 };
+pub use check::{CheckReport, Finding, FindingKind, Kept, check_file};
 pub use schema::SCHEMA_VERSION;
 use worker::{JobReceiver, QueuedJob, Worker};
 

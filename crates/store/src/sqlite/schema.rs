@@ -6,12 +6,12 @@ use std::time::Duration;
 use levade_tree::RunId;
 use rusqlite::{Connection, OpenFlags};
 
-use super::code_of;
+use super::{checksum, code_of};
 use crate::StoreError;
 use crate::error::Code;
 
-/// Schema version of the tables that this build writes. It migrates files of schema 3.
-pub const SCHEMA_VERSION: i32 = 4;
+/// Schema version of the tables that this build writes. It migrates files of schemas 3 and 4.
+pub const SCHEMA_VERSION: i32 = 5;
 
 /// SQLite application id that marks the file as a Levade store: "DRSG" in ASCII.
 pub(super) const APPLICATION_ID: i32 = 0x4452_5347;
@@ -23,7 +23,9 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) const EXISTING_FILE_FLAGS: OpenFlags =
     OpenFlags::SQLITE_OPEN_READ_WRITE.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
 
-/// The tables. Values per token are little-endian blobs; other structured values are JSON.
+/// The tables. Values per token are little-endian blobs; other structured values are JSON. A column
+/// `crc` contains the `checksum` of the row's other columns. In a migrated file it can be NULL, for
+/// rows that a build without checksums wrote.
 pub(super) const TABLES: &str = "
 CREATE TABLE run (
     id TEXT NOT NULL                        -- the run whose record this is: one row
@@ -45,6 +47,7 @@ CREATE TABLE attempts (
     status  TEXT    NOT NULL,
     sampled_tokens INTEGER NOT NULL,
     tokens  INTEGER NOT NULL,
+    crc INTEGER NOT NULL,                   -- without status and counts, which can be checked
     UNIQUE (purpose, phase, step, grp, sample, number)
 ) STRICT;
 CREATE INDEX running ON attempts (status) WHERE status = 'running';
@@ -69,6 +72,7 @@ CREATE TABLE segments (
     tokens      BLOB,                       -- u32; NULL where there is a prompt
     logprobs    BLOB    NOT NULL,           -- f32
     versions    BLOB    NOT NULL,           -- runs of (version u64, length u32)
+    crc INTEGER NOT NULL,                   -- with the tokens of the prompt
     PRIMARY KEY (attempt, id),
     CHECK ((prompt IS NULL) <> (tokens IS NULL))
 ) STRICT, WITHOUT ROWID;
@@ -76,6 +80,7 @@ CREATE TABLE steps (
     phase INTEGER NOT NULL,
     step  INTEGER NOT NULL,
     plan  TEXT    NOT NULL,                 -- JSON: all but the paths; how updates are cut is in it
+    crc INTEGER NOT NULL,
     PRIMARY KEY (phase, step)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE planned_paths (
@@ -90,6 +95,7 @@ CREATE TABLE planned_paths (
     weight    BLOB    NOT NULL,
     returns   BLOB,
     vals      BLOB,
+    crc INTEGER NOT NULL,
     PRIMARY KEY (phase, step, place),
     FOREIGN KEY (phase, step) REFERENCES steps (phase, step)
 ) STRICT, WITHOUT ROWID;
@@ -97,6 +103,7 @@ CREATE TABLE evals (
     phase  INTEGER NOT NULL,
     step   INTEGER NOT NULL,
     result TEXT    NOT NULL,                -- JSON
+    crc INTEGER NOT NULL,
     PRIMARY KEY (phase, step)
 ) STRICT, WITHOUT ROWID;
 ";
@@ -120,6 +127,7 @@ pub(super) fn open_error(file: &Path, source: rusqlite::Error) -> StoreError {
 pub(super) fn connect(file: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
     let connection = Connection::open_with_flags(file, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
+    checksum::register(&connection)?;
     Ok(connection)
 }
 

@@ -29,15 +29,16 @@ pub(super) fn insert<'a>(
     let mut statement = to.prepare_cached(
         "INSERT INTO segments (attempt, id, parent, after, kind, agent, policy, turn, \
          temperature, filtered, prompt,
-             tokens, logprobs, versions)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+             tokens, logprobs, versions, crc)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14,
+             checksum(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?15, ?13, ?14))",
     )?;
     for segment in segments {
         let Columns { tokens, logprobs, versions } = Columns::encode(segment);
         // All attempts at a task start with the same prompt.
-        let (prompt, tokens) = match (segment.kind, segment.parent) {
+        let (prompt, own) = match (segment.kind, segment.parent) {
             (Kind::Context, None) => (Some(prompt(to, &tokens)?), None),
-            _ => (None, Some(tokens)),
+            _ => (None, Some(&tokens)),
         };
         statement.execute(params![
             attempt,
@@ -51,9 +52,10 @@ pub(super) fn insert<'a>(
             f64::from(segment.temperature),
             segment.filtered,
             prompt,
-            tokens,
+            own,
             logprobs,
             versions,
+            tokens,
         ])?;
     }
     Ok(())
@@ -71,6 +73,29 @@ fn prompt(to: &Connection, tokens: &[u8]) -> Result<i64, Failure> {
             Ok(to.prepare_cached(insert)?.insert(params![&digest[..], tokens])?)
         }
     }
+}
+
+/// Compares the segments of an attempt with their checksums.
+pub(super) fn check(from: &Connection, attempt: i64) -> Result<(), Failure> {
+    let mut statement = from.prepare_cached(
+        "SELECT s.id, p.digest, p.tokens,
+             crc IS NULL OR crc IS checksum(attempt, s.id, parent, after, kind, agent, policy, \
+         turn, temperature, filtered, coalesce(s.tokens, p.tokens), logprobs, versions)
+         FROM segments s LEFT JOIN prompts p ON p.id = s.prompt WHERE attempt = ?1",
+    )?;
+    let mut rows = statement.query([attempt])?;
+    while let Some(row) = rows.next()? {
+        let id: u32 = row.get(0)?;
+        let prompt: (Option<Vec<u8>>, Option<Vec<u8>>) = (row.get(1)?, row.get(2)?);
+        let is_prompt_intact = match prompt {
+            (Some(digest), Some(tokens)) => digest == Sha256::digest(&tokens)[..],
+            _ => true,
+        };
+        if !row.get::<_, bool>(3)? || !is_prompt_intact {
+            return Err(Failure::Corrupt(format!("segment {id} has another checksum")));
+        }
+    }
+    Ok(())
 }
 
 /// Returns the number of segments of an attempt.

@@ -93,7 +93,7 @@ fn open_rejects_unknown_schema_version() {
     let error = wait(Sqlite::open(&file, &run())).unwrap_err();
     assert_eq!(error.code(), Code::Version);
     let error = error.to_string();
-    assert!(error.contains("schema version 7, but this build reads version 4"), "{error}");
+    assert!(error.contains("schema version 7, but this build reads version 5"), "{error}");
     assert!(error.contains("run.db"), "{error}");
 }
 

@@ -1,0 +1,438 @@
+//! Checks a file for damage, and saves what is not damaged.
+//!
+//! Each attempt, step plan and evaluation is read by its key, without the indexes and independently
+//! of the others, so that a damaged page costs only the values that it contains. A value is *whole*
+//! if SQLite reads it, its checksums and counts are right, and it passes the checks of a write.
+//! Everything else is a [`Finding`]: a sentence that names the value and the reason.
+//!
+//! # Guarantees
+//! - **The file is not changed.** It is opened for reading only, or copied.
+//! - **Whole means equal**: a whole value equals what was recorded, except with the probability of
+//!   a collision of CRC-32C, 2⁻³². Rows that a build without checksums wrote are whole if they can
+//!   be read; their number is reported.
+//! - **Nothing is made up**: a rescued file contains whole values only.
+
+mod damaged_file;
+mod rescue;
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use levade_tree::{AttemptId, RunId};
+use rusqlite::limits::Limit;
+use rusqlite::{Connection, OptionalExtension};
+use serde::Serialize;
+
+use super::schema::{open_error, run_of};
+use super::{attempts, evals, ledger};
+use crate::error::{Code, Failure};
+use crate::{EvalKey, StoreError};
+use damaged_file::OpenedStore;
+use rescue::Rescue;
+
+/// Maximum number of messages that SQLite's own check returns.
+const MAX_SQLITE_MESSAGES: u32 = 100;
+
+/// Maximum number of consecutive keys that are tried after a row that cannot be read.
+const MAX_SKIPPED_KEYS: u32 = 10_000;
+
+/// Advice if the id of the run is damaged.
+const RUN_HINT: &str = "If the directory of the run is checked instead of the file, the id is \
+                        taken from the recipe.";
+
+/// Result of a check.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CheckReport {
+    /// Path of the file.
+    pub location: String,
+    /// Id of the run. `None` if it cannot be read.
+    pub run: Option<String>,
+    /// Attempts.
+    pub attempts: Kept,
+    /// Step plans.
+    pub plans: Kept,
+    /// Evaluations.
+    pub evaluations: Kept,
+    /// Number of rows without a checksum, because an earlier build wrote them.
+    pub rows_without_checksum: u64,
+    /// Everything that is wrong. Empty if the file is not damaged.
+    pub findings: Vec<Finding>,
+    /// Path of the file with the rescued values. `None` if none was requested or possible.
+    pub rescued: Option<PathBuf>,
+}
+
+/// Numbers of values of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Kept {
+    /// Number of values that are whole.
+    pub whole: u64,
+    /// Number of values that are lost. Values of which no trace is left are not counted.
+    pub lost: u64,
+}
+
+/// Something that is wrong with a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Kind of the problem.
+    pub kind: FindingKind,
+    /// Key of the affected value, such as `train/1/3/0/2`.
+    pub subject: String,
+    /// Sentence that describes the problem.
+    pub message: String,
+}
+
+/// Kind of a [`Finding`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FindingKind {
+    /// SQLite found a broken structure. If no value is lost, an index or free space is affected.
+    Structure,
+    /// The header of the file does not fit its contents.
+    Header,
+    /// The id of the run is damaged.
+    Run,
+    /// An attempt is lost.
+    Attempt,
+    /// A step plan is lost.
+    Plan,
+    /// A step plan is whole, but trains on attempts that are lost.
+    PlannedAttempt,
+    /// An evaluation is lost.
+    Evaluation,
+}
+
+impl CheckReport {
+    /// Returns whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+
+    fn find(&mut self, kind: FindingKind, subject: impl Into<String>, message: impl Into<String>) {
+        self.findings.push(Finding { kind, subject: subject.into(), message: message.into() });
+    }
+}
+
+/// Checks the SQLite file of a run. `expected` is the id of the run if it is known; it replaces a
+/// damaged one. If `rescue_to` is set, writes all whole values to a new file there.
+///
+/// Blocks the calling thread. Another process can write the file at the same time; the check sees
+/// one snapshot.
+///
+/// # Errors
+/// - Returns [`StoreError::Open`] if the file does not exist or nothing in it can be read, or if
+///   `rescue_to` exists.
+/// - Returns [`StoreError::Foreign`] or [`StoreError::Version`] if the file is not a store of this
+///   or an earlier build.
+/// - Returns another error if the rescued file cannot be written.
+pub fn check_file(
+    file: &Path,
+    expected: Option<&RunId>,
+    rescue_to: Option<&Path>,
+) -> Result<CheckReport, StoreError> {
+    if let Some(path) = rescue_to.filter(|path| path.exists()) {
+        let source = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+        return Err(StoreError::Open {
+            location: path.display().to_string(),
+            code: Code::Forbidden,
+            source: source.into(),
+        });
+    }
+    let mut report = CheckReport {
+        location: file.display().to_string(),
+        run: None,
+        attempts: Kept::default(),
+        plans: Kept::default(),
+        evaluations: Kept::default(),
+        rows_without_checksum: 0,
+        findings: Vec::new(),
+        rescued: None,
+    };
+    let OpenedStore { connection, is_restored, .. } = &damaged_file::open(file, expected)?;
+    if *is_restored {
+        report.find(
+            FindingKind::Header,
+            "the header",
+            "The header of the file does not fit its contents: the file is truncated, or its first \
+             page is damaged. The header was repaired in a copy.",
+        );
+    }
+    let bytes = fs::metadata(file).map_or(0, |metadata| metadata.len());
+    // A damaged length must not make SQLite allocate more than the file can contain.
+    let limit = i32::try_from(bytes).unwrap_or(i32::MAX).max(1 << 20);
+    let opened = connection
+        .set_limit(Limit::SQLITE_LIMIT_LENGTH, limit)
+        .and_then(|_| connection.execute_batch("BEGIN"));
+    opened.map_err(|source| open_error(file, source))?;
+    check_structure(connection, &mut report);
+    let last_row = last_attempt_row(connection, bytes);
+    let run = find_run(connection, file, expected, last_row, &mut report);
+    let mut rescue = match (&run, rescue_to) {
+        (Some(run), Some(path)) => Some(Rescue::create(path, run)?),
+        _ => None,
+    };
+    if let Some(run) = &run {
+        let whole = check_attempts(connection, run, last_row, &mut report, &mut rescue)?;
+        check_plans(connection, &whole, &mut report, &mut rescue)?;
+        check_evals(connection, &mut report, &mut rescue)?;
+        report.rows_without_checksum = count_without_checksum(connection);
+    }
+    report.run = run.map(|run| run.0);
+    if let Some(rescue) = rescue {
+        report.rescued = Some(rescue.finish()?);
+    }
+    Ok(report)
+}
+
+/// Runs SQLite's own check.
+fn check_structure(connection: &Connection, report: &mut CheckReport) {
+    let query = format!("PRAGMA integrity_check({MAX_SQLITE_MESSAGES})");
+    let mut messages = Vec::new();
+    let mut read = || -> rusqlite::Result<()> {
+        let mut statement = connection.prepare(&query)?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            let text: String = row.get(0)?;
+            messages.extend(text.lines().map(str::to_owned));
+        }
+        Ok(())
+    };
+    if let Err(error) = read() {
+        messages.push(error.to_string());
+    }
+    for message in messages.iter().filter(|message| *message != "ok") {
+        report.find(
+            FindingKind::Structure,
+            "the file",
+            format!("SQLite reports a broken structure: {message}."),
+        );
+    }
+}
+
+/// Returns the largest row that an attempt can have.
+fn last_attempt_row(connection: &Connection, bytes: u64) -> i64 {
+    let queries = ["SELECT max(id) FROM attempts", "SELECT max(attempt) FROM segments"];
+    let found = queries.map(|query| {
+        connection
+            .query_row(query, [], |row| row.get::<_, Option<i64>>(0))
+            .ok()
+            .map(Option::unwrap_or_default)
+    });
+    // No attempt has less than 64 bytes.
+    let most = i64::try_from(bytes / 64).unwrap_or(i64::MAX);
+    match found {
+        [Some(attempt), Some(segment)] => attempt.max(segment).min(most),
+        _ => most,
+    }
+}
+
+/// Returns the id of the run: the stored one or the expected one, whichever the ids of attempts are
+/// derived from. Without a readable attempt, returns the expected one.
+fn find_run(
+    connection: &Connection,
+    file: &Path,
+    expected: Option<&RunId>,
+    last_row: i64,
+    report: &mut CheckReport,
+) -> Option<RunId> {
+    let stored = run_of(connection, file).ok();
+    let known: Vec<RunId> = [stored.as_ref(), expected].into_iter().flatten().cloned().collect();
+    let named =
+        known.into_iter().find(|run| damaged_file::names_attempts(connection, run, last_row));
+    let is_named = named.is_some();
+    let run = named.or_else(|| expected.cloned()).or_else(|| stored.clone());
+    if run.is_none() || run != stored {
+        let id = run.as_ref().map_or("It is unknown".to_owned(), |run| format!("It is {run}"));
+        let message = format!("The id of the run is damaged. {id}. {RUN_HINT}");
+        report.find(FindingKind::Run, "the run", message);
+    } else if !is_named && last_row > 0 && expected.is_none() {
+        let message = format!("The id of the run does not match its first attempts. {RUN_HINT}");
+        report.find(FindingKind::Run, "the run", message);
+    }
+    run
+}
+
+/// Checks all attempts and returns the ids of those that are whole.
+fn check_attempts(
+    connection: &Connection,
+    run: &RunId,
+    last_row: i64,
+    report: &mut CheckReport,
+    rescue: &mut Option<Rescue>,
+) -> Result<HashSet<AttemptId>, StoreError> {
+    let mut whole = HashSet::new();
+    // Rows that share a reason, and of which nothing else is known, are one finding.
+    let mut unknown: Option<(i64, i64, String)> = None;
+    for row in 1..=last_row {
+        let reason = match attempts::read_row(connection, run, row) {
+            Ok(Some(attempt)) => {
+                if whole.insert(attempt.id) {
+                    report.attempts.whole += 1;
+                    if let Some(rescue) = rescue {
+                        rescue.add_attempt(&attempt)?;
+                    }
+                }
+                continue;
+            }
+            Ok(None) => "its row is missing".to_owned(),
+            Err(failure) => reason_of(failure),
+        };
+        report.attempts.lost += 1;
+        if let Some(slot) = attempts::slot_of(connection, run, row) {
+            let message = format!("Attempt {slot} is lost: {reason}.");
+            report.find(FindingKind::Attempt, slot, message);
+            continue;
+        }
+        match &mut unknown {
+            Some((_, last, same)) if *last == row - 1 && *same == reason => *last = row,
+            _ => {
+                report_rows(unknown.take(), report);
+                unknown = Some((row, row, reason));
+            }
+        }
+    }
+    report_rows(unknown, report);
+    Ok(whole)
+}
+
+/// Reports attempts of which only their rows are known: first row, last row, reason.
+fn report_rows(rows: Option<(i64, i64, String)>, report: &mut CheckReport) {
+    let Some((first, last, reason)) = rows else { return };
+    let (subject, attempts) = if first == last {
+        (format!("row {first}"), format!("The attempt in row {first} is lost"))
+    } else {
+        let rows = format!("rows {first} to {last}");
+        (rows.clone(), format!("The attempts in {rows} are lost"))
+    };
+    report.find(FindingKind::Attempt, subject, format!("{attempts}: {reason}."));
+}
+
+/// Checks all step plans.
+fn check_plans(
+    connection: &Connection,
+    whole: &HashSet<AttemptId>,
+    report: &mut CheckReport,
+    rescue: &mut Option<Rescue>,
+) -> Result<(), StoreError> {
+    let mut keys = keys_of(connection, "steps");
+    keys.extend(keys_of(connection, "planned_paths"));
+    keys.sort_unstable();
+    keys.dedup();
+    // The plans of a phase are those of its steps from 0 on.
+    let last = |phase| keys.iter().filter(|key| key.0 == phase).map(|key| key.1).max();
+    let phases: std::collections::BTreeSet<u32> = keys.iter().map(|key| key.0).collect();
+    let all = phases.into_iter().flat_map(|phase| {
+        let last = last(phase).filter(|last| *last < MAX_SKIPPED_KEYS);
+        (0..=last.unwrap_or_default()).map(move |step| (phase, step))
+    });
+    let mut all: Vec<(u32, u32)> = all.chain(keys.iter().copied()).collect();
+    all.sort_unstable();
+    all.dedup();
+    for (phase, step) in all {
+        let key = ledger::key(phase, step);
+        let reason = match ledger::read_checked(connection, phase, step) {
+            Ok(Some(plan)) => {
+                report.plans.whole += 1;
+                let ids = plan.sequences().map(|sequence| sequence.attempt);
+                let lost: HashSet<AttemptId> = ids.filter(|id| !whole.contains(id)).collect();
+                if let Some(first) = lost.iter().min() {
+                    let message = format!(
+                        "The {key} trains on {} attempts that are lost, such as {first}, so the \
+                         step can be neither replayed nor audited. Resume from a checkpoint after \
+                         it.",
+                        lost.len()
+                    );
+                    report.find(FindingKind::PlannedAttempt, key, message);
+                }
+                if let Some(rescue) = rescue {
+                    rescue.add_plan(&plan)?;
+                }
+                continue;
+            }
+            Ok(None) => "its row is missing".to_owned(),
+            Err(failure) => reason_of(failure),
+        };
+        report.plans.lost += 1;
+        let message = format!("The {key} is lost: {reason}.");
+        report.find(FindingKind::Plan, key, message);
+    }
+    Ok(())
+}
+
+/// Checks all evaluations.
+fn check_evals(
+    connection: &Connection,
+    report: &mut CheckReport,
+    rescue: &mut Option<Rescue>,
+) -> Result<(), StoreError> {
+    for (phase, step) in keys_of(connection, "evals") {
+        let key = EvalKey { phase, step };
+        match evals::read_checked(connection, key) {
+            Ok(Some(text)) => {
+                report.evaluations.whole += 1;
+                if let Some(rescue) = rescue {
+                    rescue.add_eval(key, &text)?;
+                }
+            }
+            Ok(None) => {}
+            Err(failure) => {
+                report.evaluations.lost += 1;
+                let message = format!("The {key} is lost: {}.", reason_of(failure));
+                report.find(FindingKind::Evaluation, key.to_string(), message);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns (phase, step) of the rows of a table, in order. After a row that cannot be read, tries
+/// the keys that follow. Keys that are not in range are omitted.
+fn keys_of(connection: &Connection, table: &str) -> Vec<(u32, u32)> {
+    let query = format!(
+        "SELECT phase, step FROM {table} WHERE (phase, step) > (?1, ?2) ORDER BY phase, step LIMIT 1"
+    );
+    let mut keys = Vec::new();
+    let mut after: (i64, i64) = (-1, 0);
+    let mut skipped = 0;
+    while skipped < MAX_SKIPPED_KEYS {
+        let next = connection
+            .query_row(&query, [after.0, after.1], |row| Ok((row.get(0)?, row.get(1)?)))
+            .optional();
+        match next {
+            Ok(None) => break,
+            Ok(Some(key)) if key > after => {
+                if let (Ok(phase), Ok(step)) = (u32::try_from(key.0), u32::try_from(key.1)) {
+                    keys.push((phase, step));
+                }
+                after = key;
+            }
+            // The order of the rows is damaged, too.
+            Ok(Some(_)) | Err(_) => {
+                after = (after.0.max(0), after.1 + 1);
+                skipped += 1;
+            }
+        }
+    }
+    keys
+}
+
+/// Returns the number of readable rows without a checksum.
+fn count_without_checksum(connection: &Connection) -> u64 {
+    let count = |table: &&str| -> Option<u64> {
+        let query = format!("SELECT count(*) FROM {table} WHERE crc IS NULL");
+        connection.query_row(&query, [], |row| row.get::<_, i64>(0)).ok().map(|n| n as u64)
+    };
+    ["attempts", "segments", "steps", "planned_paths", "evals"].iter().filter_map(count).sum()
+}
+
+fn reason_of(failure: Failure) -> String {
+    match failure {
+        Failure::Corrupt(what) | Failure::Unstorable(what) => what,
+        Failure::Backend(_, cause) => cause.to_string(),
+        Failure::Unknown | Failure::Conflict(..) | Failure::Ended(_) => "it is damaged".into(),
+    }
+}
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;

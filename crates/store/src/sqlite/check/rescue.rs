@@ -1,0 +1,85 @@
+//! Writes whole values to a new file.
+
+use std::path::{Path, PathBuf};
+
+use levade_tree::RunId;
+use rusqlite::Connection;
+
+use super::super::{attempts, evals, ledger, opening, segments};
+use crate::error::Failure;
+use crate::{Attempt, EvalKey, StepPlan, StoreError};
+
+/// Number of values in a transaction.
+const BATCH: u32 = 256;
+
+/// A file that receives whole values.
+pub(super) struct Rescue {
+    path: PathBuf,
+    connection: Connection,
+    /// Number of values in the open transaction.
+    pending: u32,
+}
+
+impl Rescue {
+    /// Creates a store at `path`.
+    pub fn create(path: &Path, run: &RunId) -> Result<Self, StoreError> {
+        let (connection, _) = opening::open(path, run)?;
+        Ok(Rescue { path: path.to_owned(), connection, pending: 0 })
+    }
+
+    /// Adds an attempt in any state.
+    pub fn add_attempt(&mut self, attempt: &Attempt) -> Result<(), StoreError> {
+        self.write(attempts::key(&attempt.id), |to| {
+            let row = attempts::insert(to, attempt)?;
+            segments::insert(to, row, attempt.trajectory.segments())
+        })
+    }
+
+    /// Adds a step plan.
+    pub fn add_plan(&mut self, plan: &StepPlan) -> Result<(), StoreError> {
+        self.write(ledger::key(plan.phase, plan.step), |to| ledger::write(to, plan))
+    }
+
+    /// Adds the result of an evaluation, given as JSON text.
+    pub fn add_eval(&mut self, key: EvalKey, text: &str) -> Result<(), StoreError> {
+        self.write(key.to_string(), |to| evals::record(to, key, text).map(drop))
+    }
+
+    /// Commits everything and returns the path of the file.
+    pub fn finish(mut self) -> Result<PathBuf, StoreError> {
+        self.commit().map_err(|failure| self.error(failure, "the last values".into()))?;
+        Ok(self.path)
+    }
+
+    fn write(
+        &mut self,
+        key: String,
+        work: impl FnOnce(&Connection) -> Result<(), Failure>,
+    ) -> Result<(), StoreError> {
+        self.try_write(work).map_err(|failure| self.error(failure, key))
+    }
+
+    fn try_write(
+        &mut self,
+        work: impl FnOnce(&Connection) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        if self.pending == 0 {
+            self.connection.execute_batch("BEGIN IMMEDIATE")?;
+        }
+        self.pending += 1;
+        work(&self.connection)?;
+        if self.pending >= BATCH { self.commit() } else { Ok(()) }
+    }
+
+    fn commit(&mut self) -> Result<(), Failure> {
+        if self.pending > 0 {
+            self.connection.execute_batch("COMMIT")?;
+            self.pending = 0;
+        }
+        Ok(())
+    }
+
+    fn error(&self, failure: Failure, key: String) -> StoreError {
+        failure.into_error(&self.path.display().to_string(), "rescue", key)
+    }
+}
