@@ -7,6 +7,7 @@
 use std::process::ExitCode;
 
 use levade_engine::{EngineError, Purpose};
+use levade_export::ExportError;
 pub use levade_launch::INTERRUPTED;
 use levade_model::ModelError;
 use levade_policy::PolicyError;
@@ -45,6 +46,9 @@ fn is_user_error(error: &anyhow::Error) -> bool {
         );
     }
     if let Some(error) = error.downcast_ref::<StoreError>() {
+        return error.is_user_error();
+    }
+    if let Some(error) = error.downcast_ref::<ExportError>() {
         return error.is_user_error();
     }
     if let Some(error) = error.downcast_ref::<SearchError>() {

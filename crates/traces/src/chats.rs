@@ -25,6 +25,11 @@ impl Chats {
         self.0.insert((agent.to_owned(), policy.to_owned()), ChatFormat { chat, opens_reasoning });
     }
 
+    /// Returns the chat of an agent, or else any chat of the policy.
+    pub fn chat(&self, agent: &str, policy: &str) -> Option<&Arc<Chat>> {
+        self.find(agent, policy).map(|format| &format.chat)
+    }
+
     /// Returns the format of an agent, or else any format of the policy: an agent such as
     /// `writer.summary` has no format of its own.
     pub(crate) fn find(&self, agent: &str, policy: &str) -> Option<&ChatFormat> {

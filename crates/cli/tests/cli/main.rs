@@ -8,6 +8,7 @@ mod crash;
 mod data;
 mod elsewhere;
 mod environments;
+mod export;
 mod first_steps;
 mod life;
 mod logging;

@@ -19,7 +19,7 @@ const MAX_LINES: usize = 600;
 
 /// Crates in order from top to bottom, each with the crates that it may depend on. An entry may
 /// precede the creation of its crate.
-const CRATES: [(&str, &[&str]); 30] = [
+const CRATES: [(&str, &[&str]); 31] = [
     (
         "cli",
         &[
@@ -29,6 +29,7 @@ const CRATES: [(&str, &[&str]); 30] = [
             "run",
             "trainer",
             "recipe",
+            "export",
             "agent",
             "tools",
             "tasks",
@@ -110,6 +111,7 @@ const CRATES: [(&str, &[&str]); 30] = [
             "tree",
         ],
     ),
+    ("export", &["call", "store", "text", "tree"]),
     (
         "agent",
         &[

@@ -1,0 +1,128 @@
+//! Implements `levade store check`, which finds damage in the record of a run.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use levade_run::dir::RunDir;
+use levade_store::{CheckReport, Kept, check_file};
+
+use crate::failure::unusable;
+use crate::screen;
+
+/// Maximum number of findings that are printed as sentences. --json prints all.
+const MAX_PRINTED: usize = 50;
+
+/// Report what a damaged record has lost, and save the rest
+///
+/// Reads every attempt, step plan and evaluation, and compares it with its checksum. The record is
+/// not changed. Exit code 0: not damaged; 1: damaged.
+#[derive(clap::Args)]
+pub struct Args {
+    /// SQLite file of a record, or the directory of a run
+    record: PathBuf,
+
+    /// New file for everything that is not damaged. In place of the damaged file, it lets the run
+    /// resume
+    #[arg(long, value_name = "RESCUED")]
+    out: Option<PathBuf>,
+
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    let (file, run) = match RunDir::find(&args.record) {
+        None if args.record.is_dir() => {
+            // Reports that the directory contains no run.
+            RunDir::open(&args.record)?;
+            (args.record.clone(), None)
+        }
+        None => (args.record.clone(), None),
+        Some(run) => {
+            let recipe = run.recipe()?;
+            let file = recipe.run.store.file(run.root()).ok_or_else(|| {
+                unusable(format!("{} has no file: its store is memory:", args.record.display()))
+            })?;
+            (file, Some(recipe.run.id()))
+        }
+    };
+    let report = check_file(&file, run.as_ref(), args.out.as_deref())?;
+    if args.json {
+        let text = serde_json::to_string_pretty(&report).context("the report is not JSON")?;
+        screen::print_line(&text);
+    } else {
+        screen::print(&sentences(&report));
+    }
+    Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Formats a report: one sentence per finding, then the numbers.
+fn sentences(report: &CheckReport) -> String {
+    let mut lines: Vec<String> =
+        report.findings.iter().take(MAX_PRINTED).map(|finding| finding.message.clone()).collect();
+    if let Some(more @ 1..) = report.findings.len().checked_sub(MAX_PRINTED) {
+        lines.push(format!("{more} more findings are printed with --json."));
+    }
+    let count = |Kept { whole, lost }: Kept, name: &str| match lost {
+        0 => format!("{whole} {name}"),
+        _ => format!("{whole} {name} ({lost} lost)"),
+    };
+    let verdict = if report.is_clean() { "is not damaged" } else { "is damaged" };
+    lines.push(format!(
+        "{} {verdict}: {}, {}, {}.",
+        report.location,
+        count(report.attempts, "attempts"),
+        count(report.plans, "step plans"),
+        count(report.evaluations, "evaluations")
+    ));
+    if report.rows_without_checksum > 0 {
+        lines.push(format!(
+            "{} rows have no checksum, because an earlier build wrote them; only their structure \
+             was checked.",
+            report.rows_without_checksum
+        ));
+    }
+    if let Some(rescued) = &report.rescued {
+        lines.push(format!("Everything that is whole was written to {}.", rescued.display()));
+    }
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use levade_store::{Finding, FindingKind};
+
+    use super::*;
+
+    #[test]
+    fn sentences_count_losses_and_shorten_long_lists() {
+        let finding = |i: usize| Finding {
+            kind: FindingKind::Attempt,
+            subject: format!("train/0/0/{i}/0"),
+            message: format!("Attempt train/0/0/{i}/0 is lost: its row is missing."),
+        };
+        let mut report = CheckReport {
+            location: "run.db".into(),
+            run: Some("r".into()),
+            attempts: Kept { whole: 7, lost: 0 },
+            plans: Kept { whole: 2, lost: 0 },
+            evaluations: Kept { whole: 1, lost: 0 },
+            rows_without_checksum: 0,
+            findings: Vec::new(),
+            rescued: None,
+        };
+        let clean = "run.db is not damaged: 7 attempts, 2 step plans, 1 evaluations.\n";
+        assert_eq!(sentences(&report), clean);
+        report.findings = (0..MAX_PRINTED + 3).map(finding).collect();
+        report.attempts.lost = 53;
+        report.rescued = Some("new.db".into());
+        let text = sentences(&report);
+        assert!(text.starts_with("Attempt train/0/0/0/0 is lost: its row is missing.\n"), "{text}");
+        for part in ["3 more findings", "7 attempts (53 lost)", "is damaged", "to new.db"] {
+            assert!(text.contains(part), "no {part:?} in {text}");
+        }
+        assert_eq!(text.lines().count(), MAX_PRINTED + 3);
+    }
+}

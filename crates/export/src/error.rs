@@ -1,0 +1,84 @@
+//! Errors of exports.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use levade_store::StoreError;
+
+/// Error of an export.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// A file cannot be read or written.
+    #[error("cannot write {}: {source}", path.display())]
+    Io {
+        /// Path of the file.
+        path: PathBuf,
+        /// Error of the operating system.
+        source: io::Error,
+    },
+    /// The target of the export exists.
+    #[error("{} exists already; name another file with --out, or remove it", .0.display())]
+    Exists(PathBuf),
+    /// An interrupted export to the same target had other options.
+    #[error(
+        "{} is the unfinished part of an export with other options; repeat that export to finish \
+         it, or remove the file", .0.display()
+    )]
+    OtherOptions(PathBuf),
+    /// Another process exports to the same target.
+    #[error("another process is exporting to {}; wait for it, or name another file", .0.display())]
+    Busy(PathBuf),
+    /// The rows of the format have no common columns.
+    #[error("{0} cannot be written as Parquet; write .jsonl")]
+    NoColumns(&'static str),
+    /// The target needs a format of files that it does not have.
+    #[error("{} must be {expected}", path.display())]
+    Target {
+        /// Path of the target.
+        path: PathBuf,
+        /// Description of supported targets.
+        expected: &'static str,
+    },
+    /// A row does not have the types of its columns.
+    #[error("column {column} expects {expected}, but a row has {found}; please report this defect")]
+    Row {
+        /// Name of the column.
+        column: String,
+        /// Expected type.
+        expected: &'static str,
+        /// Value that was found, shortened.
+        found: String,
+    },
+    /// Parquet cannot be written.
+    #[error("cannot write {} as Parquet: {source}", path.display())]
+    Parquet {
+        /// Path of the file.
+        path: PathBuf,
+        /// Error of the writer.
+        source: parquet::errors::ParquetError,
+    },
+    /// The store cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl ExportError {
+    /// Returns whether the user can correct the cause.
+    pub fn is_user_error(&self) -> bool {
+        match self {
+            ExportError::Exists(_)
+            | ExportError::OtherOptions(_)
+            | ExportError::Busy(_)
+            | ExportError::NoColumns(_)
+            | ExportError::Target { .. } => true,
+            ExportError::Store(error) => error.is_user_error(),
+            ExportError::Io { .. } | ExportError::Row { .. } | ExportError::Parquet { .. } => false,
+        }
+    }
+
+    /// Returns a function that names the path of a failed operation.
+    pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> ExportError + use<> {
+        let path = path.to_owned();
+        move |source| ExportError::Io { path: path.clone(), source }
+    }
+}

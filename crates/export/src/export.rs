@@ -1,0 +1,187 @@
+//! Runs an export: reads attempts group by group, and writes their rows to a target.
+//!
+//! Memory is bounded by the attempts of one group, the ids of all attempts, and one row group of a
+//! Parquet file.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use levade_store::{Attempt, Code, StoreError};
+use levade_tree::{AttemptId, RunId};
+use serde_json::Value;
+
+use crate::error::ExportError;
+use crate::filter::Filter;
+use crate::format::{ExportedAttempt, Format, RowOptions, Rows};
+use crate::parquet_file::ParquetFile;
+use crate::part::{Part, Progress, for_each_row};
+use crate::sequence::SequenceReader;
+
+/// Where the rows are written.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Target {
+    /// Standard output, or another stream, as JSON lines. Such an export cannot be continued.
+    Stream,
+    /// A file of JSON lines.
+    JsonLines(PathBuf),
+    /// A Parquet file.
+    Parquet(PathBuf),
+    /// A directory with one JSON file per row, named after the row's trajectory.
+    Directory(PathBuf),
+}
+
+impl Target {
+    /// Returns the target that a path names: `-` is the stream, a path that ends with `.parquet` is
+    /// a Parquet file, one that ends with `/` is a directory, and any other path is a file of JSON
+    /// lines.
+    ///
+    /// # Errors
+    /// Returns an error if the rows of `format` cannot be written there.
+    pub fn parse(path: &str, format: Format, options: &RowOptions) -> Result<Self, ExportError> {
+        let target = match path {
+            "-" => Target::Stream,
+            path if path.ends_with('/') => Target::Directory(path.into()),
+            path if path.ends_with(".parquet") => Target::Parquet(path.into()),
+            path => Target::JsonLines(path.into()),
+        };
+        match target {
+            Target::Parquet(_) if format.columns(options).is_none() => {
+                Err(ExportError::NoColumns("this format"))
+            }
+            Target::Directory(path) if format != Format::Atif => Err(ExportError::Target {
+                path,
+                expected: "a file, because only ATIF is written to a directory",
+            }),
+            target => Ok(target),
+        }
+    }
+}
+
+/// Converts the attempts of a run to rows.
+pub struct Exporter<'a> {
+    run: RunId,
+    filter: &'a Filter,
+    format: Format,
+    options: RowOptions,
+    sequences: SequenceReader<'a>,
+    read: &'a ReadAttempt<'a>,
+    /// Keys of the rows so far, for formats that keep only the first of equal rows.
+    written: BTreeSet<String>,
+}
+
+/// Reads an attempt of the run. Returns `None` if it is not recorded.
+pub type ReadAttempt<'a> = dyn Fn(&AttemptId) -> Result<Option<Attempt>, StoreError> + 'a;
+
+impl<'a> Exporter<'a> {
+    /// Creates an exporter for the attempts that `read` returns.
+    pub fn new(
+        run: &RunId,
+        filter: &'a Filter,
+        (format, options): (Format, RowOptions),
+        sequences: SequenceReader<'a>,
+        read: &'a ReadAttempt<'a>,
+    ) -> Self {
+        let run = run.clone();
+        Exporter { run, filter, format, options, sequences, read, written: BTreeSet::new() }
+    }
+
+    /// Writes the rows of all groups to a stream, as JSON lines.
+    ///
+    /// # Errors
+    /// Returns an error if reading or writing fails.
+    pub fn write_stream(
+        mut self,
+        groups: &[Vec<AttemptId>],
+        to: &mut dyn Write,
+    ) -> Result<Progress, ExportError> {
+        let failed = ExportError::io(Path::new("standard output"));
+        let mut progress = Progress::default();
+        for group in groups {
+            let Rows { rows, skipped } = self.rows(group)?;
+            for row in &rows {
+                writeln!(to, "{row}").map_err(&failed)?;
+            }
+            progress.groups += 1;
+            progress.rows += rows.len() as u64;
+            progress.skipped += skipped.len() as u64;
+            progress.first_skipped = progress.first_skipped.or(skipped.into_iter().next());
+        }
+        to.flush().map_err(&failed)?;
+        Ok(progress)
+    }
+
+    /// Writes the remaining rows to a file or a directory, and calls `report` after each group.
+    ///
+    /// # Errors
+    /// Returns an error if reading or writing fails. The rows so far are kept in the part, which a
+    /// later export with equal options continues.
+    pub fn write_part(
+        mut self,
+        mut part: Part,
+        target: &Target,
+        report: &mut dyn FnMut(&Progress),
+    ) -> Result<Progress, ExportError> {
+        self.written = part.keys(|row| self.format.distinct_key(row))?;
+        while let Some(group) = part.next_group() {
+            let Rows { rows, skipped } = self.rows(group)?;
+            part.write_group(&rows, &skipped)?;
+            report(part.progress());
+        }
+        match target {
+            Target::Stream | Target::JsonLines(_) => part.finish(None),
+            Target::Parquet(_) => {
+                let columns = self.format.columns(&self.options);
+                let columns = columns.ok_or(ExportError::NoColumns("this format"))?;
+                part.finish(Some(&|rows, to| {
+                    let mut file = ParquetFile::create(to, &columns)?;
+                    for_each_row(rows, |row| file.write(&row))?;
+                    file.finish()
+                }))
+            }
+            Target::Directory(_) => part.finish(Some(&split_rows)),
+        }
+    }
+
+    /// Returns the rows of a group. An attempt that the store cannot read is skipped and named.
+    fn rows(&mut self, group: &[AttemptId]) -> Result<Rows, ExportError> {
+        let mut exported = Vec::with_capacity(group.len());
+        let mut damaged = Vec::new();
+        for id in group {
+            let attempt = match (self.read)(id) {
+                Ok(attempt) => attempt,
+                Err(error) if error.code() == Code::Corrupt => {
+                    damaged.push(error.to_string());
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let Some(attempt) = attempt.filter(|attempt| self.filter.includes_task(attempt)) else {
+                continue;
+            };
+            let mut sequences = self.sequences.read(&attempt);
+            let had_sequences = !sequences.is_empty();
+            sequences.retain(|sequence| self.filter.includes_agent(&sequence.agent));
+            // An attempt without any sequence belongs to no other agent.
+            if !sequences.is_empty() || (!had_sequences && self.filter.agent.is_none()) {
+                exported.push(ExportedAttempt { run: self.run.0.clone(), attempt, sequences });
+            }
+        }
+        let mut rows = self.format.rows(&exported, &self.options);
+        rows.skipped.splice(0..0, damaged);
+        let (format, written) = (self.format, &mut self.written);
+        rows.rows.retain(|row| format.distinct_key(row).is_none_or(|key| written.insert(key)));
+        Ok(rows)
+    }
+}
+
+/// Writes one file per row into the directory `to`.
+fn split_rows(rows: &Path, to: &Path) -> Result<(), ExportError> {
+    fs::create_dir_all(to).map_err(ExportError::io(to))?;
+    for_each_row(rows, |row| {
+        let name = row.get("trajectory_id").and_then(Value::as_str).unwrap_or("trajectory");
+        let path = to.join(format!("{}.json", name.replace('/', "-")));
+        fs::write(&path, format!("{row:#}\n")).map_err(ExportError::io(&path))
+    })
+}

@@ -1,0 +1,98 @@
+//! Rows of TRL in its conversational formats: supervised fine-tuning, and preferences.
+
+use serde_json::{Value, json};
+
+use crate::format::{
+    ExportedAttempt, NO_MESSAGES, RowOptions, Rows, prompt_len, to_template_json, tools_to_json,
+};
+use crate::sequence::Sequence;
+
+/// Returns one conversation per sequence: `messages`, or `prompt` and `completion`.
+pub fn sft_rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
+    let mut rows = Rows::default();
+    for ExportedAttempt { attempt, sequences, .. } in group {
+        for sequence in sequences {
+            let Some(messages) = sequence.messages.as_deref() else {
+                rows.skip(attempt, NO_MESSAGES);
+                continue;
+            };
+            let row = if options.split_prompt {
+                let (prompt, completion) = messages.split_at(prompt_len(sequence));
+                json!({
+                    "prompt": to_template_json(prompt),
+                    "completion": to_template_json(completion),
+                })
+            } else {
+                json!({ "messages": to_template_json(messages) })
+            };
+            rows.rows.push(with_tools(row, sequence));
+        }
+    }
+    rows
+}
+
+/// Returns a pair of the attempts with the highest and the lowest score of the group. The first of
+/// equal attempts wins.
+///
+/// There is no pair if the scores differ by 0 or by less than the minimum gap, or if the two
+/// attempts had different prompts.
+pub fn preference_rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
+    let mut rows = Rows::default();
+    let scored = group.iter().filter_map(|exported| Some((exported.attempt.score?, exported)));
+    let mut best: Option<(f64, &ExportedAttempt)> = None;
+    let mut worst = best;
+    for (score, exported) in scored {
+        if best.is_none_or(|(highest, _)| score > highest) {
+            best = Some((score, exported));
+        }
+        if worst.is_none_or(|(lowest, _)| score < lowest) {
+            worst = Some((score, exported));
+        }
+    }
+    let (Some((high, best)), Some((low, worst))) = (best, worst) else {
+        if let Some(first) = group.first() {
+            rows.skip(&first.attempt, "no attempt of the group has a score");
+        }
+        return rows;
+    };
+    if high - low <= 0.0 || high - low < options.min_gap {
+        rows.skip(&best.attempt, "the scores of the group do not differ enough");
+        return rows;
+    }
+    let (Some((prompt, chosen, sequence)), Some((other, rejected, _))) =
+        (final_turns(best), final_turns(worst))
+    else {
+        rows.skip(&best.attempt, NO_MESSAGES);
+        return rows;
+    };
+    if prompt != other {
+        rows.skip(&best.attempt, "the attempts of the pair have different prompts");
+        return rows;
+    }
+    let row = json!({
+        "prompt": prompt,
+        "chosen": chosen,
+        "rejected": rejected,
+        "score_chosen": high,
+        "score_rejected": low,
+    });
+    rows.rows.push(with_tools(row, sequence));
+    rows
+}
+
+/// Returns the prompt and the turns of the last sequence of an attempt that has completions.
+fn final_turns(exported: &ExportedAttempt) -> Option<(Value, Value, &Sequence)> {
+    let sequence = exported.sequences.iter().rev().find(|s| !s.completions.is_empty())?;
+    let messages = sequence.messages.as_deref()?;
+    let (prompt, turns) = messages.split_at(prompt_len(sequence));
+    Some((to_template_json(prompt), to_template_json(turns), sequence))
+}
+
+/// Adds the column `tools` if the prompt describes tools.
+fn with_tools(mut row: Value, sequence: &Sequence) -> Value {
+    let tools = tools_to_json(sequence);
+    if !tools.is_null() {
+        row["tools"] = tools;
+    }
+    row
+}
