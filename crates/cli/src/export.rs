@@ -86,8 +86,8 @@ pub struct Args {
     #[arg(long)]
     tokens: bool,
 
-    /// Keep reasoning, tool calls and descriptions of tools in the text of messages, as the model read
-    /// and wrote it (always so for verl-sft)
+    /// Keep reasoning, tool calls and descriptions of tools in the text of messages, as the model
+    /// read and wrote it (always so for verl-sft)
     #[arg(long)]
     raw: bool,
 

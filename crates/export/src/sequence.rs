@@ -114,8 +114,9 @@ struct Stretch {
 }
 
 impl<'a> SequenceReader<'a> {
-    /// Creates a reader. If `raw` is set, messages contain only text, as the model read and wrote it:
-    /// reasoning and tool calls stay in assistant messages, and descriptions of tools in the prompt.
+    /// Creates a reader. If `raw` is set, messages contain only text, as the model read and wrote
+    /// it: reasoning and tool calls stay in assistant messages, and descriptions of tools in the
+    /// prompt.
     pub fn new(find_chat: &'a FindChat<'a>, raw: bool) -> Self {
         SequenceReader { find_chat, raw, chats: BTreeMap::new() }
     }

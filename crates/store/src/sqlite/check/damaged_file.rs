@@ -1,8 +1,8 @@
 //! Opens a file that may be damaged, without changing it.
 //!
-//! If SQLite rejects the header or cannot read the definitions of the tables, both are repaired in a
-//! copy, with those of an empty store. All stores that this build creates have the same definitions
-//! on the same pages. The result is used only if the ids of its attempts are
+//! If SQLite rejects the header or cannot read the definitions of the tables, both are repaired in
+//! a copy, with those of an empty store. All stores that this build creates have the same
+//! definitions on the same pages. The result is used only if the ids of its attempts are
 //! derived from the run, which no other file satisfies by chance.
 
 use std::collections::BTreeSet;
@@ -127,8 +127,8 @@ fn copy_files(file: &Path) -> io::Result<TempDir> {
     Ok(dir)
 }
 
-/// Repairs the header in a copy: first only the number of pages, which is wrong in a truncated file,
-/// then also the definitions of the tables. Returns `None` if the result is not a store.
+/// Repairs the header in a copy: first only the number of pages, which is wrong in a truncated
+/// file, then also the definitions of the tables. Returns `None` if the result is not a store.
 fn restore(
     file: &Path,
     expected: Option<&RunId>,
