@@ -19,7 +19,7 @@ const MAX_LINES: usize = 600;
 
 /// Crates in order from top to bottom, each with the crates that it may depend on. An entry may
 /// precede the creation of its crate.
-const CRATES: [(&str, &[&str]); 31] = [
+const CRATES: [(&str, &[&str]); 32] = [
     (
         "cli",
         &[
@@ -33,6 +33,7 @@ const CRATES: [(&str, &[&str]); 31] = [
             "agent",
             "tools",
             "tasks",
+            "game",
             "traces",
             "gateway",
             "call",
@@ -117,6 +118,7 @@ const CRATES: [(&str, &[&str]); 31] = [
         &[
             "tools",
             "tasks",
+            "game",
             "gateway",
             "call",
             "process",
@@ -134,6 +136,7 @@ const CRATES: [(&str, &[&str]); 31] = [
     ("tools", &["tasks", "process", "sandbox", "search", "text", "http", "policy", "tree"]),
     ("sandbox", &["http", "policy"]),
     ("tasks", &["reward", "text", "policy"]),
+    ("game", &["policy"]),
     ("reward", &["process", "policy", "tree"]),
     ("process", &["policy"]),
     ("search", &["http", "policy"]),

@@ -1,0 +1,149 @@
+//! Requests for moves: the permitted choices, their JSON schema, and the check of a move.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// Request for the move of one seat.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ask {
+    /// Seat that acts.
+    pub seat: usize,
+    /// Kind of decision, such as `vote`. It groups metrics.
+    pub kind: String,
+    /// Text that asks for the move. Only this seat sees it.
+    pub prompt: String,
+    /// Whether the move has a public statement. The game decides which seats hear it.
+    #[serde(default)]
+    pub has_speech: bool,
+    /// Permitted choices.
+    #[serde(default)]
+    pub choice: Choice,
+    /// Move that is played if the seat makes no legal one.
+    #[serde(default)]
+    pub default: Move,
+}
+
+/// Permitted choices of a move.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Choice {
+    /// The move is a statement only.
+    #[default]
+    None,
+    /// One of these values.
+    OneOf(Vec<Value>),
+    /// Any value of this JSON schema.
+    Schema(Value),
+}
+
+/// Move of one seat.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Move {
+    /// Public statement. Empty if there is none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub say: String,
+    /// Choice. Null if the ask has none.
+    #[serde(default, rename = "move", skip_serializing_if = "Value::is_null")]
+    pub choice: Value,
+}
+
+impl Move {
+    /// Creates a move without a statement.
+    pub fn choice(choice: Value) -> Self {
+        Move { choice, ..Move::default() }
+    }
+
+    /// Creates a move that is a statement only.
+    pub fn say(text: impl Into<String>) -> Self {
+        Move { say: text.into(), ..Move::default() }
+    }
+}
+
+impl Ask {
+    /// Returns the JSON schema of a reply: private `reasoning`, then `say` and `move` as far as the
+    /// ask has them.
+    pub fn schema(&self) -> Value {
+        let mut properties = json!({"reasoning": {"type": "string"}});
+        let mut required = Vec::new();
+        if self.has_speech {
+            properties["say"] = json!({"type": "string"});
+            required.push("say");
+        }
+        let choice = match &self.choice {
+            Choice::None => None,
+            Choice::OneOf(values) => Some(json!({"enum": values})),
+            Choice::Schema(schema) => Some(schema.clone()),
+        };
+        if let Some(choice) = choice {
+            properties["move"] = choice;
+            required.push("move");
+        }
+        json!({
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": false,
+        })
+    }
+
+    /// Checks a move against the permitted choices.
+    ///
+    /// # Errors
+    /// Returns the reason, in words for the player, if the move is illegal.
+    pub fn check(&self, played: &Move) -> Result<(), String> {
+        if self.has_speech && played.say.trim().is_empty() && self.choice == Choice::None {
+            return Err("\"say\" must be a text that is not empty".to_owned());
+        }
+        match &self.choice {
+            Choice::None if played.choice.is_null() => Ok(()),
+            Choice::None => Err("this turn has no \"move\"".to_owned()),
+            Choice::OneOf(values) if values.contains(&played.choice) => Ok(()),
+            Choice::OneOf(values) => {
+                let values: Vec<String> = values.iter().map(Value::to_string).collect();
+                let values = values.join(", ");
+                Err(format!("\"move\" is {}, but it must be one of: {values}", played.choice))
+            }
+            Choice::Schema(schema) => {
+                let validator = jsonschema::validator_for(schema)
+                    .map_err(|error| format!("the schema of the game is invalid: {error}"))?;
+                let valid = validator.validate(&played.choice);
+                valid.map_err(|error| format!("\"move\" is {}: {error}", played.choice))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(has_speech: bool, choice: Choice) -> Ask {
+        let (kind, prompt) = ("vote".to_owned(), String::new());
+        Ask { seat: 0, kind, prompt, has_speech, choice, default: Move::default() }
+    }
+
+    #[test]
+    fn check_accepts_only_permitted_choices() {
+        let vote = ask(false, Choice::OneOf(vec![json!("Player1"), json!("none")]));
+        assert_eq!(vote.check(&Move::choice(json!("none"))), Ok(()));
+        let error = vote.check(&Move::choice(json!("Player9"))).unwrap_err();
+        assert!(error.contains("\"Player9\"") && error.contains("\"Player1\""), "{error}");
+        let text = ask(false, Choice::Schema(json!({"type": "string"})));
+        assert_eq!(text.check(&Move::choice(json!("left"))), Ok(()));
+        assert!(text.check(&Move::choice(json!(3))).is_err());
+        let speech = ask(true, Choice::None);
+        assert_eq!(speech.check(&Move::say("hello")), Ok(()));
+        assert!(speech.check(&Move::say(" ")).is_err());
+        assert!(speech.check(&Move::choice(json!(1))).is_err());
+    }
+
+    #[test]
+    fn schema_separates_reasoning_from_statement() {
+        let schema = ask(true, Choice::OneOf(vec![json!(true), json!(false)])).schema();
+        let valid = |value: Value| jsonschema::is_valid(&schema, &value);
+        assert!(valid(json!({"reasoning": "I am a wolf.", "say": "hi", "move": true})));
+        assert!(!valid(json!({"say": "hi"})));
+        assert!(!valid(json!({"say": "hi", "move": 3})));
+        assert!(!valid(json!({"say": "hi", "move": true, "secret": 1})));
+    }
+}

@@ -1,0 +1,219 @@
+//! Kuhn poker: two seats, three cards, one bet (Kuhn, "A simplified two-person poker", 1950).
+//!
+//! Each seat pays an ante of 1 and gets one of the cards J < Q < K. Seat 0 checks or bets 1. After
+//! a bet, the opponent calls or folds. After a check, the opponent checks or bets, and seat 0 calls
+//! or folds a bet. The higher card wins the pot. Rewards are chips won or lost.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::options::read_position;
+use crate::{
+    Ask, Audience, Choice, Event, Game, GameError, Move, Next, Seat, SeatOutcome, Start, State,
+    moves_in_seat_order, read_options, shuffle,
+};
+
+const NAME: &str = "kuhn";
+
+/// Cards from the lowest to the highest.
+const CARDS: [&str; 3] = ["J", "Q", "K"];
+
+/// Kuhn poker. The seed determines the cards.
+pub struct Kuhn;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Action {
+    Check,
+    Bet,
+    Call,
+    Fold,
+}
+
+impl Action {
+    fn name(self) -> &'static str {
+        match self {
+            Action::Check => "check",
+            Action::Bet => "bet",
+            Action::Call => "call",
+            Action::Fold => "fold",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Deal {
+    /// Card of each seat, as an index in [`CARDS`].
+    cards: [usize; 2],
+    /// Actions so far. Seats act in turn.
+    actions: Vec<Action>,
+}
+
+impl Game for Kuhn {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn start(&self, options: &Value, seed: u64) -> Result<Start, GameError> {
+        let Options {} = read_options(NAME, options)?;
+        let mut deck = [0, 1, 2];
+        shuffle(seed, &mut deck);
+        let cards = [deck[0], deck[1]];
+        let seat = |index: usize| Seat {
+            index,
+            name: format!("Player{}", index + 1),
+            role: ["opener", "responder"][index].to_owned(),
+            side: format!("Player{}", index + 1),
+            instructions: format!(
+                "You are Player{} in Kuhn poker. Each of the two players pays 1 chip and gets one \
+                 of the cards J < Q < K. Player1 checks or bets 1 chip. A bet is called or folded. \
+                 After a check, Player2 checks or bets. After two checks or a call, the higher \
+                 card wins the pot.",
+                index + 1
+            ),
+        };
+        let event = |seat: usize| Event {
+            to: Audience::Seats(vec![seat]),
+            from: None,
+            text: format!("Your card is {}.", CARDS[cards[seat]]),
+        };
+        Ok(Start {
+            seats: (0..2).map(seat).collect(),
+            events: (0..2).map(event).collect(),
+            state: Box::new(Deal { cards, actions: Vec::new() }),
+        })
+    }
+}
+
+impl Deal {
+    /// Returns the actions that the rules permit now, the default first. Empty if the deal is over.
+    fn legal(&self) -> &'static [Action] {
+        match self.actions[..] {
+            [] | [Action::Check] => &[Action::Check, Action::Bet],
+            [.., Action::Bet] => &[Action::Fold, Action::Call],
+            _ => &[],
+        }
+    }
+
+    /// Returns the chips that seat 0 wins.
+    fn chips(&self) -> f64 {
+        let bettor = self.actions.iter().position(|action| *action == Action::Bet);
+        match (self.actions.last(), bettor) {
+            (Some(Action::Fold), Some(bettor)) => [1.0, -1.0][bettor % 2],
+            (_, bettor) => {
+                let pot = if bettor.is_some() { 2.0 } else { 1.0 };
+                if self.cards[0] > self.cards[1] { pot } else { -pot }
+            }
+        }
+    }
+}
+
+impl State for Deal {
+    fn next(&self) -> Next {
+        let legal = self.legal();
+        let Some(default) = legal.first() else {
+            let outcome = |seat: usize| {
+                let reward = if seat == 0 { self.chips() } else { -self.chips() };
+                let won = f64::from(u8::from(reward > 0.0));
+                let parts = vec![("won".to_owned(), won)];
+                SeatOutcome { seat, reward, parts, transitions: Vec::new() }
+            };
+            return Next::Over((0..2).map(outcome).collect());
+        };
+        let names: Vec<&str> = legal.iter().map(|action| action.name()).collect();
+        Next::Ask(vec![Ask {
+            seat: self.actions.len() % 2,
+            kind: default.name().to_owned(),
+            prompt: format!("Your turn: {}?", names.join(" or ")),
+            has_speech: false,
+            choice: Choice::OneOf(names.iter().map(|name| json!(name)).collect()),
+            default: Move::choice(json!(default.name())),
+        }])
+    }
+
+    fn apply(&mut self, moves: &[(usize, Move)]) -> Result<Vec<Event>, GameError> {
+        let Next::Ask(asks) = self.next() else {
+            return moves_in_seat_order(&[], moves).map(|_| Vec::new());
+        };
+        let mut events = Vec::new();
+        for (seat, played) in moves_in_seat_order(&asks, moves)? {
+            let chosen = self.legal().iter().find(|action| played.choice == action.name());
+            self.actions.extend(chosen);
+            let action = chosen.map(|action| action.name()).unwrap_or_default();
+            let text = format!("Player{}: {action}.", seat + 1);
+            events.push(Event { to: Audience::All, from: Some(seat), text });
+        }
+        Ok(events)
+    }
+
+    fn save(&self) -> Value {
+        json!(self)
+    }
+
+    fn load(&mut self, position: &Value) -> Result<(), GameError> {
+        *self = read_position(NAME, position)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chips_match_payoff_table() {
+        use Action::{Bet, Call, Check, Fold};
+        let chips = |cards, actions: &[Action]| Deal { cards, actions: actions.to_vec() }.chips();
+        for (actions, high, low) in [
+            (&[Check, Check][..], 1.0, -1.0),
+            (&[Bet, Fold], 1.0, 1.0),
+            (&[Bet, Call], 2.0, -2.0),
+            (&[Check, Bet, Fold], -1.0, -1.0),
+            (&[Check, Bet, Call], 2.0, -2.0),
+        ] {
+            assert_eq!(
+                (chips([2, 0], actions), chips([0, 1], actions)),
+                (high, low),
+                "{actions:?}"
+            );
+        }
+    }
+
+    /// The value of Kuhn's equilibrium with α = 0 is −1/18 for the opener.
+    #[test]
+    fn equilibrium_strategies_have_value_minus_one_eighteenth() {
+        // Probability of betting or calling: the opener passes at first, and calls with Q at 1/3
+        // and with K always. The responder bets after a check with J at 1/3 and K, and calls with
+        // Q at 1/3 and K.
+        fn aggressive(seat: usize, card: usize, actions: &[Action]) -> f64 {
+            match (seat, actions.len(), card) {
+                (0, 0, _) => 0.0,
+                (0, _, 0) => 0.0,
+                (0, _, 1) => 1.0 / 3.0,
+                (1, _, 0) if actions == [Action::Check] => 1.0 / 3.0,
+                (1, _, 1) if actions == [Action::Bet] => 1.0 / 3.0,
+                (1, _, 0 | 1) => 0.0,
+                _ => 1.0,
+            }
+        }
+        fn value(deal: &Deal) -> f64 {
+            let [passive, active] = deal.legal() else { return deal.chips() };
+            let seat = deal.actions.len() % 2;
+            let p = aggressive(seat, deal.cards[seat], &deal.actions);
+            let after = |action: &Action| {
+                let mut next = deal.clone();
+                next.actions.push(*action);
+                value(&next)
+            };
+            (1.0 - p) * after(passive) + p * after(active)
+        }
+        let deals = [[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]];
+        let mean = deals.map(|cards| value(&Deal { cards, actions: Vec::new() }));
+        let mean = mean.iter().sum::<f64>() / 6.0;
+        assert!((mean + 1.0 / 18.0).abs() < 1e-12, "{mean}");
+    }
+}

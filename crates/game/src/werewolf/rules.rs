@@ -1,0 +1,153 @@
+//! Options of the game.
+
+use serde::{Deserialize, Serialize};
+
+use super::NAME;
+use super::role::{Role, Side};
+use crate::GameError;
+
+/// Language of prompts and announcements.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Language {
+    #[default]
+    #[serde(rename = "en")]
+    English,
+    #[serde(rename = "zh")]
+    Chinese,
+}
+
+/// Result of a vote that several players lead.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Tie {
+    /// No player dies.
+    #[default]
+    Nobody,
+    /// The leading player with the lowest seat dies.
+    First,
+    /// One of the leading players dies, chosen by the seed.
+    Random,
+}
+
+/// Rewards of a side.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct SideRewards {
+    /// Reward if the side wins.
+    pub win: f64,
+    /// Reward if the side does not win.
+    pub loss: f64,
+}
+
+impl Default for SideRewards {
+    fn default() -> Self {
+        SideRewards { win: 1.0, loss: 0.0 }
+    }
+}
+
+/// Rewards of both sides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Rewards {
+    pub wolves: SideRewards,
+    pub good: SideRewards,
+}
+
+/// Options of the game. `None` selects the value of the variant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Rules {
+    /// Number of players: 7, 9 or 12.
+    pub players: usize,
+    pub language: Language,
+    /// Result of a tied vote by day.
+    pub ties: Tie,
+    /// Result of a tied vote of the wolves.
+    pub wolf_ties: Tie,
+    /// Maximum number of laps in which the wolves discuss.
+    pub discussion_rounds: u32,
+    /// Maximum number of days. If no side has won by then, both have lost.
+    pub max_days: u32,
+    /// Whether the witch can heal herself.
+    pub self_heal: Option<bool>,
+    /// Whether the seer learns the exact role instead of the side.
+    pub seer_learns_role: Option<bool>,
+    pub rewards: Rewards,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Rules {
+            players: 7,
+            language: Language::default(),
+            ties: Tie::default(),
+            wolf_ties: Tie::default(),
+            discussion_rounds: 3,
+            max_days: 30,
+            self_heal: None,
+            seer_learns_role: None,
+            rewards: Rewards::default(),
+        }
+    }
+}
+
+impl Rules {
+    /// Returns the number of players of each role, in the order of the instructions.
+    pub fn counts(&self) -> &'static [(Role, usize)] {
+        use Role::{Guard, Hunter, Seer, Villager, Witch, Wolf, WolfKing};
+        match self.players {
+            7 => &[(Wolf, 2), (Villager, 3), (Seer, 1), (Witch, 1)],
+            9 => &[(Wolf, 3), (Villager, 3), (Seer, 1), (Witch, 1), (Hunter, 1)],
+            12 => &[
+                (Wolf, 3),
+                (WolfKing, 1),
+                (Villager, 4),
+                (Seer, 1),
+                (Witch, 1),
+                (Hunter, 1),
+                (Guard, 1),
+            ],
+            _ => &[],
+        }
+    }
+
+    /// Returns the roles of all players, before they are shuffled.
+    ///
+    /// # Errors
+    /// Returns [`GameError::Options`] if there is no variant for this number of players, or if a
+    /// limit is out of range.
+    pub fn roles(&self) -> Result<Vec<Role>, GameError> {
+        let error = |message: String| GameError::Options { game: NAME.to_owned(), message };
+        if self.counts().is_empty() {
+            return Err(error(format!("players is {}, but it must be 7, 9 or 12", self.players)));
+        }
+        if self.max_days == 0 {
+            return Err(error("max_days is 0, but it must be at least 1".to_owned()));
+        }
+        let repeated = |(role, count): &(Role, usize)| std::iter::repeat_n(*role, *count);
+        Ok(self.counts().iter().flat_map(repeated).collect())
+    }
+
+    /// Returns whether the wolves win when all villagers or all special roles are dead, instead of
+    /// when they are half of the living.
+    pub fn wins_by_group(&self) -> bool {
+        self.players == 12
+    }
+
+    pub fn heals_self(&self) -> bool {
+        self.self_heal.unwrap_or(self.players == 7)
+    }
+
+    pub fn seer_learns_role(&self) -> bool {
+        self.seer_learns_role.unwrap_or(self.players == 9)
+    }
+
+    /// Returns the reward of a side. `winner` is `None` if no side has won.
+    pub fn reward(&self, side: Side, winner: Option<Side>) -> f64 {
+        let rewards = match side {
+            Side::Wolves => self.rewards.wolves,
+            Side::Good => self.rewards.good,
+        };
+        if winner == Some(side) { rewards.win } else { rewards.loss }
+    }
+}

@@ -1,0 +1,34 @@
+//! Names of agents that play a seat of a game: `AGENT@SEAT`.
+//!
+//! Conversations, random streams, groups and rewards use the complete name, so that two seats of
+//! one agent stay apart. Filters of agents and metrics use [`agent_of`].
+
+/// Separator between the name of an agent and the number of its seat. Names in recipes lack it.
+pub const SEAT_SEPARATOR: char = '@';
+
+/// Returns the recorded name of an agent in a seat.
+pub fn seat_name(agent: &str, seat: usize) -> String {
+    format!("{agent}{SEAT_SEPARATOR}{seat}")
+}
+
+/// Returns the name of the agent in the recipe, given its recorded name.
+pub fn agent_of(recorded: &str) -> &str {
+    recorded.split_once(SEAT_SEPARATOR).map_or(recorded, |(agent, _)| agent)
+}
+
+/// Returns whether a recorded name is that of a seat.
+pub fn is_seat(recorded: &str) -> bool {
+    recorded.contains(SEAT_SEPARATOR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agent_of_strips_seat() {
+        assert_eq!(agent_of(&seat_name("wolf", 3)), "wolf");
+        assert_eq!(agent_of("solver"), "solver");
+        assert!(is_seat("wolf@3") && !is_seat("wolf"));
+    }
+}
