@@ -24,6 +24,8 @@ pub struct AttemptContext {
     pub seed: u64,
     /// Random stream of the attempt, unique in the run.
     pub stream: u64,
+    /// Random stream of the attempt's group, the same for all attempts at the task in one step.
+    pub group_stream: u64,
     /// Whether the attempt belongs to an evaluation. If the mixture of the attempt's own agent has
     /// a trained policy, such a policy then plays the agent.
     pub is_evaluation: bool,

@@ -31,7 +31,7 @@ use crate::tool_loop::{LoopError, LoopLimits, ToolLoop, add_opening};
 use crate::{AgentLoop, Attempt, AttemptContext};
 
 /// Timeout for calls in flight to end after the loop has ended.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Agent loop of agents that are not programs: the tool loop.
 #[derive(Debug, Clone, Copy, Default)]

@@ -18,7 +18,7 @@ use levade_tools::ToolContext;
 
 use crate::agent_loop::AttemptContext;
 use crate::context::summary_agent;
-use crate::roster::{Agent, Player, Roster};
+use crate::roster::{Agent, MixtureScope, Player, Roster};
 
 /// Kind of agent loop that calls the parties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,6 +146,7 @@ impl AttemptContext {
             messages: Vec::new(),
             seed: 0,
             stream: 0,
+            group_stream: 0,
             is_evaluation: false,
             params: SamplingParams::default(),
             has_own_sampling: false,
@@ -176,7 +177,20 @@ impl AttemptContext {
     /// # Errors
     /// Returns a message if the mixture has no policy at the selected index.
     pub fn player<'a>(&self, agent: &'a Agent) -> Result<&'a Player, String> {
-        let picked = agent.picker.as_ref().map_or(0, |pick| pick(self.seed, self.stream));
+        self.player_as(agent, &agent.name)
+    }
+
+    /// Returns the policy that plays an agent under its recorded name `role`. Seats of one agent
+    /// are picked independently.
+    ///
+    /// # Errors
+    /// Returns a message if the mixture has no policy at the selected index.
+    pub(crate) fn player_as<'a>(&self, agent: &'a Agent, role: &str) -> Result<&'a Player, String> {
+        let stream = match agent.mixture {
+            MixtureScope::Attempt => self.stream,
+            MixtureScope::Group => self.group_stream,
+        };
+        let picked = agent.picker.as_ref().map_or(0, |pick| pick(self.seed, stream, role));
         let is_measured = self.is_evaluation && agent.name == self.agent;
         let trained: Vec<&Player> =
             agent.players.iter().filter(|player| player.is_trained).collect();

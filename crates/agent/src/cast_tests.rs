@@ -10,7 +10,7 @@ fn mixture(name: &str, trained: &[bool], index: usize) -> Agent {
     };
     let players: Vec<Player> = trained.iter().enumerate().map(player).collect();
     let agent = testing::agent(name, players[0].clone(), Vec::new());
-    Agent { players, picker: Some(Arc::new(move |_, _| index)), ..agent }
+    Agent { players, picker: Some(Arc::new(move |_, _, _| index)), ..agent }
 }
 
 #[test]

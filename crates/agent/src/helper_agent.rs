@@ -41,6 +41,7 @@ impl Helper for HelperAgent {
             task,
             seed,
             stream,
+            group_stream: stream,
             is_evaluation: false,
             // Parameters of the calling agent, which this agent's sampling rules modify.
             params,

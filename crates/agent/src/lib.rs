@@ -2,11 +2,11 @@
 //!
 //! An [`AgentLoop`] makes one attempt from an [`AttemptContext`]. [`BuiltInLoop`] is the tool loop
 //! between a model and its tools (`levade-tools`); a [`Program`] runs a command that calls an
-//! endpoint; [`environments`] run third-party environments; [`runner`] lets processes on other
-//! hosts make attempts. The [`Roster`] of a run has its agents, the policies that play them, their
-//! limits and their tools. It determines which policy answers an agent's calls. [`HelperAgent`]
-//! lets toolboxes call an agent, and [`demonstrate()`] records a worked solution in the form of an
-//! attempt.
+//! endpoint; [`game`] plays games of several seats; [`environments`] run third-party environments;
+//! [`runner`] lets processes on other hosts make attempts. The [`Roster`] of a run has its agents,
+//! the policies that play them, their limits and their tools. It determines which policy answers
+//! an agent's calls. [`HelperAgent`] lets toolboxes call an agent, and [`demonstrate()`] records a
+//! worked solution in the form of an attempt.
 //!
 //! # Example
 //! ```
@@ -58,6 +58,7 @@ mod cast;
 mod context;
 mod demonstrate;
 pub mod environments;
+pub mod game;
 mod helper_agent;
 mod merge_outcome;
 pub mod program;
@@ -78,7 +79,7 @@ pub use helper_agent::{HelperAgent, PromptBuilder};
 pub use levade_call::{Backend, ChatApi, OpeningLimit, Truncation, probe_agent};
 pub use levade_gateway::CallPattern;
 pub use program::Program;
-pub use roster::{Agent, Limits, Player, PolicyPicker, Roster, SamplingMap};
+pub use roster::{Agent, Limits, MixtureScope, Player, PolicyPicker, Roster, SamplingMap};
 pub use talk::Talk;
 pub use teacher::{Teacher, row_completions};
 pub use tool_loop::LoopObserver;

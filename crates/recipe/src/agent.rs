@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::{ContextPolicy, Limits, Truncation};
+use levade_agent::{ContextPolicy, Limits, MixtureScope, Truncation};
 use levade_conversation::{CompletionMatching, Format, History, Options};
 use levade_policy::SamplingParams;
 use levade_tasks::Task;
@@ -25,6 +25,8 @@ pub enum AgentKind {
     Program,
     /// The environment that supplies the task. It calls the model over HTTP.
     Environment,
+    /// The game of `[game]`, whose seats agents play.
+    Game,
 }
 
 impl AgentKind {
@@ -34,12 +36,18 @@ impl AgentKind {
             AgentKind::Tools => "tools",
             AgentKind::Program => "program",
             AgentKind::Environment => "environment",
+            AgentKind::Game => "game",
         }
+    }
+
+    /// Returns whether external policies can play the agent. The built-in loop sends tokens.
+    pub fn can_be_external(self) -> bool {
+        self != AgentKind::Tools
     }
 
     /// Returns whether the agent calls the model over HTTP.
     pub fn calls_over_http(self) -> bool {
-        self != AgentKind::Tools
+        matches!(self, AgentKind::Program | AgentKind::Environment)
     }
 }
 
@@ -83,6 +91,9 @@ pub struct AgentKeys {
     /// Name of the policy that generates the agent's completions. It can be left out if there is
     /// only one policy. With a list of policies, each is used in its fraction of the attempts.
     pub policy: PolicyChoice,
+    /// Whether a policy of a list is selected for each attempt or for each group of attempts. In a
+    /// game, it is selected for each seat.
+    pub mixture: MixtureScope,
     /// Whether the policy is trained on what this agent does. If not, or if the policy is not
     /// trained, the agent acts, but its tokens are not training targets.
     pub train: bool,
@@ -157,6 +168,7 @@ impl Default for AgentKeys {
             worker_attempts: 1,
             matches: MatchKeys::default(),
             policy: PolicyChoice::default(),
+            mixture: MixtureScope::default(),
             train: true,
             sampling: SamplingKeys::default(),
             system: String::new(),

@@ -76,6 +76,8 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("runners.wait_seconds", SECONDS, ""),
     ("tasks.*:arithmetic.train", COUNT, ""),
     ("tasks.*:arithmetic.train", at_most(MAX_GENERATED), ""),
+    ("tasks.*:seeds.train", COUNT, ""),
+    ("tasks.*:seeds.train", at_most(MAX_GENERATED), ""),
     ("tasks.*:file.repeat", COUNT, ""),
     ("tasks.*:file.limit", COUNT, ""),
     ("tool.*.seconds", SECONDS, ""),
@@ -99,6 +101,10 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("agent.tool_delay", closed_range(0.0, MAX_SECONDS), ""),
     ("agent.completion_seconds", SECONDS, ""),
     ("agent.attempt_seconds", SECONDS, ""),
+    ("game.workers", COUNT, ""),
+    ("game.seconds", SECONDS, ""),
+    ("game.illegal", FINITE, ""),
+    ("game.default", FINITE, ""),
     ("reward.malformed_call", FINITE, ""),
     ("reward.failed_call", FINITE, ""),
     ("reward.unfinished", FINITE, ""),
@@ -229,8 +235,11 @@ mod tests {
     use super::*;
 
     /// Recipes that contain every key with a range.
-    const RECIPES: [&str; 2] =
-        [include_str!("testing/every_range.toml"), include_str!("testing/cluster.toml")];
+    const RECIPES: [&str; 3] = [
+        include_str!("testing/every_range.toml"),
+        include_str!("testing/cluster.toml"),
+        include_str!("testing/game.toml"),
+    ];
 
     fn load(text: &str, change: Option<&str>) -> Result<Recipe, String> {
         let dir = tempfile::tempdir().unwrap();

@@ -151,6 +151,7 @@ impl Checker<'_> {
             keys.group_size,
             "at least 2: an advantage compares an attempt with the other attempts at the same task",
         )?;
+        self.seat_groups(phase, keys)?;
         self.step_attempts(phase, keys)?;
         let estimator = keys.estimator();
         let passes = keys.algorithm == Algorithm::PassK && keys.advantage.is_none();
@@ -403,6 +404,7 @@ impl Recipe {
         }
 
         checker.environments(self)?;
+        checker.game(self)?;
         checker.policies(self)?;
         checker.learner(self)?;
         checker.samplers(self)?;

@@ -88,11 +88,12 @@ impl Checker<'_> {
             _ => format!("{}, which is external", agent.policy),
         };
         self.check(
-            agent.kind.calls_over_http(),
+            agent.kind.can_be_external(),
             key("policy"),
             policy(),
             "a policy that is not external: the built-in loop sends tokens, and only programs \
-             (kind = \"program\") and environments can call external APIs",
+             (kind = \"program\"), environments and seats of a game (kind = \"game\") can call \
+             external APIs",
         )?;
         self.check(
             table.starts_with("agent.") && table != "agent.default",
@@ -242,7 +243,7 @@ impl Checker<'_> {
         let agents = recipe.agents();
         // The built-in loop calls the policy with tokens.
         let can_summarize =
-            |keys: &AgentKeys| agent.kind.calls_over_http() || !recipe.may_be_external(keys);
+            |keys: &AgentKeys| agent.kind.can_be_external() || !recipe.may_be_external(keys);
         let allowed: Vec<&str> =
             agents.iter().filter(|(_, keys)| can_summarize(keys)).map(|(name, _)| *name).collect();
         let range =

@@ -4,6 +4,7 @@ use levade_reward::ScorerKind;
 
 use super::RecipeError;
 use super::check::Checker;
+use super::game::SeedKeys;
 use super::keys::{Recipe, TaskSource};
 use super::reward::{RewardKeys, ScorerKeys};
 
@@ -66,6 +67,7 @@ fn names_of(recipe: &Recipe) -> Vec<(String, Vec<String>)> {
             let paths = options.path.as_slice().iter().filter_map(|path| path.file_name());
             (options.path.name(), paths.map(|name| name.to_string_lossy().into_owned()).collect())
         }
+        TaskSource::Seeds(_) => (SeedKeys::SOURCE.to_owned(), Vec::new()),
         environment => {
             let options = environment.environment();
             (

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::agent::AgentKeys;
 use super::cluster::ClusterKeys;
+use super::game::{GameKeys, SeedKeys};
 use super::optimizer::OptimizerKeys;
 use super::policy::{ModelKeys, PolicyKeys};
 use super::reward::RewardKeys;
@@ -61,6 +62,9 @@ pub struct Recipe {
     /// Additional agents by name, `[agent.NAME]` in a file.
     #[serde(default, rename = "$agents")]
     pub agents: BTreeMap<String, AgentKeys>,
+    /// Game that the agents play.
+    #[serde(default, skip_serializing_if = "GameKeys::is_empty")]
+    pub game: GameKeys,
     /// How attempts are rewarded.
     #[serde(default)]
     pub reward: RewardKeys,
@@ -216,13 +220,15 @@ pub enum TaskSource {
     /// An OpenEnv server.
     #[serde(rename = "openenv")]
     OpenEnv(OpenEnvOptions),
+    /// Seeds of a game.
+    Seeds(SeedKeys),
 }
 
 impl TaskSource {
     /// Returns the environment's options, or `None` if this source is not an environment.
     pub fn environment(&self) -> Option<EnvironmentOptions> {
         match self {
-            TaskSource::Arithmetic(_) | TaskSource::File(_) => None,
+            TaskSource::Arithmetic(_) | TaskSource::File(_) | TaskSource::Seeds(_) => None,
             TaskSource::ReasoningGym(options) => {
                 Some(EnvironmentOptions::ReasoningGym(options.clone()))
             }

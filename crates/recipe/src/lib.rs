@@ -54,6 +54,7 @@ mod check;
 mod check_agents;
 mod check_args;
 mod check_cluster;
+mod check_game;
 mod check_helpers;
 mod check_reward;
 mod check_runners;
@@ -65,6 +66,7 @@ mod compare;
 mod context;
 mod defaults;
 mod environments;
+mod game;
 mod keys;
 mod named;
 mod optimizer;
@@ -95,6 +97,7 @@ pub use cluster::{
 };
 pub use compare::Difference;
 pub use context::{ContextKeys, KeepKeys, SummarizeKeys};
+pub use game::{GameKeys, SeedKeys};
 pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, Phase, Recipe, RunKeys, SftKeys, SourceKeys,
     TaskSource, TracesKeys,
@@ -105,7 +108,7 @@ pub use read::ReadError;
 pub use reward::{RewardKeys, ScorerKeys, UnscoredEffect, Values, WhenKeys};
 pub use rl::{
     Algorithm, CriticKeys, EmptyAttempts, GroupBy, GroupOrder, KlKeys, KlTarget, OverlongAttempts,
-    OversampleKeep, ProximalPolicy, RlKeys, TrainFilterKeys, ZeroVarianceGroups,
+    OversampleKeep, ProximalPolicy, RlKeys, TrainFilterKeys, Unit, ZeroVarianceGroups,
 };
 pub use runners::RunnersKeys;
 pub use set::{Override, SetError};

@@ -54,7 +54,8 @@ const PART_PATHS: [(&str, PathForm); 14] = [
 ];
 
 /// Parts with a `command`, which runs in their `folder`; by default the directory of the recipe.
-const PROGRAMS: [&str; 5] = ["agent", "agent.*", "tool.*", "reward.scorer", "reward.scorers.*"];
+const PROGRAMS: [&str; 6] =
+    ["agent", "agent.*", "game", "tool.*", "reward.scorer", "reward.scorers.*"];
 
 /// Task sources that are environments, which run in the `folder` of their `worker`.
 const ENVIRONMENTS: [&str; 4] = ["reasoning_gym", "verifiers", "gymnasium", "openenv"];

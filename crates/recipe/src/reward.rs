@@ -23,6 +23,11 @@ pub struct RewardKeys {
     pub scorer: ScorerKind,
     /// Several scorers, each for all tasks or for some.
     pub scorers: Vec<ScorerKeys>,
+    /// Name of the agent whose part of a game's rewards is the score of an attempt, in metrics and
+    /// evaluations: the mean over the seats of the agent. If empty, the score is the sum over all
+    /// agents, which is constant in a zero-sum game.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub of: String,
     /// Effect on an attempt that a scorer cannot score. A scorer in `scorers` can set its own.
     pub unscored: UnscoredEffect,
     /// Timeout for a scorer, in seconds: for one that does not respond, and for one that is
@@ -46,6 +51,7 @@ impl Default for RewardKeys {
         RewardKeys {
             scorer: ScorerKind::default(),
             scorers: Vec::new(),
+            of: String::new(),
             unscored: UnscoredEffect::default(),
             timeout_seconds: 3600.0,
             malformed_call: 0.0,

@@ -7,6 +7,7 @@ use levade_rl::{
     AdaptiveKl, Compare, Counting, Estimator, GroupBaseline, InterpolatedProximal, Interpolation,
     KlEstimator, KlPenalty, Loss, Normalizer, PolicyLoss, Singleton, TrustRegion,
 };
+use levade_tree::agent_of;
 use serde::{Deserialize, Serialize};
 
 use super::optimizer::OptimizerKeys;
@@ -101,6 +102,9 @@ pub struct RlKeys {
     /// Attempts that are compared with each other.
     #[serde(default)]
     pub group_by: GroupBy,
+    /// What averages over rollouts count as one rollout.
+    #[serde(default)]
+    pub unit: Unit,
     /// Number of attempts at each task that are started in addition to `group_size`.
     #[serde(default)]
     #[serde(alias = "spare")]
@@ -258,11 +262,22 @@ pub enum GroupBy {
     Step,
 }
 
+/// What averages over rollouts count as one rollout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// An attempt, whatever the number of its agents.
+    #[default]
+    Attempt,
+    /// The part of an attempt that one agent or one seat has, so that all seats weigh alike.
+    Sample,
+}
+
 /// `[phase.only]`: filter on what is trained
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainFilterKeys {
-    /// Names of the agents that are trained; all if empty.
+    /// Names of the agents that are trained, in all their seats; all if empty.
     pub agents: Vec<String>,
     /// Minimum reward of trained attempts; no minimum by default.
     pub reward_from: Option<f64>,
@@ -277,9 +292,10 @@ impl TrainFilterKeys {
             && self.reward_to.is_none_or(|to| reward <= to)
     }
 
-    /// Returns whether the tokens of an agent with this name are trained.
+    /// Returns whether the tokens of an agent with this recorded name are trained.
     pub fn accepts_agent(&self, name: &str) -> bool {
-        self.agents.is_empty() || self.agents.iter().any(|agent| agent == name)
+        let accepts = |agent: &String| agent == name || agent == agent_of(name);
+        self.agents.is_empty() || self.agents.iter().any(accepts)
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use levade_agent::{probe_agent, summary_agent};
 use levade_tree::DEFAULT;
 
-use super::agent::{AgentKeys, AgentKind};
+use super::agent::AgentKeys;
 use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
 
@@ -102,7 +102,7 @@ impl Recipe {
             agents.iter().filter(|(_, keys)| !keys.train || !keys.context.trains_summaries());
         let silent = silent.map(|(name, _)| summary_agent(name));
         // Only attempts of programs contain probe calls.
-        let is_program = self.agent.kind != AgentKind::Tools;
+        let is_program = self.agent.kind.calls_over_http();
         let probes = agents.iter().filter(|_| is_program).map(|(name, _)| probe_agent(name));
         untrained.chain(silent).chain(probes).collect()
     }

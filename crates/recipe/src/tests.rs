@@ -6,6 +6,8 @@ use super::*;
 mod bounds;
 #[path = "files_tests.rs"]
 mod files;
+#[path = "game_tests.rs"]
+mod game;
 #[path = "round_trip_tests.rs"]
 mod round_trip;
 

@@ -167,7 +167,7 @@ pub async fn start(
             Some(chat) => toolboxes.tools_for(keys, Some(chat))?,
             None => ToolSet::default(),
         };
-        let pick = pick(name, keys)?;
+        let pick = pick(keys)?;
         let when = programs::when(name, keys)?;
         agents.push(AgentSpec { name: name.to_owned(), backends, pick, tools, when, custom: None });
     }
@@ -235,8 +235,8 @@ async fn sampled_elsewhere(
 
 /// Returns the choice of the policy that plays an agent in an attempt, or `None` if the agent has
 /// fewer than two policies. Policies are chosen in proportion to their weights, as a function of
-/// the run's seed, the attempt's stream and the agent.
-fn pick(name: &str, keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
+/// the run's seed, the attempt's stream and the recorded name of the agent.
+fn pick(keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
     let policy_weights = keys.policy.weights();
     if policy_weights.len() < 2 {
         return Ok(None);
@@ -248,9 +248,8 @@ fn pick(name: &str, keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
     )?;
     let names: Vec<String> =
         policy_weights.iter().map(|policy_weight| policy_weight.name.clone()).collect();
-    let role = name.to_owned();
-    Ok(Some(Arc::new(move |seed, stream| {
-        let picked = mixture.pick(seed, stream, &role);
+    Ok(Some(Arc::new(move |seed, stream, role| {
+        let picked = mixture.pick(seed, stream, role);
         names.iter().position(|name| name == picked).unwrap_or(0)
     })))
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use levade_agent::Program;
 use levade_agent::environments::{Environments, LedLoop};
+use levade_agent::game::GameWorkers;
 use levade_agent::program::workers;
 use levade_gateway::{CallPattern, Gateway, Options, serve};
 use levade_process::{Launch, Supervisor};
-use levade_recipe::{AgentKeys, AgentKind, Recipe, RewardKeys, RunnersKeys};
+use levade_recipe::{AgentKeys, AgentKind, GameKeys, Recipe, RewardKeys, RunnersKeys};
 use levade_trainer::AgentSpec;
 use regex::Regex;
 use tokio::net::TcpListener;
@@ -110,10 +111,11 @@ impl ProgramGateway {
     }
 }
 
-/// Replaces the built-in loop by programs and environments, for the agents that use them.
+/// Replaces the built-in loop by programs, environments and games, for the agents that use them.
 ///
 /// # Errors
-/// Returns the errors of [`ProgramGateway::start`].
+/// Returns the errors of [`ProgramGateway::start`], and an error if there is no game of the
+/// recipe's name.
 pub async fn put_in(
     recipe: &Recipe,
     parts: &mut [AgentSpec],
@@ -121,6 +123,22 @@ pub async fn put_in(
     host: &Host,
 ) -> anyhow::Result<()> {
     let agents = recipe.agents();
+    if agents.iter().any(|(_, keys)| keys.kind == AgentKind::Game) {
+        let workers = |keys: &GameKeys, timeout| {
+            let launch = Launch {
+                dir: keys.folder.clone(),
+                passes: keys.environment.clone(),
+                ..Launch::new(&keys.command)
+            };
+            GameWorkers::new(&keys.name, host.supervisor(), launch, keys.workers, timeout)
+        };
+        let game = Arc::new(recipe.game_loop(workers).map_err(anyhow::Error::msg)?);
+        let is_game =
+            |name: &str| recipe.agent_named(name).is_some_and(|keys| keys.kind == AgentKind::Game);
+        for parts in parts.iter_mut().filter(|parts| is_game(&parts.name)) {
+            parts.custom = Some(Arc::clone(&game) as _);
+        }
+    }
     if !agents.iter().any(|(_, keys)| keys.kind.calls_over_http()) {
         return Ok(());
     }

@@ -231,6 +231,7 @@ impl Agents {
                 name: name.to_owned(),
                 players: players.collect::<Result<_, TrainerError>>()?,
                 picker: parts.pick.clone(),
+                mixture: keys.mixture,
                 limits: keys.limits(),
                 samples: Arc::new(move |params| sampling.params(params)),
                 tools: parts.tools.clone(),

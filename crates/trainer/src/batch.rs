@@ -8,7 +8,7 @@ use levade_store::{PerToken, PlannedSequence};
 #[cfg(test)]
 use levade_tree::DEFAULT;
 use levade_tree::{
-    MaskReason, Part, Segment, SegmentId, SequenceInput, SequenceTarget, Term, Trajectory,
+    MaskReason, Part, Segment, SegmentId, SequenceInput, SequenceTarget, Term, Trajectory, agent_of,
 };
 
 /// A leaf of a trajectory and the trained actions on its sequence.
@@ -51,7 +51,7 @@ impl TrainedSequence {
 pub(crate) struct Targets<'a> {
     /// Name of the policy.
     pub policy: &'a str,
-    /// Names of the agents that are not trained.
+    /// Names of the agents that are not trained, in all their seats.
     pub untrained: &'a [String],
 }
 
@@ -64,7 +64,9 @@ impl Targets<'static> {
 impl Targets<'_> {
     /// Returns whether sampled tokens in such a segment would be targets of the policy.
     pub fn can_contain(&self, segment: &Segment) -> bool {
-        segment.policy == self.policy && !self.untrained.contains(&segment.agent)
+        let is_untrained =
+            |name: &String| *name == segment.agent || name == agent_of(&segment.agent);
+        segment.policy == self.policy && !self.untrained.iter().any(is_untrained)
     }
 
     /// Returns whether a segment contains targets of the policy.

@@ -12,7 +12,7 @@
 use levade_recipe::GroupBy;
 use levade_rl::Rollout;
 use levade_store::{CreditTarget, StepReward};
-use levade_tree::{SegmentId, Trajectory};
+use levade_tree::{Kind, Segment, SegmentId, Trajectory, is_seat};
 
 use crate::batch::TrainedSequence;
 use crate::signals::Signals;
@@ -29,6 +29,8 @@ pub(crate) struct CreditedReward {
     answer_score: f64,
     /// Parts that are earned before the end, each with the tokens that it is assigned to.
     parts: Vec<(f64, Vec<SequencePosition>)>,
+    /// Parts of seats without trained tokens.
+    unplaced: Vec<(f64, CreditTarget)>,
 }
 
 /// One sample for an advantage estimator: an attempt, or one agent's part of an attempt.
@@ -95,6 +97,20 @@ fn credited_positions(
     }
 }
 
+/// Returns whether a seat of a game earned a reward.
+fn is_of_seat(trajectory: &Trajectory, by: &CreditTarget) -> bool {
+    let acts = |segment: &Segment| segment.kind != Kind::Context && is_seat(&segment.agent);
+    match by {
+        CreditTarget::Agent(name) => is_seat(name),
+        CreditTarget::Turn(turn) => {
+            trajectory.segments().iter().any(|segment| segment.turn == *turn && acts(segment))
+        }
+        CreditTarget::Segment(id) => {
+            trajectory.sequence(*id).iter().any(|part| part.segment.id == *id && acts(part.segment))
+        }
+    }
+}
+
 impl CreditedReward {
     /// Divides the total `reward` of an attempt. `answer_score` is the part for its final answer.
     pub fn new(
@@ -104,12 +120,17 @@ impl CreditedReward {
         answer_score: f64,
         step_rewards: &[StepReward],
     ) -> Self {
-        let mut credited = CreditedReward { outcome: reward, answer_score, parts: Vec::new() };
+        let (parts, unplaced) = Default::default();
+        let mut credited = CreditedReward { outcome: reward, answer_score, parts, unplaced };
         for StepReward { credit_target: by, reward } in step_rewards {
             let positions = credited_positions(trajectory, sequences, by);
             if !positions.is_empty() {
                 credited.outcome -= reward;
                 credited.parts.push((*reward, positions));
+            } else if is_of_seat(trajectory, by) {
+                // No other seat earned the reward of a seat whose tokens are not trained here.
+                credited.outcome -= reward;
+                credited.unplaced.push((*reward, by.clone()));
             }
         }
         credited
@@ -117,7 +138,7 @@ impl CreditedReward {
 
     /// Returns the samples of an attempt. An attempt without trained tokens is a sample of each of
     /// `agents`, which act in other attempts of the group, because the next agent to act is
-    /// unknown.
+    /// unknown. A seat among `agents` that did not act is a sample in any case.
     pub fn samples(
         &self,
         sequences: &[TrainedSequence],
@@ -133,12 +154,7 @@ impl CreditedReward {
             return vec![Sample { agent: None, score, tokens: tokens.collect() }];
         }
         if sequences.is_empty() {
-            let of = |agent: &String| Sample {
-                agent: Some(agent.clone()),
-                score: self.outcome,
-                tokens: Vec::new(),
-            };
-            return agents.iter().map(of).collect();
+            return agents.iter().map(|agent| self.sample_without_tokens(agent)).collect();
         }
         let mut samples: Vec<Sample> = Vec::new();
         for (sequence, trained) in sequences.iter().enumerate() {
@@ -179,7 +195,23 @@ impl CreditedReward {
                 .collect();
             sample.score += own_parts.into_iter().sum::<f64>();
         }
+        // A seat that could not act, for example because its player died first, still counts in
+        // the mean of its group.
+        let silent = |agent: &&String| {
+            is_seat(agent) && samples.iter().all(|sample| sample.agent.as_ref() != Some(*agent))
+        };
+        let silent: Vec<Sample> =
+            agents.iter().filter(silent).map(|agent| self.sample_without_tokens(agent)).collect();
+        samples.extend(silent);
         samples
+    }
+
+    /// Returns the sample of an agent that did not act.
+    fn sample_without_tokens(&self, agent: &str) -> Sample {
+        let is_own = |by: &CreditTarget| matches!(by, CreditTarget::Agent(name) if name == agent);
+        let own = self.unplaced.iter().filter(|(_, by)| is_own(by)).map(|(reward, _)| *reward);
+        let score = self.outcome + own.sum::<f64>();
+        Sample { agent: Some(agent.to_owned()), score, tokens: Vec::new() }
     }
 
     /// Converts a sample for the estimators. `extra_rewards` is added to the rewards of the tokens
@@ -251,7 +283,7 @@ impl CreditedReward {
 
 #[cfg(test)]
 mod tests {
-    use levade_tree::{Kind, Segment, VersionRun};
+    use levade_tree::VersionRun;
 
     use super::*;
     use crate::batch::{Targets, trained_sequences};
@@ -324,6 +356,48 @@ mod tests {
         ] {
             assert_eq!(rewards(GroupBy::Task, &[(by.clone(), 1.0)]), want, "{by:?}");
         }
+    }
+
+    /// Two seats of one agent stay apart, and the rewards of seats without trained tokens reach no
+    /// other seat.
+    #[test]
+    fn seats_keep_their_own_rewards() {
+        let mut t = Trajectory::new();
+        t.push(Segment::context(None, vec![9], 0)).unwrap();
+        t.push(sampled(0, 2, 0, "wolf@1")).unwrap();
+        t.push(Segment::context(None, vec![8], 1)).unwrap();
+        t.push(sampled(2, 3, 1, "wolf@2")).unwrap();
+        t.push(Segment::context(None, vec![7], 2)).unwrap();
+        let opponent = Segment { policy: "frozen".into(), ..sampled(4, 1, 2, "good@3") };
+        t.push(opponent).unwrap();
+        let sequences = trained_sequences(&t, Targets::DEFAULT);
+        let seat = |name: &str, reward| StepReward {
+            credit_target: CreditTarget::Agent(name.into()),
+            reward,
+        };
+        let penalty = StepReward { credit_target: CreditTarget::Turn(2), reward: -0.5 };
+        let step_rewards = [
+            seat("wolf@1", 1.0),
+            seat("wolf@2", 2.0),
+            seat("good@3", -4.0),
+            seat("wolf@4", 8.0),
+            penalty,
+        ];
+        let total = step_rewards.iter().map(|step| step.reward).sum();
+        let credited = CreditedReward::new(&t, &sequences, total, 0.0, &step_rewards);
+        let agents = ["wolf@1", "wolf@2", "wolf@4"].map(String::from);
+        let samples = credited.samples(&sequences, GroupBy::Agent, &agents);
+        let found: Vec<(Option<&str>, f64, usize)> = samples
+            .iter()
+            .map(|sample| (sample.agent.as_deref(), sample.score, sample.tokens.len()))
+            .collect();
+        // The third wolf did not act, but belongs to the mean of its seat.
+        let want = [(Some("wolf@1"), 1.0, 1), (Some("wolf@2"), 2.0, 1), (Some("wolf@4"), 8.0, 0)];
+        assert_eq!(found, want);
+        let silent = CreditedReward::new(&t, &[], total, 0.0, &step_rewards);
+        let samples = silent.samples(&[], GroupBy::Agent, &agents);
+        let scores: Vec<f64> = samples.iter().map(|sample| sample.score).collect();
+        assert_eq!(scores, [1.0, 2.0, 8.0]);
     }
 
     #[test]

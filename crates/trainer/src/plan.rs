@@ -10,13 +10,15 @@
 //! - **All normalizers are in the weights**, so micro-batches change nothing but the order of sums.
 //!   Denominators count rollouts, not sequences.
 
+mod update;
+
 use std::collections::HashMap;
 
 use levade_policy::UpdateSequences;
 use levade_recipe::{
-    GroupBy, KlTarget, OverlongAttempts, RlKeys, TrainFilterKeys, ZeroVarianceGroups,
+    GroupBy, KlTarget, OverlongAttempts, RlKeys, TrainFilterKeys, Unit, ZeroVarianceGroups,
 };
-use levade_rl::{Counting, Normalizer, RolloutTokens, SequenceAdvantages, prepare};
+use levade_rl::{Counting, Normalizer, SequenceAdvantages, prepare};
 use levade_store::{
     AppliedKlPenalty, Attempt, HighEntropy, PerToken, PlannedSequence, PolicyPlan, Update,
 };
@@ -26,12 +28,13 @@ use levade_tree::{
 
 use crate::TrainerError;
 use crate::agents::TokenLimits;
-use crate::batch::{Action, AttemptSequences, Census, Targets, TrainedSequence, trained_sequences};
+use crate::batch::{Action, Census, Targets, TrainedSequence, trained_sequences};
 use crate::credit::{CreditedReward, Sample};
 use crate::policies::Models;
 use crate::random::order;
 use crate::rewards::{is_sample, is_uninformative, reward_of, with_rewards};
 use crate::signals::Signals;
+use update::{UnitCounting, update};
 
 /// Looks up the signals of a sequence by its attempt and leaf.
 pub(crate) type SignalsOf<'a> = &'a dyn Fn(AttemptId, SegmentId) -> Signals;
@@ -45,6 +48,8 @@ struct Rollout<'a> {
     /// Whether its tokens are trained. If not, the attempt still counts in the comparison with
     /// other attempts.
     trained: bool,
+    /// Seats that are samples of the rollout, but did not act.
+    silent_seats: Vec<String>,
 }
 
 /// A sequence of a rollout.
@@ -58,19 +63,18 @@ struct SequenceDraft {
 }
 
 impl SequenceDraft {
-    /// Returns the number of tokens of trained agents. Actions that the limit of trained turns
-    /// leaves out are counted.
-    fn tokens(&self, only: &TrainFilterKeys) -> u64 {
-        let trained = self.sequence.turns.iter().filter(|action| only.accepts_agent(&action.agent));
-        trained.map(Action::tokens).sum::<usize>() as u64
+    fn token_weights(&self) -> impl Iterator<Item = f32> + '_ {
+        self.weights_times(|_| 1.0)
     }
 
-    fn token_weights(&self) -> impl Iterator<Item = f32> + '_ {
-        self.sequence
-            .turns
-            .iter()
-            .zip(&self.turn_weights)
-            .flat_map(|(a, weight)| std::iter::repeat_n(*weight, a.tokens()))
+    /// Returns the weight of each token, multiplied by a factor of its agent.
+    fn weights_times<'a>(
+        &'a self,
+        factor: impl Fn(&str) -> f32 + 'a,
+    ) -> impl Iterator<Item = f32> + 'a {
+        self.sequence.turns.iter().zip(&self.turn_weights).flat_map(move |(action, weight)| {
+            std::iter::repeat_n(*weight * factor(&action.agent), action.tokens())
+        })
     }
 }
 
@@ -90,7 +94,35 @@ impl<'a> Rollout<'a> {
             trajectory,
             sequences: trained_sequences(trajectory, targets).into_iter().map(draft).collect(),
             trained: true,
+            silent_seats: Vec::new(),
         }
+    }
+
+    /// Returns the names of the units that a normalizer counts: the agents of the rollout, or one
+    /// empty name for the complete rollout.
+    fn units(&self, unit: Unit) -> Vec<&str> {
+        let actions = self.sequences.iter().flat_map(|draft| &draft.sequence.turns);
+        let mut agents: Vec<&str> = Vec::new();
+        if unit == Unit::Sample {
+            let acting = actions.map(|action| action.agent.as_str());
+            for agent in acting.chain(self.silent_seats.iter().map(String::as_str)) {
+                if !agents.contains(&agent) {
+                    agents.push(agent);
+                }
+            }
+        }
+        if agents.is_empty() { vec![""] } else { agents }
+    }
+
+    /// Returns the number of tokens of trained agents in a unit. Actions that the limit of trained
+    /// turns leaves out are counted.
+    fn tokens(&self, only: &TrainFilterKeys, name: &str) -> u64 {
+        let actions = self.sequences.iter().filter(|_| self.trained);
+        let actions = actions.flat_map(|draft| &draft.sequence.turns);
+        let counted = actions.filter(|action| {
+            only.accepts_agent(&action.agent) && (name.is_empty() || action.agent == name)
+        });
+        counted.map(Action::tokens).sum::<usize>() as u64
     }
 
     /// Returns the KL penalty on the tokens of every sequence, and the KL divergence as a mean over
@@ -255,15 +287,15 @@ impl<'a> GroupedSamples<'a> {
         let sequences: Vec<TrainedSequence> =
             rollout.sequences.iter().map(|draft| draft.sequence.clone()).collect();
         // The final part of the score: the components of turns, agents or segments are credited
-        // earlier, as part of `attempt.earned`.
-        let early: f64 = attempt
-            .outcome
-            .components
-            .iter()
-            .filter(|c| c.credit_target.is_some())
-            .map(Component::weighted_value)
-            .sum();
-        let answer_score = attempt.score.unwrap_or(0.0) - early;
+        // earlier, as part of `attempt.earned`. The score itself may be that of one agent only.
+        let components = &attempt.outcome.components;
+        let sum = |is_counted: &dyn Fn(&&Component) -> bool| -> f64 {
+            components.iter().filter(is_counted).map(Component::weighted_value).sum()
+        };
+        let answer_score = match components.is_empty() {
+            true => attempt.score.unwrap_or(0.0),
+            false => sum(&|component| component.credit_target.is_none()),
+        };
         let credited = CreditedReward::new(
             &attempt.trajectory,
             &sequences,
@@ -287,6 +319,8 @@ impl<'a> GroupedSamples<'a> {
                 credited.rollout(sample, group, &sequences, &kl_rewards, &signals, masked);
             self.rollouts.push(levade_rl::Rollout { rival, ..rollout_input });
         }
+        let silent = samples.iter().filter(|sample| sample.tokens.is_empty());
+        rollout.silent_seats = silent.filter_map(|sample| sample.agent.clone()).collect();
         self.samples.push(samples);
         self.divergences.push(divergence);
         rollout.select(&keys.only, keys.max_trained_turns, plan_input.seed);
@@ -442,7 +476,8 @@ pub(crate) fn draft_rl(
         if let Some(found) = &mut high_entropy {
             keep_high_entropy(update_groups, keys.high_entropy_fraction, found);
         }
-        epoch_updates.push(update(update_groups, targets, normalizer, &keys.only, train_all));
+        let counting = UnitCounting { normalizer, unit: keys.unit, only: &keys.only };
+        epoch_updates.push(update(update_groups, targets, counting, train_all));
     }
     let policy = targets.policy.to_owned();
     let plan = PolicyPlan { policy, version, kl, high_entropy, updates: Vec::new() };
@@ -459,7 +494,9 @@ pub(crate) fn draft_sft(
     let groups: Vec<Vec<Rollout>> =
         demonstrations.iter().map(|attempt| vec![Rollout::new(attempt, targets, None)]).collect();
     // Cross-entropy has a gradient whatever the advantage.
-    let updates = vec![update(&groups, targets, normalizer, &TrainFilterKeys::default(), true)];
+    let only = &TrainFilterKeys::default();
+    let counting = UnitCounting { normalizer, unit: Unit::Attempt, only };
+    let updates = vec![update(&groups, targets, counting, true)];
     let plan = PolicyPlan { policy: targets.policy.to_owned(), version, ..PolicyPlan::default() };
     Draft { plan, updates, epochs: 1 }
 }
@@ -493,66 +530,6 @@ fn keep_high_entropy(groups: &mut [Vec<Rollout>], fraction: f64, found: &mut Hig
         });
         draft.advantages = PerToken::new(kept.collect::<Vec<_>>());
     }
-}
-
-/// Returns one optimizer step. Rollouts without advantage are left out unless they have another
-/// source of gradient (`train_all`), but still count in the denominators. Untrained rollouts do not
-/// count.
-fn update(
-    groups: &[Vec<Rollout>],
-    targets: Targets<'_>,
-    normalizer: Normalizer,
-    only: &TrainFilterKeys,
-    train_all: bool,
-) -> Vec<GroupSequences> {
-    let tokens = |rollout: &Rollout| {
-        rollout.sequences.iter().filter(|_| rollout.trained).map(|draft| draft.tokens(only)).sum()
-    };
-    let counts: Vec<RolloutTokens> = groups
-        .iter()
-        .enumerate()
-        .flat_map(|(group, rollouts)| {
-            rollouts
-                .iter()
-                .map(move |rollout| RolloutTokens { group: group as u64, tokens: tokens(rollout) })
-        })
-        .collect();
-    let mut weights = normalizer.weights(&counts).into_iter();
-    let mut group_sequences = Vec::with_capacity(groups.len());
-    for rollouts in groups {
-        let mut group = Vec::new();
-        for (rollout, weight) in rollouts.iter().zip(&mut weights) {
-            let mut sequences = None;
-            for draft in rollout.sequences.iter().filter(|_| rollout.trained) {
-                let uninformative =
-                    !train_all && draft.advantages.run_values().all(|advantage| advantage == 0.0);
-                if uninformative || draft.turn_weights.iter().all(|turn_weight| *turn_weight == 0.0)
-                {
-                    continue;
-                }
-                let weight = weight as f32;
-                let planned = PlannedSequence {
-                    attempt: rollout.id,
-                    leaf: draft.sequence.leaf,
-                    advantage: draft.advantages.clone(),
-                    weight: PerToken::new(
-                        draft.token_weights().map(|turn_weight| turn_weight * weight),
-                    ),
-                    returns: draft.returns.clone(),
-                    values: draft
-                        .returns
-                        .is_some()
-                        .then(|| PerToken::new(draft.signals.values.iter().copied())),
-                };
-                let sequences = sequences
-                    .get_or_insert_with(|| AttemptSequences::from_trajectory(rollout.trajectory));
-                let input = sequences.input(&planned, targets, 0);
-                group.push((planned, input));
-            }
-        }
-        group_sequences.push(group);
-    }
-    group_sequences
 }
 
 #[cfg(test)]

@@ -264,3 +264,93 @@ fn length_penalty_uses_limit_of_acting_agent() {
     ];
     assert_eq!(advantages(group), [-0.25, 0.25]);
 }
+
+/// Returns an attempt at a game in which the policy `default` plays the seats `wolf@1` and
+/// `wolf@2`, and `good` plays `good@3`. A seat has one completion.
+fn match_of(sample: u32, wolf_rewards: [f64; 2], good: (&str, f64)) -> Attempt {
+    let mut attempt = attempt(0, sample, &[1], &[2], None);
+    let mut trajectory = Trajectory::new();
+    let seats = [("wolf@1", "default"), ("wolf@2", "default"), ("good@3", good.0)];
+    for (turn, (agent, policy)) in (0..).zip(seats) {
+        let root = Segment { agent: agent.into(), ..Segment::context(None, vec![turn], turn) };
+        let root = trajectory.push(root).unwrap();
+        let tokens = turn + 1 + sample % 2;
+        let reply = Segment {
+            kind: Kind::Sampled,
+            logprobs: vec![-1.0; tokens as usize],
+            versions: vec![VersionRun { version: 0, len: tokens }],
+            agent: agent.into(),
+            policy: policy.into(),
+            ..Segment::context(Some(root), vec![5 + sample; tokens as usize], turn)
+        };
+        trajectory.push(reply).unwrap();
+    }
+    let rewards = [wolf_rewards[0], wolf_rewards[1], good.1];
+    attempt.step_rewards = seats
+        .iter()
+        .zip(rewards)
+        .map(|((agent, _), reward)| StepReward {
+            credit_target: CreditTarget::Agent((*agent).to_owned()),
+            reward,
+        })
+        .collect();
+    attempt.outcome.cast =
+        seats.iter().map(|(agent, policy)| ((*agent).into(), (*policy).into())).collect();
+    attempt.reward = Some(rewards.iter().sum());
+    Attempt { trajectory, ..attempt }
+}
+
+/// The plan of a policy is the same whether the policy of the other side is trained or not, and
+/// whatever the other side earns: a zero-sum game does not cancel the rewards of a side.
+#[test]
+fn plan_of_side_ignores_other_side() {
+    let keys = RlKeys { group_by: GroupBy::Agent, ..keys() };
+    let wolves = [[1.0, 1.0], [0.0, 0.0], [1.0, 0.5], [0.0, -0.1]];
+    let group = |policy: &str, factor: f64| -> Vec<Attempt> {
+        let of = |(sample, wolves): (u32, [f64; 2])| {
+            match_of(sample, wolves, (policy, factor * (wolves[0] + wolves[1])))
+        };
+        (0..).zip(wolves).map(of).collect()
+    };
+    let plan = plan_of(&[group("other", -1.0)], &keys, 1000).unwrap();
+    assert_eq!(plan.updates[0].sequences.len(), 8);
+    for other in [group("other", 0.0), group("frozen", -1.0), group("frozen", 7.0)] {
+        assert_eq!(plan_of(&[other], &keys, 1000).unwrap(), plan);
+    }
+    // Each seat is compared with itself: the mean of the first is 1/2, of the second 0.35.
+    let advantages: Vec<f32> = plan.updates[0]
+        .sequences
+        .iter()
+        .map(|planned| planned.advantage.iter().next().unwrap())
+        .collect();
+    let want = [0.5, 0.65, -0.5, -0.35, 0.5, 0.15, -0.5, -0.45];
+    assert!(advantages.iter().zip(want).all(|(a, w)| (a - w).abs() < 1e-6), "{advantages:?}");
+}
+
+/// With the unit `sample`, both seats of an attempt have the weight of a rollout.
+#[test]
+fn unit_sample_weighs_seats_alike() {
+    let group: Vec<Attempt> = [[1.0, 1.0], [0.0, 0.0]]
+        .into_iter()
+        .zip(0..)
+        .map(|(wolves, sample)| match_of(sample, wolves, ("frozen", 0.0)))
+        .collect();
+    let weights = |unit| {
+        let keys = RlKeys {
+            group_by: GroupBy::Agent,
+            normalizer: Some(levade_rl::Normalizer::RolloutMean),
+            unit,
+            ..keys()
+        };
+        let plan = plan_of(std::slice::from_ref(&group), &keys, 1000).unwrap();
+        let sequences = plan.updates[0].sequences.clone();
+        let weight = |planned: &PlannedSequence| f64::from(planned.weight.iter().sum::<f32>());
+        sequences.iter().map(weight).collect::<Vec<f64>>()
+    };
+    let close = |found: Vec<f64>, want: [f64; 4]| {
+        assert!(found.iter().zip(want).all(|(a, w)| (a - w).abs() < 1e-6), "{found:?}");
+    };
+    // Tokens per seat: 1 and 2 in the first attempt, 2 and 3 in the second.
+    close(weights(Unit::Attempt), [1.0 / 6.0, 2.0 / 6.0, 2.0 / 10.0, 3.0 / 10.0]);
+    close(weights(Unit::Sample), [0.25; 4]);
+}

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::batch::AttemptSequences;
 use crate::signals::all_sequences;
 
 /// Returns an id that encodes group and sample.

@@ -24,6 +24,12 @@ pub(crate) fn try_stream(index: &AttemptSlot, failed: u32) -> u64 {
     stream(purpose.name(), if failed == 0 { &numbers[..4] } else { &numbers })
 }
 
+/// Returns the random stream that all attempts of a group share.
+pub(crate) fn group_stream(index: &AttemptSlot) -> u64 {
+    let AttemptSlot { purpose, phase, step, group, .. } = *index;
+    stream(purpose.name(), &[phase, step, group])
+}
+
 /// Returns a random permutation of `0..n` for a purpose (Fisher–Yates, as in Knuth 3.4.2 P).
 pub(crate) fn order(seed: u64, name: &str, numbers: &[u32], n: usize) -> Vec<u32> {
     let stream = stream(name, numbers);

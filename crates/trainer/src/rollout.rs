@@ -24,7 +24,7 @@ use crate::agents::Agents;
 use crate::in_flight::{AttemptEvent, GeneratedAttempt, InFlight, completed_attempts};
 use crate::observe::{Event, Observer, StopFlag};
 use crate::panics::catch_panic;
-use crate::random::try_stream;
+use crate::random::{group_stream, try_stream};
 use crate::scoring::{Scorers, ScoringFailure};
 use crate::tracer::Tracer;
 
@@ -201,6 +201,7 @@ impl AttemptMaker {
                     // A try after a failed one gets a separate random stream: the sampled tokens
                     // may have caused the failure of the tool.
                     stream: try_stream(&slot, failed),
+                    group_stream: group_stream(&slot),
                     is_evaluation: slot.purpose == Purpose::Eval,
                     params: params.clone(),
                     has_own_sampling: trains,

@@ -7,6 +7,8 @@
 //! - **Scoring changes no sampled token**, and can be repeated: the store contains everything that
 //!   a scorer reads.
 
+mod step_rewards;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,13 +16,14 @@ use std::time::Duration;
 use levade_policy::process_time;
 use levade_recipe::{RewardKeys, ScorerKeys, UnscoredEffect, WhenKeys};
 use levade_reward::{ScoreError, Scorer, ScorerInput, task_field};
-use levade_store::{Attempt, CreditTarget, Status, StepReward};
+use levade_store::{Attempt, Status};
 use levade_tasks::without_endings;
-use levade_tree::{AttemptId, CallCounts, Component, Finish, Outcome};
+use levade_tree::{AttemptId, Component, Finish, Outcome};
 use serde_json::Value;
 
 use crate::TrainerError;
 use crate::panics::catch_panic;
+use step_rewards::{call_rewards, component_reward, score_of};
 
 /// Scorers that a program provides in place of the recipe's scorers with these names.
 pub type CustomScorers = BTreeMap<String, Arc<dyn Scorer>>;
@@ -510,11 +513,15 @@ impl Scorers {
     pub(crate) fn finish(&self, attempt: Attempt) -> Attempt {
         let keys = &self.0.keys;
         let mut outcome = attempt.outcome;
-        let score = outcome
+        let total: f64 = outcome
             .components
             .iter()
             .map(Component::weighted_value)
             .fold(0.0, |sum, fraction| sum + fraction);
+        let score = match keys.of.as_str() {
+            "" => total,
+            agent => score_of(agent, &outcome.components),
+        };
         // The extracted text is stored once, with the outcome: the text of the first scorer that
         // extracted one.
         let extracted: Vec<String> =
@@ -522,7 +529,7 @@ impl Scorers {
         outcome.extracted = extracted.into_iter().next();
         let mut step_rewards = call_rewards(keys, &outcome);
         let unfinished_penalty = if outcome.finish.is_complete() { 0.0 } else { keys.unfinished };
-        let reward = score
+        let reward = total
             + unfinished_penalty
             + step_rewards.iter().map(|step_rewards| step_rewards.reward).sum::<f64>();
         step_rewards.extend(outcome.components.iter().filter_map(component_reward));
@@ -541,32 +548,6 @@ impl Scorers {
     pub(crate) fn mark_broken(&self, attempt: Attempt) -> Attempt {
         Attempt { reward: self.0.keys.broken, status: Status::Failed, ..attempt }
     }
-}
-
-/// Returns the reward of a component that refers to a part of an attempt, as credit of that part.
-fn component_reward(component: &Component) -> Option<StepReward> {
-    let by = component.credit_target.clone()?;
-    let reward = component.weighted_value();
-    (reward != 0.0).then_some(StepReward { credit_target: by, reward })
-}
-
-/// Returns the rewards of turns: for the validity of their tool calls, and those that tools
-/// assigned.
-fn call_rewards(keys: &RewardKeys, outcome: &Outcome) -> Vec<StepReward> {
-    let call_reward = |(turn, calls): &(u32, CallCounts)| {
-        let malformed = f64::from(calls.malformed);
-        let failed = f64::from(calls.errors()) - malformed;
-        (*turn, keys.malformed_call * malformed + keys.failed_call * failed)
-    };
-    let mut rewards_by_turn: BTreeMap<u32, f64> =
-        outcome.calls_by_turn.iter().map(call_reward).collect();
-    for (turn, reward) in &outcome.rewards_by_turn {
-        *rewards_by_turn.entry(*turn).or_default() += reward;
-    }
-    let turn_reward = |(turn, reward)| {
-        (reward != 0.0).then_some(StepReward { credit_target: CreditTarget::Turn(turn), reward })
-    };
-    rewards_by_turn.into_iter().filter_map(turn_reward).collect()
 }
 
 impl ScoringFailure {

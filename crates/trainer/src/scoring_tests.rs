@@ -1,6 +1,7 @@
 use async_trait::async_trait;
 use levade_recipe::ScorerKeys;
-use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment, Trajectory};
+use levade_store::{CreditTarget, StepReward};
+use levade_tree::{AttemptId, AttemptSlot, CallCounts, Purpose, RunId, Segment, Trajectory};
 use serde_json::json;
 
 use super::*;
@@ -278,4 +279,31 @@ fn tool_rewards_add_to_call_penalties_of_turn() {
         [(CreditTarget::Turn(0), -1.0), (CreditTarget::Turn(1), 1.5), (CreditTarget::Turn(2), 0.5)]
     );
     assert_eq!((done.score, done.reward), (Some(1.0), Some(2.0)));
+}
+
+/// The score of an attempt at a game is the mean over the seats of one agent, while its reward
+/// stays the sum, from which each seat gets its own part.
+#[test]
+fn score_of_agent_is_mean_over_its_seats() {
+    let seat = |name: &str, value| Component {
+        credit_target: Some(CreditTarget::Agent(name.into())),
+        ..Component::score(value)
+    };
+    let components = vec![
+        seat("wolf@1", 1.0),
+        seat("wolf@4", 0.5),
+        seat("good@2", -1.5),
+        Component::score(0.25),
+    ];
+    let finish = |of: &str| {
+        let keys = RewardKeys { of: of.into(), ..RewardKeys::default() };
+        let mut attempt = attempt(Value::Null);
+        attempt.outcome.components = components.clone();
+        Scorers::new(&keys, CustomScorers::new()).finish(attempt)
+    };
+    let wolf = finish("wolf");
+    assert_eq!((wolf.score, wolf.reward), (Some(1.0), Some(0.25)));
+    assert_eq!(wolf.step_rewards.len(), 3);
+    assert_eq!(finish("good").score, Some(-1.25));
+    assert_eq!(finish("").score, Some(0.25));
 }

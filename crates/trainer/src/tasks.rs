@@ -117,6 +117,8 @@ enum Loaded<'r> {
     Arithmetic(Arithmetic, u32),
     Files(&'r FileOptions, FileTasks),
     Environment(String, TaskList),
+    /// Training seeds of a game. Held-out seeds are separate by their numbers.
+    Seeds(Vec<Task>),
 }
 
 impl Tasks {
@@ -192,6 +194,11 @@ impl Tasks {
                     ));
                     loaded.push(Loaded::Files(options, tasks));
                 }
+                TaskSource::Seeds(keys) => {
+                    let held_out = keys.held_out(split_seed, count);
+                    eval.extend(EvalSlice::split(named("seeds"), held_out, recipe.eval.select));
+                    loaded.push(Loaded::Seeds(keys.training()));
+                }
                 source => {
                     let Some(options) = source.environment() else { continue };
                     let name = options.common().name.to_owned();
@@ -234,6 +241,7 @@ impl Tasks {
                         without_leaks(all_questions, format_args!("{path}"), rest, &mut notes);
                     TrainSource::Listed(options.training(rest, seed))
                 }
+                Loaded::Seeds(tasks) => TrainSource::Listed(tasks),
                 Loaded::Environment(name, TaskList { train, .. }) => TrainSource::Listed(
                     without_leaks(all_questions, format_args!("{name}"), train, &mut notes),
                 ),
@@ -365,7 +373,7 @@ impl Loaded<'_> {
     /// separates them itself.
     fn parts(&self) -> (&[Task], &[Task]) {
         match self {
-            Loaded::Arithmetic(..) => (&[], &[]),
+            Loaded::Arithmetic(..) | Loaded::Seeds(_) => (&[], &[]),
             Loaded::Files(_, tasks) => (&tasks.rest, &tasks.held_out),
             Loaded::Environment(_, listed) => (&listed.train, &listed.held_out),
         }

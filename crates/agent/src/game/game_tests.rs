@@ -1,0 +1,312 @@
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use levade_call::{ApiError, Backend, ChatApi, ChatCompletion, ChatDelta, ChatQuery, ErrorKind};
+use levade_policy::{FinishReason, Simulator, SimulatorConfig};
+use levade_tasks::Task;
+use levade_text::{Message, testing::VOCABULARY};
+use levade_tree::{Kind, agent_of};
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::*;
+use crate::roster::{Agent, MixtureScope, Player};
+use crate::testing;
+
+type Reply = dyn Fn(usize, &ChatQuery) -> Option<Result<String, ApiError>> + Send + Sync;
+
+/// Chat API whose reply is a function of the call's number and the query. No reply hangs.
+struct ScriptedApi {
+    reply: Box<Reply>,
+    queries: Mutex<Vec<ChatQuery>>,
+    running: Arc<AtomicUsize>,
+    most_running: Arc<AtomicUsize>,
+}
+
+impl ScriptedApi {
+    fn new(
+        reply: impl Fn(usize, &ChatQuery) -> Option<Result<String, ApiError>> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(ScriptedApi {
+            reply: Box::new(reply),
+            queries: Mutex::default(),
+            running: Arc::default(),
+            most_running: Arc::default(),
+        })
+    }
+}
+
+impl ChatApi for ScriptedApi {
+    fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
+        let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+        let number = self.queries.lock().unwrap().len();
+        let reply = (self.reply)(number, &query);
+        self.queries.lock().unwrap().push(query);
+        let (running, most) = (Arc::clone(&self.running), Arc::clone(&self.most_running));
+        tokio::spawn(async move {
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            running.fetch_sub(1, Ordering::SeqCst);
+            let completion = |text: String| {
+                ChatDelta::Done(Box::new(ChatCompletion {
+                    message: Message::assistant(text),
+                    finish: FinishReason::StopId,
+                    prompt_tokens: 0,
+                    tokens: 1,
+                    reasoning_tokens: 0,
+                }))
+            };
+            match reply {
+                Some(reply) => drop(sender.send(reply.map(completion))),
+                None => std::future::pending().await,
+            }
+        });
+        receiver
+    }
+}
+
+fn last_text(query: &ChatQuery) -> String {
+    query.messages.last().unwrap().content.as_str().to_owned()
+}
+
+/// Returns the last choice that the format in the prompt permits, with a secret.
+fn legal(query: &ChatQuery) -> String {
+    let mut texts = query.messages.iter().rev().map(|message| message.content.as_str());
+    let text = texts.find(|text| text.contains("Reply with one JSON object")).unwrap();
+    let mut reply = json!({"reasoning": "SECRET", "say": "hello"});
+    if let Some((_, choices)) = text.rsplit_once("\"move\": ") {
+        let choices = choices.trim_end().trim_end_matches('}');
+        let last = choices.rsplit(" | ").next().unwrap();
+        reply["move"] = serde_json::from_str(last).unwrap();
+    }
+    reply.to_string()
+}
+
+fn api_agent(name: &str, api: Arc<ScriptedApi>) -> Agent {
+    let simulator = Arc::new(Simulator::new(SimulatorConfig::default()));
+    let player = Player {
+        backend: Backend::Messages(api),
+        format: None,
+        is_trained: false,
+        ..testing::player(name, simulator)
+    };
+    let mut agent = testing::agent(name, player, Vec::new());
+    agent.limits.max_turns = 1000;
+    agent.limits.max_tokens = 100_000;
+    agent
+}
+
+fn simulated_agent(name: &str) -> Agent {
+    let config = SimulatorConfig { vocabulary: VOCABULARY, ..SimulatorConfig::default() };
+    let player = testing::player(name, Arc::new(Simulator::new(config)));
+    let mut agent = testing::agent(name, player, Vec::new());
+    agent.limits.max_turns = 1000;
+    agent
+}
+
+fn context(agents: Vec<Agent>, seed: u64) -> AttemptContext {
+    let row = Map::from_iter([("seed".to_owned(), json!(seed))]);
+    let task = Task { row: row.into(), ..Task::default() };
+    AttemptContext { task, ..testing::context(agents) }
+}
+
+fn game(name: &str, options: Value, agents: &[(&str, &str)]) -> GameLoop {
+    let rules = Rules::built_in(name).unwrap();
+    let agents = agents.iter().map(|(seat, agent)| ((*seat).to_owned(), (*agent).to_owned()));
+    let options = GameOptions {
+        agents: agents.collect(),
+        illegal_reward: -0.25,
+        ..GameOptions::new(rules, options, "default")
+    };
+    GameLoop { options: options.into() }
+}
+
+fn rewards(attempt: &Attempt) -> Vec<(String, f64)> {
+    let rewards = attempt.outcome.scorer_inputs["program"]["rewards"].as_array().unwrap();
+    let named = rewards.iter().filter_map(|reward| {
+        Some((reward["agent"].as_str()?.to_owned(), reward["value"].as_f64()?))
+    });
+    named.collect()
+}
+
+/// Replays the recorded moves, and checks that every position is bit-equal.
+fn check_replay(attempt: &Attempt, options: &Value) {
+    let record = &attempt.outcome.scorer_inputs["game"];
+    let game = levade_game::find(record["name"].as_str().unwrap()).unwrap();
+    let mut state = game.start(options, record["seed"].as_u64().unwrap()).unwrap().state;
+    let moves: Vec<Vec<(usize, Move)>> = serde_json::from_value(record["moves"].clone()).unwrap();
+    let positions = record["positions"].as_array().unwrap();
+    assert_eq!(positions.len(), moves.len() + 1);
+    for (turn, position) in positions.iter().enumerate() {
+        assert_eq!(state.save().to_string(), position.to_string(), "turn {turn}");
+        if let Some(moves) = moves.get(turn) {
+            state.apply(moves).unwrap();
+        }
+    }
+    assert!(matches!(state.next(), Next::Over(_)));
+}
+
+#[tokio::test]
+async fn match_is_played_to_end_by_legal_replies() {
+    let api = ScriptedApi::new(|_, query| Some(Ok(legal(query))));
+    let agents = vec![api_agent("default", api.clone()), api_agent("wolf", api.clone())];
+    let options = json!({"players": 9, "max_days": 2});
+    let game = game("werewolf", options.clone(), &[("wolves", "wolf")]);
+    let attempt = game.run(context(agents, 3)).await;
+    assert_eq!((attempt.outcome.error.as_deref(), attempt.outcome.finish), (None, Finish::Ended));
+    check_replay(&attempt, &options);
+    let names: Vec<String> = rewards(&attempt).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names.len(), 9);
+    assert_eq!(names.iter().filter(|name| agent_of(name) == "wolf").count(), 3);
+    assert!(names.iter().enumerate().all(|(i, name)| name.ends_with(&format!("@{}", i + 1))));
+    assert_eq!(attempt.outcome.tool_metrics["game/wolf.defaults"], 0.0);
+    // The votes of all living players are requested at once.
+    assert!(api.most_running.load(Ordering::SeqCst) >= 7);
+    // Reasoning stays in the seat's own replies, and statements reach the other seats.
+    let queries = api.queries.lock().unwrap();
+    let heard = |text: &str| {
+        let received = |message: &&Message| message.role == levade_text::Role::User;
+        let messages = queries.iter().flat_map(|query| &query.messages).filter(received);
+        messages.filter(|message| message.content.as_str().contains(text)).count()
+    };
+    assert_eq!(heard("SECRET"), 0);
+    assert!(heard(": hello") > 0);
+}
+
+#[tokio::test]
+async fn illegal_reply_gets_reason_and_penalty() {
+    let api = ScriptedApi::new(|number, query| {
+        Some(Ok(if number == 0 { r#"{"move": 99}"#.to_owned() } else { legal(query) }))
+    });
+    let game = game("tic_tac_toe", Value::Null, &[]);
+    let attempt = game.run(context(vec![api_agent("default", api.clone())], 1)).await;
+    assert_eq!(attempt.outcome.error, None);
+    let metrics = &attempt.outcome.tool_metrics;
+    assert_eq!((metrics["game/default.illegal"], metrics["game/default.defaults"]), (1.0, 0.0));
+    assert!(rewards(&attempt).contains(&("default@1".to_owned(), -0.25)));
+    let told = last_text(&api.queries.lock().unwrap()[1]);
+    assert!(told.contains("99") && told.contains("one of: 1, 2"), "{told}");
+}
+
+/// A policy that writes nonsense without end plays default moves, and two seats of one agent stay
+/// apart in the record.
+#[tokio::test]
+async fn nonsense_of_tokens_plays_default_moves() {
+    let options = json!({"players": 7, "max_days": 3});
+    let game = game("werewolf", options.clone(), &[("wolves", "wolf")]);
+    let agents = || vec![simulated_agent("default"), simulated_agent("wolf")];
+    let attempt = game.run(context(agents(), 5)).await;
+    assert_eq!((attempt.outcome.error.as_deref(), attempt.outcome.finish), (None, Finish::Ended));
+    check_replay(&attempt, &options);
+    let metrics = &attempt.outcome.tool_metrics;
+    assert!(metrics["game/wolf.defaults"] > 0.0);
+    assert_eq!(metrics["game/wolf.defaults"], metrics["game/wolf.moves"]);
+    let seats: std::collections::BTreeSet<&str> = attempt
+        .trajectory
+        .segments()
+        .iter()
+        .filter(|segment| segment.kind == Kind::Sampled)
+        .map(|segment| segment.agent.as_str())
+        .collect();
+    assert_eq!(seats.iter().filter(|name| agent_of(name) == "wolf").count(), 2, "{seats:?}");
+    assert_eq!(attempt.outcome.cast.len(), 7);
+    // The attempt does not depend on the order in which replies arrive.
+    let again = game.run(context(agents(), 5)).await;
+    assert_eq!(again.outcome.scorer_inputs["game"], attempt.outcome.scorer_inputs["game"]);
+}
+
+#[tokio::test]
+async fn failing_policy_fails_attempt_and_names_seat() {
+    let api = ScriptedApi::new(|number, query| {
+        let error = ApiError::new(ErrorKind::Unavailable, "429: slow down");
+        Some(if number == 2 { Err(error) } else { Ok(legal(query)) })
+    });
+    let game = game("tic_tac_toe", Value::Null, &[]);
+    let attempt = game.run(context(vec![api_agent("default", api)], 1)).await;
+    let error = attempt.outcome.error.unwrap();
+    assert!(error.contains("default@1") && error.contains("429: slow down"), "{error}");
+    assert_eq!(attempt.outcome.finish, Finish::Failed);
+    assert!(!attempt.outcome.scorer_inputs.contains_key("program"), "a failed match has no reward");
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_player_fails_attempt_within_deadline() {
+    let api = ScriptedApi::new(|number, query| (number < 3).then(|| Ok(legal(query))));
+    let game = game("tic_tac_toe", Value::Null, &[]);
+    let mut agent = api_agent("default", api);
+    agent.limits.completion_timeout = Duration::from_secs(1000);
+    let mut context = context(vec![agent], 1);
+    context.limits.completion_timeout = Duration::from_secs(1000);
+    context.limits.attempt_timeout = Duration::from_secs(30);
+    let attempt = game.run(context).await;
+    let error = attempt.outcome.error.unwrap();
+    assert!(error.contains("within 30s") && error.contains("default@2 (mark)"), "{error}");
+}
+
+#[tokio::test]
+async fn seat_without_agent_is_reported() {
+    let game = game("werewolf", Value::Null, &[("wolves", "nobody")]);
+    let attempt = game.run(context(vec![simulated_agent("default")], 1)).await;
+    let error = attempt.outcome.error.unwrap();
+    assert!(error.contains("\"nobody\""), "{error}");
+}
+
+/// The rules of the recipe `nim` are a program in Python, which is asked for every turn.
+#[tokio::test]
+async fn rules_of_program_play_match() {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/nim");
+    let run = async |command: &[&str], options: Value| {
+        let launch = levade_process::Launch {
+            dir: dir.into(),
+            ..levade_process::Launch::new(command.iter().copied())
+        };
+        let timeout = Duration::from_secs(30);
+        let workers = GameWorkers::new("nim", &Default::default(), launch, 2, timeout);
+        let rules = Rules::Workers(workers.into());
+        let options = GameOptions::new(rules, options, "default");
+        let game = GameLoop { options: options.into() };
+        let api = ScriptedApi::new(|_, query| Some(Ok(legal(query))));
+        game.run(context(vec![api_agent("default", api)], 4)).await
+    };
+    let attempt = run(&["python3", "game.py"], json!({"stones": 7})).await;
+    assert_eq!((attempt.outcome.error.as_deref(), attempt.outcome.finish), (None, Finish::Ended));
+    // Both take as much as they may: 3, 3 and 1.
+    let record = &attempt.outcome.scorer_inputs["game"];
+    assert_eq!(record["moves"].as_array().unwrap().len(), 3);
+    assert_eq!(record["positions"][3]["stones"], 0);
+    assert_eq!(rewards(&attempt), [("default@1".to_owned(), 1.0), ("default@2".to_owned(), -1.0)]);
+    // A program that fails, that ends and that is no game fails the attempt.
+    for (command, options, why) in [
+        (&["python3", "game.py"][..], json!({"stones": "many"}), "the game nim: "),
+        (&["python3", "-c", "raise SystemExit('no rules')"], json!({}), "no rules"),
+        (&["no-such-program"], json!({}), "the game nim: "),
+    ] {
+        let outcome = run(command, options).await.outcome;
+        let error = outcome.error.unwrap();
+        assert!(error.contains(why), "{command:?}: {error}");
+        assert_eq!(outcome.finish, Finish::Failed);
+    }
+}
+
+/// Mixtures are selected for each seat, and with the scope `group` for a group of attempts.
+#[tokio::test]
+async fn mixture_is_selected_per_seat_and_scope() {
+    let picker = |seed: u64, stream: u64, role: &str| {
+        ((seed + stream) as usize + role.len() + usize::from(role.ends_with('1'))) % 2
+    };
+    let run = async |scope: MixtureScope, stream: u64| {
+        let mut agent = simulated_agent("default");
+        let mut other = agent.players[0].clone();
+        other.policy = "other".to_owned();
+        agent.players.push(other);
+        agent.picker = Some(Arc::new(picker));
+        agent.mixture = scope;
+        let context = AttemptContext { stream, group_stream: 4, ..context(vec![agent], 1) };
+        game("kuhn", Value::Null, &[]).run(context).await.outcome.cast
+    };
+    let first = run(MixtureScope::Attempt, 1).await;
+    assert_ne!(first["default@1"], first["default@2"]);
+    assert_ne!(first, run(MixtureScope::Attempt, 2).await);
+    assert_eq!(run(MixtureScope::Group, 1).await, run(MixtureScope::Group, 2).await);
+}

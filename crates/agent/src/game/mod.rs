@@ -1,0 +1,205 @@
+//! Agent loop of games: the rules ask seats for moves, and the policies of agents make them.
+//!
+//! Each seat has a conversation of its own, in which its player reads what the seat may observe. A
+//! reply is a JSON object with private `reasoning`, a public statement `say`, and a `move`. A
+//! reply that is no legal move is answered with the reason. After `retries` such replies, the
+//! default move of the rules is played.
+//!
+//! # Guarantees
+//! - **Names.** A seat acts under the recorded name `AGENT@SEAT`, with seats counted from 1.
+//!   Conversations and random streams of two seats of one agent are independent.
+//! - **Secrets.** `reasoning` stays in the conversation of its seat.
+//! - **Replay.** The scorer input `game` has the seed, the moves and the position after each turn.
+//!   With the rules, they reproduce the match or continue it from any turn.
+//! - **Deadline.** A match that is not over in time fails, and its error names the seats that it
+//!   waited for. A failed match has no rewards.
+
+mod options;
+mod player;
+mod record;
+mod reply;
+mod table;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use levade_call::Cast;
+use levade_game::{Event, Move, Next, SeatOutcome};
+use levade_tree::{Finish, Outcome, seat_name};
+use tracing::{Instrument, debug_span};
+
+pub use options::{DEFAULT_FORMAT, GameOptions, INSTRUCTIONS, Rules};
+pub use table::GameWorkers;
+
+use crate::attempt::{CLOSE_TIMEOUT, add_recorded_calls};
+use crate::cast::{Caller, PartyBuilder};
+use crate::{AgentLoop, Attempt, AttemptContext};
+
+use player::SeatPlayer;
+use record::MatchRecord;
+use table::Table;
+
+/// Agent loop that plays matches of one game.
+#[derive(Clone)]
+pub struct GameLoop {
+    /// The game, its options, and the agents of its seats.
+    pub options: Arc<GameOptions>,
+}
+
+#[async_trait]
+impl AgentLoop for GameLoop {
+    async fn run(&self, context: AttemptContext) -> Attempt {
+        let span = debug_span!("game", id = %context.name);
+        self.attempt(context).instrument(span).await
+    }
+}
+
+/// A match in progress.
+struct Match<'a> {
+    options: &'a GameOptions,
+    table: Table,
+    players: Vec<SeatPlayer>,
+    cast: Cast,
+    record: MatchRecord,
+    /// Seats that the match waits for, for the error of a timeout.
+    waiting: String,
+}
+
+impl GameLoop {
+    async fn attempt(&self, context: AttemptContext) -> Attempt {
+        let own = context.own_agent().and_then(|agent| context.player(agent));
+        let own = match own {
+            Ok(player) => player,
+            Err(why) => return Attempt::failed("policies", why),
+        };
+        let timeout = context.limits.attempt_timeout;
+        let name = self.options.rules.name();
+        let opening = own.wait_within(timeout, self.open(&context)).await;
+        let mut played = match opening {
+            Some(Ok(opened)) => opened,
+            Some(Err(why)) => return Attempt::failed("game", why),
+            None => {
+                let why = format!("the game {name} did not start within {timeout:?}");
+                return Attempt::failed("game", why);
+            }
+        };
+        let result = own.wait_within(timeout, played.play()).await;
+        let result = result.unwrap_or_else(|| {
+            let waiting = &played.waiting;
+            Err(format!("the game {name} was not over within {timeout:?}: waiting for {waiting}"))
+        });
+        let Match { players, cast, record, .. } = played;
+        let recorded = cast.recorder().close(CLOSE_TIMEOUT).await;
+        let mut outcome = Outcome::initial();
+        add_recorded_calls(&mut outcome, &recorded);
+        outcome.cast = players.iter().map(|p| (p.name.clone(), p.policy.clone())).collect();
+        let result = result.and_then(|outcomes| record.apply(&players, &outcomes, &mut outcome));
+        match result {
+            Ok(()) => outcome.finish = Finish::Ended,
+            Err(why) => {
+                outcome.add_warning("game", why.as_str());
+                outcome.error = Some(why);
+            }
+        }
+        Attempt { trajectory: recorded.trajectory, outcome }
+    }
+
+    /// Starts a match and seats its players.
+    ///
+    /// # Errors
+    /// Returns a message if the task has no seed, if the rules reject the options, or if a seat has
+    /// no agent.
+    async fn open(&self, context: &AttemptContext) -> Result<Match<'_>, String> {
+        let options = &*self.options;
+        let seed = context.task.row.get("seed").and_then(serde_json::Value::as_u64);
+        let seed = seed.ok_or_else(|| {
+            let id = &context.task.id;
+            format!("the task {id} has no `seed`; take tasks of kind \"seeds\"")
+        })?;
+        let (table, seats, events) = Table::start(&options.rules, &options.options, seed).await?;
+        let parties = PartyBuilder::new(context, Caller::ToolLoop)?;
+        let mut players = Vec::with_capacity(seats.len());
+        let mut cast = Vec::with_capacity(seats.len());
+        for seat in &seats {
+            let agent_name = options.agent_for(seat)?;
+            let agent = context.roster.find(agent_name).ok_or_else(|| {
+                format!(
+                    "the seat {} has the agent {agent_name:?}, which does not run here",
+                    seat.name
+                )
+            })?;
+            let name = seat_name(agent_name, seat.index + 1);
+            let player = context.player_as(agent, &name)?;
+            let party = parties.party(agent, player)?;
+            cast.push(Arc::new(levade_call::Party { agent: name.clone(), ..party }));
+            players.push(SeatPlayer::new(name, seat, (agent, player), options));
+        }
+        let mut opened = Match {
+            options,
+            record: MatchRecord::new(options.rules.name(), seed, seats, &table),
+            table,
+            players,
+            // Every seat has its own limit of tokens.
+            cast: Cast::new(cast, context.recorder(usize::MAX)),
+            waiting: String::new(),
+        };
+        opened.deliver(&events);
+        Ok(opened)
+    }
+}
+
+impl Match<'_> {
+    /// Plays the match to its end.
+    ///
+    /// # Errors
+    /// Returns a message that names the seat if a call fails, or the game if its rules fail.
+    async fn play(&mut self) -> Result<Vec<SeatOutcome>, String> {
+        loop {
+            let asks = match self.table.next() {
+                Next::Over(outcomes) => return Ok(outcomes),
+                Next::Ask(asks) => asks,
+            };
+            self.waiting = self.describe(&asks);
+            let cast = &self.cast;
+            let options = self.options;
+            let decisions = self.players.iter_mut().enumerate().filter_map(|(index, player)| {
+                let ask = asks.iter().find(|ask| ask.seat == index)?;
+                Some(async move {
+                    player.decide(cast, options, ask).await.map(|played| (index, played))
+                })
+            });
+            let moves: Vec<(usize, Move)> =
+                join_all(decisions).await.into_iter().collect::<Result<_, String>>()?;
+            if moves.len() != asks.len() {
+                return Err(format!(
+                    "the game {} asked for a move of a seat that it does not have, or twice",
+                    options.rules.name()
+                ));
+            }
+            self.waiting = format!("the rules of {}", options.rules.name());
+            let events = self.table.apply(&moves).await?;
+            self.deliver(&events);
+            self.record.add(moves, self.table.save());
+        }
+    }
+
+    /// Returns the names of the seats that act, with the kinds of their moves.
+    fn describe(&self, asks: &[levade_game::Ask]) -> String {
+        let name = |seat: usize| self.players.get(seat).map_or("?", |player| player.name.as_str());
+        let asked = asks.iter().map(|ask| format!("{} ({})", name(ask.seat), ask.kind));
+        asked.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Shows events to the seats that may observe them.
+    fn deliver(&mut self, events: &[Event]) {
+        for (index, player) in self.players.iter_mut().enumerate() {
+            let seen = events.iter().filter(|event| event.to.contains(index));
+            player.observe(seen.map(|event| event.text.as_str()));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "game_tests.rs"]
+mod tests;

@@ -1,0 +1,119 @@
+//! Options of the game loop.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use levade_game::{Game, Seat};
+use serde_json::Value;
+
+use super::table::GameWorkers;
+
+/// Default text that asks for the format of a reply.
+pub const DEFAULT_FORMAT: &str = "Reply with one JSON object: {format}";
+
+/// Placeholder in a system prompt for the rules' instructions of a seat.
+pub const INSTRUCTIONS: &str = "{instructions}";
+
+/// Rules of a game: in this process, or in workers of another language.
+#[derive(Clone)]
+pub enum Rules {
+    /// A game of `levade-game`.
+    BuiltIn(Arc<dyn Game>),
+    /// A game behind the line protocol.
+    Workers(Arc<GameWorkers>),
+}
+
+impl Rules {
+    /// Returns the rules of the built-in game `name`.
+    ///
+    /// # Errors
+    /// Returns a message with the names of all games if there is none.
+    pub fn built_in(name: &str) -> Result<Self, String> {
+        let found = levade_game::find(name).map_err(|error| error.to_string())?;
+        Ok(Rules::BuiltIn(found.into()))
+    }
+
+    /// Returns the seats of a match with these options. Workers are not asked, and return none.
+    ///
+    /// # Errors
+    /// Returns a message if the rules reject the options.
+    pub fn seats(&self, options: &Value) -> Result<Vec<Seat>, String> {
+        match self {
+            Rules::BuiltIn(game) => {
+                let start = game.start(options, 0).map_err(|error| error.to_string())?;
+                Ok(start.seats)
+            }
+            Rules::Workers(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Returns the name of the game.
+    pub fn name(&self) -> &str {
+        match self {
+            Rules::BuiltIn(game) => game.name(),
+            Rules::Workers(workers) => &workers.name,
+        }
+    }
+}
+
+/// Game of a run, and the agents that play it.
+pub struct GameOptions {
+    /// Rules of the game.
+    pub rules: Rules,
+    /// Options of the rules.
+    pub options: Value,
+    /// Agents by seat name, role or side; the first of these that has an entry counts.
+    pub agents: BTreeMap<String, String>,
+    /// Agent of the other seats. `None` rejects matches that have one.
+    pub other: Option<String>,
+    /// System prompts by agent. `{instructions}` stands for the rules' instructions of the seat,
+    /// which are the system prompt of the remaining agents.
+    pub systems: BTreeMap<String, String>,
+    /// Maximum number of replies to one ask after the first one.
+    pub retries: u32,
+    /// Reward of a reply that is no legal move.
+    pub illegal_reward: f64,
+    /// Reward of a default move that was played instead.
+    pub default_reward: f64,
+    /// Maximum number of tokens of one reply. 0 leaves the limit to the agent.
+    pub move_tokens: usize,
+    /// Whether the sampler restricts replies to the schema of the ask.
+    pub constrained: bool,
+    /// Text that follows every ask; `{format}` stands for the format of the reply.
+    pub format: String,
+}
+
+impl GameOptions {
+    /// Creates options in which `agent` plays every seat.
+    pub fn new(rules: Rules, options: Value, agent: &str) -> Self {
+        GameOptions {
+            rules,
+            options,
+            agents: BTreeMap::new(),
+            other: Some(agent.to_owned()),
+            systems: BTreeMap::new(),
+            retries: 2,
+            illegal_reward: 0.0,
+            default_reward: -0.1,
+            move_tokens: 0,
+            constrained: false,
+            format: DEFAULT_FORMAT.to_owned(),
+        }
+    }
+
+    /// Returns the name of the agent that plays a seat.
+    ///
+    /// # Errors
+    /// Returns a message if no entry names the seat, its role or its side.
+    pub(super) fn agent_for(&self, seat: &Seat) -> Result<&str, String> {
+        let keys = [&seat.name, &seat.role, &seat.side];
+        let named = keys.iter().find_map(|key| self.agents.get(*key)).or(self.other.as_ref());
+        named.map(String::as_str).ok_or_else(|| {
+            let Seat { name, role, side, .. } = seat;
+            format!(
+                "no agent plays the seat {name}; name one in game.agents under {name:?}, its role \
+                 {role:?} or its side {side:?}"
+            )
+        })
+    }
+}

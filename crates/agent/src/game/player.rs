@@ -1,0 +1,162 @@
+//! Players: the conversation of a seat, its budget, and its replies to asks.
+
+use levade_call::{Cast, Constraint, ErrorKind, Input, Request, SamplingOptions};
+use levade_game::{Ask, Move, Seat};
+use levade_policy::FinishReason;
+use levade_text::Message;
+
+use super::options::{GameOptions, INSTRUCTIONS};
+use super::reply::{describe_format, parse_move};
+use crate::roster::{Agent, Limits, Player};
+
+/// Player of a seat.
+pub(super) struct SeatPlayer {
+    /// Recorded name, `AGENT@SEAT`.
+    pub name: String,
+    /// Name of the agent in the recipe.
+    pub agent: String,
+    /// Name of the policy that plays the seat.
+    pub policy: String,
+    limits: Limits,
+    history: Vec<Message>,
+    /// Events since the last ask.
+    unseen: Vec<String>,
+    /// Number of sampled tokens.
+    tokens: usize,
+    /// Number of calls.
+    calls: u32,
+    /// Number of replies that were no legal move.
+    pub illegal: u32,
+    /// Number of default moves.
+    pub defaults: u32,
+    /// Recorded turn of each move, if its call was recorded as tokens.
+    pub turns: Vec<Option<u32>>,
+    /// Rewards of replies, each with the recorded turn.
+    pub rewards: Vec<(Option<u32>, f64)>,
+}
+
+impl SeatPlayer {
+    /// Creates the player of `seat`.
+    pub fn new(
+        name: String,
+        seat: &Seat,
+        (agent, player): (&Agent, &Player),
+        options: &GameOptions,
+    ) -> Self {
+        let system = match options.systems.get(&agent.name) {
+            Some(system) => system.replace(INSTRUCTIONS, &seat.instructions),
+            None => seat.instructions.clone(),
+        };
+        let history = if system.is_empty() { Vec::new() } else { vec![Message::system(system)] };
+        SeatPlayer {
+            name,
+            agent: agent.name.clone(),
+            policy: player.policy.clone(),
+            limits: agent.limits,
+            history,
+            unseen: Vec::new(),
+            tokens: 0,
+            calls: 0,
+            illegal: 0,
+            defaults: 0,
+            turns: Vec::new(),
+            rewards: Vec::new(),
+        }
+    }
+
+    /// Adds events that the seat observes.
+    pub fn observe<'a>(&mut self, events: impl Iterator<Item = &'a str>) {
+        self.unseen.extend(events.map(str::to_owned));
+    }
+
+    /// Returns the player's move, or the default move if the player makes no legal one.
+    ///
+    /// # Errors
+    /// Returns a message that names the seat if a call fails.
+    pub async fn decide(
+        &mut self,
+        cast: &Cast,
+        options: &GameOptions,
+        ask: &Ask,
+    ) -> Result<Move, String> {
+        let mut message = std::mem::take(&mut self.unseen);
+        message.push(ask.prompt.clone());
+        message.push(options.format.replace("{format}", &describe_format(ask)));
+        let mut message = message.join("\n");
+        let mut turn = None;
+        for _ in 0..=options.retries {
+            let Some(request) = self.request(&message, options, ask) else {
+                break;
+            };
+            let end = match call(cast, &self.name, request).await {
+                // The default is played, and later asks find the history as it is.
+                Err(error) if error.kind == ErrorKind::TooLong => break,
+                called => called.map_err(|error| self.failure(&error.to_string()))?,
+            };
+            self.calls += 1;
+            self.tokens += end.tokens;
+            if end.finish == FinishReason::Aborted {
+                return Err(self.failure("the sampler stopped"));
+            }
+            self.history.push(Message::user(std::mem::take(&mut message)));
+            let (reply, written) = match end.recorded_completion {
+                Some(recorded) => {
+                    turn = Some(recorded.turn);
+                    (recorded.parsed.content.clone(), recorded.raw_message())
+                }
+                None => (end.message.content.as_str().to_owned(), end.message),
+            };
+            self.history.push(written);
+            match parse_move(ask, &reply) {
+                Ok(played) => {
+                    self.turns.push(turn);
+                    return Ok(played);
+                }
+                Err(why) => {
+                    self.illegal += 1;
+                    self.rewards.push((turn, options.illegal_reward));
+                    message = format!("This is no legal move: {why}. Try again.");
+                }
+            }
+        }
+        // The message that was not sent is part of the next one.
+        if !message.is_empty() {
+            self.unseen.push(message);
+        }
+        self.defaults += 1;
+        self.rewards.push((turn, options.default_reward));
+        self.turns.push(turn);
+        Ok(ask.default.clone())
+    }
+
+    /// Returns the next request, or `None` if the seat has reached a limit of its agent.
+    fn request(&self, message: &str, options: &GameOptions, ask: &Ask) -> Option<Request> {
+        let remaining = self.limits.max_tokens.saturating_sub(self.tokens);
+        if remaining == 0 || self.calls >= self.limits.max_turns {
+            return None;
+        }
+        let move_tokens = if options.move_tokens == 0 { usize::MAX } else { options.move_tokens };
+        let mut messages = self.history.clone();
+        messages.push(Message::user(message));
+        Some(Request {
+            sampling: SamplingOptions {
+                max_tokens: Some(remaining.min(move_tokens)),
+                ..SamplingOptions::default()
+            },
+            constraint: options.constrained.then(|| Constraint::JsonSchema(ask.schema())),
+            ..Request::new(Input::Messages(messages))
+        })
+    }
+
+    fn failure(&self, why: &str) -> String {
+        format!("the policy {} failed in the seat {}: {why}", self.policy, self.name)
+    }
+}
+
+async fn call(
+    cast: &Cast,
+    name: &str,
+    request: Request,
+) -> Result<levade_call::End, levade_call::ApiError> {
+    cast.call(name, request).await?.completion().await
+}

@@ -1,0 +1,127 @@
+//! Record of a match: the scorer inputs and metrics of its attempt.
+
+use std::collections::BTreeMap;
+
+use levade_game::{Move, Seat, SeatOutcome};
+use levade_tree::Outcome;
+use serde_json::{Value, json};
+
+use super::player::SeatPlayer;
+use super::table::Table;
+use crate::merge_outcome::clamp_finite;
+
+/// Moves and positions of a match.
+pub(super) struct MatchRecord {
+    game: String,
+    seed: u64,
+    seats: Vec<Seat>,
+    moves: Vec<Vec<(usize, Move)>>,
+    /// Position before each turn, and after the last one.
+    positions: Vec<Value>,
+}
+
+impl MatchRecord {
+    /// Creates the record of a match that has started.
+    pub fn new(game: &str, seed: u64, seats: Vec<Seat>, table: &Table) -> Self {
+        let positions = vec![table.save()];
+        MatchRecord { game: game.to_owned(), seed, seats, moves: Vec::new(), positions }
+    }
+
+    /// Adds a turn, with the position after it.
+    pub fn add(&mut self, moves: Vec<(usize, Move)>, position: Value) {
+        self.moves.push(moves);
+        self.positions.push(position);
+    }
+
+    /// Adds the match to the outcome of its attempt: the scorer input `game`, the rewards of seats
+    /// and moves, and the metrics.
+    ///
+    /// # Errors
+    /// Returns a message if the outcomes do not cover every seat once, if a reward is not finite,
+    /// or if the record cannot be stored.
+    pub fn apply(
+        &self,
+        players: &[SeatPlayer],
+        outcomes: &[SeatOutcome],
+        outcome: &mut Outcome,
+    ) -> Result<(), String> {
+        let game = &self.game;
+        let complete = outcomes.len() == players.len()
+            && outcomes.iter().enumerate().all(|(index, seat)| seat.seat == index);
+        if !complete {
+            return Err(format!("the game {game} must report one outcome per seat, in order"));
+        }
+        let mut rewards = Vec::new();
+        let mut metrics: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for ((seat, player), result) in self.seats.iter().zip(players).zip(outcomes) {
+            rewards.push(json!({"agent": player.name, "value": result.reward}));
+            let transitions = result.transitions.iter().map(|(index, reward)| {
+                (player.turns.get(*index as usize).copied().flatten(), *reward)
+            });
+            for (turn, reward) in player.rewards.iter().copied().chain(transitions) {
+                if !reward.is_finite() {
+                    return Err(format!("a reward of the seat {} is {reward}", player.name));
+                }
+                rewards.push(match turn {
+                    Some(turn) => json!({"turn": turn, "value": reward}),
+                    None => json!({"agent": player.name, "value": reward}),
+                });
+            }
+            let own = [("reward", result.reward)]
+                .into_iter()
+                .chain(result.parts.iter().map(|(name, value)| (name.as_str(), *value)));
+            for (name, value) in own {
+                if !value.is_finite() {
+                    return Err(format!("{name:?} of the seat {} is {value}", player.name));
+                }
+                metrics.entry(format!("game/{}.{name}", player.agent)).or_default().push(value);
+                metrics.entry(format!("game/role.{}.{name}", seat.role)).or_default().push(value);
+            }
+            let sums = [
+                ("moves", player.turns.len() as f64),
+                ("illegal", f64::from(player.illegal)),
+                ("defaults", f64::from(player.defaults)),
+            ];
+            for (name, value) in sums {
+                let sum = outcome
+                    .tool_metrics
+                    .entry(format!("game/{}.{name}", player.agent))
+                    .or_default();
+                *sum += value;
+            }
+        }
+        for (name, values) in metrics {
+            let mean = values.iter().sum::<f64>() / values.len() as f64;
+            outcome.tool_metrics.insert(name, clamp_finite(mean));
+        }
+        let result = |(seat, result): (&Seat, &SeatOutcome)| {
+            format!("{} ({}): {}", seat.name, seat.role, result.reward)
+        };
+        let results: Vec<String> = self.seats.iter().zip(outcomes).map(result).collect();
+        outcome.final_text = results.join("\n");
+        let seats = self.seats.iter().zip(players).map(|(seat, player)| {
+            json!({
+                "name": seat.name,
+                "role": seat.role,
+                "side": seat.side,
+                "agent": player.name,
+                "illegal": player.illegal,
+                "defaults": player.defaults,
+            })
+        });
+        let record = json!({
+            "name": game,
+            "seed": self.seed,
+            "seats": seats.collect::<Vec<_>>(),
+            "moves": self.moves,
+            "positions": self.positions,
+        });
+        if let Some(why) = levade_tools::depth_error(&record) {
+            return Err(format!("the record of the game {game} cannot be stored: {why}"));
+        }
+        outcome.scorer_inputs.insert("game".to_owned(), record);
+        // The scorer `program` takes these rewards.
+        outcome.scorer_inputs.insert("program".to_owned(), json!({"rewards": rewards}));
+        Ok(())
+    }
+}

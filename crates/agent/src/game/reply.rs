@@ -1,0 +1,102 @@
+//! Parses replies of players, and describes the expected format.
+
+use levade_game::{Ask, Choice, Move};
+use serde_json::Value;
+
+/// Returns the move in a reply.
+///
+/// # Errors
+/// Returns the reason, in words for the player, if the reply has no legal move.
+pub(super) fn parse_move(ask: &Ask, reply: &str) -> Result<Move, String> {
+    let object = find_object(reply)?;
+    let say = match object.get("say") {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(say)) => say.clone(),
+        Some(other) => return Err(format!("\"say\" is {other}, but it must be a text")),
+    };
+    // A statement that the turn does not have reaches no other seat.
+    let say = if ask.has_speech { say } else { String::new() };
+    let played = Move { say, choice: object.get("move").cloned().unwrap_or_default() };
+    ask.check(&played).map(|()| played)
+}
+
+/// Returns the JSON object in a text, which may stand in a code fence or between other words.
+fn find_object(reply: &str) -> Result<Value, String> {
+    let start = reply.find('{').ok_or("the reply has no JSON object")?;
+    let end = reply.rfind('}').filter(|end| *end > start);
+    let text = end.map_or(&reply[start..], |end| &reply[start..=end]);
+    let parsed: Value = serde_json::from_str(text)
+        .map_err(|error| format!("the reply has no complete JSON object: {error}"))?;
+    Ok(parsed)
+}
+
+/// Returns the format of a reply, in words for the player.
+pub(super) fn describe_format(ask: &Ask) -> String {
+    let mut fields = vec!["\"reasoning\": \"private thoughts\"".to_owned()];
+    if ask.has_speech {
+        fields.push("\"say\": \"what you say\"".to_owned());
+    }
+    match &ask.choice {
+        Choice::None => {}
+        Choice::OneOf(values) => {
+            let values: Vec<String> = values.iter().map(Value::to_string).collect();
+            fields.push(format!("\"move\": {}", values.join(" | ")));
+        }
+        Choice::Schema(schema) => fields.push(format!("\"move\": a value of the schema {schema}")),
+    }
+    format!("{{{}}}", fields.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn ask(has_speech: bool, choice: Choice) -> Ask {
+        let (kind, prompt) = ("vote".to_owned(), String::new());
+        Ask { seat: 0, kind, prompt, has_speech, choice, default: Move::default() }
+    }
+
+    #[test]
+    fn parse_finds_object_in_fences_and_prose() {
+        let vote = ask(false, Choice::OneOf(vec![json!("A"), json!("B")]));
+        let legal = Ok(Move::choice(json!("A")));
+        for reply in [
+            r#"{"move": "A"}"#,
+            "```json\n{\"reasoning\": \"}{\", \"move\": \"A\"}\n```",
+            r#"I vote: {"say": "loud", "move": "A"}."#,
+        ] {
+            assert_eq!(parse_move(&vote, reply), legal, "{reply}");
+        }
+    }
+
+    #[test]
+    fn parse_reports_reason_of_rejection() {
+        let vote = ask(false, Choice::OneOf(vec![json!("A"), json!("B")]));
+        for (reply, why) in [
+            ("I vote for A", "no JSON object"),
+            (r#"{"move": "A""#, "no complete JSON object"),
+            (r#"{"move": "C"}"#, "one of: \"A\", \"B\""),
+            (r#"{"vote": "A"}"#, "\"move\" is null"),
+            (r#"{"say": 3, "move": "A"}"#, "must be a text"),
+        ] {
+            let error = parse_move(&vote, reply).unwrap_err();
+            assert!(error.contains(why), "{reply}: {error}");
+        }
+        let speech = ask(true, Choice::None);
+        assert_eq!(parse_move(&speech, r#"{"say": "hi"}"#), Ok(Move::say("hi")));
+        assert!(parse_move(&speech, r#"{"reasoning": "secret"}"#).is_err());
+    }
+
+    #[test]
+    fn format_lists_fields_of_ask() {
+        let both = ask(true, Choice::OneOf(vec![json!(true), json!(false)]));
+        let format = describe_format(&both);
+        assert!(
+            format.contains("\"say\"") && format.contains("\"move\": true | false"),
+            "{format}"
+        );
+        assert!(!describe_format(&ask(true, Choice::None)).contains("\"move\""));
+    }
+}

@@ -1,0 +1,195 @@
+//! Implements `levade play`: takes a seat of a game on the terminal.
+
+use std::io::{self, BufRead, Write};
+use std::process::ExitCode;
+
+use levade_game::{Ask, Choice, Event, Move, Next, Seat, Start};
+use levade_policy::uniform;
+use serde_json::Value;
+
+use crate::failure::unusable;
+
+/// Take a seat of a game on the terminal
+///
+/// Prints what the seat observes, and reads its moves: the number of a choice, a statement, or both
+/// separated by a space. The remaining seats choose at random and say nothing. The game is a
+/// function of seed, options and moves.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  levade play kuhn --seat 1
+  levade play werewolf --seat 3 --seed 7 --options '{\"players\": 9, \"language\": \"zh\"}'
+  printf '1\\n1\\n' | levade play kuhn --seat 2")]
+pub struct Args {
+    /// Game: werewolf, kuhn or tic_tac_toe
+    game: String,
+
+    /// Seat to take, from 1
+    #[arg(long, value_name = "N")]
+    seat: usize,
+
+    /// Seed of the game, which determines roles or cards
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+
+    /// Options of the game as JSON
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    options: String,
+}
+
+pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    let options: Value = serde_json::from_str(&args.options)
+        .map_err(|error| unusable(format!("--options is no JSON: {error}")))?;
+    let game = levade_game::find(&args.game).map_err(|error| unusable(error.to_string()))?;
+    let start = game.start(&options, args.seed).map_err(|error| unusable(error.to_string()))?;
+    let seats = start.seats.len();
+    let seat = args.seat.checked_sub(1).filter(|seat| *seat < seats);
+    let seat = seat.ok_or_else(|| {
+        unusable(format!("--seat is {}, but the game has the seats 1 to {seats}", args.seat))
+    })?;
+    let table = Table { seat, seed: args.seed, input: io::stdin().lock(), output: io::stdout() };
+    table.play(start)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A match with one player on a terminal.
+struct Table<R, W> {
+    seat: usize,
+    /// Seed of the game and of the random moves of the remaining seats.
+    seed: u64,
+    input: R,
+    output: W,
+}
+
+impl<R: BufRead, W: Write> Table<R, W> {
+    /// Plays the match to its end, and prints the result of every seat.
+    ///
+    /// # Errors
+    /// Returns an error if the input ends before the match, or if the rules reject a move.
+    fn play(mut self, Start { seats, events, mut state }: Start) -> anyhow::Result<()> {
+        writeln!(self.output, "{}\n", seats[self.seat].instructions)?;
+        self.show(&events)?;
+        for turn in 0.. {
+            let asks = match state.next() {
+                Next::Over(outcomes) => {
+                    for (Seat { name, role, .. }, outcome) in seats.iter().zip(outcomes) {
+                        writeln!(self.output, "{name} ({role}): {}", outcome.reward)?;
+                    }
+                    break;
+                }
+                Next::Ask(asks) => asks,
+            };
+            let mut moves = Vec::with_capacity(asks.len());
+            for ask in &asks {
+                let own = ask.seat == self.seat;
+                moves.push((ask.seat, if own { self.read(ask)? } else { self.sample(ask, turn) }));
+            }
+            let events = state.apply(&moves)?;
+            self.show(&events)?;
+        }
+        Ok(())
+    }
+
+    fn show(&mut self, events: &[Event]) -> io::Result<()> {
+        for event in events.iter().filter(|event| event.to.contains(self.seat)) {
+            writeln!(self.output, "{}", event.text)?;
+        }
+        Ok(())
+    }
+
+    /// Returns a random move of a seat that no player takes.
+    fn sample(&self, ask: &Ask, turn: u64) -> Move {
+        let Choice::OneOf(choices) = &ask.choice else { return ask.default.clone() };
+        let u = uniform(self.seed, 1 + ask.seat as u64, turn);
+        let index = (u * choices.len() as f64) as usize;
+        Move { choice: choices[index].clone(), ..ask.default.clone() }
+    }
+
+    /// Asks the player until a move is legal.
+    fn read(&mut self, ask: &Ask) -> anyhow::Result<Move> {
+        writeln!(self.output, "\n{}", ask.prompt)?;
+        let choices = match &ask.choice {
+            Choice::OneOf(choices) => choices.clone(),
+            Choice::None | Choice::Schema(_) => Vec::new(),
+        };
+        for (number, choice) in (1..).zip(&choices) {
+            writeln!(self.output, "  {number}: {choice}")?;
+        }
+        loop {
+            write!(self.output, "> ")?;
+            self.output.flush()?;
+            let mut line = String::new();
+            if self.input.read_line(&mut line)? == 0 {
+                return Err(unusable("the input ended before the game was over".to_owned()));
+            }
+            let played = parse(ask, &choices, line.trim());
+            match played.and_then(|played| ask.check(&played).map(|()| played)) {
+                Ok(played) => return Ok(played),
+                Err(why) => writeln!(self.output, "{why}")?,
+            }
+        }
+    }
+}
+
+/// Parses a line: the number of a choice, then a statement if the turn has one.
+///
+/// # Errors
+/// Returns a message if the line starts with no number of a choice.
+fn parse(ask: &Ask, choices: &[Value], line: &str) -> Result<Move, String> {
+    if choices.is_empty() {
+        return match &ask.choice {
+            Choice::Schema(_) => {
+                let choice = serde_json::from_str(line).map_err(|error| error.to_string())?;
+                Ok(Move::choice(choice))
+            }
+            _ => Ok(Move::say(line)),
+        };
+    }
+    let (number, say) = line.split_once(' ').unwrap_or((line, ""));
+    let index = number.parse::<usize>().ok().and_then(|number| number.checked_sub(1));
+    let choice = index.and_then(|index| choices.get(index));
+    let choice = choice.ok_or_else(|| {
+        format!("{number:?} is no choice; type a number from 1 to {}", choices.len())
+    })?;
+    Ok(Move { say: say.trim().to_owned(), choice: choice.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn play(game: &str, seat: usize, input: &str) -> anyhow::Result<String> {
+        let start = levade_game::find(game).unwrap().start(&Value::Null, 1).unwrap();
+        let mut output = Vec::new();
+        let table = Table { seat, seed: 1, input: input.as_bytes(), output: &mut output };
+        table.play(start).map(|()| String::from_utf8(output).unwrap())
+    }
+
+    #[test]
+    fn scripted_input_plays_match_to_its_end() {
+        let output = play("kuhn", 0, "nonsense\n2\n2\n").unwrap();
+        assert!(output.contains("Your card is "), "{output}");
+        assert!(
+            output.contains("\"nonsense\" is no choice; type a number from 1 to 2"),
+            "{output}"
+        );
+        assert!(output.contains("Player1: bet."), "{output}");
+        assert!(output.contains("Player2 (responder): "), "{output}");
+        assert_eq!(output.matches("Your card").count(), 1, "the other card is secret");
+        // The same input leads to the same match.
+        assert_eq!(play("kuhn", 0, "nonsense\n2\n2\n").unwrap(), output);
+    }
+
+    #[test]
+    fn statements_are_read_with_choices() {
+        let line = "1 hello\n".repeat(400);
+        let output = play("werewolf", 0, &line).unwrap();
+        assert!(output.contains("Player1: 1 hello") || output.contains("hello"), "{output}");
+        assert!(output.contains("The game is over"), "{output}");
+    }
+
+    #[test]
+    fn ended_input_is_reported() {
+        let error = play("kuhn", 0, "").unwrap_err().to_string();
+        assert!(error.contains("the input ended"), "{error}");
+    }
+}

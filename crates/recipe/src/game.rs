@@ -1,0 +1,128 @@
+//! Keys of games: `[game]`, and tasks that are seeds.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use levade_agent::game::DEFAULT_FORMAT;
+use levade_tasks::Task;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// `[game]`: the game that agents of kind `game` play.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GameKeys {
+    /// Name of the game: a built-in one, or any name if `command` is set.
+    pub name: String,
+    /// Program and its arguments that has the rules of the game. Empty for a built-in game.
+    pub command: Vec<String>,
+    /// Working directory of the program; by default the directory of the recipe.
+    pub folder: PathBuf,
+    /// Names of environment variables that are passed to the program in addition to the usual ones.
+    pub environment: Vec<String>,
+    /// Maximum number of processes of the program, at least 1.
+    pub workers: usize,
+    /// Timeout for one request to the program, in seconds.
+    pub seconds: f64,
+    /// Options of the game.
+    pub options: Map<String, Value>,
+    /// Agent of each seat, by the seat's name, role or side; the first of these counts. The agent
+    /// under `other` plays the remaining seats; by default the agent of `[agent]`.
+    pub agents: BTreeMap<String, String>,
+    /// Maximum number of further replies if a reply is no legal move. After them, the default move
+    /// of the rules is played.
+    pub retries: u32,
+    /// Reward of a reply that is no legal move.
+    pub illegal: f64,
+    /// Reward of a default move.
+    pub default: f64,
+    /// Maximum number of tokens of one reply; 0 leaves the limit to the agent.
+    pub move_tokens: usize,
+    /// Whether the sampler restricts replies to the JSON schema of the move.
+    pub constrained: bool,
+    /// Text after each request for a move; `{format}` is replaced by the format of the reply.
+    pub format: String,
+}
+
+/// Key of [`GameKeys::agents`] for the remaining seats.
+pub(super) const OTHER: &str = "other";
+
+impl Default for GameKeys {
+    fn default() -> Self {
+        GameKeys {
+            name: String::new(),
+            command: Vec::new(),
+            folder: PathBuf::new(),
+            environment: Vec::new(),
+            workers: 1,
+            seconds: 60.0,
+            options: Map::new(),
+            agents: BTreeMap::new(),
+            retries: 2,
+            illegal: 0.0,
+            default: -0.1,
+            move_tokens: 0,
+            constrained: false,
+            format: DEFAULT_FORMAT.to_owned(),
+        }
+    }
+}
+
+impl GameKeys {
+    /// Returns whether the recipe has no game.
+    pub fn is_empty(&self) -> bool {
+        *self == GameKeys::default()
+    }
+
+    /// Returns the options of the game as JSON.
+    pub(super) fn options(&self) -> Value {
+        Value::Object(self.options.clone())
+    }
+}
+
+/// `[[tasks]] kind = "seeds"`: tasks without a question. Each has a seed, for a game.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SeedKeys {
+    /// Number of training seeds, from 0.
+    pub train: u32,
+    /// Name of the agent that leads the attempts; by default the agent of `[agent]`.
+    pub agent: String,
+}
+
+impl Default for SeedKeys {
+    fn default() -> Self {
+        SeedKeys { train: 300, agent: String::new() }
+    }
+}
+
+/// First held-out seed. Training seeds are below.
+const FIRST_HELD_OUT: u64 = 1 << 32;
+
+impl SeedKeys {
+    /// Name of the source of the tasks.
+    pub(super) const SOURCE: &str = "seeds";
+
+    /// Returns the training tasks.
+    pub fn training(&self) -> Vec<Task> {
+        (0..u64::from(self.train)).map(|seed| self.task(seed)).collect()
+    }
+
+    /// Returns `count` held-out tasks, which depend on `eval.split_seed`.
+    pub fn held_out(&self, split_seed: u64, count: usize) -> Vec<Task> {
+        let first = FIRST_HELD_OUT.wrapping_add(split_seed << 33) & (i64::MAX as u64);
+        (0..count as u64).map(|index| self.task(first.max(FIRST_HELD_OUT) + index)).collect()
+    }
+
+    fn task(&self, seed: u64) -> Task {
+        let row = Map::from_iter([("seed".to_owned(), json!(seed))]);
+        Task {
+            id: format!("seed-{seed}"),
+            question: format!("seed {seed}"),
+            source: Self::SOURCE.to_owned(),
+            agent: (!self.agent.is_empty()).then(|| self.agent.clone()),
+            row: row.into(),
+            ..Task::default()
+        }
+    }
+}

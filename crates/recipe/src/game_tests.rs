@@ -1,0 +1,55 @@
+//! Tests of recipes with a game.
+
+use super::*;
+
+const GAME: &str = include_str!("testing/game.toml");
+
+#[test]
+fn game_round_trips_and_builds_loop() {
+    let recipe = load(GAME, &[]).unwrap();
+    assert_eq!(load(&recipe.to_toml().unwrap(), &[]).unwrap(), recipe);
+    let built = recipe.game_loop(|_, _| panic!("werewolf is built in")).unwrap();
+    let options = &built.options;
+    assert_eq!((options.rules.name(), options.other.as_deref()), ("werewolf", Some("default")));
+    assert_eq!(options.systems.keys().collect::<Vec<_>>(), ["good"]);
+    assert_eq!((options.illegal_reward, options.default_reward), (-0.5, -0.1));
+    // A recipe without a game has no table of it.
+    assert!(!load(SMALL, &[]).unwrap().to_toml().unwrap().contains("[game]"));
+}
+
+#[test]
+fn seeds_of_training_and_evaluation_are_separate() {
+    let keys = SeedKeys { train: 20, agent: String::new() };
+    let seed = |task: &levade_tasks::Task| task.row["seed"].as_u64().unwrap();
+    assert_eq!(keys.training().iter().map(seed).collect::<Vec<_>>(), (0..20).collect::<Vec<_>>());
+    let held_out = |split| keys.held_out(split, 5).iter().map(seed).collect::<Vec<_>>();
+    assert!(held_out(1).iter().all(|seed| *seed > u64::from(u32::MAX)));
+    assert!(held_out(1).iter().all(|seed| !held_out(2).contains(seed)));
+}
+
+#[test]
+fn game_errors_name_key_and_choices() {
+    for (change, wants) in [
+        ("game.name='chess'", &["`game`", "chess", "werewolf"][..]),
+        ("game.options.players=8", &["`game`", "7, 9 or 12"]),
+        ("game.agents.wolfs='good'", &["`game.agents.wolfs`", "`wolves`", "`seer`"]),
+        ("game.agents.seer='nobody'", &["`game.agents.seer`", "`good`"]),
+        ("game.format='Reply.'", &["`game.format`", "{format}"]),
+        ("game.seconds=0.0", &["`game.seconds`"]),
+        ("reward.of='wolves'", &["`reward.of`", "`good`"]),
+        ("agent.kind='tools'", &["`agent.kind`", "\"game\""]),
+        ("agent.good.system='Be brief.'", &["`agent.good.system`", "{instructions}"]),
+        ("tasks.0={kind='arithmetic'}", &["`tasks`", "\"seeds\""]),
+        ("phase.0.group_size=1", &["`phase.0.group_size`", "at least 2"]),
+        ("agent.policy='api'", &["`agent.policy`"]),
+    ] {
+        let error = load(GAME, &[change]).unwrap_err();
+        assert!(wants.iter().all(|want| error.contains(want)), "{change}: {error}");
+    }
+    // A seat is compared with itself, whatever the estimator.
+    let error = load(GAME, &["phase.0.group_size=1", "phase.0.advantage='reinforce_plus_plus'"]);
+    assert!(error.unwrap_err().contains("the same seat"));
+    // Names of agents cannot contain the separator of seats.
+    let error = load(GAME, &["agent={kind='game', policy='wolf', 'wolf@3'={}}"]).unwrap_err();
+    assert!(error.contains("letters, digits, - and _"), "{error}");
+}

@@ -1,0 +1,52 @@
+//! Advantages of seats of a game, in which all seats of a side win or lose together.
+
+use levade_rl::{Estimator, GroupBaseline, Rollout, Sequence};
+
+/// Number of matches from one seed.
+const MATCHES: u64 = 8;
+/// Number of wolves in a match.
+const WOLVES: u64 = 2;
+
+/// Returns whether the wolves of a match play the better line, which always wins. Both lines occur
+/// in every eight matches.
+fn plays_better_line(seed: u64, game: u64) -> bool {
+    match game {
+        0 => true,
+        1 => false,
+        _ => (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (game + 7)) & 1 == 1,
+    }
+}
+
+/// Returns the advantage of each wolf's move in all matches from a seed. `group` returns the group
+/// of a match and a seat.
+fn advantages(seed: u64, group: impl Fn(u64, u64) -> u64) -> Vec<(bool, f64)> {
+    let rollout = |game: u64, seat: u64| {
+        let reward = f64::from(u8::from(plays_better_line(seed, game)));
+        let sequence = Sequence { turns: vec![1], rewards: vec![reward], ..Sequence::default() };
+        let group = group(game, seat);
+        Rollout { group, score: reward, sequences: vec![sequence], ..Rollout::default() }
+    };
+    let seats = || (0..MATCHES).flat_map(|game| (0..WOLVES).map(move |seat| (game, seat)));
+    let rollouts: Vec<Rollout> = seats().map(|(game, seat)| rollout(game, seat)).collect();
+    let found = Estimator::Group(GroupBaseline::default()).advantages(&rollouts).unwrap();
+    let lines = seats().map(|(game, _)| plays_better_line(seed, game));
+    lines.zip(found).map(|(line, found)| (line, found[0].advantages[0])).collect()
+}
+
+#[test]
+fn group_of_seed_and_seat_rewards_better_line_in_100_of_100_groups() {
+    for seed in 0..100 {
+        for (is_better, advantage) in advantages(seed, |_, seat| seat) {
+            assert!(if is_better { advantage > 0.0 } else { advantage < 0.0 }, "{seed}");
+        }
+    }
+}
+
+/// All wolves of a match have the same outcome, so the outcome cancels in its mean.
+#[test]
+fn group_of_one_game_has_no_gradient() {
+    for seed in 0..100 {
+        let found = advantages(seed, |game, _| game);
+        assert!(found.iter().all(|(_, advantage)| *advantage == 0.0), "{seed}");
+    }
+}

@@ -1,0 +1,51 @@
+//! Rewards of parts of an attempt: turns, agents and seats.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use levade_recipe::RewardKeys;
+use levade_store::{CreditTarget, StepReward};
+use levade_tree::{CallCounts, Component, Outcome, agent_of};
+
+/// Returns the score of an agent: the components without a target, and the mean over its seats of
+/// the components that they earned.
+pub(super) fn score_of(agent: &str, components: &[Component]) -> f64 {
+    let mut seats = BTreeSet::new();
+    let (mut own, mut common) = (0.0, 0.0);
+    for component in components {
+        match &component.credit_target {
+            None => common += component.weighted_value(),
+            Some(CreditTarget::Agent(name)) if agent_of(name) == agent => {
+                seats.insert(name);
+                own += component.weighted_value();
+            }
+            Some(_) => {}
+        }
+    }
+    common + own / seats.len().max(1) as f64
+}
+
+/// Returns the reward of a component that refers to a part of an attempt, as credit of that part.
+pub(super) fn component_reward(component: &Component) -> Option<StepReward> {
+    let by = component.credit_target.clone()?;
+    let reward = component.weighted_value();
+    (reward != 0.0).then_some(StepReward { credit_target: by, reward })
+}
+
+/// Returns the rewards of turns: for the validity of their tool calls, and those that tools
+/// assigned.
+pub(super) fn call_rewards(keys: &RewardKeys, outcome: &Outcome) -> Vec<StepReward> {
+    let call_reward = |(turn, calls): &(u32, CallCounts)| {
+        let malformed = f64::from(calls.malformed);
+        let failed = f64::from(calls.errors()) - malformed;
+        (*turn, keys.malformed_call * malformed + keys.failed_call * failed)
+    };
+    let mut rewards_by_turn: BTreeMap<u32, f64> =
+        outcome.calls_by_turn.iter().map(call_reward).collect();
+    for (turn, reward) in &outcome.rewards_by_turn {
+        *rewards_by_turn.entry(*turn).or_default() += reward;
+    }
+    let turn_reward = |(turn, reward)| {
+        (reward != 0.0).then_some(StepReward { credit_target: CreditTarget::Turn(turn), reward })
+    };
+    rewards_by_turn.into_iter().filter_map(turn_reward).collect()
+}
