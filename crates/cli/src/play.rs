@@ -81,7 +81,10 @@ impl<R: BufRead, W: Write> Table<R, W> {
             let mut moves = Vec::with_capacity(asks.len());
             for ask in &asks {
                 let own = ask.seat == self.seat;
-                moves.push((ask.seat, if own { self.read(ask)? } else { self.sample(ask, turn) }));
+                moves.push((
+                    ask.seat,
+                    if own { self.read(ask)? } else { self.random_move(ask, turn) },
+                ));
             }
             let events = state.apply(&moves)?;
             self.show(&events)?;
@@ -97,7 +100,7 @@ impl<R: BufRead, W: Write> Table<R, W> {
     }
 
     /// Returns a random move of a seat that no player takes.
-    fn sample(&self, ask: &Ask, turn: u64) -> Move {
+    fn random_move(&self, ask: &Ask, turn: u64) -> Move {
         let Choice::OneOf(choices) = &ask.choice else { return ask.default.clone() };
         let u = uniform(self.seed, 1 + ask.seat as u64, turn);
         let index = (u * choices.len() as f64) as usize;

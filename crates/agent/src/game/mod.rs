@@ -19,6 +19,7 @@ mod player;
 mod record;
 mod reply;
 mod table;
+mod workers;
 
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ use levade_tree::{Finish, Outcome, seat_name};
 use tracing::{Instrument, debug_span};
 
 pub use options::{DEFAULT_FORMAT, GameOptions, INSTRUCTIONS, Rules};
-pub use table::GameWorkers;
+pub use workers::GameWorkers;
 
 use crate::attempt::{CLOSE_TIMEOUT, add_recorded_calls};
 use crate::cast::{Caller, PartyBuilder};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use levade_game::{Game, Seat};
 use serde_json::Value;
 
-use super::table::GameWorkers;
+use super::workers::GameWorkers;
 
 /// Default text that asks for the format of a reply.
 pub const DEFAULT_FORMAT: &str = "Reply with one JSON object: {format}";

@@ -1,85 +1,17 @@
 //! Matches in progress, whose rules run in this process or in a worker.
-//!
-//! A worker answers two requests, each in one line of JSON. Positions are part of the requests, so
-//! any worker can answer any request, and a restarted worker continues a match.
 
-use std::time::Duration;
+use std::sync::Arc;
 
-use levade_game::{Event, Move, Next, Seat, SeatOutcome, Start, State};
-use levade_process::{Launch, Pool, Request, Supervisor};
-use serde::Deserialize;
+use levade_game::{Event, Move, Next, Seat, Start, State};
 use serde_json::{Value, json};
 
 use super::options::Rules;
-use crate::program::workers;
-
-/// Workers that know the rules of one game.
-pub struct GameWorkers {
-    /// Name of the game in messages.
-    pub name: String,
-    pool: Pool,
-    timeout: Duration,
-}
-
-impl GameWorkers {
-    /// Creates at most `count` workers, which are started on demand. `timeout` is the timeout of
-    /// one request.
-    pub fn new(
-        name: &str,
-        supervisor: &Supervisor,
-        launch: Launch,
-        count: usize,
-        timeout: Duration,
-    ) -> Self {
-        let pool = workers(supervisor, launch, None, (count, 1));
-        GameWorkers { name: name.to_owned(), pool, timeout }
-    }
-
-    async fn request(&self, body: Value) -> Result<Response, String> {
-        let name = &self.name;
-        let request = Request::new("game", body);
-        let response = self.pool.request(request, self.timeout).await;
-        let response = response.map_err(|error| format!("the game {name}: {error}"))?;
-        if let Some(error) = response["error"].as_str() {
-            return Err(format!("the game {name}: {error}"));
-        }
-        serde_json::from_value(response)
-            .map_err(|error| format!("the game {name} sent an invalid response: {error}"))
-    }
-}
-
-/// Response of a worker.
-#[derive(Deserialize)]
-struct Response {
-    #[serde(default)]
-    seats: Vec<Seat>,
-    #[serde(default)]
-    events: Vec<Event>,
-    next: WorkerNext,
-    state: Value,
-}
-
-/// Next turn in a response.
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum WorkerNext {
-    Ask(Vec<levade_game::Ask>),
-    Over(Vec<SeatOutcome>),
-}
-
-impl From<WorkerNext> for Next {
-    fn from(next: WorkerNext) -> Self {
-        match next {
-            WorkerNext::Ask(asks) => Next::Ask(asks),
-            WorkerNext::Over(outcomes) => Next::Over(outcomes),
-        }
-    }
-}
+use super::workers::{GameWorkers, Response};
 
 /// A match in progress.
 pub(super) enum Table {
     BuiltIn(Box<dyn State>),
-    Worker { workers: std::sync::Arc<GameWorkers>, position: Value, next: Next },
+    Worker { workers: Arc<GameWorkers>, position: Value, next: Next },
 }
 
 impl Table {
@@ -107,7 +39,7 @@ impl Table {
                         workers.name
                     ));
                 }
-                let workers = std::sync::Arc::clone(workers);
+                let workers = Arc::clone(workers);
                 let table = Table::Worker { workers, position: state, next: next.into() };
                 Ok((table, seats, events))
             }

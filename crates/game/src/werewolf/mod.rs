@@ -9,8 +9,8 @@
 //! # Variants
 //! - **7 players**: 2 wolves, 3 villagers, seer, witch. The witch can heal herself.
 //! - **9 players**: 3 wolves, 3 villagers, seer, witch, hunter. The seer learns the exact role.
-//! - **12 players**: 3 wolves, wolf king, 4 villagers, seer, witch, hunter, guard. The wolves win if
-//!   all villagers or all special roles are dead.
+//! - **12 players**: 3 wolves, wolf king, 4 villagers, seer, witch, hunter, guard. The wolves win
+//!   if all villagers or all special roles are dead.
 //!
 //! Out of scope: the election of a sheriff, and wolves who reveal themselves to end the day.
 

@@ -1,0 +1,81 @@
+//! Workers that have the rules of a game, and answer requests in lines of JSON.
+//!
+//! Positions are part of the requests, so any worker can answer any request, and a restarted worker
+//! continues a match. `docs/games.md` describes the protocol.
+
+use std::time::Duration;
+
+use levade_game::{Ask, Event, Next, Seat, SeatOutcome};
+use levade_process::{Launch, Pool, Request, Supervisor};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::program::workers;
+
+/// Workers that know the rules of one game.
+pub struct GameWorkers {
+    /// Name of the game in messages.
+    pub name: String,
+    pool: Pool,
+    timeout: Duration,
+}
+
+impl GameWorkers {
+    /// Creates at most `count` workers, which are started on demand. `timeout` is the timeout of
+    /// one request.
+    pub fn new(
+        name: &str,
+        supervisor: &Supervisor,
+        launch: Launch,
+        count: usize,
+        timeout: Duration,
+    ) -> Self {
+        let pool = workers(supervisor, launch, None, (count, 1));
+        GameWorkers { name: name.to_owned(), pool, timeout }
+    }
+
+    /// Sends a request, and waits for the response.
+    ///
+    /// # Errors
+    /// Returns a message that names the game if the worker fails, reports an error, or sends an invalid
+    /// response.
+    pub(super) async fn request(&self, body: Value) -> Result<Response, String> {
+        let name = &self.name;
+        let request = Request::new("game", body);
+        let response = self.pool.request(request, self.timeout).await;
+        let response = response.map_err(|error| format!("the game {name}: {error}"))?;
+        if let Some(error) = response["error"].as_str() {
+            return Err(format!("the game {name}: {error}"));
+        }
+        serde_json::from_value(response)
+            .map_err(|error| format!("the game {name} sent an invalid response: {error}"))
+    }
+}
+
+/// Response of a worker.
+#[derive(Deserialize)]
+pub(super) struct Response {
+    #[serde(default)]
+    pub seats: Vec<Seat>,
+    #[serde(default)]
+    pub events: Vec<Event>,
+    pub next: WorkerNext,
+    pub state: Value,
+}
+
+/// Next turn in a response.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum WorkerNext {
+    Ask(Vec<Ask>),
+    Over(Vec<SeatOutcome>),
+}
+
+impl From<WorkerNext> for Next {
+    fn from(next: WorkerNext) -> Self {
+        match next {
+            WorkerNext::Ask(asks) => Next::Ask(asks),
+            WorkerNext::Over(outcomes) => Next::Over(outcomes),
+        }
+    }
+}
