@@ -37,8 +37,8 @@ impl GameWorkers {
     /// Sends a request, and waits for the response.
     ///
     /// # Errors
-    /// Returns a message that names the game if the worker fails, reports an error, or sends an invalid
-    /// response.
+    /// Returns a message that names the game if the worker fails, reports an error, or sends an
+    /// invalid response.
     pub(super) async fn request(&self, body: Value) -> Result<Response, String> {
         let name = &self.name;
         let request = Request::new("game", body);
