@@ -33,6 +33,7 @@ use crate::credit::{CreditedReward, Sample};
 use crate::policies::Models;
 use crate::random::order;
 use crate::rewards::{is_sample, is_uninformative, reward_of, with_rewards};
+use crate::scoring::sum_of_components;
 use crate::signals::Signals;
 use update::{UnitCounting, update};
 
@@ -287,20 +288,21 @@ impl<'a> GroupedSamples<'a> {
         let sequences: Vec<TrainedSequence> =
             rollout.sequences.iter().map(|draft| draft.sequence.clone()).collect();
         // The final part of the score: the components of turns, agents or segments are credited
-        // earlier, as part of `attempt.earned`. The score itself may be that of one agent only.
+        // earlier, as part of `attempt.earned`.
         let components = &attempt.outcome.components;
-        let sum = |is_counted: &dyn Fn(&&Component) -> bool| -> f64 {
-            components.iter().filter(is_counted).map(Component::weighted_value).sum()
-        };
-        let answer_score = match components.is_empty() {
-            true => attempt.score.unwrap_or(0.0),
-            false => sum(&|component| component.credit_target.is_none()),
-        };
+        let early: f64 = components
+            .iter()
+            .filter(|c| c.credit_target.is_some())
+            .map(Component::weighted_value)
+            .sum();
+        // The score can be that of one agent, but every seat has a part of the sum.
+        let score = attempt.score.unwrap_or(0.0);
+        let total = if components.is_empty() { score } else { sum_of_components(components) };
         let credited = CreditedReward::new(
             &attempt.trajectory,
             &sequences,
-            reward,
-            answer_score,
+            reward + (total - score),
+            total - early,
             &attempt.step_rewards,
         );
         let signals: Vec<Signals> =

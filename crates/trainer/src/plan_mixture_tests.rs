@@ -327,6 +327,29 @@ fn plan_of_side_ignores_other_side() {
     assert!(advantages.iter().zip(want).all(|(a, w)| (a - w).abs() < 1e-6), "{advantages:?}");
 }
 
+/// The score of one agent (`reward.of`) changes neither the parts of the seats nor their advantages.
+#[test]
+fn score_of_agent_leaves_rewards_of_seats_unchanged() {
+    let keys = RlKeys { group_by: GroupBy::Agent, ..keys() };
+    let group = |of_wolves: bool| -> Vec<Attempt> {
+        let of = |(sample, wolf): (u32, f64)| {
+            let mut attempt = match_of(sample, [wolf, wolf], ("frozen", -2.0 * wolf));
+            let component = |step: &StepReward| Component {
+                credit_target: Some(step.credit_target.clone()),
+                ..Component::score(step.reward)
+            };
+            attempt.outcome.components = attempt.step_rewards.iter().map(component).collect();
+            attempt.score = Some(if of_wolves { wolf } else { 0.0 });
+            attempt.reward = attempt.score;
+            attempt
+        };
+        (0..).zip([1.0, 0.0, 0.25]).map(of).collect()
+    };
+    let plan = plan_of(&[group(true)], &keys, 1000).unwrap();
+    assert_eq!(plan.updates[0].sequences.len(), 6);
+    assert_eq!(plan_of(&[group(false)], &keys, 1000).unwrap(), plan);
+}
+
 /// With the unit `sample`, both seats of an attempt have the weight of a rollout.
 #[test]
 fn unit_sample_weighs_seats_alike() {

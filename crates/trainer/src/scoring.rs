@@ -23,6 +23,7 @@ use serde_json::Value;
 
 use crate::TrainerError;
 use crate::panics::catch_panic;
+pub(crate) use step_rewards::sum_of_components;
 use step_rewards::{call_rewards, component_reward, score_of};
 
 /// Scorers that a program provides in place of the recipe's scorers with these names.
@@ -513,13 +514,8 @@ impl Scorers {
     pub(crate) fn finish(&self, attempt: Attempt) -> Attempt {
         let keys = &self.0.keys;
         let mut outcome = attempt.outcome;
-        let total: f64 = outcome
-            .components
-            .iter()
-            .map(Component::weighted_value)
-            .fold(0.0, |sum, fraction| sum + fraction);
         let score = match keys.of.as_str() {
-            "" => total,
+            "" => sum_of_components(&outcome.components),
             agent => score_of(agent, &outcome.components),
         };
         // The extracted text is stored once, with the outcome: the text of the first scorer that
@@ -529,7 +525,7 @@ impl Scorers {
         outcome.extracted = extracted.into_iter().next();
         let mut step_rewards = call_rewards(keys, &outcome);
         let unfinished_penalty = if outcome.finish.is_complete() { 0.0 } else { keys.unfinished };
-        let reward = total
+        let reward = score
             + unfinished_penalty
             + step_rewards.iter().map(|step_rewards| step_rewards.reward).sum::<f64>();
         step_rewards.extend(outcome.components.iter().filter_map(component_reward));

@@ -281,8 +281,7 @@ fn tool_rewards_add_to_call_penalties_of_turn() {
     assert_eq!((done.score, done.reward), (Some(1.0), Some(2.0)));
 }
 
-/// The score of an attempt at a game is the mean over the seats of one agent, while its reward
-/// stays the sum, from which each seat gets its own part.
+/// The score of an attempt at a game is the mean over the seats of one agent.
 #[test]
 fn score_of_agent_is_mean_over_its_seats() {
     let seat = |name: &str, value| Component {
@@ -302,7 +301,7 @@ fn score_of_agent_is_mean_over_its_seats() {
         Scorers::new(&keys, CustomScorers::new()).finish(attempt)
     };
     let wolf = finish("wolf");
-    assert_eq!((wolf.score, wolf.reward), (Some(1.0), Some(0.25)));
+    assert_eq!((wolf.score, wolf.reward), (Some(1.0), Some(1.0)));
     assert_eq!(wolf.step_rewards.len(), 3);
     assert_eq!(finish("good").score, Some(-1.25));
     assert_eq!(finish("").score, Some(0.25));

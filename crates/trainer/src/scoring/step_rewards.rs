@@ -6,6 +6,11 @@ use levade_recipe::RewardKeys;
 use levade_store::{CreditTarget, StepReward};
 use levade_tree::{CallCounts, Component, Outcome, agent_of};
 
+/// Returns the sum of all components by their weights.
+pub(crate) fn sum_of_components(components: &[Component]) -> f64 {
+    components.iter().map(Component::weighted_value).fold(0.0, |sum, fraction| sum + fraction)
+}
+
 /// Returns the score of an agent: the components without a target, and the mean over its seats of
 /// the components that they earned.
 pub(super) fn score_of(agent: &str, components: &[Component]) -> f64 {
