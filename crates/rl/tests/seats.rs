@@ -1,5 +1,6 @@
 //! Advantages of seats of a game, in which all seats of a side win or lose together.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 use levade_rl::{Estimator, GroupBaseline, Rollout, Sequence};
 
 /// Number of matches from one seed.
