@@ -11,6 +11,7 @@ use super::check::Checker;
 use super::check_agents::format_choices;
 use super::game::{GameKeys, OTHER};
 use super::keys::{Recipe, TaskSource};
+use super::read::ReadError;
 use super::rl::{GroupBy, RlKeys};
 
 impl Recipe {
@@ -98,7 +99,10 @@ impl Checker<'_> {
         }
         let seats = Rules::built_in(&keys.name).and_then(|rules| rules.seats(&keys.options()));
         match seats {
-            Err(why) => self.check(false, "game", format!("{:?}", keys.name), why),
+            Err(why) => {
+                let source = ReadError::at_path(["game"], why);
+                Err(RecipeError::Key { file: self.file().to_owned(), source })
+            }
             Ok(seats) => {
                 let known = seats.iter().flat_map(|seat| [&seat.name, &seat.role, &seat.side]);
                 let mut known: Vec<&str> = known.map(String::as_str).chain([OTHER]).collect();

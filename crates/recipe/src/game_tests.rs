@@ -50,6 +50,7 @@ fn game_errors_name_key_and_choices() {
     let error = load(GAME, &["phase.0.group_size=1", "phase.0.advantage='reinforce_plus_plus'"]);
     assert!(error.unwrap_err().contains("the same seat"));
     // Names of agents cannot contain the separator of seats.
-    let error = load(GAME, &["agent={kind='game', policy='wolf', 'wolf@3'={}}"]).unwrap_err();
+    let seat = ["agent={kind='game', policy='wolf', 'wolf@3'={}}", "game.agents={}"];
+    let error = load(GAME, &seat).unwrap_err();
     assert!(error.contains("letters, digits, - and _"), "{error}");
 }
