@@ -56,6 +56,9 @@ pub fn check_end_values(end: &End) -> Result<(), Failure> {
 /// Checks an attempt that is recorded in one call.
 pub fn check_attempt(run: &RunId, attempt: &Attempt) -> Result<(), Failure> {
     check_name(run, &attempt.id, &attempt.slot, attempt.number)?;
+    if attempt.status == Status::Withdrawn {
+        return Err(Failure::Unstorable("record the attempt first, then withdraw it".into()));
+    }
     check_finite(attempt.score, attempt.reward, &attempt.step_rewards)?;
     attempt.trajectory.segments().iter().try_for_each(check_segment)
 }
@@ -77,7 +80,7 @@ pub fn check_restart(stored: &Attempt, start: &AttemptStart) -> Result<WriteOutc
         return Err(Failure::Conflict(start.slot.to_string(), "task"));
     }
     match stored.status {
-        Status::Abandoned => Err(Failure::Ended(stored.status)),
+        Status::Abandoned | Status::Withdrawn => Err(Failure::Ended(stored.status)),
         _ => Ok(WriteOutcome::AlreadyRecorded),
     }
 }
@@ -89,6 +92,7 @@ pub fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Failure> {
         Status::Running => Ok(WriteOutcome::Written),
         // The attempt waited for its score.
         Status::Unscored if end.status != Status::Unscored => Ok(WriteOutcome::Written),
+        Status::Withdrawn => Err(Failure::Ended(stored.status)),
         Status::Abandoned if end_difference(&stored.end(), end).is_some() => {
             Err(Failure::Ended(stored.status))
         }

@@ -19,7 +19,8 @@
 //! that waits for its score first ends as [`Unscored`](Status::Unscored) and ends again with its
 //! score; its tokens do not change. An attempt whose process exited is
 //! [`Abandoned`](Status::Abandoned): it is never trained on, and the next try is another attempt. A
-//! complete attempt can also be recorded in one call.
+//! complete attempt can also be recorded in one call. An attempt that was
+//! [withdrawn](Store::withdraw) is in no list, and accepts no further writes.
 //!
 //! # Example
 //! ```
@@ -79,6 +80,7 @@ mod sqlite;
 mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod withdrawal;
 pub mod wire;
 
 pub use error::{Code, StoreError};
@@ -93,5 +95,6 @@ pub use record::{
 pub use sqlite::rollouts::open_rollouts;
 pub use sqlite::{CheckReport, Finding, FindingKind, Kept, SCHEMA_VERSION, Sqlite, check_file};
 pub use store::Store;
+pub use withdrawal::{WithdrawRequest, Withdrawal, erase_quotes};
 
 pub use levade_tree::{AttemptId, AttemptSlot, CreditTarget, Purpose, RunId, Segment};

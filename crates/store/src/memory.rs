@@ -6,12 +6,12 @@ use std::sync::{Mutex, PoisonError};
 use async_trait::async_trait;
 use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment, SegmentId};
 
-use crate::checks;
 use crate::error::{Code, Failure};
 use crate::{
     Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, Status, StepPlan, Store,
-    StoreError, Tries, WriteOutcome,
+    StoreError, Tries, WithdrawRequest, Withdrawal, WriteOutcome, erase_quotes,
 };
+use crate::{checks, withdrawal};
 
 /// Location of the store in messages.
 const LOCATION: &str = "memory";
@@ -33,6 +33,7 @@ struct Contents {
     tries: BTreeMap<(AttemptSlot, u32), AttemptId>,
     steps: BTreeMap<(u32, u32), StepPlan>,
     evals: BTreeMap<EvalKey, serde_json::Value>,
+    withdrawals: Vec<Withdrawal>,
 }
 
 impl Memory {
@@ -205,7 +206,7 @@ impl Store for Memory {
             let next = contents.tries_in_slot(slot).next_back().map_or(0, |last| last.number + 1);
             let failed = contents
                 .tries_in_slot(slot)
-                .filter(|attempt| attempt.status == Status::Superseded)
+                .filter(|attempt| attempt.status.needs_another_stream())
                 .count();
             Ok(Tries { next, failed: failed as u32 })
         })
@@ -215,6 +216,7 @@ impl Store for Memory {
         self.with_contents("read", format_args!("tasks for {}", purpose.name()), |contents| {
             let matching =
                 contents.attempts.values().filter(|attempt| attempt.slot.purpose == purpose);
+            let matching = matching.filter(|attempt| !attempt.task.is_null());
             let distinct: BTreeMap<String, serde_json::Value> =
                 matching.map(|attempt| (attempt.task.to_string(), attempt.task.clone())).collect();
             Ok(distinct.into_values().collect())
@@ -305,6 +307,41 @@ impl Store for Memory {
         self.with_contents("read", "evaluations", |contents| {
             Ok(contents.evals.iter().map(|(key, result)| (*key, result.clone())).collect())
         })
+    }
+
+    async fn withdraw(&self, request: &WithdrawRequest) -> Result<Vec<Withdrawal>, StoreError> {
+        self.with_contents("record", "a withdrawal", |contents| {
+            let Contents { attempts, tries, evals, withdrawals, .. } = contents;
+            if let Some(id) = request.attempts.iter().find(|id| !attempts.contains_key(id)) {
+                return Err(withdrawal::unknown(id));
+            }
+            let mut added = Vec::new();
+            for id in tries.values() {
+                let Some(attempt) = attempts.get_mut(id).filter(|a| request.selects(a)) else {
+                    continue;
+                };
+                let earlier: Vec<Withdrawal> =
+                    withdrawals.iter().filter(|earlier| earlier.id == *id).cloned().collect();
+                let Some(tombstone) = request.tombstone(attempt, &earlier) else { continue };
+                attempt.status = Status::Withdrawn;
+                if request.erase {
+                    withdrawal::erase(attempt);
+                }
+                added.push(tombstone);
+            }
+            withdrawals.extend(added.iter().cloned());
+            if request.erase {
+                let names = added.iter().map(|tombstone| tombstone.slot.name()).collect();
+                for result in evals.values_mut() {
+                    erase_quotes(result, &names);
+                }
+            }
+            Ok(added)
+        })
+    }
+
+    async fn withdrawals(&self) -> Result<Vec<Withdrawal>, StoreError> {
+        self.with_contents("read", "withdrawals", |contents| Ok(contents.withdrawals.clone()))
     }
 }
 

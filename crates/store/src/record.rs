@@ -24,16 +24,20 @@ pub enum Status {
     /// attempt of its batch, so that the cause lies outside the run. An abandoned attempt is never
     /// trained on, and a resumed run makes another try.
     Abandoned,
+    /// The attempt was withdrawn, and must not be used any longer. See
+    /// [`Withdrawal`](crate::Withdrawal).
+    Withdrawn,
 }
 
 impl Status {
-    const ALL: [Status; 6] = [
+    const ALL: [Status; 7] = [
         Status::Running,
         Status::Completed,
         Status::Unscored,
         Status::Failed,
         Status::Superseded,
         Status::Abandoned,
+        Status::Withdrawn,
     ];
 
     /// Returns the stored name of the status, for example `"running"`.
@@ -45,6 +49,7 @@ impl Status {
             Status::Failed => "failed",
             Status::Superseded => "superseded",
             Status::Abandoned => "abandoned",
+            Status::Withdrawn => "withdrawn",
         }
     }
 
@@ -58,9 +63,14 @@ impl Status {
         matches!(self, Status::Completed | Status::Unscored | Status::Failed)
     }
 
+    /// Returns whether a try with this status must not be repeated from the same random stream.
+    pub fn needs_another_stream(self) -> bool {
+        matches!(self, Status::Superseded | Status::Withdrawn)
+    }
+
     /// Returns whether an attempt can end with this status.
     pub fn is_end(self) -> bool {
-        self != Status::Running
+        !matches!(self, Status::Running | Status::Withdrawn)
     }
 }
 
@@ -114,7 +124,7 @@ impl Attempt {
         match self.status {
             Status::Failed | Status::Superseded => true,
             Status::Abandoned => self.outcome.error.is_some(),
-            Status::Running | Status::Completed | Status::Unscored => false,
+            Status::Running | Status::Completed | Status::Unscored | Status::Withdrawn => false,
         }
     }
 
@@ -160,9 +170,9 @@ pub struct End {
 pub struct Tries {
     /// Index of the next try: one more than the index of the last started try, or 0.
     pub next: u32,
-    /// Number of superseded tries. Abandoned tries are not counted: this number selects the random
-    /// number stream of the next try, so that a run that was killed and resumed samples the same
-    /// tokens as an undisturbed run.
+    /// Number of superseded and withdrawn tries. Abandoned tries are not counted: this number
+    /// selects the random number stream of the next try, so that a run that was killed and resumed
+    /// samples the same tokens as an undisturbed run.
     pub failed: u32,
 }
 

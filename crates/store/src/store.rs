@@ -7,15 +7,15 @@ use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment};
 
 use crate::{
     Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, StepPlan, StoreError,
-    Tries, WriteOutcome,
+    Tries, WithdrawRequest, Withdrawal, WriteOutcome,
 };
 
 /// The store of one run. Share it as `Arc<dyn Store>`.
 ///
 /// When a write returns, it is as durable as the backend allows. Every write can be repeated: a
 /// write of an equal value returns [`WriteOutcome::AlreadyRecorded`], a write of a different value
-/// returns [`StoreError::Conflict`]. Only the end of an unscored attempt is ever overwritten. A
-/// write may still be committed after its future is dropped. Every call returns before a deadline
+/// returns [`StoreError::Conflict`]. Only the end of an unscored attempt is ever overwritten, and
+/// only [`withdraw`](Self::withdraw) erases. A write may still be committed after its future is dropped. Every call returns before a deadline
 /// that the backend sets.
 ///
 /// Every method can return an error if the backend fails or does not respond
@@ -112,6 +112,7 @@ pub trait Store: Debug + Send + Sync {
     async fn tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError>;
 
     /// Returns the distinct tasks of all attempts started for `purpose`, including running ones.
+    /// Erased tasks are not returned.
     ///
     /// # Errors
     /// Returns an error if reading fails.
@@ -168,4 +169,27 @@ pub trait Store: Debug + Send + Sync {
     /// # Errors
     /// Returns an error if reading fails.
     async fn evals(&self) -> Result<Vec<(EvalKey, serde_json::Value)>, StoreError>;
+
+    /// Withdraws attempts: adds a tombstone for each attempt that the request selects, and gives
+    /// the attempts the status [`Withdrawn`](crate::Status::Withdrawn). Returns the tombstones that
+    /// were added, sorted by slot and try. A repeated request adds none.
+    ///
+    /// If the request erases, the task of each attempt becomes null, its outcome becomes
+    /// [`Outcome::initial`](levade_tree::Outcome::initial), its segments are removed, and
+    /// [`erase_quotes`](crate::erase_quotes) is applied to all evaluations. When this method
+    /// returns, the backend's own files contain none of the erased bytes. Scores, rewards and
+    /// step plans stay. Call this only while no process works on the run.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Unstorable`] if an attempt of the request is not recorded. If erasing the
+    /// remains in the backend's files fails, the tombstones are recorded and an error is returned;
+    /// a repeated request completes the erasure.
+    async fn withdraw(&self, request: &WithdrawRequest) -> Result<Vec<Withdrawal>, StoreError>;
+
+    /// Returns all tombstones in the order in which they were added. An attempt that was erased
+    /// after it was withdrawn has two.
+    ///
+    /// # Errors
+    /// Returns an error if reading fails.
+    async fn withdrawals(&self) -> Result<Vec<Withdrawal>, StoreError>;
 }

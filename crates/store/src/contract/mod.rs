@@ -9,6 +9,7 @@
 mod plans;
 pub(crate) mod test_data;
 mod tries;
+mod withdrawals;
 
 use std::sync::Arc;
 
@@ -24,6 +25,7 @@ pub use plans::*;
 pub(crate) use test_data::{attempt, forest, plan, start_of};
 use test_data::{segment, train_slot};
 pub use tries::*;
+pub use withdrawals::*;
 
 /// Generates a module `$backend` with the contract tests for a backend. `$open` is an async closure
 /// that returns a value to keep alive during the test, such as a temporary directory, and an `Arc`
@@ -55,6 +57,9 @@ macro_rules! store_contract {
             evaluations_are_sorted_and_never_replaced
             concurrent_writers_get_consistent_results
             unknown_keys_return_nothing
+            withdrawn_attempt_leaves_every_list
+            withdraw_task_includes_every_try
+            erasure_removes_texts_and_keeps_plans
         );
     };
     (@each $backend:ident, $open:expr, $($test:ident)*) => {

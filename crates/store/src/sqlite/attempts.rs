@@ -176,7 +176,7 @@ macro_rules! select {
 }
 
 /// Returns an attempt without its segments, with its row, or `None` if it is not recorded.
-fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, Failure> {
+pub(super) fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, Failure> {
     let mut statement = from.prepare_cached(select!("name = ?1"))?;
     let mut rows = statement.query([name.bytes()])?;
     rows.next()?.map(|row| Ok((row.get(0)?, parse_head(row)?))).transpose()
@@ -274,8 +274,8 @@ pub(super) fn last_try(from: &Connection, slot: &AttemptSlot) -> Result<Option<A
 pub(super) fn tries(from: &Connection, slot: &AttemptSlot) -> Result<Tries, Failure> {
     let AttemptSlot { purpose, phase, step, group, sample } = slot;
     let count =
-        "SELECT coalesce(max(number) + 1, 0), count(*) FILTER (WHERE status = 'superseded') FROM \
-         attempts
+        "SELECT coalesce(max(number) + 1, 0), count(*) FILTER (WHERE status IN ('superseded', \
+         'withdrawn')) FROM attempts
          WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5";
     let key = params![purpose.name(), phase, step, group, sample];
     let tries = |row: &Row<'_>| Ok(Tries { next: row.get(0)?, failed: row.get(1)? });
@@ -287,8 +287,9 @@ pub(super) fn tasks(
     from: &Connection,
     purpose: Purpose,
 ) -> Result<Vec<serde_json::Value>, Failure> {
-    let mut statement =
-        from.prepare_cached("SELECT DISTINCT task FROM attempts WHERE purpose = ?1 ORDER BY 1")?;
+    let mut statement = from.prepare_cached(
+        "SELECT DISTINCT task FROM attempts WHERE purpose = ?1 AND task <> 'null' ORDER BY 1",
+    )?;
     let mut rows = statement.query([purpose.name()])?;
     let mut tasks = Vec::new();
     while let Some(row) = rows.next()? {
@@ -359,7 +360,7 @@ pub(super) fn failures(from: &Connection, purpose: Purpose) -> Result<Vec<Failed
     Ok(failures)
 }
 
-fn status(row: &Row<'_>, column: usize) -> Result<Status, Failure> {
+pub(super) fn status(row: &Row<'_>, column: usize) -> Result<Status, Failure> {
     let name: String = row.get(column)?;
     Status::parse(&name).ok_or_else(|| Failure::Corrupt(format!("unknown status `{name}`")))
 }

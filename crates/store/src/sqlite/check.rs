@@ -25,7 +25,7 @@ use rusqlite::{Connection, OptionalExtension};
 use serde::Serialize;
 
 use super::schema::{open_error, run_of};
-use super::{attempts, evals, ledger};
+use super::{attempts, evals, ledger, withdrawals};
 use crate::error::{Code, Failure};
 use crate::{EvalKey, StoreError};
 use damaged_file::OpenedStore;
@@ -100,6 +100,8 @@ pub enum FindingKind {
     PlannedAttempt,
     /// An evaluation is lost.
     Evaluation,
+    /// The reasons for which attempts were withdrawn are lost.
+    Withdrawal,
 }
 
 impl CheckReport {
@@ -175,6 +177,7 @@ pub fn check_file(
         let whole = check_attempts(connection, run, last_row, &mut report, &mut rescue)?;
         check_plans(connection, &whole, &mut report, &mut rescue)?;
         check_evals(connection, &mut report, &mut rescue)?;
+        check_withdrawals(connection, &whole, &mut report, &mut rescue)?;
         report.rows_without_checksum = count_without_checksum(connection);
     }
     report.run = run.map(|run| run.0);
@@ -383,6 +386,34 @@ fn check_evals(
         }
     }
     Ok(())
+}
+
+/// Checks that the tombstones can be read, and keeps those of attempts that are whole.
+fn check_withdrawals(
+    connection: &Connection,
+    whole: &HashSet<AttemptId>,
+    report: &mut CheckReport,
+    rescue: &mut Option<Rescue>,
+) -> Result<(), StoreError> {
+    match withdrawals::all(connection) {
+        Ok(tombstones) => {
+            let kept = tombstones.iter().filter(|tombstone| whole.contains(&tombstone.id));
+            if let Some(rescue) = rescue {
+                kept.map(|tombstone| rescue.add_withdrawal(tombstone)).collect()
+            } else {
+                Ok(())
+            }
+        }
+        Err(failure) => {
+            let message = format!(
+                "The reasons of withdrawals are lost: {}. The attempts are still marked as \
+                 withdrawn.",
+                reason_of(failure)
+            );
+            report.find(FindingKind::Withdrawal, "withdrawals", message);
+            Ok(())
+        }
+    }
 }
 
 /// Returns (phase, step) of the rows of a table, in order. After a row that cannot be read, tries

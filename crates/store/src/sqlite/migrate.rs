@@ -64,6 +64,7 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
                 migrate_from_3(&transaction)?;
             }
             add_checksums(&transaction)?;
+            create_missing_tables(&transaction)?;
             let broken: i64 = transaction.query_row(
                 "SELECT count(*) FROM pragma_foreign_key_check",
                 [],
@@ -104,6 +105,15 @@ fn add_checksums(transaction: &Transaction<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Creates the tables of the current schema that do not exist. Rows that move into them have no
+/// checksum.
+fn create_missing_tables(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+    let tables = ["TABLE", "INDEX"].iter().fold(TABLES.to_owned(), |text, kind| {
+        text.replace(&format!("CREATE {kind} "), &format!("CREATE {kind} IF NOT EXISTS "))
+    });
+    transaction.execute_batch(&tables.replace("crc INTEGER NOT NULL", "crc INTEGER"))
+}
+
 /// Tables whose columns differ between schema 3 and schema 4.
 const CHANGED_TABLES: [&str; 3] = ["attempts", "segments", "steps"];
 
@@ -113,9 +123,7 @@ fn migrate_from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
     for table in CHANGED_TABLES {
         transaction.execute_batch(&format!("ALTER TABLE {table} RENAME TO old_{table}"))?;
     }
-    // Tables that are equal in both schemas exist already.
-    let tables = TABLES.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS");
-    transaction.execute_batch(&tables.replace("crc INTEGER NOT NULL", "crc INTEGER"))?;
+    create_missing_tables(transaction)?;
     let run = derived_run(transaction)?;
     transaction.execute("INSERT INTO run (id) VALUES (?1)", [&run.0])?;
     attempts(transaction, &run)?;

@@ -247,3 +247,37 @@ fn failed_migration_leaves_file_unchanged() {
     let kept: i64 = raw.query_row("SELECT count(*) FROM steps", [], |row| row.get(0)).unwrap();
     assert_eq!(kept, 1);
 }
+
+/// Schema 5 only adds a table, so a file of schema 4 keeps all its rows, and its attempts can be
+/// withdrawn.
+#[test]
+fn schema_4_gains_withdrawals_and_keeps_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.db");
+    let run = RunId("x".into());
+    let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 1, group: 2, sample: 3 };
+    let start =
+        crate::AttemptStart { id: AttemptId::new(&run, &slot, 0), slot, number: 0, task: json!(1) };
+    let status = crate::Status::Failed;
+    let attempt = crate::Attempt { status, ..crate::Attempt::from_start(&start) };
+    let store = wait(Sqlite::open(&file, &run)).unwrap();
+    wait(store.record_attempt(&attempt)).unwrap();
+    drop(store);
+    let raw = Connection::open(&file).unwrap();
+    raw.execute_batch("DROP TABLE withdrawals; PRAGMA user_version = 4").unwrap();
+    drop(raw);
+    let reader = wait(Sqlite::open_existing(&file)).unwrap();
+    assert_eq!(wait(reader.attempt(&attempt.id)).unwrap(), Some(attempt.clone()));
+    assert_eq!(wait(reader.withdrawals()).unwrap(), []);
+    drop(reader);
+    assert_eq!(
+        identity(&Connection::open(&file).unwrap()).unwrap().1,
+        4,
+        "a reader changes nothing"
+    );
+    let writer = wait(Sqlite::resume(&file, &run)).unwrap();
+    assert_eq!(wait(writer.attempt(&attempt.id)).unwrap(), Some(attempt.clone()));
+    let request = crate::WithdrawRequest { attempts: vec![attempt.id], ..Default::default() };
+    assert_eq!(wait(writer.withdraw(&request)).unwrap().len(), 1);
+    assert_eq!(identity(&Connection::open(&file).unwrap()).unwrap().1, SCHEMA_VERSION);
+}

@@ -16,6 +16,7 @@ mod read_only;
 pub(crate) mod rollouts;
 mod schema;
 mod segments;
+mod withdrawals;
 mod worker;
 
 use std::fmt;
@@ -33,7 +34,7 @@ use tracing::{debug, trace};
 use crate::error::{Code, Failure};
 use crate::{
     Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, StepPlan, Store,
-    StoreError, Tries, WriteOutcome,
+    StoreError, Tries, WithdrawRequest, Withdrawal, WriteOutcome,
 };
 pub use check::{CheckReport, Finding, FindingKind, Kept, check_file};
 pub use schema::SCHEMA_VERSION;
@@ -175,6 +176,19 @@ impl Sqlite {
             }
             None => Err(StoreError::ReadOnly { location: self.location.clone(), key }),
         }
+    }
+}
+
+impl Sqlite {
+    /// Rewrites the file without its free pages, and empties its log. Waits at most an hour.
+    async fn remove_free_pages(&self) -> Result<(), StoreError> {
+        let (to, outcome) = oneshot::channel();
+        let file = self.file.clone();
+        tokio::task::spawn_blocking(move || drop(to.send(withdrawals::remove_free_pages(&file))));
+        let key = "the erased texts".to_owned();
+        let location = &self.location;
+        let outcome = wait_for_result(location, "erase", key, OPEN_TIMEOUT, outcome).await?;
+        outcome.map_err(|(failure, key)| failure.into_error(location, "erase", key))
     }
 }
 
@@ -370,6 +384,20 @@ impl Store for Sqlite {
 
     async fn evals(&self) -> Result<Vec<(EvalKey, serde_json::Value)>, StoreError> {
         self.read("evaluations", evals::all).await
+    }
+
+    async fn withdraw(&self, request: &WithdrawRequest) -> Result<Vec<Withdrawal>, StoreError> {
+        let erase = request.erase;
+        let request = request.clone();
+        let added = self.write("a withdrawal", move |to| withdrawals::record(to, &request)).await?;
+        if erase {
+            self.remove_free_pages().await?;
+        }
+        Ok(added)
+    }
+
+    async fn withdrawals(&self) -> Result<Vec<Withdrawal>, StoreError> {
+        self.read("withdrawals", withdrawals::all).await
     }
 }
 

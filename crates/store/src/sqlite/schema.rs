@@ -106,6 +106,15 @@ CREATE TABLE evals (
     crc INTEGER NOT NULL,
     PRIMARY KEY (phase, step)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE withdrawals (
+    id      INTEGER PRIMARY KEY,            -- in the order in which they were added
+    attempt INTEGER NOT NULL REFERENCES attempts (id),
+    status  TEXT    NOT NULL,               -- of the attempt, before it was withdrawn
+    task    TEXT,                           -- its name, if the whole task was withdrawn
+    reason  TEXT    NOT NULL,
+    at      INTEGER NOT NULL,               -- seconds since 1970
+    erased  INTEGER NOT NULL
+) STRICT;
 ";
 
 /// Returns the id of the run in the file.

@@ -453,3 +453,28 @@ fn append_updates_token_counts() {
     wait(store.abandon_running()).unwrap();
     assert_eq!(sizes(), (2, 6, "abandoned".into()));
 }
+
+/// Erased text is in no file of the store: neither in a free page nor in the log.
+#[test]
+fn erased_text_is_in_no_file() {
+    let (dir, store) = open();
+    let mut secret = attempt(0, 0);
+    secret.task = json!({"question": "the-secret-question"});
+    secret.outcome = Outcome::demonstrated("the-secret-answer");
+    let kept = Attempt { task: json!({"question": "kept-question"}), ..attempt(1, 0) };
+    wait(store.record_attempts(&[secret.clone(), kept])).unwrap();
+    let contains = |text: &str| {
+        let files = std::fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().path());
+        files
+            .map(|file| std::fs::read(file).unwrap())
+            .any(|bytes| bytes.windows(text.len()).any(|window| window == text.as_bytes()))
+    };
+    assert!(contains("the-secret-answer"));
+    let request =
+        WithdrawRequest { attempts: vec![secret.id], erase: true, ..WithdrawRequest::default() };
+    wait(store.withdraw(&request)).unwrap();
+    for text in ["the-secret-question", "the-secret-answer"] {
+        assert!(!contains(text), "{text}");
+    }
+    assert!(contains("kept-question"));
+}

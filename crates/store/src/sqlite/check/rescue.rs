@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use levade_tree::RunId;
 use rusqlite::Connection;
 
-use super::super::{attempts, evals, ledger, opening, segments};
+use super::super::{attempts, evals, ledger, opening, segments, withdrawals};
 use crate::error::Failure;
-use crate::{Attempt, EvalKey, StepPlan, StoreError};
+use crate::{Attempt, EvalKey, StepPlan, StoreError, Withdrawal};
 
 /// Number of values in a transaction.
 const BATCH: u32 = 256;
@@ -43,6 +43,15 @@ impl Rescue {
     /// Adds the result of an evaluation, given as JSON text.
     pub fn add_eval(&mut self, key: EvalKey, text: &str) -> Result<(), StoreError> {
         self.write(key.to_string(), |to| evals::record(to, key, text).map(drop))
+    }
+
+    /// Adds the tombstone of an attempt that was added before.
+    pub fn add_withdrawal(&mut self, tombstone: &Withdrawal) -> Result<(), StoreError> {
+        self.write(attempts::key(&tombstone.id), |to| {
+            let query = "SELECT id FROM attempts WHERE name = ?1";
+            let row = to.query_row(query, [tombstone.id.bytes()], |row| row.get(0))?;
+            withdrawals::insert(to, row, tombstone)
+        })
     }
 
     /// Commits everything and returns the path of the file.

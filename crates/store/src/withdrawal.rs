@@ -1,0 +1,140 @@
+//! Withdrawals: tombstones of attempts that must not be used any longer.
+//!
+//! A withdrawal never replaces a record. It adds a [`Withdrawal`] for each attempt and gives the
+//! attempt the status [`Withdrawn`](crate::Status::Withdrawn), so that no query for attempts that
+//! count returns it. If the withdrawal erases, the task, the outcome and all segments of the
+//! attempt are removed, also from evaluations that quote them. Its id, slot, status, score and
+//! reward stay, and so do the step plans that name it.
+
+use std::collections::HashSet;
+
+use levade_tree::{AttemptId, AttemptSlot, Outcome, Trajectory};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::Failure;
+use crate::{Attempt, Status};
+
+/// A request to withdraw attempts.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WithdrawRequest {
+    /// Ids of attempts to withdraw.
+    pub attempts: Vec<AttemptId>,
+    /// Tasks as JSON. All attempts at an equal task are withdrawn, whatever their status.
+    pub tasks: Vec<Value>,
+    /// Name under which `tasks` are recorded as withdrawn. `None` if only attempts are withdrawn.
+    pub task: Option<String>,
+    /// Reason, as the user stated it. It can be empty.
+    pub reason: String,
+    /// Time of the request as a Unix timestamp in seconds.
+    pub at: u64,
+    /// Whether texts and tokens are erased.
+    pub erase: bool,
+}
+
+impl WithdrawRequest {
+    /// Returns whether the request selects an attempt.
+    pub fn selects(&self, attempt: &Attempt) -> bool {
+        self.attempts.contains(&attempt.id) || self.tasks.contains(&attempt.task)
+    }
+
+    /// Returns the tombstone that this request adds for an attempt. `earlier` are the tombstones
+    /// that the attempt has. Returns `None` if they already say as much: an attempt gets a second
+    /// tombstone only if it is erased after it was withdrawn.
+    pub fn tombstone(&self, attempt: &Attempt, earlier: &[Withdrawal]) -> Option<Withdrawal> {
+        if earlier.iter().any(|earlier| earlier.erased || !self.erase) {
+            return None;
+        }
+        Some(Withdrawal {
+            id: attempt.id,
+            slot: attempt.slot,
+            number: attempt.number,
+            status: earlier.first().map_or(attempt.status, |earlier| earlier.status),
+            task: self.task.clone(),
+            reason: self.reason.clone(),
+            at: self.at,
+            erased: self.erase,
+        })
+    }
+}
+
+/// The tombstone of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Withdrawal {
+    /// Id of the withdrawn attempt.
+    pub id: AttemptId,
+    /// Slot of the attempt in the run.
+    pub slot: AttemptSlot,
+    /// Index of the try in that slot, from 0.
+    pub number: u32,
+    /// Status of the attempt before it was withdrawn.
+    pub status: Status,
+    /// Name of the task, if all attempts at it were withdrawn together.
+    pub task: Option<String>,
+    /// Reason, as the user stated it. It can be empty.
+    pub reason: String,
+    /// Time of the withdrawal as a Unix timestamp in seconds.
+    pub at: u64,
+    /// Whether the attempt's texts and tokens were erased.
+    pub erased: bool,
+}
+
+/// Creates the error for an attempt of a request that is not recorded.
+pub(crate) fn unknown(id: &AttemptId) -> Failure {
+    Failure::Unstorable(format!("attempt {id} is not recorded"))
+}
+
+/// Removes the texts and tokens of an attempt.
+pub(crate) fn erase(attempt: &mut Attempt) {
+    attempt.task = Value::Null;
+    attempt.outcome = Outcome::initial();
+    attempt.trajectory = Trajectory::new();
+}
+
+/// Removes the texts of attempts that a JSON document quotes: in every object whose field `attempt`
+/// is one of `names`, which are names of slots, all other strings become empty. Returns whether the
+/// document has changed.
+pub fn erase_quotes(document: &mut Value, names: &HashSet<String>) -> bool {
+    let mut changed = false;
+    match document {
+        Value::Object(fields) => {
+            let quotes = fields.get("attempt").and_then(Value::as_str);
+            let quotes = quotes.is_some_and(|name| names.contains(name));
+            for (key, value) in fields.iter_mut() {
+                match value {
+                    Value::String(text) if quotes && key != "attempt" && !text.is_empty() => {
+                        text.clear();
+                        changed = true;
+                    }
+                    value => changed |= erase_quotes(value, names),
+                }
+            }
+        }
+        Value::Array(items) => {
+            for item in items {
+                changed |= erase_quotes(item, names);
+            }
+        }
+        _ => {}
+    }
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn erase_quotes_clears_only_named_attempts() {
+        let names = HashSet::from(["eval/0/0/1/0".to_owned()]);
+        let of = |attempt: &str, reply: &str| json!({"attempt": attempt, "reply": reply, "n": 1});
+        let mut document = json!({"a": [of("eval/0/0/1/0", "secret"), of("eval/0/0/2/0", "kept")]});
+        assert!(erase_quotes(&mut document, &names));
+        assert_eq!(document, json!({"a": [of("eval/0/0/1/0", ""), of("eval/0/0/2/0", "kept")]}));
+        assert!(!erase_quotes(&mut document, &names), "nothing is left to erase");
+    }
+}
