@@ -1,0 +1,281 @@
+//! Finds the step of a run from which two scorers part: a reward hack seen by an honest scorer.
+//!
+//! A new scorer may be noisier or stricter than the old one. As long as a new score depends only on
+//! the old score, not on the step, the scorers agree as they always did, whatever the policy learns.
+//! So the null hypothesis is: given the old score, new scores are exchangeable over steps.
+//!
+//! # Test
+//! Attempts are divided into strata by their old score. The residual r of an attempt is its new
+//! score minus the mean of its stratum, and s² is the variance of its stratum. Every step t gets
+//! the sums R(t) = Σ r and V(t) = Σ s². The statistic of a split before step k is
+//! Z(k) = Σ_{t<k} R(t) / √(Σ_{t<k} V · Σ_{t≥k} V / Σ V), and the test takes max Z(k): new scores
+//! fall while old ones do not, which is what a reward hack does. The opposite is not named. It is
+//! divided by √φ, where φ is the mean squared difference of successive R/√V, halved, and at least 1
+//! (Rice 1984): attempts of a step whose errors are correlated then do not count as independent.
+//! The p-value is that of a permutation test, in which new scores move between the attempts of a
+//! stratum.
+//!
+//! # Onset
+//! Residuals are recomputed against the strata before the split. The onset is the start j of the
+//! trapezoid (0 before j, then linear over L steps, then constant) with the largest reduction of
+//! the weighted squared error over j and L. Its interval is the percentile interval of a bootstrap
+//! over the attempts of each step, widened to contain the estimate.
+
+use std::collections::BTreeMap;
+
+use crate::stats::SplitMix;
+
+/// The scores of one attempt by two scorers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TwoScores {
+    /// Index of the step, in the order of the run.
+    pub step: usize,
+    /// Recorded score.
+    pub old: f64,
+    /// Score of the new scorer.
+    pub new: f64,
+}
+
+/// The step from which two scorers part.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Parting {
+    /// Index of the first step from which the old scorer overrates the attempts.
+    pub step: usize,
+    /// First step of the 95 % bootstrap interval.
+    pub low: usize,
+    /// Last step of the interval.
+    pub high: usize,
+    /// Mean change of the new score at an equal old score, after the onset. It is negative.
+    pub change: f64,
+    /// p-value of the permutation test.
+    pub p_value: f64,
+}
+
+/// Significance level of the test: one run in 1,000 without a change is named.
+pub const SIGNIFICANCE: f64 = 0.001;
+/// Number of permutations of the test. The smallest p-value is 1/2000.
+const PERMUTATIONS: u32 = 1999;
+/// Number of bootstrap resamples of the onset.
+const RESAMPLES: u32 = 400;
+/// Maximum number of strata. More distinct old scores are divided into quantiles.
+const MAX_STRATA: usize = 8;
+/// Numbers of steps over which a change may grow to its full size.
+const RAMPS: [usize; 7] = [1, 2, 3, 5, 8, 12, 20];
+
+/// Finds the step from which the new scores part from the old ones. Returns `None` if the test does
+/// not reject at [`SIGNIFICANCE`], in particular if there are fewer than two steps. `seed` is that
+/// of the permutations.
+///
+/// # Panics
+/// Panics if a score is NaN.
+pub fn parting(scores: &[TwoScores], seed: u64) -> Option<Parting> {
+    let steps = scores.iter().map(|score| score.step + 1).max()?;
+    let strata = strata(scores);
+    let mut random = SplitMix(seed);
+    let new: Vec<f64> = scores.iter().map(|score| score.new).collect();
+    let pooled = Relation::fit(&strata, &new, |_| true);
+    let variances = step_sums(scores, steps, |i| pooled.variance(strata[i]));
+    let statistic = |new: &[f64]| {
+        let residuals = step_sums(scores, steps, |i| new[i] - pooled.means[strata[i]]);
+        largest_split(&residuals, &variances)
+    };
+    let (observed, split) = statistic(&new)?;
+    let mut members: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (i, stratum) in strata.iter().enumerate() {
+        members.entry(*stratum).or_default().push(i);
+    }
+    let mut permuted = new.clone();
+    let mut exceeding = 1;
+    for _ in 0..PERMUTATIONS {
+        for members in members.values() {
+            for i in (1..members.len()).rev() {
+                permuted.swap(members[i], members[random.below(i + 1)]);
+            }
+        }
+        let larger = statistic(&permuted).is_some_and(|(found, _)| found >= observed - 1e-9);
+        exceeding += u32::from(larger);
+    }
+    let p_value = f64::from(exceeding) / f64::from(PERMUTATIONS + 1);
+    if p_value > SIGNIFICANCE {
+        return None;
+    }
+    // The foot of a slow change lies before the split, so the baseline is fitted twice.
+    let mut start = split;
+    for _ in 0..2 {
+        start = Onset::new(scores, &strata, start, steps).estimate(split)?.0;
+    }
+    let onset = Onset::new(scores, &strata, start, steps);
+    let (step, change) = onset.estimate(split)?;
+    let mut found: Vec<usize> = (0..RESAMPLES)
+        .filter_map(|_| Some(onset.resample(&mut random).estimate(split)?.0))
+        .chain([step])
+        .collect();
+    found.sort_unstable();
+    let tail = found.len() / 40;
+    let (low, high) = (found[tail].min(step), found[found.len() - 1 - tail].max(step));
+    Some(Parting { step, low, high, change, p_value })
+}
+
+/// Returns the stratum of each attempt: its old score, or the quantile of its old score.
+fn strata(scores: &[TwoScores]) -> Vec<usize> {
+    let mut sorted: Vec<f64> = scores.iter().map(|score| score.old + 0.0).collect();
+    sorted.sort_by(f64::total_cmp);
+    let mut bounds = sorted.clone();
+    bounds.dedup();
+    if bounds.len() > MAX_STRATA {
+        bounds = (1..MAX_STRATA).map(|q| sorted[q * sorted.len() / MAX_STRATA]).collect();
+        bounds.dedup();
+    }
+    scores.iter().map(|score| bounds.partition_point(|bound| *bound < score.old)).collect()
+}
+
+/// Means and variances of new scores by stratum.
+struct Relation {
+    means: Vec<f64>,
+    variances: Vec<f64>,
+    counts: Vec<f64>,
+    all: f64,
+    range: f64,
+}
+
+impl Relation {
+    fn fit(strata: &[usize], new: &[f64], is_used: impl Fn(usize) -> bool) -> Self {
+        let len = strata.iter().max().map_or(0, |last| last + 1);
+        let (mut sums, mut squares, mut counts) = (vec![0.0; len], vec![0.0; len], vec![0.0; len]);
+        let center = new.iter().sum::<f64>() / new.len().max(1) as f64;
+        for (i, (&stratum, &score)) in strata.iter().zip(new).enumerate() {
+            if is_used(i) {
+                counts[stratum] += 1.0;
+                sums[stratum] += score - center;
+                squares[stratum] += (score - center) * (score - center);
+            }
+        }
+        let total: f64 = counts.iter().sum();
+        let all = center + sums.iter().sum::<f64>() / total.max(1.0);
+        let mean = |s: usize| if counts[s] > 0.0 { sums[s] / counts[s] } else { all - center };
+        let variances = (0..len)
+            .map(|s| (squares[s] / counts[s].max(1.0) - mean(s) * mean(s)).max(0.0))
+            .collect();
+        let means = (0..len).map(|s| center + mean(s)).collect();
+        let [low, high] = [f64::min, f64::max].map(|of| new.iter().copied().fold(center, of));
+        Relation { means, variances, counts, all, range: high - low }
+    }
+
+    /// Returns the variance of a stratum, at least that of one differing attempt in two more than
+    /// there are: scores that have always agreed may still disagree once.
+    fn variance(&self, stratum: usize) -> f64 {
+        let n = self.counts[stratum] + 2.0;
+        self.variances[stratum].max(self.range * self.range * (n - 1.0) / (n * n)).max(1e-12)
+    }
+}
+
+/// Sums a value of each attempt by step.
+fn step_sums(scores: &[TwoScores], steps: usize, value: impl Fn(usize) -> f64) -> Vec<f64> {
+    let mut sums = vec![0.0; steps];
+    for (i, score) in scores.iter().enumerate() {
+        sums[score.step] += value(i);
+    }
+    sums
+}
+
+/// Returns the largest statistic of a split, and the first step after the split.
+fn largest_split(residuals: &[f64], variances: &[f64]) -> Option<(f64, usize)> {
+    let total: f64 = variances.iter().sum();
+    let sum: f64 = residuals.iter().sum();
+    let (mut before, mut variance) = (0.0, 0.0);
+    let mut best: Option<(f64, usize)> = None;
+    for step in 1..residuals.len() {
+        before += residuals[step - 1] - sum * variances[step - 1] / total;
+        variance += variances[step - 1];
+        let scale = (variance * (total - variance) / total).sqrt();
+        let z: f64 = before / scale;
+        if z.is_finite() && best.is_none_or(|(largest, _)| z > largest) {
+            best = Some((z, step));
+        }
+    }
+    let z: Vec<f64> = residuals
+        .iter()
+        .zip(variances)
+        .filter(|(_, variance)| **variance > 0.0)
+        .map(|(residual, variance)| residual / variance.sqrt())
+        .collect();
+    let differences: f64 = z.windows(2).map(|pair| (pair[1] - pair[0]).powi(2)).sum();
+    let dispersion = (differences / (2.0 * (z.len().max(2) - 1) as f64)).max(1.0);
+    best.map(|(z, step)| (z / dispersion.sqrt(), step))
+}
+
+/// Deviations of the steps from the relation of the scores before a split.
+struct Onset {
+    /// Residuals of the attempts of each step.
+    residuals: Vec<Vec<f64>>,
+    /// Minimum variance of the residuals of a step.
+    variances: Vec<f64>,
+}
+
+impl Onset {
+    fn new(scores: &[TwoScores], strata: &[usize], split: usize, steps: usize) -> Self {
+        let new: Vec<f64> = scores.iter().map(|score| score.new).collect();
+        let before = Relation::fit(strata, &new, |i| scores[i].step < split.max(1));
+        let has = |stratum: usize| before.counts[stratum] > 0.0;
+        let mut residuals = vec![Vec::new(); steps];
+        for (i, score) in scores.iter().enumerate() {
+            let mean = if has(strata[i]) { before.means[strata[i]] } else { before.all };
+            residuals[score.step].push(score.new - mean);
+        }
+        let sums = step_sums(scores, steps, |i| before.variance(strata[i]));
+        let counts = residuals.iter().map(|of_step: &Vec<f64>| of_step.len().max(1) as f64);
+        let variances = sums.iter().zip(counts).map(|(sum, count)| sum / count).collect();
+        Onset { residuals, variances }
+    }
+
+    /// Returns the start of the best trapezoid, which is at most `last`, and its height, which is
+    /// negative. Returns `None` if no trapezoid fits.
+    fn estimate(&self, last: usize) -> Option<(usize, f64)> {
+        let points: Vec<(f64, f64)> = self
+            .residuals
+            .iter()
+            .zip(&self.variances)
+            .map(|(of_step, least)| {
+                let n = of_step.len() as f64;
+                if of_step.is_empty() {
+                    return (0.0, 0.0);
+                }
+                let mean = of_step.iter().sum::<f64>() / n;
+                let spread = of_step.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / n;
+                (mean, n / spread.max(*least))
+            })
+            .collect();
+        let mut best: Option<(f64, usize, f64)> = None;
+        for start in 1..=last.min(points.len() - 1) {
+            for ramp in RAMPS {
+                let (mut product, mut square) = (0.0, 0.0);
+                for (i, (deviation, weight)) in points[start..].iter().enumerate() {
+                    let height = ((i + 1) as f64 / ramp as f64).min(1.0);
+                    product += weight * height * deviation;
+                    square += weight * height * height;
+                }
+                let gain = product * product / square;
+                if product < 0.0
+                    && gain.is_finite()
+                    && best.is_none_or(|(largest, ..)| gain > largest)
+                {
+                    best = Some((gain, start, product / square));
+                }
+            }
+        }
+        best.map(|(_, start, height)| (start, height))
+    }
+
+    /// Draws the attempts of each step with replacement.
+    fn resample(&self, random: &mut SplitMix) -> Self {
+        let mut draw = |of_step: &Vec<f64>| -> Vec<f64> {
+            of_step.iter().map(|_| of_step[random.below(of_step.len())]).collect()
+        };
+        let residuals = self.residuals.iter().map(&mut draw).collect();
+        Onset { residuals, variances: self.variances.clone() }
+    }
+}
+
+#[cfg(test)]
+#[path = "parting_tests.rs"]
+mod tests;
