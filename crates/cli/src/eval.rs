@@ -236,6 +236,7 @@ async fn measure(
         // Attempts are recorded as in training, but the store is discarded.
         store: Arc::new(Memory::new(RunId("eval".into()))),
         tracer: Tracer::default(),
+        withdrawn: Arc::default(),
     };
     let stop = StopFlag::default();
     let mut requests = Requests::listen()?;

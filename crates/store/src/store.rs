@@ -15,8 +15,8 @@ use crate::{
 /// When a write returns, it is as durable as the backend allows. Every write can be repeated: a
 /// write of an equal value returns [`WriteOutcome::AlreadyRecorded`], a write of a different value
 /// returns [`StoreError::Conflict`]. Only the end of an unscored attempt is ever overwritten, and
-/// only [`withdraw`](Self::withdraw) erases. A write may still be committed after its future is dropped. Every call returns before a deadline
-/// that the backend sets.
+/// only [`withdraw`](Self::withdraw) erases. A write may still be committed after its future is
+/// dropped. Every call returns before a deadline that the backend sets.
 ///
 /// Every method can return an error if the backend fails or does not respond
 /// ([`Code::Unavailable`](crate::Code::Unavailable)). A read also returns an error if stored bytes
@@ -181,9 +181,9 @@ pub trait Store: Debug + Send + Sync {
     /// step plans stay. Call this only while no process works on the run.
     ///
     /// # Errors
-    /// Returns [`StoreError::Unstorable`] if an attempt of the request is not recorded. If erasing the
-    /// remains in the backend's files fails, the tombstones are recorded and an error is returned;
-    /// a repeated request completes the erasure.
+    /// Returns [`StoreError::Unstorable`] if an attempt of the request is not recorded. If erasing
+    /// the remains in the backend's files fails, the tombstones are recorded and an error is
+    /// returned; a repeated request completes the erasure.
     async fn withdraw(&self, request: &WithdrawRequest) -> Result<Vec<Withdrawal>, StoreError>;
 
     /// Returns all tombstones in the order in which they were added. An attempt that was erased

@@ -117,6 +117,18 @@ pub(crate) struct Checkpoints {
     root: PathBuf,
 }
 
+/// Returns the complete checkpoints of the run in `dir`, oldest first.
+///
+/// # Errors
+/// Returns an error if the directory cannot be read.
+pub fn checkpoints(dir: &Path) -> Result<Vec<Checkpoint>, TrainerError> {
+    let root = dir.join("checkpoints");
+    if !root.exists() {
+        return Ok(Vec::new());
+    }
+    Ok(Checkpoints::read_only(root).find()?.complete)
+}
+
 /// A policy's part of a checkpoint.
 pub(crate) struct PolicyContent<'a> {
     /// Directory within the checkpoint.

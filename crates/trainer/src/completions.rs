@@ -89,7 +89,10 @@ pub async fn score_completions(
 }
 
 /// Scores the completions for one task.
-async fn score_group(scorers: &Scorers, group: Vec<(usize, Attempt)>) -> Vec<(usize, Attempt)> {
+pub(crate) async fn score_group(
+    scorers: &Scorers,
+    group: Vec<(usize, Attempt)>,
+) -> Vec<(usize, Attempt)> {
     let mut scored = Vec::with_capacity(group.len());
     let mut unscored = Vec::new();
     for (index, mut attempt) in group {

@@ -349,6 +349,18 @@ pub enum TrainerError {
          incomplete"
     )]
     Unrecorded(AttemptId),
+    /// A step needs an attempt that was withdrawn.
+    #[error(
+        "{0} was withdrawn, so the step that trained on it cannot be repeated; continue from an \
+         earlier or a later checkpoint, or start another run in a directory named with --run"
+    )]
+    Withdrawn(AttemptSlot),
+    /// A run would sample attempts at a task that was withdrawn.
+    #[error(
+        "the task {0:?} was withdrawn from this run; remove it from its source, and start another \
+         run in a directory named with --run"
+    )]
+    WithdrawnTask(String),
     /// The requested step is not in the store.
     #[error(
         "step {step} of phase {phase} is not in the store; `levade inspect` lists the stored steps"
@@ -449,6 +461,8 @@ impl TrainerError {
             | E::OverlongBuffer { .. }
             | E::GreedyUnscorable { .. }
             | E::NoStep { .. }
+            | E::Withdrawn(_)
+            | E::WithdrawnTask(_)
             | E::Damaged { .. } => true,
             E::NoReference(_)
             | E::NoCritic(_)

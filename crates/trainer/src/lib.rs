@@ -105,6 +105,7 @@
 //! [`Observer`] displays them).
 
 mod agents;
+mod audit;
 mod batch;
 mod best;
 mod checkpoint;
@@ -135,6 +136,7 @@ mod random;
 mod reference;
 mod replay;
 mod reporter;
+mod rescore;
 mod rewards;
 mod rollout;
 mod run_dir;
@@ -150,20 +152,22 @@ mod tracer;
 mod trainer;
 
 pub use agents::{AgentSpec, Agents, ChatBackend, NamedAgent};
+pub use audit::{Descendant, Trained, descendants, trained};
 pub use best::Best;
-pub use checkpoint::{Checkpoint, Position};
+pub use checkpoint::{Checkpoint, Position, checkpoints};
 pub use completions::{ScoredCompletions, score_completions};
 pub use error::TrainerError;
 pub use eval_result::{AtK, EvalResult, SliceResult, UncalledTools};
 pub use evaluate::evaluate;
 pub use gain::{Gain, milestones};
-pub use levade_rl::Interval;
+pub use levade_rl::{Interval, Parting};
 pub use metrics::Metrics;
 pub use observe::{Event, Observer, StopFlag};
 pub use origin::{matching, merged_from, seconds, started_at, write_merged_from};
 pub use phase::check_phases;
 pub use policies::{ExtraFiles, Policy, PolicyLearner};
 pub use replay::{ReplayComparison, replay, terms};
+pub use rescore::{Rescored, RescoredAttempt, rescore, rescoring_keys};
 pub use rollout::{AttemptMaker, AttemptWarnings};
 pub use run_dir::{LockedRunDir, StartMode};
 pub use scoring::{CustomScorers, DryRunScore, Scorers};

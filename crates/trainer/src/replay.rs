@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use levade_recipe::{Phase, Recipe};
-use levade_store::{Access, StepPlan, Store};
+use levade_store::{Access, Status, StepPlan, Store};
 use levade_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
@@ -214,9 +214,11 @@ impl<'a> ReplayRun<'a> {
                 attempts.entry(planned_sequence.attempt)
             {
                 let attempt = self.store.attempt(&planned_sequence.attempt).await?;
-                policy_dir.insert(
-                    attempt.ok_or(TrainerError::Unrecorded(planned_sequence.attempt))?.trajectory,
-                );
+                let attempt = attempt.ok_or(TrainerError::Unrecorded(planned_sequence.attempt))?;
+                if attempt.status == Status::Withdrawn {
+                    return Err(TrainerError::Withdrawn(attempt.slot));
+                }
+                policy_dir.insert(attempt.trajectory);
             }
         }
         let trajectories: HashMap<AttemptId, &Trajectory> =

@@ -47,6 +47,8 @@ pub struct AttemptMaker {
     pub store: Arc<dyn Store>,
     /// Receives every attempt that counts when it has ended.
     pub tracer: Tracer,
+    /// Ids of tasks that were withdrawn from the run. No further attempt at them is made.
+    pub withdrawn: Arc<BTreeSet<String>>,
 }
 
 impl AttemptMaker {
@@ -172,6 +174,9 @@ impl AttemptMaker {
         impl Future<Output = Result<GeneratedAttempt, StoreError>> + Send + 'static,
         TrainerError,
     > {
+        if self.withdrawn.contains(&task.id) {
+            return Err(TrainerError::WithdrawnTask(task.id.clone()));
+        }
         let (slot, task, agent) = (*slot, task.clone(), self.agents.agent_for(task)?);
         let messages = agent.keys.initial_messages(&task);
         let retries = agent.keys.retries;

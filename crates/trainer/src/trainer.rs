@@ -197,6 +197,7 @@ impl Trainer {
         }
         let reporter = Reporter::open(&recipe, &dir, latest.as_ref())?;
         let tracer = Tracer::open(&recipe, dir.root(), begun, &agents)?;
+        let withdrawn = store.withdrawals().await?.into_iter().filter_map(|w| w.task).collect();
         let rollouts = AttemptMaker {
             agents,
             scorers,
@@ -204,6 +205,7 @@ impl Trainer {
             concurrency: recipe.concurrency(),
             store: store.clone(),
             tracer,
+            withdrawn: Arc::new(withdrawn),
         };
         let untrained = recipe.untrained_agents();
         let constant_length = tasks.max_tokens(&rollouts.agents)?;

@@ -144,6 +144,11 @@ impl Sft {
         }
         let found =
             demonstrations(index as usize, &keys, recipe, tasks, &rollouts.agents, store.run())?;
+        for withdrawal in store.withdrawals().await? {
+            if found.iter().any(|attempt| attempt.id == withdrawal.id) {
+                return Err(TrainerError::Withdrawn(withdrawal.slot).into());
+            }
+        }
         store.record_attempts(&found).await?;
         Ok(Sft { phase, index, keys, demonstrations: found })
     }

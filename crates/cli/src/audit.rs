@@ -1,0 +1,294 @@
+//! Implements `levade audit`, which traces weights back to attempts, and attempts forward to
+//! weights.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use levade_run::dir::RunDir;
+use levade_store::{Attempt, Store, Withdrawal};
+use levade_trainer::{Descendant, Trained, checkpoints, descendants, trained};
+use levade_tree::{AttemptId, AttemptSlot, Kind, Purpose};
+use serde_json::{Value, json};
+
+use crate::failure::unusable;
+use crate::screen;
+
+/// Trace weights back to the attempts that made them, or attempts forward to the weights they
+/// trained
+///
+/// With --step or --version, lists every step up to these weights with the attempts that it trained
+/// on. With --task or --attempt, lists the steps that trained on the attempts, the versions that
+/// descend from them, and their checkpoints.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  levade audit runs/calculator --step 20            what made checkpoint step-000020
+  levade audit runs/calculator --version 12 --json
+  levade audit runs/calculator --task gsm8k-17      what was trained on a task
+  levade audit runs/calculator --attempt train/1/3/0/2")]
+#[command(group = clap::ArgGroup::new("subject").required(true))]
+pub struct Args {
+    /// Run directory
+    run: PathBuf,
+
+    /// Number of finished steps of the run, as in the name of a checkpoint
+    #[arg(long, group = "subject")]
+    step: Option<u32>,
+
+    /// Version of the weights: the number of steps that trained the policy
+    #[arg(long, group = "subject")]
+    version: Option<u64>,
+
+    /// Id of a task
+    #[arg(long, group = "subject", value_name = "ID")]
+    task: Option<String>,
+
+    /// Slot of an attempt, such as train/1/3/0/2, or its id
+    #[arg(long, group = "subject", value_name = "ID")]
+    attempt: Option<String>,
+
+    /// Only this policy
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    crate::runtime()?.block_on(audit(args))
+}
+
+async fn audit(args: Args) -> anyhow::Result<ExitCode> {
+    let run = RunDir::open(&args.run)?;
+    let store = run.open_store().await?;
+    let mut steps = trained(&*store).await?;
+    steps.retain(|step| args.policy.as_ref().is_none_or(|name| *name == step.policy));
+    let withdrawn: BTreeMap<AttemptId, Withdrawal> =
+        store.withdrawals().await?.into_iter().map(|entry| (entry.id, entry)).collect();
+    let found = match (&args.task, &args.attempt) {
+        (None, None) => backward(&args, &*store, &steps, &withdrawn).await?,
+        (task, attempt) => {
+            let attempts = select(&*store, task.as_deref(), attempt.as_deref()).await?;
+            forward(&args.run, &*store, &steps, &attempts, &withdrawn).await?
+        }
+    };
+    let text = if args.json { format!("{found}\n") } else { format_report(&found) };
+    screen::print(&text);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the attempts at a task, or the tries of an attempt. Withdrawn ones are included.
+///
+/// # Errors
+/// Returns an error if the store cannot be read or contains none.
+pub async fn select(
+    store: &dyn Store,
+    task: Option<&str>,
+    attempt: Option<&str>,
+) -> anyhow::Result<BTreeSet<AttemptId>> {
+    let mut found = BTreeSet::new();
+    if let Some(name) = attempt {
+        if let Some(slot) = AttemptSlot::parse(name) {
+            let tries = store.tries(&slot).await?.next;
+            found.extend((0..tries).map(|number| AttemptId::new(store.run(), &slot, number)));
+        } else {
+            let id: AttemptId = name.parse().map_err(|_| {
+                unusable(format!(
+                    "--attempt {name}: an attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as in \
+                     train/1/3/0/2, or by its id of 32 digits"
+                ))
+            })?;
+            found.extend(store.attempt(&id).await?.map(|attempt| attempt.id));
+        }
+    }
+    if let Some(task) = task {
+        for purpose in PURPOSES {
+            for summary in store.summaries(purpose).await? {
+                let attempt = store.attempt(&summary.id).await?;
+                found.extend(attempt.filter(|a| task_id(&a.task) == task).map(|a| a.id));
+            }
+        }
+        let of_task = store.withdrawals().await?.into_iter();
+        found.extend(of_task.filter(|w| w.task.as_deref() == Some(task)).map(|w| w.id));
+    }
+    if found.is_empty() {
+        let what = task.map(|task| format!("attempt at the task {task:?}"));
+        let what = what.unwrap_or_else(|| format!("attempt {}", attempt.unwrap_or_default()));
+        return Err(unusable(format!("the run has no {what}; `levade inspect` lists attempts")));
+    }
+    Ok(found)
+}
+
+/// The purposes of attempts.
+pub const PURPOSES: [Purpose; 4] =
+    [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval];
+
+/// Returns the id of a task as text.
+pub fn task_id(task: &Value) -> String {
+    match &task["id"] {
+        Value::String(id) => id.clone(),
+        Value::Null => String::new(),
+        other => other.to_string(),
+    }
+}
+
+/// Returns what made the weights of a step or version: its steps, latest first.
+async fn backward(
+    args: &Args,
+    store: &dyn Store,
+    steps: &[Trained],
+    withdrawn: &BTreeMap<AttemptId, Withdrawal>,
+) -> anyhow::Result<Value> {
+    let is_reached = |step: &&Trained| {
+        args.step.is_none_or(|last| step.global_step <= last)
+            && args.version.is_none_or(|last| step.version <= last)
+    };
+    let reached: Vec<&Trained> = steps.iter().filter(is_reached).collect();
+    let exists = reached.iter().any(|step| {
+        args.step.is_none_or(|last| step.global_step == last)
+            && args.version.is_none_or(|last| step.version == last)
+    });
+    if !exists {
+        let last = steps.last().map_or(0, |step| step.global_step);
+        return Err(unusable(format!("no step made these weights; the run has {last} steps")));
+    }
+    let mut listed = Vec::new();
+    for step in reached.into_iter().rev() {
+        listed.push(step_document(store, step, withdrawn).await?);
+    }
+    Ok(json!({ "made_by": listed }))
+}
+
+/// Returns the weights that descend from attempts, with their checkpoints.
+async fn forward(
+    run: &Path,
+    store: &dyn Store,
+    steps: &[Trained],
+    attempts: &BTreeSet<AttemptId>,
+    withdrawn: &BTreeMap<AttemptId, Withdrawal>,
+) -> anyhow::Result<Value> {
+    let mut policies = Vec::new();
+    for Descendant { policy, steps, first, last } in descendants(steps, attempts) {
+        let mut listed = Vec::new();
+        for step in &steps {
+            listed.push(step_document(store, step, withdrawn).await?);
+        }
+        let first_step = steps.first().map_or(0, |step| step.global_step);
+        let descends = checkpoints(run)?;
+        let descends = descends.iter().filter(|c| c.position.global_step >= first_step);
+        let dirs: Vec<String> = descends.map(|c| c.dir.display().to_string()).collect();
+        policies.push(json!({
+            "policy": policy, "first_version": first, "last_version": last, "checkpoints": dirs,
+            "trained_in": listed,
+        }));
+    }
+    Ok(json!({ "attempts": attempts.len(), "policies": policies }))
+}
+
+async fn step_document(
+    store: &dyn Store,
+    step: &Trained,
+    withdrawn: &BTreeMap<AttemptId, Withdrawal>,
+) -> anyhow::Result<Value> {
+    let mut attempts = Vec::new();
+    for id in &step.attempts {
+        if let Some(attempt) = store.attempt(id).await? {
+            attempts.push(attempt_document(&attempt, withdrawn.get(id)));
+        }
+    }
+    Ok(json!({
+        "phase": step.phase, "step": step.step, "global_step": step.global_step,
+        "policy": step.policy, "version": step.version, "attempts": attempts,
+    }))
+}
+
+/// Returns the origin of an attempt: its task, tokens by kind, sampling versions, tool results and
+/// scores.
+fn attempt_document(attempt: &Attempt, withdrawal: Option<&Withdrawal>) -> Value {
+    let segments = attempt.trajectory.segments();
+    let tokens = |kind: Kind| -> usize {
+        segments.iter().filter(|s| s.kind == kind).map(|s| s.tokens.len()).sum()
+    };
+    let mut sampled_by: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
+    for segment in segments {
+        let versions = segment.versions.iter().map(|run| run.version);
+        if segment.kind == Kind::Sampled {
+            sampled_by.entry(&segment.policy).or_default().extend(versions);
+        }
+    }
+    // Context after the first segment is what tools and other parties returned.
+    let returned = segments.iter().filter(|s| s.kind == Kind::Context && s.parent.is_some());
+    let scores: BTreeMap<&str, f64> =
+        attempt.outcome.components.iter().map(|c| (c.name.as_str(), c.value)).collect();
+    json!({
+        "id": attempt.id, "attempt": attempt.slot.name(), "try": attempt.number,
+        "status": attempt.status, "task": task_id(&attempt.task),
+        "source": attempt.task["source"],
+        "tokens": { "context": tokens(Kind::Context), "sampled": tokens(Kind::Sampled),
+            "demonstrated": tokens(Kind::Demonstrated),
+            "tool_results": returned.map(|s| s.tokens.len()).sum::<usize>() },
+        "sampled_by": sampled_by, "tool_calls": attempt.outcome.calls.total(),
+        "tools": attempt.outcome.tool_metrics, "score": attempt.score, "scores": scores,
+        "reward": attempt.reward, "withdrawn": withdrawal,
+    })
+}
+
+fn format_report(found: &Value) -> String {
+    let mut text = String::new();
+    if let Some(steps) = found["made_by"].as_array() {
+        steps.iter().for_each(|step| format_step(&mut text, step));
+        return text;
+    }
+    let policies = found["policies"].as_array().map_or(&[][..], Vec::as_slice);
+    let attempts = screen::plural(found["attempts"].as_u64().unwrap_or(0) as u32, "attempt");
+    if policies.is_empty() {
+        let _ = writeln!(text, "{attempts}, and no step trained on them");
+    }
+    for policy in policies {
+        let name = policy["policy"].as_str().unwrap_or_default();
+        let (first, last) = (&policy["first_version"], &policy["last_version"]);
+        let _ = writeln!(text, "{attempts}: versions {first} to {last} of policy {name} descend");
+        for step in policy["trained_in"].as_array().into_iter().flatten() {
+            format_step(&mut text, step);
+        }
+        for dir in policy["checkpoints"].as_array().into_iter().flatten() {
+            let _ = writeln!(text, "checkpoint {}", dir.as_str().unwrap_or_default());
+        }
+    }
+    text
+}
+
+fn format_step(text: &mut String, step: &Value) {
+    let name = step["policy"].as_str().unwrap_or_default();
+    let (global, phase, index, version) =
+        (&step["global_step"], &step["phase"], &step["step"], &step["version"]);
+    let _ = writeln!(
+        text,
+        "step {global} (phase {phase}, step {index}) made version {version} of policy {name}"
+    );
+    for attempt in step["attempts"].as_array().into_iter().flatten() {
+        let word = |field: &str| attempt[field].as_str().unwrap_or_default().to_owned();
+        let tokens = &attempt["tokens"];
+        let note = match &attempt["withdrawn"] {
+            Value::Null => "",
+            withdrawal if withdrawal["erased"] == true => ", withdrawn and erased",
+            _ => ", withdrawn",
+        };
+        let _ = writeln!(
+            text,
+            "  {} {} task {} · {} sampled, {} demonstrated, {} of tool results · score {} \
+             {}{note}",
+            word("attempt"),
+            word("id"),
+            word("task"),
+            tokens["sampled"],
+            tokens["demonstrated"],
+            tokens["tool_results"],
+            attempt["score"],
+            attempt["scores"],
+        );
+    }
+}

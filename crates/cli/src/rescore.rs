@@ -1,0 +1,165 @@
+//! Implements `levade rescore`, which scores the record of a run again with other scorers.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use levade_agent::environments::Environments;
+use levade_recipe::Override;
+use levade_run::dir::RunDir;
+use levade_run::scorers;
+use levade_trainer::{Parting, Rescored, Scorers, checkpoints, rescore, rescoring_keys};
+use serde_json::{Value, json};
+
+use crate::lines::LinesFile;
+use crate::screen::{self, Style};
+use crate::{host, recipe};
+
+/// Score the recorded attempts of a run again, and find the step from which the scores part
+///
+/// Samples nothing and changes nothing in the run. From the step that is named, the recorded scores
+/// promise more than the new ones hold: a reward hack. An attempt that the new scorers cannot
+/// decide is unscored, and takes no part in the comparison.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  levade rescore runs/calculator --reward honest.toml
+  levade rescore runs/calculator --reward honest.toml --json --out scores.jsonl")]
+pub struct Args {
+    /// Run directory
+    run: PathBuf,
+
+    /// Recipe of which only [reward] counts
+    #[arg(long, value_name = "RECIPE")]
+    reward: PathBuf,
+
+    /// Override a key of that recipe; can be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<Override>,
+
+    /// Write one line of JSON per attempt: its old and its new score, or the reason why it has none
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    crate::runtime()?.block_on(rescore_run(args))
+}
+
+async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
+    let run = RunDir::open(&args.run)?;
+    let store = run.open_store().await?;
+    let recipe = recipe::load(&args.reward, &args.overrides)?;
+    let mut out = args.out.as_deref().map(LinesFile::create).transpose()?;
+    let keys = rescoring_keys(&recipe.reward);
+    let host = host::host()?;
+    let environments = Environments::new(recipe.environments(), host.supervisor());
+    let scorers = Scorers::new(&keys, scorers::custom_scorers(&keys, &environments, &host)?);
+    let concurrency = recipe.engine.sequences();
+    let mut progress = |done: usize, total: usize| {
+        if done == total || done.is_multiple_of(100) {
+            eprintln!("scored {done} of {total} groups");
+        }
+    };
+    let found = rescore(&*store, &scorers, concurrency, 0, &mut progress).await?;
+    if let Some(out) = &mut out {
+        found.attempts.iter().try_for_each(|attempt| out.write(&json!(attempt)))?;
+        out.finish()?;
+    }
+    let mut reasons: BTreeMap<&str, u64> = BTreeMap::new();
+    for attempt in found.attempts.iter().filter(|attempt| attempt.new.is_none()) {
+        let reason = attempt.error.as_deref().unwrap_or("the scorers gave no reason");
+        *reasons.entry(reason).or_default() += 1;
+    }
+    let unscored: u64 = reasons.values().sum();
+    let steps = step_means(&found);
+    let before = match &found.parting {
+        Some(parting) => checkpoint_before(&args, &found, parting)?,
+        None => None,
+    };
+    if args.json {
+        let parting = found.parting.map(|parting| {
+            let name = |index: usize| {
+                let (phase, step) = found.steps[index];
+                json!({ "phase": phase, "step": step })
+            };
+            json!({
+                "at": name(parting.step), "low": name(parting.low), "high": name(parting.high),
+                "change": parting.change, "p_value": parting.p_value, "checkpoint": before,
+            })
+        });
+        let attempts = found.attempts.len();
+        let document = json!({
+            "attempts": attempts, "unscored": unscored, "steps": steps, "parting": parting,
+        });
+        screen::print_line(&document.to_string());
+    } else {
+        for step in &steps {
+            screen::print_line(&format!(
+                "phase {} step {:>5}  old {:.3}  new {:.3}  of {} attempts",
+                step["phase"],
+                step["step"].as_u64().unwrap_or(0),
+                step["old"].as_f64().unwrap_or(0.0),
+                step["new"].as_f64().unwrap_or(0.0),
+                step["attempts"]
+            ));
+        }
+        screen::print_line(&conclusion(&found, before.as_deref()));
+    }
+    for (reason, count) in &reasons {
+        eprintln!("{} {count} without a new score: {reason}", Style::stderr().dim("note:"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the mean old and new score of each step, over the attempts that have both.
+fn step_means(found: &Rescored) -> Vec<Value> {
+    let mut sums: BTreeMap<(u32, u32), (f64, f64, u32)> = BTreeMap::new();
+    for attempt in &found.attempts {
+        if let (Some(old), Some(new)) = (attempt.old, attempt.new) {
+            let sum = sums.entry((attempt.phase, attempt.step)).or_default();
+            *sum = (sum.0 + old, sum.1 + new, sum.2 + 1);
+        }
+    }
+    let mean = |sum: f64, n: u32| sum / f64::from(n);
+    let step = |((phase, step), (old, new, n))| {
+        json!({
+            "phase": phase, "step": step, "old": mean(old, n), "new": mean(new, n), "attempts": n,
+        })
+    };
+    sums.into_iter().map(step).collect()
+}
+
+/// Returns the newest checkpoint that was not trained on a step of the interval or later.
+fn checkpoint_before(
+    args: &Args,
+    found: &Rescored,
+    parting: &Parting,
+) -> anyhow::Result<Option<String>> {
+    let first = found.steps[parting.low];
+    let is_before = |c: &&levade_trainer::Checkpoint| (c.position.phase, c.position.step) <= first;
+    let all = checkpoints(&args.run)?;
+    Ok(all.iter().rfind(is_before).map(|checkpoint| checkpoint.dir.display().to_string()))
+}
+
+fn conclusion(found: &Rescored, checkpoint: Option<&str>) -> String {
+    let Some(Parting { step, low, high, change, p_value }) = found.parting else {
+        return "the scores do not part: no step is named".into();
+    };
+    let name =
+        |index: usize| format!("phase {} step {}", found.steps[index].0, found.steps[index].1);
+    let back = match checkpoint {
+        Some(dir) => format!("the last checkpoint before it is {dir}"),
+        None => "no checkpoint before it exists; start a new run with the new reward".into(),
+    };
+    format!(
+        "the scores part from {} on (95 %: {} to {}; p = {p_value}): at equal old scores, new ones \
+         change by {change:.3}\n{back}",
+        name(step),
+        name(low),
+        name(high)
+    )
+}

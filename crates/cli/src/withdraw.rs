@@ -1,0 +1,133 @@
+//! Implements `levade withdraw`, which adds tombstones for attempts, and erases them on request.
+
+use std::collections::{BTreeSet, HashSet};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use levade_recipe::Recipe;
+use levade_run::dir::{RECIPE, RunDir};
+use levade_store::{Access, WithdrawRequest, erase_quotes};
+use levade_trainer::{Descendant, LockedRunDir, descendants, seconds, trained};
+use levade_tree::AttemptId;
+use serde_json::Value;
+
+use crate::audit::{PURPOSES, select, task_id};
+use crate::failure::unusable;
+use crate::screen;
+
+/// Withdraw attempts, so that they are never used again, and list what was trained on them
+///
+/// Adds a tombstone to the record and overwrites nothing. With --erase, the texts and tokens of the
+/// attempts are also removed; their ids, scores and the plans of steps stay. Weights that were
+/// trained on the attempts do not change: the command names them.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  levade withdraw runs/calculator --task gsm8k-17 --reason 'consent was withdrawn' --erase
+  levade withdraw runs/calculator --attempt train/1/3/0/2")]
+#[command(group = clap::ArgGroup::new("subject").required(true))]
+pub struct Args {
+    /// Run directory
+    run: PathBuf,
+
+    /// Id of a task: all attempts at it, also of evaluations and failed tries
+    #[arg(long, group = "subject", value_name = "ID")]
+    task: Option<String>,
+
+    /// Slot of an attempt, such as train/1/3/0/2, or its id
+    #[arg(long, group = "subject", value_name = "ID")]
+    attempt: Option<String>,
+
+    /// Reason, which the tombstone keeps
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+
+    /// Also remove the texts and tokens of the attempts
+    #[arg(long)]
+    erase: bool,
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    crate::runtime()?.block_on(withdraw(args))
+}
+
+async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
+    let run = RunDir::open(&args.run)?;
+    // A process that works on the run would go on using the attempts.
+    let _guard = LockedRunDir::lock(run.root())?;
+    let location = Recipe::store_location(&run.root().join(RECIPE))?;
+    let id = run.recipe()?.run.id();
+    let store = location.open(run.root(), Access::Resume(&id)).await?;
+    let mut request = WithdrawRequest {
+        task: args.task.clone(),
+        reason: args.reason.clone(),
+        at: seconds(SystemTime::now()),
+        erase: args.erase,
+        ..WithdrawRequest::default()
+    };
+    if let Some(task) = &args.task {
+        let mut tasks: Vec<Value> = Vec::new();
+        for purpose in PURPOSES {
+            tasks.extend(store.tasks(purpose).await?);
+        }
+        tasks.retain(|known| task_id(known) == *task);
+        request.tasks = tasks;
+        let earlier = store.withdrawals().await?.into_iter();
+        let earlier = earlier.filter(|earlier| earlier.task.as_ref() == Some(task));
+        request.attempts = earlier.map(|earlier| earlier.id).collect();
+        if request.tasks.is_empty() && request.attempts.is_empty() {
+            let run = args.run.display();
+            return Err(unusable(format!("the run in {run} has no attempt at the task {task:?}")));
+        }
+    } else {
+        let found = select(&*store, None, args.attempt.as_deref()).await?;
+        request.attempts = found.into_iter().collect();
+    }
+    let added = store.withdraw(&request).await?;
+    let withdrawn: BTreeSet<AttemptId> =
+        added.iter().map(|entry| entry.id).chain(request.attempts.iter().copied()).collect();
+    if args.erase {
+        let names = added.iter().map(|entry| entry.slot.name()).collect();
+        erase_quotes_in_lines(&run.root().join("events.jsonl"), &names)?;
+    }
+    for entry in &added {
+        let verb = if entry.erased { "erased" } else { "withdrew" };
+        screen::print_line(&format!("{verb} {} {}", entry.slot.name(), entry.id));
+    }
+    if added.is_empty() {
+        screen::print_line("nothing to do: the attempts were withdrawn before");
+    }
+    let trained = descendants(&trained(&*store).await?, &withdrawn);
+    for Descendant { policy, steps, first, last } in &trained {
+        let steps: Vec<String> = steps.iter().map(|step| step.global_step.to_string()).collect();
+        screen::print_line(&format!(
+            "trained on: versions {first} to {last} of policy {policy} (steps {})",
+            steps.join(", ")
+        ));
+    }
+    if trained.is_empty() {
+        screen::print_line("no step trained on them");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Removes quotes of attempts from a file with one JSON document per line. A missing file is
+/// accepted.
+fn erase_quotes_in_lines(file: &Path, names: &HashSet<String>) -> anyhow::Result<()> {
+    let Ok(text) = std::fs::read_to_string(file) else { return Ok(()) };
+    let mut changed = false;
+    let mut lines = String::with_capacity(text.len());
+    for line in text.lines() {
+        let document = serde_json::from_str::<Value>(line).ok();
+        let erased = document.and_then(|mut document| {
+            erase_quotes(&mut document, names).then(|| document.to_string())
+        });
+        changed |= erased.is_some();
+        lines += erased.as_deref().unwrap_or(line);
+        lines.push('\n');
+    }
+    if changed {
+        std::fs::write(file, lines)?;
+    }
+    Ok(())
+}
