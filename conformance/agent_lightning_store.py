@@ -136,12 +136,12 @@ def pytest_runtest_logfinish(nodeid, location):
 '''
 
 
-def environment(folder: Path) -> Path:
+def environment(folder: Path, packages: list[str]) -> Path:
     """Returns the Python of an environment with the packages, which is created if it does not exist."""
     python = folder / "bin/python"
     if not python.exists():
         subprocess.run(["uv", "venv", "--no-config", "--python", sys.executable, str(folder)], check=True)
-        subprocess.run(["uv", "pip", "install", "--no-config", "--python", str(python), *PACKAGES], check=True)
+        subprocess.run(["uv", "pip", "install", "--no-config", "--python", str(python), *packages], check=True)
     return python
 
 
@@ -172,7 +172,7 @@ def main() -> None:
         sys.exit(f"{args.checkout} has no {missing[0]}; check out the tag v0.3.0")
     serve = [str(args.levade.resolve()), "store", "serve", "--host", "127.0.0.1", "--port", "{port}", "--db", "memory:"]
     command = args.server or shlex.join([*serve, "--scan-debounce-seconds", "0"]).replace("'{port}'", "{port}")
-    python = environment(args.environment)
+    python = environment(args.environment, PACKAGES)
     is_good = True
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "agl_foreign.py").write_text(PLUGIN)

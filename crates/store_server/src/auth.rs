@@ -12,8 +12,8 @@ use levade_http::{Access, Verdict, service};
 
 use crate::response::ApiError;
 
-/// Path that needs neither a key nor a name of the server: probes of orchestrators and clients.
-const HEALTH: &str = "/v1/agl/health";
+/// Paths that need neither a key nor a name of the server: probes of orchestrators and clients.
+const HEALTH: [&str; 2] = ["/v1/agl/health", "/healthz"];
 
 /// Types of bodies besides JSON. A page needs a preflight request to send them, which only
 /// permitted origins pass.
@@ -41,7 +41,7 @@ pub(crate) async fn check(
 
 fn rejection(rules: &Rules, request: &Request) -> Option<ApiError> {
     let path = request.uri().path();
-    if path == HEALTH {
+    if HEALTH.contains(&path) {
         return None;
     }
     if !rules.keys.is_empty() {

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use axum::Router;
 use axum::extract::{Path, Request, State};
-use axum::routing::{get, post};
 use levade_store::rollouts::Json;
 use serde::Deserialize;
 use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 
+use crate::openapi::{Routes, op};
 use crate::request::{
     ResourcesQuery, WorkersQuery, body, bytes, not_null, object, optional_body, parse, present,
     query,
@@ -21,19 +20,45 @@ use crate::service::{Shared, WirePage};
 const NAME: &str = "LevadeStore";
 
 /// Returns the routes.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/health", get(health))
-        .route("/statistics", get(statistics))
-        .route("/workers", get(list_workers))
-        .route("/workers/search", post(search_workers))
-        .route("/workers/{id}", get(worker).post(update_worker))
-        .route("/resources", get(list_resources).post(add_resources))
-        .route("/resources/latest", get(latest_resources).post(update_latest_resources))
-        .route("/resources/{id}", get(resources).post(update_resources))
+pub(crate) fn routes() -> Routes {
+    let workers = op("List workers", 200, "Page<Worker>");
+    let put = op("Add a version of resources", 200, "Resources").body("NamedResources");
+    Routes::new("directory")
+        .get("/health", health, op("Report that the server runs", 200, "Health"))
+        .get("/statistics", statistics, op("Count what the store holds", 200, "Statistics"))
+        .get("/workers", list_workers, workers.clone().query(WorkersQuery::FIELDS))
+        .post("/workers/search", search_workers, workers.body("WorkersQuery"))
+        .get("/workers/{id}", worker, op("Return a worker", 200, "Worker?"))
+        .post(
+            "/workers/{id}",
+            update_worker,
+            op("Record a heartbeat of a worker", 200, "Worker").optional_body("Heartbeat"),
+        )
+        .get(
+            "/resources",
+            list_resources,
+            op("List resources", 200, "Page<Resources>").query(ResourcesQuery::FIELDS),
+        )
+        .post(
+            "/resources",
+            add_resources,
+            op("Add resources under a new id", 201, "Resources").body("NamedResources"),
+        )
+        .get(
+            "/resources/latest",
+            latest_resources,
+            op("Return the latest resources", 200, "Resources?"),
+        )
+        .post("/resources/latest", update_latest_resources, put.clone())
+        .get(
+            "/resources/{id}",
+            resources,
+            op("Return resources", 200, "Resources?").query(&["version"]),
+        )
+        .post("/resources/{id}", update_resources, put)
 }
 
-async fn health() -> RouteResult {
+pub(crate) async fn health() -> RouteResult {
     ok(&json!({ "status": "ok" }))
 }
 

@@ -1,10 +1,12 @@
-//! HTTP server of rollouts, in the protocol of Agent Lightning 0.3 and in Levade's own.
+//! HTTP server of rollouts and runs, in the protocols of Agent Lightning and in Levade's own.
 //!
 //! Runners, tracers, trainers and LLM proxies that use `agentlightning==0.3.0` work against it
 //! unchanged: they reach it as `LightningStoreClient(url)`. The routes are those of Agent
-//! Lightning's server below `/v1/agl`, OpenTelemetry's `/v1/traces`, and `/v1/prometheus/`.
-//! [`serve`] runs them over any [`Rollouts`]. `levade-store-client` calls the methods of that trait
-//! by the routes below `/v1/rollouts`, and stores of runs by those below `/v1/runs`.
+//! Lightning's server below `/v1/agl`, OpenTelemetry's `/v1/traces`, and `/v1/prometheus/`. Agents
+//! of Agent Lightning 0.1 find `/task`, `/resources` and `/rollout`, and programs of 1.0 the routes
+//! of rollouts and events below `/api`. All protocols share one queue. `/openapi.json` describes
+//! these routes. [`serve`] runs them over any [`Rollouts`]. `levade-store-client` calls the methods
+//! of that trait by the routes below `/v1/rollouts`, and stores of runs by those below `/v1/runs`.
 //!
 //! # Differences from Agent Lightning's server
 //! - Unknown ids return 404, so that clients fail at once instead of repeating the request for 8 s.
@@ -26,12 +28,19 @@
 //! Out of scope: the state of rollouts and runs, which `levade-store` keeps.
 
 mod auth;
+mod data_interface;
 mod directory;
+mod gateway_api;
 mod ledger;
 mod metrics;
 mod monitoring;
 mod native;
+mod openapi;
+#[cfg(test)]
+mod openapi_tests;
 mod otlp;
+#[cfg(test)]
+mod protocol_tests;
 mod request;
 mod response;
 mod rollouts;
@@ -48,7 +57,6 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::from_fn_with_state;
-use axum::routing::get;
 use levade_http::Access;
 use levade_store::rollouts::Rollouts;
 use tokio::net::TcpListener;
@@ -57,6 +65,7 @@ use tower_http::compression::predicate::SizeAbove;
 use tower_http::compression::{CompressionLayer, CompressionLevel};
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 
+use openapi::Routes;
 use response::ApiError;
 use runs::Runs;
 use service::{Service, Shared};
@@ -144,20 +153,26 @@ pub async fn serve(
     }
 }
 
+/// Returns all routes with their descriptions.
+fn routes() -> Routes {
+    let agl = rollouts::routes().merge(directory::routes()).merge(spans::routes());
+    agl.below("/v1/agl")
+        .merge(otlp::routes())
+        .merge(monitoring::routes())
+        .merge(gateway_api::routes())
+        .merge(data_interface::routes())
+}
+
 /// Returns all routes with their rules.
 fn router(service: Shared, options: ServerOptions) -> std::io::Result<Router> {
     let ServerOptions { keys, access, cors_origins, .. } = options;
     let cors = cors(&cors_origins)?;
     let absent = async || ApiError::new(StatusCode::NOT_FOUND, "Not Found");
     let wrong_method = async || ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
-    let agl = rollouts::routes().merge(directory::routes()).merge(spans::routes());
-    let routes = Router::new()
-        .nest("/v1/agl", agl)
+    let routes = routes()
+        .into_router()
         .merge(native::routes())
         .merge(ledger::routes())
-        .merge(otlp::routes())
-        .route("/v1/prometheus/", get(monitoring::show))
-        .route("/v1/prometheus", get(monitoring::show))
         .fallback(absent)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(&service), monitoring::measure))
@@ -190,7 +205,13 @@ fn cors(origins: &[String]) -> std::io::Result<Option<CorsLayer>> {
     let private = HeaderName::from_static("retry-after");
     let layer = CorsLayer::new()
         .allow_origin(origin)
-        .allow_methods(AllowMethods::list([Method::GET, Method::POST, Method::OPTIONS]))
+        .allow_methods(AllowMethods::list([
+            Method::GET,
+            Method::POST,
+            Method::PATCH,
+            Method::DELETE,
+            Method::OPTIONS,
+        ]))
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([private])
         .allow_credentials(true);

@@ -7,8 +7,17 @@ use axum::http::header;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use crate::openapi::{Routes, op};
 use crate::response::ApiError;
 use crate::service::Shared;
+
+/// Returns the routes.
+pub(crate) fn routes() -> Routes {
+    let metrics = op("Return metrics in the text format of Prometheus", 200, "");
+    Routes::new("service")
+        .get("/v1/prometheus/", show, metrics.clone())
+        .get("/v1/prometheus", show, metrics)
+}
 
 /// Records the duration of a request. Paths without a route share a label, so that clients cannot
 /// create series.
@@ -27,7 +36,7 @@ pub(crate) async fn measure(
 }
 
 /// Returns the metrics.
-pub(crate) async fn show(State(service): State<Shared>) -> Result<Response, ApiError> {
+async fn show(State(service): State<Shared>) -> Result<Response, ApiError> {
     let rows = service.store().statistics().await?;
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     Ok((kind, service.metrics.text(&rows)).into_response())

@@ -4,11 +4,9 @@
 //! names and spans of unknown tries are reported as rejected in `partial_success`, so that an
 //! exporter does not send the others again.
 
-use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
 use bytes::Bytes;
 use levade_http::service::read_body;
 use levade_store::rollouts::{NewSpan, SpanOutcome};
@@ -23,6 +21,7 @@ use serde_content::{Deserializer, Number, Value as Content};
 use serde_json::value::to_raw_value;
 use serde_json::{Map, Value, json};
 
+use crate::openapi::{Routes, op};
 use crate::request::MAX_BODY;
 use crate::service::Shared;
 
@@ -31,13 +30,14 @@ const ATTEMPT_ID: &str = "agentlightning.attempt_id";
 const SEQUENCE_ID: &str = "agentlightning.span_sequence_id";
 
 /// Returns the routes.
-pub(crate) fn routes() -> Router<Shared> {
+pub(crate) fn routes() -> Routes {
     let absent = || async { StatusCode::NOT_IMPLEMENTED };
-    Router::new()
-        .route("/v1/traces", post(traces))
-        .route("/v1/metrics", post(absent))
-        .route("/v1/logs", post(absent))
-        .route("/v1/development/profiles", post(absent))
+    let unsupported = op("Not supported", 501, "");
+    Routes::new("opentelemetry")
+        .post("/v1/traces", traces, op("Add spans in OTLP, as protobuf or JSON", 200, "Any").body("Any"))
+        .post("/v1/metrics", absent, unsupported.clone())
+        .post("/v1/logs", absent, unsupported.clone())
+        .post("/v1/development/profiles", absent, unsupported)
 }
 
 /// Encoding of a request, in which its response is written.

@@ -56,13 +56,13 @@ pub(crate) fn query<T: DeserializeOwned>(request: &Request) -> Result<T, ApiErro
     let pairs = form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes());
     for (name, text) in pairs.into_owned() {
         match name.as_str() {
-            "status_in" | "rollout_id_in" => {
+            "status_in" | "rollout_id_in" | "state_in" | "agent" => {
                 let list = fields.entry(name).or_insert_with(|| Value::Array(Vec::new()));
                 if let Value::Array(list) = list {
                     list.push(text.into());
                 }
             }
-            "limit" | "offset" => {
+            "limit" | "offset" | "after" => {
                 let number: i64 = text.parse().map_err(|_| {
                     let message = format!("Input should be a valid integer, not {text:?}");
                     ApiError::unprocessable("int_parsing", &["query", &name], message)
@@ -156,6 +156,10 @@ macro_rules! paged {
         }
 
         impl $name {
+            /// Names of all fields.
+            pub const FIELDS: &'static [&'static str] =
+                &[$(stringify!($field),)* "limit", "offset", "sort_by", "sort_order"];
+
             /// Returns the limits and the order.
             pub fn paging(&self) -> Paging {
                 let Self { limit, offset, sort_by, sort_order, .. } = self;

@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{Path, Request, State};
-use axum::routing::{get, post};
 use levade_store::rollouts::{
     DEFAULT_QUEUE, Json, LeaseRequest, NewRollout, Rollout, RolloutConfig, RolloutStatus,
     RolloutUpdate, TryStatus, TryUpdate,
 };
 use serde::Deserialize;
 
+use crate::openapi::{Routes, op};
 use crate::request::{
     RolloutsQuery, TriesQuery, body, not_null, object, optional_body, present, query, raw, try_name,
 };
@@ -21,18 +20,47 @@ use crate::service::{Shared, WirePage};
 const MAX_WAIT: Duration = Duration::from_secs(3600);
 
 /// Returns the routes.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/queues/rollouts/enqueue", post(enqueue))
-        .route("/queues/rollouts/dequeue", post(dequeue))
-        .route("/rollouts", get(list).post(start))
-        .route("/rollouts/search", post(search))
-        .route("/rollouts/{id}", get(one).post(update))
-        .route("/rollouts/{id}/attempts", get(list_tries).post(start_try))
-        .route("/rollouts/{id}/attempts/search", post(search_tries))
-        .route("/rollouts/{id}/attempts/latest", get(latest_try).post(update_latest_try))
-        .route("/rollouts/{id}/attempts/{attempt_id}", post(update_try))
-        .route("/waits/rollouts", post(wait))
+pub(crate) fn routes() -> Routes {
+    let rollouts = op("List rollouts", 200, "Page<Rollout>");
+    let tries = op("List the attempts of a rollout", 200, "Page<Attempt>");
+    let report = op("Report on an attempt", 200, "Attempt").body("AttemptUpdate");
+    let latest = op("Return the latest attempt", 200, "Attempt?");
+    let update_latest = op("Report on the latest attempt", 200, "Attempt").body("AttemptUpdate");
+    Routes::new("rollouts")
+        .post(
+            "/queues/rollouts/enqueue",
+            enqueue,
+            op("Enqueue rollouts", 201, "[Rollout]").body("Enqueue"),
+        )
+        .post(
+            "/queues/rollouts/dequeue",
+            dequeue,
+            op("Lease rollouts", 200, "[Rollout]").optional_body("Dequeue"),
+        )
+        .get("/rollouts", list, rollouts.clone().query(RolloutsQuery::FIELDS))
+        .post(
+            "/rollouts",
+            start,
+            op("Start a rollout past the queue", 201, "Rollout").body("NewRollout"),
+        )
+        .post("/rollouts/search", search, rollouts.body("RolloutsQuery"))
+        .get("/rollouts/{id}", one, op("Return a rollout", 200, "Rollout"))
+        .post(
+            "/rollouts/{id}",
+            update,
+            op("Replace fields of a rollout", 200, "Rollout").body("RolloutUpdate"),
+        )
+        .get("/rollouts/{id}/attempts", list_tries, tries.clone().query(TriesQuery::FIELDS))
+        .post(
+            "/rollouts/{id}/attempts",
+            start_try,
+            op("Start an attempt", 201, "Rollout").optional_body("WorkerName"),
+        )
+        .post("/rollouts/{id}/attempts/search", search_tries, tries.body("TriesQuery"))
+        .get("/rollouts/{id}/attempts/latest", latest_try, latest)
+        .post("/rollouts/{id}/attempts/latest", update_latest_try, update_latest)
+        .post("/rollouts/{id}/attempts/{attempt_id}", update_try, report)
+        .post("/waits/rollouts", wait, op("Wait for rollouts to end", 200, "[Rollout]").body("Wait"))
 }
 
 /// A purpose that Agent Lightning knows.
@@ -55,7 +83,7 @@ impl Mode {
     }
 }
 
-/// A rollout to enqueue or to start. The last four fields are additions of this server.
+/// A rollout to enqueue or to start. The fields after `worker_id` are additions of this server.
 #[derive(Debug, Deserialize)]
 struct RolloutBody {
     input: Json,
@@ -69,6 +97,8 @@ struct RolloutBody {
     metadata: Option<Json>,
     #[serde(default)]
     worker_id: Option<String>,
+    #[serde(default)]
+    rollout_id: Option<String>,
     #[serde(default)]
     idempotency_key: Option<String>,
     #[serde(default)]
@@ -96,6 +126,7 @@ impl RolloutBody {
             object("metadata", metadata)?;
         }
         Ok(NewRollout {
+            id: self.rollout_id,
             key: self.idempotency_key,
             queue: self.queue.unwrap_or_else(|| DEFAULT_QUEUE.to_owned()),
             priority: self.priority,

@@ -22,6 +22,8 @@ pub(crate) struct Service {
     pub metrics: Metrics,
     pub started: Instant,
     stopping: watch::Receiver<bool>,
+    /// Held while a report of a state is checked and written.
+    transitions: tokio::sync::Mutex<()>,
 }
 
 /// The state, as routes receive it.
@@ -37,7 +39,8 @@ impl Service {
         let last_scan = Mutex::new(None);
         let metrics = Metrics::default();
         let started = Instant::now();
-        Service { store, runs, scan_debounce, last_scan, metrics, started, stopping }
+        let transitions = tokio::sync::Mutex::default();
+        Service { store, runs, scan_debounce, last_scan, metrics, started, stopping, transitions }
     }
 
     /// Returns the stores of runs.
@@ -56,6 +59,12 @@ impl Service {
             self.scan().await?;
         }
         Ok(self.store())
+    }
+
+    /// Waits for the permit to check and change the state of a rollout in several steps. The wait
+    /// is bounded by the deadlines of the store's calls in the other requests.
+    pub async fn acquire_transition(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.transitions.lock().await
     }
 
     fn is_scan_due(&self) -> bool {

@@ -3,27 +3,37 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use axum::routing::{get, post};
-use levade_store::rollouts::{Json, NewSpan, RolloutError, Span, SpanOutcome};
+use levade_store::rollouts::trace::Trace;
+use levade_store::rollouts::{
+    Json, NewSpan, PageRequest, RolloutError, Span, SpanFilter, SpanOutcome,
+};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::request::{SpansQuery, body, bytes, parse, query};
+use crate::openapi::{Routes, op};
+use crate::request::{SpansQuery, body, bytes, parse, query, try_name};
 use crate::response::{ApiError, RouteResult, created, json_response, ok};
 use crate::service::Shared;
 
 /// Returns the routes.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new()
-        .route("/spans", get(list).post(add))
-        .route("/spans/search", post(search))
-        .route("/spans/next", post(next))
+pub(crate) fn routes() -> Routes {
+    let spans = op("List the spans of a rollout", 200, "Page<Span>");
+    Routes::new("spans")
+        .get("/spans", list, spans.clone().query(SpansQuery::FIELDS))
+        .post("/spans", add, op("Add a span", 201, "Span?").body("NewSpan"))
+        .post("/spans/search", search, spans.body("SpansQuery"))
+        .post("/spans/next", next, op("Reserve sequence ids", 200, "SequenceId").body("NextSpan"))
+        .get(
+            "/rollouts/{id}/calls",
+            calls,
+            op("Read model calls and rewards from spans", 200, "Calls")
+                .query(&["attempt_id", "agent"]),
+        )
 }
 
 /// Fields of a span whose absence has a meaning, with their defaults.
@@ -150,6 +160,53 @@ async fn found(service: &Shared, query: SpansQuery) -> RouteResult {
     let page = paging.page(Some("sequence_id"))?;
     let spans = service.checked().await?.spans(&query.filter()?, &page).await?;
     Ok(page_response(&spans.items, paging.limit, paging.offset, spans.total))
+}
+
+/// Returns the order in which the spans of a try are read.
+pub(crate) fn by_number() -> PageRequest {
+    PageRequest { sort_by: Some("sequence_id".to_owned()), ..PageRequest::default() }
+}
+
+#[derive(Deserialize)]
+struct CallsQuery {
+    #[serde(default)]
+    attempt_id: Option<String>,
+    /// Names of agents. If there are none, the calls of all agents are returned.
+    #[serde(default)]
+    agent: Vec<String>,
+}
+
+/// Returns the model calls and the final reward that the spans of a try report.
+async fn calls(
+    State(service): State<Shared>,
+    Path(rollout_id): Path<String>,
+    request: Request,
+) -> RouteResult {
+    let query: CallsQuery = query(&request)?;
+    let store = service.checked().await?;
+    if store.rollout(&rollout_id).await?.is_none() {
+        return Err(RolloutError::UnknownRollout { rollout_id }.into());
+    }
+    let name = try_name(query.attempt_id.unwrap_or_else(|| "latest".to_owned()));
+    let filter = SpanFilter { try_name: Some(name), ..SpanFilter::new(&rollout_id) };
+    let spans = store.spans(&filter, &by_number()).await?.items;
+    let trace = Trace::from_spans(&spans).map_err(|error| {
+        ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, format!("a span is malformed: {error}"))
+    })?;
+    let is_selected = |agent: Option<&str>| {
+        query.agent.is_empty() || agent.is_some_and(|agent| query.agent.iter().any(|of| of == agent))
+    };
+    let (rewards, problem) = match trace.final_rewards() {
+        Ok(rewards) => (rewards, None),
+        Err(error) => (&[][..], Some(error.to_string())),
+    };
+    let dimensions = rewards.iter().map(|(name, value)| json!({ "name": name, "value": value }));
+    ok(&json!({
+        "final_reward": rewards.first().map(|(_, value)| value),
+        "rewards": dimensions.collect::<Vec<_>>(),
+        "problem": problem,
+        "calls": trace.calls(is_selected),
+    }))
 }
 
 /// Returns a page of spans, whose bodies are already JSON.

@@ -15,28 +15,28 @@ use tokio::task::JoinHandle;
 use crate::{ServerOptions, serve};
 
 /// A running server.
-struct Server {
+pub(crate) struct Server {
     address: String,
-    clock: Arc<ManualClock>,
+    pub clock: Arc<ManualClock>,
     stop: Option<oneshot::Sender<()>>,
     served: JoinHandle<std::io::Result<()>>,
 }
 
 /// A response: status, head in lower case, and body.
-struct Response {
-    status: u16,
+pub(crate) struct Response {
+    pub status: u16,
     head: String,
-    body: Vec<u8>,
+    pub body: Vec<u8>,
 }
 
 impl Response {
-    fn json(&self) -> Value {
+    pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body)
             .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&self.body)))
     }
 }
 
-async fn server(options: ServerOptions) -> Server {
+pub(crate) async fn server(options: ServerOptions) -> Server {
     let clock = Arc::new(ManualClock::new(1000.0));
     let store = open_rollouts("memory:", clock.clone()).await.unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -49,12 +49,12 @@ async fn server(options: ServerOptions) -> Server {
     Server { address, clock, stop: Some(stop), served }
 }
 
-fn without_debounce() -> ServerOptions {
+pub(crate) fn without_debounce() -> ServerOptions {
     ServerOptions { scan_debounce: Duration::ZERO, ..ServerOptions::default() }
 }
 
 impl Server {
-    async fn send(&self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> Response {
+    pub async fn send(&self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> Response {
         let mut stream = TcpStream::connect(&self.address).await.unwrap();
         let mut head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n");
         let is_set = |name: &str| headers.iter().any(|header| header.starts_with(name));
@@ -84,11 +84,11 @@ impl Server {
         Response { status, head, body }
     }
 
-    async fn get(&self, path: &str) -> Response {
+    pub async fn get(&self, path: &str) -> Response {
         self.send("GET", &format!("/v1/agl{path}"), &[], b"").await
     }
 
-    async fn post(&self, path: &str, body: Value) -> Response {
+    pub async fn post(&self, path: &str, body: Value) -> Response {
         self.send("POST", &format!("/v1/agl{path}"), &[], body.to_string().as_bytes()).await
     }
 }

@@ -27,6 +27,7 @@ pub mod contract;
 mod error;
 mod query;
 pub mod state;
+pub mod trace;
 mod types;
 
 use std::fmt::Debug;
@@ -64,7 +65,7 @@ pub trait Rollouts: Debug + Send + Sync {
     fn now(&self) -> f64;
 
     /// Adds rollouts to the ends of their queues, and returns them in the order of `new`. A rollout
-    /// whose key is known is not added again.
+    /// whose id or key is known is not added again.
     ///
     /// # Errors
     /// Returns [`RolloutError::Conflict`] if the rollout under a key has another input.
@@ -73,7 +74,7 @@ pub trait Rollouts: Debug + Send + Sync {
     /// Creates a rollout with its first try, past the queue.
     ///
     /// # Errors
-    /// Returns [`RolloutError::Conflict`] if a rollout with the key exists.
+    /// Returns [`RolloutError::Conflict`] if a rollout with the id or the key exists.
     async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout>;
 
     /// Starts another try of a rollout, whatever its status and its maximum number of tries.

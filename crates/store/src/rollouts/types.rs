@@ -143,6 +143,9 @@ impl Default for RolloutConfig {
 /// A rollout to enqueue or to start.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NewRollout {
+    /// Id, chosen by the caller. A second rollout with the same id is not created; the first one is
+    /// returned, whatever its input. `None` generates an id.
+    pub id: Option<String>,
     /// Idempotency key. A second rollout with the same key is not created; the first one is
     /// returned.
     pub key: Option<String>,
@@ -167,6 +170,7 @@ impl NewRollout {
     /// Creates a rollout of the default queue from its task.
     pub fn new(input: Json) -> Self {
         NewRollout {
+            id: None,
             key: None,
             queue: DEFAULT_QUEUE.to_owned(),
             priority: 0,

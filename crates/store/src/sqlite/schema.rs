@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use levade_tree::RunId;
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{checksum, code_of};
@@ -137,7 +138,15 @@ pub(super) fn connect(file: &Path, flags: OpenFlags) -> rusqlite::Result<Connect
     let connection = Connection::open_with_flags(file, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
     checksum::register(&connection)?;
+    keep_plans(&connection)?;
     Ok(connection)
+}
+
+/// Lets a cached statement keep its query plan. By default, SQLite prepares a statement again
+/// whenever a parameter of its `WHERE` clause changes, in case another index fits the new value
+/// better. Here the best index never depends on a value.
+pub(super) fn keep_plans(connection: &Connection) -> rusqlite::Result<()> {
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
 }
 
 /// Returns the application id and the schema version of a file.

@@ -144,8 +144,7 @@ pub(super) fn write(connection: &mut Connection, inbox: &JobReceiver) {
 
 /// Runs all jobs in one transaction. Returns `false` if the transaction was rolled back.
 fn run_batch(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
-    let mut transaction = match connection.transaction_with_behavior(TransactionBehavior::Immediate)
-    {
+    let transaction = match connection.transaction_with_behavior(TransactionBehavior::Immediate) {
         Ok(transaction) => transaction,
         // Another process is writing. The busy timeout has passed, so it is not applied again to
         // each job.
@@ -154,16 +153,19 @@ fn run_batch(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
             return true;
         }
     };
+    // Cached statements: rusqlite's savepoints are parsed again for each job.
+    let execute = |sql| transaction.prepare_cached(sql).and_then(|mut of| of.execute([]));
     for job in jobs {
-        let Ok(savepoint) = transaction.savepoint() else { return false };
-        let succeeded = job.run(&savepoint);
-        // Some errors, such as a full disk, roll back the transaction and not only the failed
-        // statement.
-        if savepoint.is_autocommit() {
+        if execute("SAVEPOINT job").is_err() {
             return false;
         }
-        let ended = if succeeded { savepoint.commit() } else { savepoint.finish() };
-        if ended.is_err() {
+        let succeeded = job.run(&transaction);
+        // Some errors, such as a full disk, roll back the transaction and not only the failed
+        // statement.
+        if transaction.is_autocommit()
+            || !succeeded && execute("ROLLBACK TO job").is_err()
+            || execute("RELEASE job").is_err()
+        {
             return false;
         }
     }

@@ -34,6 +34,7 @@ macro_rules! rollouts_contract {
             lease_merges_queues_by_age
             repeated_lease_request_returns_leases_in_progress
             enqueue_is_idempotent_by_key
+            enqueue_keeps_chosen_ids
             finish_is_idempotent_and_rejects_other_ends
             retry_returns_to_old_position
             requeued_update_goes_to_the_end
@@ -166,6 +167,24 @@ pub async fn repeated_lease_request_returns_leases_in_progress(
     let other = store.lease(&request("c")).await.unwrap();
     assert_eq!((inputs(&other), lease_of(&other[0]).number), (vec!["2"], 2));
     assert!(store.lease(&request("a")).await.unwrap().is_empty(), "another worker has the lease");
+}
+
+pub async fn enqueue_keeps_chosen_ids(store: Store, _: Arc<ManualClock>) {
+    let named = |input, id: &str| NewRollout { id: Some(id.to_owned()), ..new(input) };
+    let created = store.enqueue(&[named(1, "mine"), named(2, "mine"), named(3, "x")]).await.unwrap();
+    let found: Vec<(&str, &str)> =
+        created.iter().map(|of| (of.id.as_str(), of.input.get())).collect();
+    assert_eq!(found, [("mine", "1"), ("mine", "1"), ("x", "3")]);
+    // A rollout that is leased is returned as it is.
+    let leased = lease_one(&store, "w").await.unwrap();
+    assert_eq!(leased.id, "mine");
+    let again = store.enqueue(&[named(9, "mine")]).await.unwrap();
+    assert_eq!((again[0].status, again[0].input.get()), (RolloutStatus::Preparing, "1"));
+    assert!(matches!(
+        store.start(&named(1, "x"), None).await,
+        Err(RolloutError::Conflict { rollout_id, .. }) if rollout_id == "x"
+    ));
+    assert_eq!(store.statistics().await.unwrap().rollouts, 2);
 }
 
 pub async fn enqueue_is_idempotent_by_key(store: Store, _: Arc<ManualClock>) {

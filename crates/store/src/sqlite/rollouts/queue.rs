@@ -28,7 +28,7 @@ pub(super) fn start(
     let latest = latest_resources(call)?;
     let (rollout, is_new) = create(call, new, latest.as_deref())?;
     if !is_new {
-        let key = new.key.clone().unwrap_or_default();
+        let key = new.key.clone().or_else(|| new.id.clone()).unwrap_or_default();
         return Err(reject(RolloutError::Conflict { key, rollout_id: rollout.id }));
     }
     start_try(call, &rollout.id, worker)
@@ -54,18 +54,26 @@ fn latest_resources(call: Call<'_>) -> Result<Option<String>, Failure> {
     Ok(call.db.prepare_cached(sql)?.query_row([], |row| row.get(0)).optional()?)
 }
 
-/// Creates a rollout in its queue. Returns the rollout under the key instead, and `false`, if there
-/// is one.
+/// Creates a rollout in its queue. Returns the rollout with the id or the key instead, and `false`,
+/// if there is one.
 fn create(
     call: Call<'_>,
     new: &NewRollout,
     latest_resources: Option<&str>,
 ) -> Result<(Rollout, bool), Failure> {
     check_config(&new.config)?;
+    let find = |column: &str, value: &str| {
+        let sql =
+            format!("SELECT {} FROM {} WHERE r.{column} = ?1", rows::ROLLOUT, rows::ROLLOUT_FROM);
+        call.db.prepare_cached(&sql)?.query_row([value], rows::rollout).optional()
+    };
+    if let Some(id) = &new.id
+        && let Some(known) = find("id", id)?
+    {
+        return Ok((known, false));
+    }
     if let Some(key) = &new.key {
-        let sql = format!("SELECT {} FROM {} WHERE r.key = ?1", rows::ROLLOUT, rows::ROLLOUT_FROM);
-        let known = call.db.prepare_cached(&sql)?.query_row([key], rows::rollout).optional()?;
-        if let Some(known) = known {
+        if let Some(known) = find("key", key)? {
             return if known.input.get() == new.input.get() {
                 Ok((known, false))
             } else {
@@ -78,10 +86,11 @@ fn create(
     let metadata = new.metadata.as_ref().map_or("{}", |metadata| metadata.get());
     let sql = "INSERT INTO rollouts (id, key, queue, priority, enqueued, queued, status, input, mode, resources_id, timeout,
                    unresponsive, max_tries, retry_on, metadata, start_time, changed)
-               VALUES ('ro-' || lower(hex(randomblob(8))), :key, :queue, :priority, :change, 1, :status, :input, :mode,
+               VALUES (coalesce(:id, 'ro-' || lower(hex(randomblob(8)))), :key, :queue, :priority, :change, 1, :status, :input, :mode,
                    :resources, :timeout, :unresponsive, :max_tries, :retry_on, :metadata, :now, :change) RETURNING id";
     let id: String = call.db.prepare_cached(sql)?.query_row(
         named_params! {
+            ":id": new.id,
             ":key": new.key,
             ":queue": new.queue,
             ":priority": new.priority,

@@ -5,7 +5,9 @@ use std::path::Path;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use crate::StoreError;
-use crate::sqlite::schema::{EXISTING_FILE_FLAGS, connect, identity, is_empty, open_error};
+use crate::sqlite::schema::{
+    EXISTING_FILE_FLAGS, connect, identity, is_empty, keep_plans, open_error,
+};
 
 /// Schema version of the tables that this build writes.
 pub(super) const SCHEMA_VERSION: i32 = 1;
@@ -133,6 +135,7 @@ pub(super) fn in_memory() -> Result<Connection, StoreError> {
     let place = Path::new("memory:");
     let mut connection =
         Connection::open_in_memory().map_err(|source| open_error(place, source))?;
+    keep_plans(&connection).map_err(|source| open_error(place, source))?;
     create(&mut connection).map_err(|source| open_error(place, source))?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     Ok(connection)

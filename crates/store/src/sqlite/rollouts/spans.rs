@@ -1,7 +1,7 @@
 //! Spans, and their sequence numbers.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 use rusqlite::{OptionalExtension, named_params};
 
@@ -51,10 +51,15 @@ pub(super) fn add(call: Call<'_>, spans: &[NewSpan]) -> Result<(Vec<SpanOutcome>
     }
     numbers.save(call)?;
     let mut is_changed = false;
+    let mut saved: HashSet<&str> = HashSet::new();
     for name in reports {
-        // Read again: the spans may report on several tries of one rollout.
-        let Some(mut rollout) = RolloutState::find(call, name.0)? else { continue };
-        let Some(mut of) = rollout.find_try(call, name.1)? else { continue };
+        let Some(Ok((mut rollout, mut of))) = known.remove(&name) else { continue };
+        if !saved.insert(name.0) {
+            // The report of another try has changed the rollout since it was read.
+            let Some(read) = RolloutState::find(call, name.0)? else { continue };
+            let Some(read_try) = read.find_try(call, name.1)? else { continue };
+            (rollout, of) = (read, read_try);
+        }
         rollout.report(call, &mut of)?;
         is_changed |= rollout.is_changed;
         rollout.save(call)?;

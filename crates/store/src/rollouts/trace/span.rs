@@ -1,0 +1,215 @@
+//! One span as a trace reader sees it: times, attributes, agent and reward.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::rollouts::Span;
+
+/// Prefix of the attributes that Agent Lightning 0.3 gives a reward: `PREFIX.INDEX.name` and
+/// `PREFIX.INDEX.value`. Index 0 is the primary reward.
+const REWARD: &str = "agentlightning.reward";
+
+/// Attribute with the reward of a call that a client of Agent Lightning 0.1 reported.
+pub const TRIPLET_REWARD: &str = "agentlightning.triplet.reward";
+
+/// Reward that a span reports.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum SpanReward {
+    /// The span reports no reward.
+    Absent,
+    /// Dimensions with their values, the primary one first.
+    Values(Vec<(String, f64)>),
+    /// The span reports a reward that is no finite number. The text names it.
+    Malformed(String),
+}
+
+/// A span with parsed attributes.
+#[derive(Debug, Clone)]
+pub(super) struct TracedSpan {
+    pub id: String,
+    pub parent_id: Option<String>,
+    pub name: String,
+    pub start_time: f64,
+    pub end_time: f64,
+    pub attributes: Map<String, Value>,
+    pub reward: SpanReward,
+}
+
+/// The fields of [`Span::body`] that are read.
+#[derive(Deserialize)]
+struct Body {
+    span_id: String,
+    #[serde(default)]
+    parent_id: Option<String>,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    start_time: Option<f64>,
+    #[serde(default)]
+    end_time: Option<f64>,
+    #[serde(default)]
+    attributes: Map<String, Value>,
+}
+
+impl TracedSpan {
+    /// Parses a stored span. A missing time is the other time of the span, or 0.
+    ///
+    /// # Errors
+    /// Returns an error if the body is not a span.
+    pub fn parse(span: &Span) -> serde_json::Result<Self> {
+        let body: Body = serde_json::from_str(span.body.get())?;
+        let reward = reward(&body.name, &body.attributes);
+        let start_time = body.start_time.or(body.end_time).unwrap_or(0.0);
+        Ok(TracedSpan {
+            id: body.span_id,
+            parent_id: body.parent_id.filter(|id| !id.is_empty()),
+            name: body.name,
+            start_time,
+            end_time: body.end_time.unwrap_or(start_time),
+            attributes: body.attributes,
+            reward,
+        })
+    }
+
+    /// Returns the text of the first of `names` that is set to a text.
+    pub fn text(&self, names: &[&str]) -> Option<&str> {
+        names.iter().find_map(|name| self.attributes.get(*name)?.as_str())
+    }
+
+    /// Returns the token ids of the first of `names` that is set to a list of them.
+    pub fn tokens(&self, names: &[&str]) -> Vec<u32> {
+        let ids = |name: &&str| -> Option<Vec<u32>> {
+            let list = self.attributes.get(*name)?.as_array()?;
+            list.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+        };
+        names.iter().find_map(ids).unwrap_or_default()
+    }
+
+    /// Returns the attributes below the first of `prefixes` that has some, nested at the dots of
+    /// their names. Names that count from 0 become a list. Returns null if there are none.
+    pub fn nested(&self, prefixes: &[&str]) -> Value {
+        for prefix in prefixes {
+            let mut root = Value::Null;
+            for (name, value) in &self.attributes {
+                let Some(path) = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('.'))
+                else {
+                    continue;
+                };
+                insert(&mut root, path, value);
+            }
+            if !root.is_null() {
+                return with_lists(root);
+            }
+        }
+        Value::Null
+    }
+
+    /// Returns the agent that the span names, by the attributes of the frameworks that Agent
+    /// Lightning supports.
+    pub fn agent(&self) -> Option<&str> {
+        let is = |name: &str, value: &str| self.text(&[name]) == Some(value);
+        // OpenAI Agents SDK.
+        self.text(&["agent.name"])
+            // AgentOps' decorator `@agent`.
+            .or_else(|| self.text(&["operation.name"]).filter(|_| is("agentops.span.kind", "agent")))
+            // AutoGen, LangGraph and Agent Framework.
+            .or_else(|| self.text(&["recipient_agent_type", "langchain.chain.type", "executor.id"]))
+            // Weave, alone and with LangChain.
+            .or_else(|| {
+                self.text(&["agentlightning.operation.input.name"]).filter(|_| is("type", "agent"))
+            })
+            .or_else(|| {
+                self.text(&["lc_name"]).filter(|_| self.name.starts_with("langchain.Chain."))
+            })
+    }
+
+    /// Returns whether the span computes or reports a reward.
+    pub fn is_reward(&self) -> bool {
+        self.reward != SpanReward::Absent
+            || self.name == "agentlightning.operation"
+                && self.text(&["agentlightning.operation.name"]) == Some(REWARD)
+    }
+}
+
+/// Sets the value at a path of names that dots separate.
+fn insert(at: &mut Value, path: &str, value: &Value) {
+    let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
+    if !at.is_object() {
+        *at = Value::Object(Map::new());
+    }
+    match rest {
+        Some(rest) => insert(&mut at[name], rest, value),
+        None => at[name] = value.clone(),
+    }
+}
+
+/// Replaces objects whose names are `0`, `1`, … by lists.
+fn with_lists(value: Value) -> Value {
+    let Value::Object(fields) = value else { return value };
+    let count = fields.len();
+    let fields: Map<String, Value> =
+        fields.into_iter().map(|(name, value)| (name, with_lists(value))).collect();
+    let list: Option<Vec<Value>> =
+        (0..count).map(|index| fields.get(&index.to_string()).cloned()).collect();
+    list.filter(|list| !list.is_empty()).map_or(Value::Object(fields), Value::Array)
+}
+
+/// Reads the reward of a span in the formats of Agent Lightning 0.3, of AgentOps and of Agent
+/// Lightning 0.2, in this order.
+fn reward(name: &str, attributes: &Map<String, Value>) -> SpanReward {
+    let mut dimensions: Vec<(usize, &str)> = Vec::new();
+    for (key, value) in attributes {
+        let Some(rest) = key.strip_prefix(REWARD).and_then(|rest| rest.strip_prefix('.')) else {
+            continue;
+        };
+        match rest.split_once('.').map(|(index, field)| (index.parse(), field)) {
+            Some((Ok(index), "value")) => dimensions.push((index, key)),
+            Some((Ok(_), "name")) => {}
+            _ => return SpanReward::Malformed(format!("the attribute {key} ({value}) is unknown")),
+        }
+    }
+    if !dimensions.is_empty() {
+        dimensions.sort_unstable();
+        if dimensions[0].0 != 0 {
+            return SpanReward::Malformed(format!("{REWARD}.0.value, the primary reward, is missing"));
+        }
+        let read = |(index, key): (usize, &str)| {
+            let title = attributes.get(&format!("{REWARD}.{index}.name")).and_then(Value::as_str);
+            Ok((title.unwrap_or("primary").to_owned(), number(key, &attributes[key])?))
+        };
+        return match dimensions.into_iter().map(read).collect() {
+            Ok(values) => SpanReward::Values(values),
+            Err(text) => SpanReward::Malformed(text),
+        };
+    }
+    for key in ["agentops.task.output", "agentops.entity.output"] {
+        let parsed = match attributes.get(key) {
+            Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_default(),
+            Some(output) => output.clone(),
+            None => continue,
+        };
+        if parsed["type"] == "reward" {
+            return single(key, parsed.get("value"));
+        }
+    }
+    match name {
+        "agentlightning.annotation" => single("reward", attributes.get("reward")),
+        _ => SpanReward::Absent,
+    }
+}
+
+/// Converts a reward without dimensions. A missing one and null are none.
+fn single(key: &str, value: Option<&Value>) -> SpanReward {
+    match value {
+        None | Some(Value::Null) => SpanReward::Absent,
+        Some(value) => match number(key, value) {
+            Ok(value) => SpanReward::Values(vec![("primary".to_owned(), value)]),
+            Err(text) => SpanReward::Malformed(text),
+        },
+    }
+}
+
+fn number(key: &str, value: &Value) -> Result<f64, String> {
+    let number = value.as_f64().filter(|number| number.is_finite());
+    number.ok_or_else(|| format!("the reward {key} is {value}, but must be a finite number"))
+}

@@ -1,0 +1,164 @@
+//! Events that the process of a rollout reports, stored as spans.
+
+use axum::extract::{Path, Request, State};
+use levade_store::rollouts::trace::TRIPLET_SPAN;
+use levade_store::rollouts::{NewSpan, Rollouts, SpanFilter, TryName, TryStatus, TryUpdate};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::rollouts::{find, save};
+use super::triplets::{deduplicated, to_triplet, tokens_of};
+use super::wire::Wire;
+use crate::data_interface::reported;
+use crate::openapi::{Routes, op};
+use crate::request::{body, query};
+use crate::response::{ApiError, RouteResult, ok};
+use crate::service::Shared;
+use crate::spans::by_number;
+
+/// Attributes of a span that is an event.
+const TYPE: &str = "agentlightning.event.type";
+const ATTEMPT: &str = "agentlightning.event.attempt_id";
+const DATA: &str = "agentlightning.event.data";
+
+/// Returns the routes, without their prefix.
+pub(super) fn routes() -> Routes {
+    Routes::new("agent-lightning-1.0")
+        .post(
+            "/rollouts/{id}/attempt/{attempt_id}/events",
+            add,
+            op("Report an event", 200, "EventV1").body("NewEventV1"),
+        )
+        .get(
+            "/rollouts/{id}/events",
+            list,
+            op("List the events of a rollout", 200, "[EventV1]").query(&["event_type", "format"]),
+        )
+}
+
+#[derive(Deserialize)]
+struct EventBody {
+    event_type: String,
+    #[serde(default)]
+    data: Map<String, Value>,
+}
+
+async fn add(
+    State(service): State<Shared>,
+    Path((id, attempt_id)): Path<(String, String)>,
+    request: Request,
+) -> RouteResult {
+    let EventBody { event_type, data } = body(request).await?;
+    let store = service.checked().await?;
+    let mut rollout = find(store, &id).await?;
+    if rollout.rollout.latest_try.is_none() {
+        rollout = start(&service, &id).await?;
+    }
+    let no_try = || ApiError::bad_request(format!("rollout {id} has no attempt"));
+    let of = rollout.rollout.latest_try.as_ref().ok_or_else(no_try)?;
+    let mut attributes = Map::from_iter([
+        (TYPE.to_owned(), json!(event_type)),
+        (ATTEMPT.to_owned(), json!(attempt_id)),
+    ]);
+    let mut name = "agentlightning.event";
+    match event_type.as_str() {
+        "reward" => {
+            name = "agentlightning.annotation";
+            let value = data.get("value").cloned().unwrap_or_default();
+            attributes.insert("agentlightning.reward.0.name".to_owned(), json!("primary"));
+            attributes.insert("agentlightning.reward.0.value".to_owned(), value);
+        }
+        "model_request" => {
+            name = TRIPLET_SPAN;
+            let (prompt, response) = tokens_of(&data);
+            attributes.insert("prompt_token_ids".to_owned(), prompt);
+            attributes.insert("response_token_ids".to_owned(), response);
+            let response_id = data.get("response").and_then(|response| response.get("id"));
+            if let Some(id) = response_id.filter(|id| id.is_string()) {
+                attributes.insert("gen_ai.response.id".to_owned(), id.clone());
+            }
+        }
+        _ => {}
+    }
+    let event = json!({
+        "event_type": event_type, "rollout_id": id, "attempt_id": attempt_id,
+        "timestamp": store.now(), "data": data,
+    });
+    attributes.insert(DATA.to_owned(), json!(Value::Object(data).to_string()));
+    // A number of the rollout's counter is an id that no other event has.
+    let number = store.reserve_span_numbers(&id, 1).await?;
+    let span = reported(of, name, attributes, number as usize, store.now());
+    store.add_spans(vec![NewSpan { number: Some(number), ..span }]).await?;
+    ok(&event)
+}
+
+/// Starts the try of a rollout whose process reports before its controller does.
+async fn start(service: &Shared, id: &str) -> Result<Wire, ApiError> {
+    let _permit = service.acquire_transition().await;
+    let store = service.store();
+    let Wire { rollout, metadata, mut extra } = find(store, id).await?;
+    if rollout.latest_try.is_none() {
+        extra.is_started_by_event = true;
+        save(store, id, &metadata, &extra).await?;
+        store.start_try(id, None).await?;
+        let running = TryUpdate { status: Some(TryStatus::Running), ..TryUpdate::default() };
+        store.update_try(id, &TryName::Latest, &running).await?;
+    }
+    find(store, id).await
+}
+
+/// Returns all events of a rollout with the ids of their attempts, in the order of their arrival.
+async fn events_of(store: &dyn Rollouts, id: &str) -> Result<Vec<(String, Value)>, ApiError> {
+    let spans = store.spans(&SpanFilter::new(id), &by_number()).await?.items;
+    let event = |span: &levade_store::rollouts::Span| {
+        let body: Value = serde_json::from_str(span.body.get()).ok()?;
+        let text = |name: &str| body["attributes"][name].as_str();
+        let data: Value = serde_json::from_str(text(DATA)?).ok()?;
+        let attempt_id = text(ATTEMPT)?.to_owned();
+        let event = json!({
+            "event_type": text(TYPE)?, "rollout_id": id, "attempt_id": attempt_id,
+            "timestamp": body["start_time"], "data": data,
+        });
+        Some((attempt_id, event))
+    };
+    Ok(spans.iter().filter_map(event).collect())
+}
+
+/// Returns the ids of the attempts that have events, in the order of their first ones.
+pub(super) async fn attempt_ids(store: &dyn Rollouts, id: &str) -> Result<Vec<String>, ApiError> {
+    let mut ids: Vec<String> = Vec::new();
+    for (attempt_id, _) in events_of(store, id).await? {
+        if !ids.contains(&attempt_id) {
+            ids.push(attempt_id);
+        }
+    }
+    Ok(ids)
+}
+
+#[derive(Deserialize)]
+struct EventsQuery {
+    #[serde(default)]
+    event_type: Option<String>,
+    #[serde(default)]
+    format: Option<String>,
+}
+
+async fn list(
+    State(service): State<Shared>,
+    Path(id): Path<String>,
+    request: Request,
+) -> RouteResult {
+    let query: EventsQuery = query(&request)?;
+    let store = service.checked().await?;
+    let rollout = find(store, &id).await?;
+    let is_wanted = |(attempt_id, event): &(String, Value)| {
+        attempt_id == rollout.attempt_id()
+            && query.event_type.as_ref().is_none_or(|kind| event["event_type"] == kind.as_str())
+    };
+    let events = events_of(store, &id).await?.into_iter().filter(is_wanted);
+    let mut events: Vec<Value> = events.map(|(_, event)| event).collect();
+    if query.format.as_deref() == Some("triplet") {
+        events = deduplicated(events.into_iter().map(to_triplet).collect());
+    }
+    ok(&events)
+}

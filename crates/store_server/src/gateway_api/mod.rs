@@ -1,0 +1,34 @@
+//! Routes of Agent Lightning 1.0 below `/api`: rollouts, their states, and events of their agents.
+//!
+//! A controller reads rollouts by state, starts a process for each, and reports states. The process
+//! reports events: rewards, model requests, or anything else. Both are stored as everything else
+//! is, so that a rollout which is enqueued here can be leased by a runner of 0.3, and the reverse:
+//! a state is a status of the rollout, and an event is a span of its latest try.
+//!
+//! # Differences from Agent Lightning's server
+//! - States survive the server. `timeout_seconds` is enforced: a rollout that exceeds it fails.
+//! - `next_after` of the terminal rollouts is a cursor and not an index. A rollout that changes after
+//!   its end is returned again.
+//! - A deleted rollout is cancelled and hidden from these routes, but its record is kept.
+//! - The first event of a queued rollout starts its try.
+//!
+//! Out of scope: the registry of models and the proxy of model calls; a gateway answers those.
+
+mod events;
+mod rollouts;
+mod triplets;
+mod wire;
+
+use crate::openapi::{Routes, op};
+
+/// Returns the routes.
+pub(crate) fn routes() -> Routes {
+    rollouts::routes()
+        .merge(events::routes())
+        .below("/api")
+        .merge(Routes::new("agent-lightning-1.0").get(
+            "/healthz",
+            rollouts::health,
+            op("Report that the server runs", 200, "Health"),
+        ))
+}

@@ -1,0 +1,306 @@
+//! Rollouts and their states.
+
+use std::time::Duration;
+
+use axum::extract::{Path, Request, State as Shares};
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use levade_store::rollouts::{
+    Json, NewRollout, PageRequest, RolloutConfig, RolloutFilter, RolloutStatus, RolloutUpdate,
+    Rollouts, TryName, TryStatus, TryUpdate,
+};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::events::attempt_ids;
+use super::wire::{Extra, State, Wire};
+use crate::openapi::{Routes, op};
+use crate::request::{body, query};
+use crate::response::{ApiError, RouteResult, created, ok};
+use crate::service::Shared;
+
+/// Number of rollouts that are read at a time.
+const PAGE: usize = 1000;
+
+/// Returns the routes, without their prefix.
+pub(super) fn routes() -> Routes {
+    Routes::new("agent-lightning-1.0")
+        .post("/rollouts", enqueue, op("Enqueue rollouts", 201, "[RolloutV1]").body("EnqueueV1"))
+        .get(
+            "/rollouts",
+            list,
+            op("List rollouts by state", 200, "[RolloutV1]").query(&["state_in", "limit"]),
+        )
+        .get(
+            "/rollouts/terminal",
+            terminal,
+            op("List rollouts that ended, from a cursor", 200, "TerminalV1")
+                .query(&["after", "limit"]),
+        )
+        .get(
+            "/rollouts/{id}",
+            one,
+            op("Return a rollout and the ids of its attempts", 200, "RolloutDetailV1"),
+        )
+        .route(
+            "patch",
+            "/rollouts/{id}",
+            patch,
+            op("Report the state of a rollout", 200, "RolloutV1").body("RolloutPatchV1"),
+        )
+        .route("delete", "/rollouts/{id}", delete, op("Hide a rollout", 204, ""))
+}
+
+pub(super) async fn health() -> RouteResult {
+    ok(&json!({ "status": "ok" }))
+}
+
+/// Returns a rollout that is not deleted.
+///
+/// # Errors
+/// Returns status 404 if it does not exist.
+pub(super) async fn find(store: &dyn Rollouts, id: &str) -> Result<Wire, ApiError> {
+    let rollout = store.rollout(id).await?.map(Wire::new).filter(|of| !of.extra.is_deleted);
+    let text = || format!("Rollout not found: {id}");
+    rollout.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, text()))
+}
+
+fn whole_hour() -> f64 {
+    3600.0
+}
+
+#[derive(Deserialize)]
+struct ConfigBody {
+    #[serde(default = "whole_hour")]
+    timeout_seconds: f64,
+    #[serde(default)]
+    local: Option<Value>,
+    #[serde(default)]
+    k8s: Option<Value>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[derive(Deserialize)]
+struct RolloutBody {
+    input: Json,
+    #[serde(default = "yes")]
+    is_train: bool,
+    #[serde(default)]
+    config: Option<ConfigBody>,
+    #[serde(default)]
+    metadata: Option<Map<String, Value>>,
+    #[serde(default)]
+    rollout_id: Option<String>,
+}
+
+impl RolloutBody {
+    fn into_new(self) -> NewRollout {
+        let config = self.config.unwrap_or(ConfigBody {
+            timeout_seconds: whole_hour(),
+            local: None,
+            k8s: None,
+        });
+        let ConfigBody { timeout_seconds, local, k8s } = config;
+        let extra = Extra { local, k8s, ..Extra::default() };
+        NewRollout {
+            id: self.rollout_id,
+            mode: Some(if self.is_train { "train" } else { "val" }.to_owned()),
+            config: RolloutConfig {
+                timeout_seconds: Some(timeout_seconds),
+                ..RolloutConfig::default()
+            },
+            metadata: Wire::stored_metadata(&self.metadata.unwrap_or_default(), &extra),
+            ..NewRollout::new(self.input)
+        }
+    }
+}
+
+async fn enqueue(Shares(service): Shares<Shared>, request: Request) -> RouteResult {
+    let bodies: Vec<RolloutBody> = body(request).await?;
+    let new: Vec<NewRollout> = bodies.into_iter().map(RolloutBody::into_new).collect();
+    let store = service.checked().await?;
+    let rollouts = store.enqueue(&new).await?.into_iter().map(Wire::new);
+    let rollouts: Vec<Wire> = rollouts.collect();
+    if let Some(deleted) = rollouts.iter().find(|of| of.extra.is_deleted) {
+        let text = format!("Rollout {} was deleted; choose another id", deleted.rollout.id);
+        return Err(ApiError::new(StatusCode::CONFLICT, text));
+    }
+    created(&rollouts.iter().map(Wire::to_json).collect::<Vec<_>>())
+}
+
+fn five_hundred() -> i64 {
+    500
+}
+
+#[derive(Deserialize)]
+struct ListQuery {
+    state_in: Vec<State>,
+    #[serde(default = "five_hundred")]
+    limit: i64,
+}
+
+async fn list(Shares(service): Shares<Shared>, request: Request) -> RouteResult {
+    let query: ListQuery = query(&request)?;
+    let store = service.checked().await?;
+    let statuses = query.state_in.iter().flat_map(|state| state.statuses()).collect();
+    let filter = RolloutFilter { status_in: Some(statuses), ..RolloutFilter::default() };
+    let limit = usize::try_from(query.limit).unwrap_or(0);
+    let mut found = Vec::new();
+    let mut offset = 0;
+    while found.len() < limit {
+        let page = PageRequest { limit: Some(PAGE as u64), offset, ..PageRequest::default() };
+        let rollouts = store.rollouts(&filter, &page).await?.items;
+        let is_last = rollouts.len() < PAGE;
+        offset += rollouts.len() as u64;
+        found.extend(rollouts.into_iter().map(Wire::new).filter(|of| !of.extra.is_deleted));
+        if is_last {
+            break;
+        }
+    }
+    ok(&found.iter().take(limit).map(Wire::to_json).collect::<Vec<_>>())
+}
+
+fn page_size() -> i64 {
+    PAGE as i64
+}
+
+#[derive(Deserialize)]
+struct TerminalQuery {
+    #[serde(default)]
+    after: i64,
+    #[serde(default = "page_size")]
+    limit: i64,
+}
+
+async fn terminal(Shares(service): Shares<Shared>, request: Request) -> RouteResult {
+    let query: TerminalQuery = query(&request)?;
+    let store = service.checked().await?;
+    let limit = usize::try_from(query.limit).unwrap_or(0).max(1);
+    let mut after = u64::try_from(query.after).unwrap_or(0);
+    let mut items = Vec::new();
+    while items.len() < limit {
+        let most = PAGE.min(limit - items.len());
+        let (changed, last) = store.changes(after, most, Duration::ZERO).await?;
+        after = last;
+        let is_last = changed.len() < most;
+        let ended = changed.into_iter().map(Wire::new);
+        items.extend(
+            ended.filter(|of| of.rollout.status.is_finished() && !of.extra.is_deleted).map(|of| {
+                json!({
+                    "rollout_id": of.rollout.id, "state": of.state(), "data_id": of.data_id(),
+                    "is_train": of.is_train(),
+                })
+            }),
+        );
+        if is_last {
+            break;
+        }
+    }
+    let ended =
+        [RolloutStatus::Succeeded, RolloutStatus::Failed, RolloutStatus::Cancelled].to_vec();
+    let filter = RolloutFilter { status_in: Some(ended), ..RolloutFilter::default() };
+    let page = PageRequest { limit: Some(1), ..PageRequest::default() };
+    let total = store.rollouts(&filter, &page).await?.total;
+    ok(&json!({ "items": items, "next_after": after, "total_terminal": total }))
+}
+
+async fn one(Shares(service): Shares<Shared>, Path(id): Path<String>) -> RouteResult {
+    let store = service.checked().await?;
+    let rollout = find(store, &id).await?;
+    let attempts = attempt_ids(store, &id).await?;
+    ok(&json!({ "rollout": rollout.to_json(), "attempts": attempts }))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct StatusPatch {
+    state: Option<State>,
+    k8s_job_name: Option<String>,
+    last_attempt_id: Option<String>,
+    error_message: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Patch {
+    #[serde(default)]
+    status: Option<StatusPatch>,
+}
+
+async fn patch(
+    Shares(service): Shares<Shared>,
+    Path(id): Path<String>,
+    request: Request,
+) -> RouteResult {
+    let patch: Patch = body(request).await?;
+    // Two reports that arrive at once must not both find the transition permitted.
+    let _permit = service.acquire_transition().await;
+    let store = service.checked().await?;
+    let Wire { rollout, metadata, mut extra } = find(store, &id).await?;
+    let Some(status) = patch.status else { return ok(&Wire { rollout, metadata, extra }.to_json()) };
+    let state = State::of(rollout.status);
+    let is_announced = extra.is_started_by_event && status.state == Some(State::Running);
+    if let Some(next) = status.state.filter(|next| !state.permits(*next) && !is_announced) {
+        let name = |state: State| json!(state).as_str().unwrap_or_default().to_owned();
+        let (from, to) = (name(state), name(next));
+        let text = format!("Rollout {id}: cannot transition {from} -> {to}");
+        return Err(ApiError::new(StatusCode::CONFLICT, text));
+    }
+    extra.is_started_by_event &= status.state.is_none();
+    extra.k8s_job_name = status.k8s_job_name.or(extra.k8s_job_name);
+    extra.last_attempt_id = status.last_attempt_id.or(extra.last_attempt_id);
+    extra.error_message = status.error_message.or(extra.error_message);
+    extra.reports += 1;
+    extra.reported_at = Some(store.now());
+    save(store, &id, &metadata, &extra).await?;
+    let report = |status| TryUpdate { status: Some(status), ..TryUpdate::default() };
+    match status.state {
+        None => {}
+        Some(_) if is_announced => {}
+        Some(State::Running) => {
+            store.start_try(&id, None).await?;
+            store.update_try(&id, &TryName::Latest, &report(TryStatus::Running)).await?;
+        }
+        Some(State::Succeeded) => {
+            store.update_try(&id, &TryName::Latest, &report(TryStatus::Succeeded)).await?;
+        }
+        Some(_) if state == State::Running => {
+            store.update_try(&id, &TryName::Latest, &report(TryStatus::Failed)).await?;
+        }
+        Some(_) => {
+            let failed = Some(RolloutStatus::Failed);
+            let update = RolloutUpdate { status: failed, ..RolloutUpdate::default() };
+            store.update_rollout(&id, &update).await?;
+        }
+    }
+    ok(&find(store, &id).await?.to_json())
+}
+
+/// Stores the metadata of a rollout.
+pub(super) async fn save(
+    store: &dyn Rollouts,
+    id: &str,
+    metadata: &Map<String, Value>,
+    extra: &Extra,
+) -> Result<(), ApiError> {
+    let metadata = Some(Wire::stored_metadata(metadata, extra));
+    let update = RolloutUpdate { metadata, ..RolloutUpdate::default() };
+    store.update_rollout(id, &update).await?;
+    Ok(())
+}
+
+async fn delete(
+    Shares(service): Shares<Shared>,
+    Path(id): Path<String>,
+) -> Result<axum::response::Response, ApiError> {
+    let _permit = service.acquire_transition().await;
+    let store = service.store();
+    if let Some(rollout) = store.rollout(&id).await? {
+        let Wire { metadata, extra, .. } = Wire::new(rollout);
+        store.cancel(std::slice::from_ref(&id)).await?;
+        save(store, &id, &metadata, &Extra { is_deleted: true, ..extra }).await?;
+    }
+    Ok(StatusCode::NO_CONTENT.into_response())
+}

@@ -1,0 +1,134 @@
+//! Events in the format `triplet`: of model requests only their tokens, of rewards only their value.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+/// Reduces the data of an event.
+pub(super) fn to_triplet(mut event: Value) -> Value {
+    let Value::Object(data) = event["data"].take() else { return event };
+    event["data"] = match event["event_type"].as_str() {
+        Some("model_request") => model_request(&data),
+        Some("reward") => {
+            let value = data.get("value").cloned().unwrap_or_default();
+            with_fields(json!({ "value": value }), &data, &["source", "reason"])
+        }
+        _ => Value::Object(data),
+    };
+    event
+}
+
+/// Keeps only the last model request of several with the same prompt.
+pub(super) fn deduplicated(events: Vec<Value>) -> Vec<Value> {
+    let prompt = |event: &Value| {
+        (event["event_type"] == "model_request")
+            .then(|| event["data"]["prompt_token_ids"].to_string())
+    };
+    let mut last = HashMap::new();
+    for (index, event) in events.iter().enumerate() {
+        if let Some(prompt) = prompt(event) {
+            last.insert(prompt, index);
+        }
+    }
+    let is_kept = |(index, event): &(usize, Value)| {
+        prompt(event).is_none_or(|prompt| last.get(&prompt) == Some(index))
+    };
+    events.into_iter().enumerate().filter(is_kept).map(|(_, event)| event).collect()
+}
+
+/// Returns the token ids of the prompt and of the completion of a model request.
+pub(super) fn tokens_of(data: &Map<String, Value>) -> (Value, Value) {
+    let response = data.get("response").unwrap_or(&Value::Null);
+    let ids = |value: &Value| value.as_array().filter(|ids| !ids.is_empty()).cloned();
+    // A server that streams reports a list of chunks.
+    let one = std::slice::from_ref(response);
+    let chunks = response.as_array().map_or(one, Vec::as_slice);
+    let prompt = chunks.iter().find_map(|chunk| {
+        // The prompt is beside the choices of a chat completion, and in those of a completion.
+        ids(&chunk["prompt_token_ids"]).or_else(|| ids(&chunk["choices"][0]["prompt_token_ids"]))
+    });
+    let completion: Vec<Value> =
+        chunks.iter().filter_map(|chunk| ids(&chunk["choices"][0]["token_ids"])).flatten().collect();
+    (json!(prompt.unwrap_or_default()), json!(completion))
+}
+
+fn model_request(data: &Map<String, Value>) -> Value {
+    let (prompt, completion) = tokens_of(data);
+    let response = data.get("response").unwrap_or(&Value::Null);
+    let server = data.get("server").unwrap_or(&Value::Null);
+    let trimmed = json!({
+        "prompt_token_ids": prompt,
+        "response_token_ids": completion,
+        "response_log_probs": log_probabilities(&response["choices"][0]["logprobs"]),
+        "server": { "model": server["model"], "version": server["version"] },
+    });
+    let mut trimmed = with_fields(trimmed, data, &["http_status", "status"]);
+    if let Some(error) = response.get("error") {
+        trimmed["error"] = error.clone();
+    }
+    trimmed
+}
+
+/// Returns the log-probabilities of the sampled tokens, from a chat completion or a completion.
+/// Returns `None` if one is missing or no finite number.
+fn log_probabilities(of: &Value) -> Option<Vec<f64>> {
+    let finite = |value: &Value| value.as_f64().filter(|value| value.is_finite());
+    match (&of["content"], &of["token_logprobs"]) {
+        (Value::Array(tokens), _) => tokens.iter().map(|token| finite(&token["logprob"])).collect(),
+        (_, Value::Array(values)) => values.iter().map(finite).collect(),
+        _ => None,
+    }
+}
+
+/// Copies the fields that are set.
+fn with_fields(mut to: Value, from: &Map<String, Value>, names: &[&str]) -> Value {
+    for name in names {
+        if let Some(value) = from.get(*name) {
+            to[*name] = value.clone();
+        }
+    }
+    to
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn model_request_keeps_tokens_of_each_api() {
+        let trim = |data: Value| {
+            to_triplet(json!({ "event_type": "model_request", "data": data }))["data"].clone()
+        };
+        let chat = trim(json!({
+            "request": { "messages": [] }, "http_status": 200, "server": { "model": "m", "version": 3 },
+            "response": {
+                "prompt_token_ids": [1, 2],
+                "choices": [{ "token_ids": [3], "logprobs": { "content": [{ "logprob": -0.5 }] } }],
+            },
+        }));
+        let expected = json!({
+            "prompt_token_ids": [1, 2], "response_token_ids": [3], "response_log_probs": [-0.5],
+            "server": { "model": "m", "version": 3 }, "http_status": 200,
+        });
+        assert_eq!(chat, expected);
+        let choice = json!({ "prompt_token_ids": [1], "token_ids": [2, 3],
+                             "logprobs": { "token_logprobs": [-1.0, null] } });
+        let completion = trim(json!({ "response": { "choices": [choice] } }));
+        assert_eq!(completion["prompt_token_ids"], json!([1]));
+        assert_eq!(completion["response_log_probs"], Value::Null);
+        let chunks = json!([{ "prompt_token_ids": [1], "choices": [] },
+                            { "choices": [{ "token_ids": [2] }] }, { "choices": [{ "token_ids": [3] }] }]);
+        let streamed = trim(json!({ "response": chunks }));
+        assert_eq!(streamed["prompt_token_ids"], json!([1]));
+        assert_eq!(streamed["response_token_ids"], json!([2, 3]));
+        let failed = trim(json!({ "response": { "error": { "message": "too long" } }, "status": "error" }));
+        assert_eq!(failed["response_token_ids"], json!([]));
+        assert_eq!(failed["error"]["message"], "too long");
+    }
+
+    #[test]
+    fn other_events_pass_unchanged() {
+        let event = json!({ "event_type": "log", "data": { "value": 1, "text": "x" } });
+        assert_eq!(to_triplet(event.clone()), event);
+    }
+}

@@ -1,0 +1,158 @@
+//! A rollout in the format of Agent Lightning 1.0, and the fields that only this format has.
+
+use levade_store::rollouts::{Json, Rollout, RolloutStatus};
+use serde::{Deserialize, Serialize};
+use serde_json::value::to_raw_value;
+use serde_json::{Map, Value, json};
+
+/// Name in a rollout's metadata of the fields that only this protocol has.
+const EXTRA: &str = "agentlightning.v1";
+
+/// Timeout of a rollout that sets none, in seconds.
+const DEFAULT_TIMEOUT: f64 = 3600.0;
+
+/// Id of the attempt of a rollout whose controller names none.
+const DEFAULT_ATTEMPT: &str = "0";
+
+/// State of a rollout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum State {
+    Queuing,
+    Running,
+    Succeeded,
+    Failed,
+}
+
+impl State {
+    /// Returns the state that a status is.
+    pub fn of(status: RolloutStatus) -> Self {
+        match status {
+            RolloutStatus::Queuing | RolloutStatus::Requeuing => State::Queuing,
+            RolloutStatus::Preparing | RolloutStatus::Running => State::Running,
+            RolloutStatus::Succeeded => State::Succeeded,
+            RolloutStatus::Failed | RolloutStatus::Cancelled => State::Failed,
+        }
+    }
+
+    /// Returns the statuses of a state.
+    pub fn statuses(self) -> [RolloutStatus; 2] {
+        match self {
+            State::Queuing => [RolloutStatus::Queuing, RolloutStatus::Requeuing],
+            State::Running => [RolloutStatus::Preparing, RolloutStatus::Running],
+            State::Succeeded => [RolloutStatus::Succeeded; 2],
+            State::Failed => [RolloutStatus::Failed, RolloutStatus::Cancelled],
+        }
+    }
+
+    /// Returns whether the protocol permits a report of `next` in this state.
+    pub fn permits(self, next: State) -> bool {
+        match self {
+            State::Queuing => matches!(next, State::Running | State::Failed),
+            State::Running => matches!(next, State::Succeeded | State::Failed),
+            State::Succeeded | State::Failed => false,
+        }
+    }
+}
+
+/// Fields that only this protocol has. The other protocols see them in the metadata.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Extra {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub local: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub k8s: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub k8s_job_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_attempt_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_message: Option<String>,
+    /// Number of reports of a controller.
+    pub reports: u64,
+    /// Time of the last report of a controller.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reported_at: Option<f64>,
+    /// Whether an event started the try, so that the controller has yet to report it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_started_by_event: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_deleted: bool,
+}
+
+/// A stored rollout with its metadata taken apart.
+#[derive(Debug)]
+pub(super) struct Wire {
+    pub rollout: Rollout,
+    pub metadata: Map<String, Value>,
+    pub extra: Extra,
+}
+
+impl Wire {
+    pub fn new(rollout: Rollout) -> Self {
+        let metadata = rollout.metadata.as_ref().map(|metadata| metadata.get());
+        let mut metadata: Map<String, Value> =
+            metadata.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let extra = metadata.remove(EXTRA).and_then(|extra| serde_json::from_value(extra).ok());
+        Wire { rollout, metadata, extra: extra.unwrap_or_default() }
+    }
+
+    /// Returns the metadata to store.
+    pub fn stored_metadata(metadata: &Map<String, Value>, extra: &Extra) -> Option<Json> {
+        let mut metadata = metadata.clone();
+        metadata.insert(EXTRA.to_owned(), json!(extra));
+        to_raw_value(&metadata).ok()
+    }
+
+    pub fn state(&self) -> State {
+        State::of(self.rollout.status)
+    }
+
+    /// Returns the id of the attempt whose events count.
+    pub fn attempt_id(&self) -> &str {
+        self.extra.last_attempt_id.as_deref().unwrap_or(DEFAULT_ATTEMPT)
+    }
+
+    pub fn is_train(&self) -> bool {
+        !matches!(self.rollout.mode.as_deref(), Some("val" | "test"))
+    }
+
+    /// Returns the id of the task in the data set, or an empty text.
+    pub fn data_id(&self) -> String {
+        let input: Value = serde_json::from_str(self.rollout.input.get()).unwrap_or_default();
+        let id = ["data_id", "instance_id"].iter().find_map(|name| match &input[*name] {
+            Value::Null => None,
+            Value::String(text) if text.is_empty() => None,
+            Value::String(text) => Some(text.clone()),
+            other => Some(other.to_string()),
+        });
+        id.unwrap_or_default()
+    }
+
+    /// Returns the rollout in the protocol's format.
+    pub fn to_json(&self) -> Value {
+        let Rollout { id, input, start_time, end_time, config, latest_try, .. } = &self.rollout;
+        let tried = latest_try.iter().flat_map(|of| [Some(of.start_time), of.last_heartbeat_time]);
+        let updated = tried.chain([*end_time, self.extra.reported_at]).flatten();
+        let timeout = config.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT).ceil() as u64;
+        json!({
+            "rollout_id": id,
+            "input": input,
+            "is_train": self.is_train(),
+            "config": {
+                "timeout_seconds": timeout, "local": self.extra.local, "k8s": self.extra.k8s,
+            },
+            "metadata": self.metadata,
+            "status": {
+                "state": self.state(),
+                "k8s_job_name": self.extra.k8s_job_name,
+                "last_attempt_id": self.extra.last_attempt_id,
+                "error_message": self.extra.error_message,
+                "version": 1 + self.extra.reports,
+                "created_at": start_time,
+                "updated_at": updated.fold(*start_time, f64::max),
+            },
+        })
+    }
+}

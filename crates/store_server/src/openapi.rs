@@ -1,0 +1,213 @@
+//! Routes together with their descriptions, from which `GET /openapi.json` is generated.
+//!
+//! The router is built from the same table as the document, so that neither has a route that the
+//! other lacks. `schemas.json` defines the data; a test validates responses of the server with it.
+
+use std::future::ready;
+
+use axum::Router;
+use axum::handler::Handler;
+use axum::http::StatusCode;
+use axum::routing::{MethodFilter, get, on};
+use serde_json::{Map, Value, json};
+
+use crate::response::json_response;
+use crate::service::Shared;
+
+/// Path of the document.
+const DOCUMENT: &str = "/openapi.json";
+
+/// Schemas of requests and responses, by name.
+const SCHEMAS: &str = include_str!("schemas.json");
+
+/// Description of one operation: a method of a path.
+#[derive(Debug, Clone)]
+pub(crate) struct Operation {
+    summary: &'static str,
+    status: u16,
+    /// Name of the schema of the response, `[NAME]` for a list, `Page<NAME>` for a page, or empty.
+    response: &'static str,
+    /// Name of the schema of the body, and whether the body is required.
+    body: Option<(&'static str, bool)>,
+    /// Names of the query's parameters.
+    query: &'static [&'static str],
+}
+
+/// Describes an operation by what it does, the status of its response, and the response's schema.
+pub(crate) fn op(summary: &'static str, status: u16, response: &'static str) -> Operation {
+    Operation { summary, status, response, body: None, query: &[] }
+}
+
+impl Operation {
+    /// Sets the schema of a required body.
+    pub fn body(mut self, schema: &'static str) -> Self {
+        self.body = Some((schema, true));
+        self
+    }
+
+    /// Sets the schema of a body that may be absent.
+    pub fn optional_body(mut self, schema: &'static str) -> Self {
+        self.body = Some((schema, false));
+        self
+    }
+
+    /// Sets the parameters of the query.
+    pub fn query(mut self, names: &'static [&'static str]) -> Self {
+        self.query = names;
+        self
+    }
+
+    fn document(&self, tag: &str, path: &str) -> Value {
+        let in_path = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
+        let in_path = in_path.map(|name| {
+            json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } })
+        });
+        let in_query = self.query.iter().map(|name| {
+            let schema = match *name {
+                "limit" | "offset" | "after" => json!({ "type": "integer" }),
+                name if name.ends_with("_in") || name == "agent" => {
+                    json!({ "type": "array", "items": { "type": "string" } })
+                }
+                _ => json!({ "type": "string" }),
+            };
+            json!({ "name": name, "in": "query", "schema": schema })
+        });
+        let response = match schema(self.response) {
+            None => json!({ "description": self.summary }),
+            Some(schema) => {
+                let content = json!({ "application/json": { "schema": schema } });
+                json!({ "description": self.summary, "content": content })
+            }
+        };
+        let mut all = json!({
+            "summary": self.summary,
+            "tags": [tag],
+            "parameters": in_path.chain(in_query).collect::<Vec<_>>(),
+            "responses": {
+                self.status.to_string(): response,
+                "default": {
+                    "description": "Error",
+                    "content": { "application/json": { "schema": schema("Error") } },
+                },
+            },
+        });
+        if let Some((name, is_required)) = self.body {
+            let content = json!({ "application/json": { "schema": schema(name) } });
+            all["requestBody"] = json!({ "required": is_required, "content": content });
+        }
+        all
+    }
+}
+
+/// Returns the schema that a name in [`Operation`] refers to, or `None` if it is empty.
+fn schema(name: &str) -> Option<Value> {
+    let within = |open, close| name.strip_prefix(open)?.strip_suffix(close);
+    if name.is_empty() {
+        None
+    } else if let Some(item) = within("[", "]") {
+        Some(json!({ "type": "array", "items": schema(item) }))
+    } else if let Some(item) = within("Page<", ">") {
+        let integer = json!({ "type": "integer" });
+        let items = json!({ "type": "array", "items": schema(item) });
+        Some(json!({
+            "type": "object",
+            "properties": { "items": items, "limit": integer, "offset": integer, "total": integer },
+            "required": ["items", "limit", "offset", "total"],
+            "additionalProperties": false,
+        }))
+    } else if let Some(item) = name.strip_suffix('?') {
+        Some(json!({ "anyOf": [schema(item), { "type": "null" }] }))
+    } else {
+        Some(json!({ "$ref": format!("#/components/schemas/{name}") }))
+    }
+}
+
+/// Routes with their descriptions.
+pub(crate) struct Routes {
+    tag: &'static str,
+    router: Router<Shared>,
+    /// Tag, method and path of each operation, with its description.
+    operations: Vec<(&'static str, &'static str, String, Operation)>,
+}
+
+impl Routes {
+    /// Creates an empty list. `tag` groups its operations in the document.
+    pub fn new(tag: &'static str) -> Self {
+        Routes { tag, router: Router::new(), operations: Vec::new() }
+    }
+
+    /// Adds a route.
+    pub fn route<H, T>(mut self, method: &'static str, path: &str, handler: H, of: Operation) -> Self
+    where
+        H: Handler<T, Shared>,
+        T: 'static,
+    {
+        let filter = match method {
+            "get" => MethodFilter::GET,
+            "patch" => MethodFilter::PATCH,
+            "delete" => MethodFilter::DELETE,
+            _ => MethodFilter::POST,
+        };
+        self.router = self.router.route(path, on(filter, handler));
+        self.operations.push((self.tag, method, path.to_owned(), of));
+        self
+    }
+
+    /// Adds a route of GET requests.
+    pub fn get<H: Handler<T, Shared>, T: 'static>(self, path: &str, to: H, of: Operation) -> Self {
+        self.route("get", path, to, of)
+    }
+
+    /// Adds a route of POST requests.
+    pub fn post<H: Handler<T, Shared>, T: 'static>(self, path: &str, to: H, of: Operation) -> Self {
+        self.route("post", path, to, of)
+    }
+
+    /// Adds the routes of another list.
+    pub fn merge(mut self, other: Routes) -> Self {
+        self.router = self.router.merge(other.router);
+        self.operations.extend(other.operations);
+        self
+    }
+
+    /// Puts all paths below `prefix`.
+    pub fn below(mut self, prefix: &str) -> Self {
+        self.router = Router::new().nest(prefix, self.router);
+        for (.., path, _) in &mut self.operations {
+            path.insert_str(0, prefix);
+        }
+        self
+    }
+
+    /// Returns the router, which also serves the document.
+    pub fn into_router(mut self) -> Router<Shared> {
+        let describe = op("Describe all routes", 200, "Any");
+        self.operations.push(("service", "get", DOCUMENT.to_owned(), describe));
+        let text = self.document().to_string();
+        let document = || ready(json_response(StatusCode::OK, text));
+        self.router.route(DOCUMENT, get(document))
+    }
+
+    /// Returns the document in the format OpenAPI 3.1.
+    pub fn document(&self) -> Value {
+        let mut paths = Map::new();
+        for (tag, method, path, of) in &self.operations {
+            let entry = paths.entry(path.clone()).or_insert_with(|| json!({}));
+            entry[*method] = of.document(tag, path);
+        }
+        let schemas: Value = serde_json::from_str(SCHEMAS).unwrap_or_default();
+        let key = json!({ "type": "http", "scheme": "bearer" });
+        json!({
+            "openapi": "3.1.0",
+            "info": {
+                "title": "Levade's store of rollouts",
+                "version": env!("CARGO_PKG_VERSION"),
+                "description": "Rollouts, leases, workers, resources and spans, in the protocols of \
+                                Agent Lightning 0.1, 0.3 and 1.0, and OpenTelemetry's traces.",
+            },
+            "paths": paths,
+            "components": { "schemas": schemas, "securitySchemes": { "key": key } },
+            "security": [{}, { "key": [] }],
+        })
+    }
+}
