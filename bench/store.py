@@ -3,7 +3,12 @@
 The load generator is compiled (`crates/store_server/examples/store_load.rs`). Each round starts both servers anew, in turns, and runs three workloads
 against each: rollouts (enqueue, dequeue, one span, success), spans of 1 kB one by one, and OTLP batches of 100 spans. Levade keeps its data in a file and
 flushes every write to the disk before it answers; with `--memory` it keeps them in memory, as Agent Lightning's server always does. Server and load share
-the machine.
+the machine, so the CPU time of the server for one operation is reported as well: it depends less on what else runs there.
+
+- Closed loop (always): as many operations as the connections can finish.
+- Open loop (`--open`): arrivals at fixed times, at 1, 5 and 20 times the closed-loop rate of Agent Lightning's server, or of `--rates`. Latencies
+  count from the time at which an operation was due.
+- `--spans N`: the resident memory after N spans in OTLP batches.
 
     cargo build --release -p levade && cargo build --release -p levade-store-server --example store_load
     uv venv VENV && uv pip install --python VENV/bin/python agentlightning==0.3.0
@@ -33,6 +38,9 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--connections", type=int, default=32)
     p.add_argument("--seconds", type=float, default=5, help="duration of a workload")
     p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--open", action="store_true", help="also measure an open loop; needs --agl or --rates")
+    p.add_argument("--rates", help="rates of the open loop instead, as rollouts,spans,traces in operations per second")
+    p.add_argument("--spans", type=int, default=0, help="also measure the memory of Levade after this many spans")
     p.add_argument("--port", type=int, default=47470)
     return p.parse_args()
 
@@ -43,7 +51,20 @@ def resident(process: subprocess.Popen) -> float:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
 
 
-def measure(command: list[str], args: argparse.Namespace, port: int) -> dict[str, dict]:
+def cpu_seconds(process: subprocess.Popen) -> float:
+    """Returns the CPU time that a process has used."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def load(args: argparse.Namespace, port: int, workload: str, seconds: float, rate: float | None = None) -> dict:
+    """Runs the load generator and returns its figures."""
+    command = [args.load, f"127.0.0.1:{port}", workload, args.connections, seconds, *([rate] if rate else [])]
+    done = subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def measure(command: list[str], args: argparse.Namespace, port: int, rates: dict[str, list[float]], spans: int) -> dict[str, dict]:
     """Starts a server, and returns the figures of each workload, the time of the start and the peak of memory."""
     environment = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     start = time.monotonic()
@@ -59,9 +80,19 @@ def measure(command: list[str], args: argparse.Namespace, port: int) -> dict[str
                 time.sleep(0.005)
         figures = {"start": {"seconds": time.monotonic() - start}}
         for workload in WORKLOADS:
-            load = [str(args.load), f"127.0.0.1:{port}", workload, str(args.connections), str(args.seconds)]
-            figures[workload] = json.loads(subprocess.run(load, check=True, capture_output=True, text=True).stdout)
+            before = cpu_seconds(process)
+            of = load(args, port, workload, args.seconds)
+            of["server_us"] = (cpu_seconds(process) - before) * 1e6 / max(1, of["operations"])
+            figures[workload] = {key: value for key, value in of.items() if value is not None}
+        for workload, all_rates in rates.items():
+            for rate in all_rates:
+                figures[f"{workload} at {rate:.0f}/s"] = load(args, port, workload, args.seconds, rate)
         figures["memory"] = {"MiB": resident(process)}
+        if spans:
+            stored = 0
+            while stored < spans:
+                stored += load(args, port, "traces", args.seconds)["operations"]
+            figures[f"memory after {spans} spans"] = {"MiB": resident(process)}
         return figures
     finally:
         process.terminate()
@@ -70,26 +101,37 @@ def measure(command: list[str], args: argparse.Namespace, port: int) -> dict[str
 
 def main() -> None:
     args = arguments()
-    rounds: dict[str, list[dict]] = {}
+    rounds: dict[str, list[dict]] = {"agl": [], "levade": []}
     for number in range(args.rounds):
         with tempfile.TemporaryDirectory(dir=ROOT / "target") as folder:
-            db = "memory:" if args.memory else f"{folder}/rollouts.db"
             # A port of its own for each server, so that no connection of the last one is in the way.
             port = args.port + 2 * number
-            serve = ["store", "serve", "--host", "127.0.0.1", "--port", str(port), "--db", db]
-            rounds.setdefault("levade", []).append(measure([str(args.levade), *serve], args, port))
+            rates: dict[str, list[float]] = {}
+            if args.rates:
+                rates = {of: [float(rate)] for of, rate in zip(WORKLOADS, args.rates.split(","), strict=True)}
             if args.agl:
                 command = [str(args.agl), "store", "--host", "127.0.0.1", "--port", str(port + 1)]
-                rounds.setdefault("agl", []).append(measure(command, args, port + 1))
+                rounds["agl"].append(measure(command, args, port + 1, {}, 0))
+                if args.open and not args.rates:
+                    saturated = {of: rounds["agl"][0][of]["per_second"] for of in WORKLOADS}
+                    rates = {of: [factor * saturated[of] for factor in (1, 5, 20)] for of in WORKLOADS}
+            db = "memory:" if args.memory else f"{folder}/rollouts.db"
+            serve = ["store", "serve", "--host", "127.0.0.1", "--port", str(port), "--db", db]
+            # In the last round: a large store would slow the others down.
+            spans = args.spans if number + 1 == args.rounds else 0
+            rounds["levade"].append(measure([str(args.levade), *serve], args, port, rates, spans))
     for name, all_rounds in rounds.items():
-        for part in ("start", *WORKLOADS, "memory"):
-            of = {key: [r[part][key] for r in all_rounds] for key, value in all_rounds[0][part].items() if key != "workload"}
+        for part in all_rounds[-1] if all_rounds else ():
+            of_part = [r[part] for r in all_rounds if part in r]
+            of = {key: [of[key] for of in of_part] for key, value in of_part[0].items() if isinstance(value, (int, float))}
             shown = (f"{k} {statistics.median(v):.4g} ({min(v):.4g}-{max(v):.4g})" for k, v in of.items())
-            print(f"{name:7} {part:9} " + ", ".join(shown))
+            print(f"{name:7} {part:22} " + ", ".join(shown))
     if args.agl:
         for workload in WORKLOADS:
-            rate = {name: statistics.median(r[workload]["per_second"] for r in rounds[name]) for name in rounds}
-            print(f"ratio   {workload:9} {rate['levade'] / rate['agl']:.1f}")
+            for figure, better in (("per_second", "levade"), ("server_us", "agl")):
+                of = {name: statistics.median(r[workload][figure] for r in rounds[name]) for name in rounds}
+                other = "agl" if better == "levade" else "levade"
+                print(f"ratio   {workload:9} {figure:10} {of[better] / of[other]:.1f}")
 
 
 if __name__ == "__main__":

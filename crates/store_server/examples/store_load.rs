@@ -1,15 +1,20 @@
 //! Load generator of the protocol of Agent Lightning 0.3: `store_load ADDRESS WORKLOAD CONNECTIONS
-//! SECONDS`.
+//! SECONDS [RATE]`.
 //!
-//! Each connection sends its next request when it has the response of the previous one. The
-//! workloads:
+//! Without a rate, the loop is closed: each connection starts its next operation when it has
+//! finished the previous one. With a rate, in operations per second, the loop is open: the start of
+//! each operation is fixed in advance, and its latency counts from this time, even if all
+//! connections were busy then. The workloads:
 //! - `rollouts`: enqueue one rollout, dequeue one, add a span, report success. Counts rollouts.
 //! - `spans`: add spans of 1 kB one by one to a rollout per connection. Counts spans.
 //! - `traces`: add spans in OTLP batches of 100, as exporters send them. Counts spans.
 //!
-//! Prints one JSON object: operations per second, and percentiles of the duration of a request in
-//! ms.
+//! Prints one JSON object: operations per second, and percentiles in ms of the duration of a request
+//! and of the latency of an operation (of a batch, for `traces`). Operations that were due but not
+//! started at the end are counted as `unstarted`.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
@@ -128,22 +133,59 @@ fn batch(rollout: &Value, first: u64, connection: u64) -> Outcome<Vec<u8>> {
     Ok(request.encode_to_vec())
 }
 
-/// Runs a workload on one connection. Returns the number of operations and the durations of
-/// requests.
+/// When operations start.
+struct Schedule {
+    start: Instant,
+    until: Instant,
+    /// Interval between the starts of operations, or `None` in a closed loop.
+    interval: Option<Duration>,
+    /// Number of operations whose start was assigned to a connection.
+    assigned: AtomicU32,
+}
+
+impl Schedule {
+    /// Waits for the start of the next operation. Returns the time at which it is due, or `None` at
+    /// the end of the run.
+    async fn next(&self) -> Option<Instant> {
+        let Some(interval) = self.interval else {
+            let now = Instant::now();
+            return (now < self.until).then_some(now);
+        };
+        let due = self.start + interval * self.assigned.fetch_add(1, Ordering::Relaxed);
+        if due >= self.until || Instant::now() >= self.until {
+            return None;
+        }
+        tokio::time::sleep_until(due.into()).await;
+        Some(due)
+    }
+}
+
+/// What a connection did.
+#[derive(Default)]
+struct Figures {
+    operations: u64,
+    /// Durations of requests.
+    requests: Vec<Duration>,
+    /// Times from the due start of an operation to its end.
+    latencies: Vec<Duration>,
+}
+
+/// Runs a workload on one connection.
 async fn run(
     address: String,
     workload: String,
     id: u64,
-    until: Instant,
-) -> Outcome<(u64, Vec<Duration>)> {
+    schedule: Arc<Schedule>,
+) -> Outcome<Figures> {
     let mut connection = Connection::open(&address).await?;
-    let mut count = 0;
+    let mut figures = Figures::default();
     let rollout = match workload.as_str() {
         "rollouts" => Value::Null,
         _ => connection.json("/rollouts", json!({ "input": {} })).await?,
     };
     connection.durations.clear();
-    while Instant::now() < until {
+    while let Some(due) = schedule.next().await {
+        let count = &mut figures.operations;
         match workload.as_str() {
             "rollouts" => {
                 let rollouts =
@@ -157,16 +199,16 @@ async fn run(
                 let attempt_id = text(&rollout["attempt"], "attempt_id")?;
                 let path = format!("/rollouts/{rollout_id}/attempts/{attempt_id}");
                 connection.json(&path, json!({ "status": "succeeded" })).await?;
-                count += 1;
+                *count += 1;
             }
             "spans" => {
-                connection.json("/spans", span(&rollout, count + 1, id)?).await?;
-                count += 1;
+                connection.json("/spans", span(&rollout, *count + 1, id)?).await?;
+                *count += 1;
             }
             "traces" => {
-                let body = batch(&rollout, count + 1, id)?;
+                let body = batch(&rollout, *count + 1, id)?;
                 connection.post("/v1/traces", "application/x-protobuf", &body).await?;
-                count += BATCH;
+                *count += BATCH;
             }
             other => {
                 return Err(
@@ -174,40 +216,63 @@ async fn run(
                 );
             }
         }
+        figures.latencies.push(due.elapsed());
     }
-    Ok((count, connection.durations))
+    figures.requests = connection.durations;
+    Ok(figures)
+}
+
+/// Returns a percentile in ms.
+fn percentile(sorted: &[Duration], per_mille: usize) -> Option<f64> {
+    let index = (sorted.len() * per_mille / 1000).min(sorted.len().saturating_sub(1));
+    sorted.get(index).map(|duration| duration.as_secs_f64() * 1e3)
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [address, workload, connections, seconds] = arguments.as_slice() else {
-        return Err("usage: store_load ADDRESS rollouts|spans|traces CONNECTIONS SECONDS".into());
+    let [address, workload, connections, seconds, rate @ ..] = arguments.as_slice() else {
+        return Err(
+            "usage: store_load ADDRESS rollouts|spans|traces CONNECTIONS SECONDS [RATE]".into()
+        );
     };
+    let rate: Option<f64> = rate.first().map(|rate| rate.parse()).transpose()?;
+    let per_operation = if workload == "traces" { BATCH as f64 } else { 1.0 };
+    let interval = rate.map(|rate| Duration::from_secs_f64(per_operation / rate));
     let start = Instant::now();
     let until = start + Duration::from_secs_f64(seconds.parse()?);
+    let schedule = Arc::new(Schedule { start, until, interval, assigned: AtomicU32::new(0) });
     let mut running = Vec::new();
     for id in 0..connections.parse()? {
-        running.push(tokio::spawn(run(address.clone(), workload.clone(), id, until)));
+        let schedule = Arc::clone(&schedule);
+        running.push(tokio::spawn(run(address.clone(), workload.clone(), id, schedule)));
     }
-    let mut count = 0;
-    let mut durations = Vec::new();
+    let mut all = Figures::default();
     for connection in running {
-        let (operations, all) = connection.await??;
-        count += operations;
-        durations.extend(all);
+        let of = connection.await??;
+        all.operations += of.operations;
+        all.requests.extend(of.requests);
+        all.latencies.extend(of.latencies);
     }
     let elapsed = start.elapsed().as_secs_f64();
-    durations.sort_unstable();
-    let percentile = |per_mille: usize| {
-        let index = (durations.len() * per_mille / 1000).min(durations.len().saturating_sub(1));
-        durations.get(index).map(|duration| duration.as_secs_f64() * 1e3)
-    };
+    all.requests.sort_unstable();
+    all.latencies.sort_unstable();
+    let due = interval.map(|interval| (until - start).as_secs_f64() / interval.as_secs_f64());
     println!(
         "{}",
         json!({
-            "workload": workload, "operations": count, "per_second": count as f64 / elapsed,
-            "requests": durations.len(), "p50_ms": percentile(500), "p99_ms": percentile(990), "p999_ms": percentile(999),
+            "workload": workload,
+            "offered_per_second": rate,
+            "operations": all.operations,
+            "per_second": all.operations as f64 / elapsed,
+            "unstarted": due.map(|due| (due as u64).saturating_sub(all.latencies.len() as u64)),
+            "requests": all.requests.len(),
+            "p50_ms": percentile(&all.requests, 500),
+            "p99_ms": percentile(&all.requests, 990),
+            "p999_ms": percentile(&all.requests, 999),
+            "latency_p50_ms": percentile(&all.latencies, 500),
+            "latency_p99_ms": percentile(&all.latencies, 990),
+            "latency_p999_ms": percentile(&all.latencies, 999),
         })
     );
     Ok(())

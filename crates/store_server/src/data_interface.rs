@@ -29,7 +29,11 @@ const CLIENT_HEADER: &str = "x-agentlightning-client";
 pub(crate) fn routes() -> Routes {
     Routes::new("agent-lightning-0.1")
         .get("/task", task, op("Lease a task", 200, "TaskIfAny"))
-        .get("/resources/latest", latest_resources, op("Return the latest resources", 200, "Resources"))
+        .get(
+            "/resources/latest",
+            latest_resources,
+            op("Return the latest resources", 200, "Resources"),
+        )
         .get("/resources/{id}", resources, op("Return resources", 200, "Resources"))
         .post("/rollout", report, op("Report the end of a task", 200, "Accepted").body("Report"))
 }
@@ -40,8 +44,16 @@ async fn task(State(service): State<Shared>, request: Request) -> RouteResult {
         return Err(ApiError::new(StatusCode::FORBIDDEN, text));
     }
     let leased = service.checked().await?.lease(&LeaseRequest::new(1, None)).await?;
-    let Some(Rollout { latest_try: Some(of), id, input, mode, resources_id, start_time, metadata, .. }) =
-        leased.first()
+    let Some(Rollout {
+        latest_try: Some(of),
+        id,
+        input,
+        mode,
+        resources_id,
+        start_time,
+        metadata,
+        ..
+    }) = leased.first()
     else {
         return ok(&json!({ "is_available": false, "task": null }));
     };
@@ -55,7 +67,7 @@ async fn task(State(service): State<Shared>, request: Request) -> RouteResult {
             "create_time": start_time,
             "last_claim_time": of.start_time,
             "num_claims": of.number,
-            "metadata": metadata,
+            "metadata": metadata.as_ref().map_or_else(|| json!({}), |metadata| json!(metadata)),
         },
     }))
 }
@@ -142,10 +154,9 @@ impl Report {
     /// Returns the spans that the report becomes. Their ids depend on their position alone, so that
     /// a repeated report adds none.
     fn spans(&self, of: &Try, now: f64) -> Result<Vec<NewSpan>, ApiError> {
+        // Clients extract triplets from the trace, or replace them. Of two spans of one response the
+        // first counts, so the triplets precede the trace.
         let mut spans = Vec::new();
-        for span in self.trace.iter().flatten() {
-            spans.push(sdk_span(of, span, spans.len()));
-        }
         for triplet in self.triplets.iter().flatten() {
             let mut attributes = Map::new();
             let texts = |value: &Value| match value {
@@ -168,6 +179,9 @@ impl Report {
             }
             spans.push(reported(of, TRIPLET_SPAN, attributes, spans.len(), now));
         }
+        for span in self.trace.iter().flatten() {
+            spans.push(sdk_span(of, span, spans.len()));
+        }
         if let Some(reward) = &self.final_reward {
             let attributes = Map::from_iter([
                 ("agentlightning.reward.0.name".to_owned(), json!("primary")),
@@ -187,7 +201,13 @@ pub(crate) fn reported(
     index: usize,
     now: f64,
 ) -> NewSpan {
-    new_span(of, name, attributes, (format!("{:032x}", 1), format!("{:016x}", index + 1), None), (Some(now), Some(now)))
+    new_span(
+        of,
+        name,
+        attributes,
+        (format!("{:032x}", 1), format!("{:016x}", index + 1), None),
+        (Some(now), Some(now)),
+    )
 }
 
 /// Ids of a span: its trace, itself and its parent.

@@ -14,9 +14,11 @@ use crate::service::Shared;
 /// Returns the routes.
 pub(crate) fn routes() -> Routes {
     let metrics = op("Return metrics in the text format of Prometheus", 200, "");
-    Routes::new("service")
-        .get("/v1/prometheus/", show, metrics.clone())
-        .get("/v1/prometheus", show, metrics)
+    Routes::new("service").get("/v1/prometheus/", show, metrics.clone()).get(
+        "/v1/prometheus",
+        show,
+        metrics,
+    )
 }
 
 /// Records the duration of a request. Paths without a route share a label, so that clients cannot

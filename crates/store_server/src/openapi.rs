@@ -137,7 +137,13 @@ impl Routes {
     }
 
     /// Adds a route.
-    pub fn route<H, T>(mut self, method: &'static str, path: &str, handler: H, of: Operation) -> Self
+    pub fn route<H, T>(
+        mut self,
+        method: &'static str,
+        path: &str,
+        handler: H,
+        of: Operation,
+    ) -> Self
     where
         H: Handler<T, Shared>,
         T: 'static,

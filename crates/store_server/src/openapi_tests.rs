@@ -47,7 +47,8 @@ async fn document_describes_every_route_and_response() {
         json!({ "rollout_id": id, "attempt_id": attempt, "sequence_id": 1, "trace_id": "t",
                 "span_id": span_id, "name": "openai.chat.completion", "attributes": attributes })
     };
-    let llm = json!({ "main_llm": { "resource_type": "llm", "endpoint": "http://x", "model": "m" } });
+    let llm =
+        json!({ "main_llm": { "resource_type": "llm", "endpoint": "http://x", "model": "m" } });
     let empty = json!({});
     let of_rollout = json!({ "rollout_id": id });
     let new = json!({ "rollouts": [{ "input": null, "config": { "max_attempts": 2 } }] });

@@ -9,7 +9,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use levade_http::service::read_body;
-use levade_store::rollouts::{NewSpan, SpanOutcome};
+use levade_store::rollouts::{Json, NewSpan, SpanOutcome};
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
@@ -17,6 +17,7 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
+use serde::Serialize;
 use serde_content::{Deserializer, Number, Value as Content};
 use serde_json::value::to_raw_value;
 use serde_json::{Map, Value, json};
@@ -34,7 +35,11 @@ pub(crate) fn routes() -> Routes {
     let absent = || async { StatusCode::NOT_IMPLEMENTED };
     let unsupported = op("Not supported", 501, "");
     Routes::new("opentelemetry")
-        .post("/v1/traces", traces, op("Add spans in OTLP, as protobuf or JSON", 200, "Any").body("Any"))
+        .post(
+            "/v1/traces",
+            traces,
+            op("Add spans in OTLP, as protobuf or JSON", 200, "Any").body("Any"),
+        )
         .post("/v1/metrics", absent, unsupported.clone())
         .post("/v1/logs", absent, unsupported.clone())
         .post("/v1/development/profiles", absent, unsupported)
@@ -187,6 +192,7 @@ fn decode(encoding: Encoding, body: &Bytes) -> Result<(Vec<NewSpan>, usize), Str
         let attributes = of_resource.resource.map(|resource| object(&resource.attributes));
         let attributes = attributes.unwrap_or_default();
         let resource = json!({ "attributes": attributes, "schema_url": of_resource.schema_url });
+        let resource = to_raw_value(&resource).map_err(|error| error.to_string())?;
         for span in of_resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
             match convert(&span, &attributes, &resource) {
                 Some(span) => spans.push(span),
@@ -197,8 +203,60 @@ fn decode(encoding: Encoding, body: &Bytes) -> Result<(Vec<NewSpan>, usize), Str
     Ok((spans, unnamed))
 }
 
+/// A span in Agent Lightning's format. It borrows what the spans of a resource share.
+#[derive(Serialize)]
+struct Body<'a> {
+    trace_id: &'a str,
+    span_id: &'a str,
+    parent_id: Option<&'a str>,
+    name: &'a str,
+    status: Status<'a>,
+    attributes: &'a Map<String, Value>,
+    events: Vec<Event<'a>>,
+    links: Vec<Link>,
+    start_time: Option<f64>,
+    end_time: Option<f64>,
+    context: Context,
+    parent: (),
+    resource: &'a Json,
+}
+
+#[derive(Serialize)]
+struct Status<'a> {
+    status_code: &'a str,
+    description: Option<&'a String>,
+}
+
+#[derive(Serialize)]
+struct Event<'a> {
+    name: &'a str,
+    attributes: Map<String, Value>,
+    timestamp: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Link {
+    context: Context,
+    attributes: Option<Map<String, Value>>,
+}
+
+#[derive(Serialize)]
+struct Context {
+    trace_id: String,
+    span_id: String,
+    is_remote: bool,
+    trace_state: Map<String, Value>,
+}
+
+impl Context {
+    fn new(trace_id: &str, span_id: &str) -> Self {
+        let (trace_id, span_id) = (trace_id.to_owned(), span_id.to_owned());
+        Context { trace_id, span_id, is_remote: false, trace_state: Map::new() }
+    }
+}
+
 /// Converts a span to Agent Lightning's format. Returns `None` if it names no try.
-fn convert(span: &Span, of_resource: &Map<String, Value>, resource: &Value) -> Option<NewSpan> {
+fn convert(span: &Span, of_resource: &Map<String, Value>, resource: &Json) -> Option<NewSpan> {
     let attributes = object(&span.attributes);
     let find = |name: &str| {
         let is_set = |value: &&Value| !value.is_null();
@@ -221,34 +279,31 @@ fn convert(span: &Span, of_resource: &Map<String, Value>, resource: &Value) -> O
     };
     let description =
         span.status.as_ref().map(|status| &status.message).filter(|text| !text.is_empty());
-    let context = |trace_id: &str, span_id: &str| json!({ "trace_id": trace_id, "span_id": span_id, "is_remote": false, "trace_state": {} });
-    let events = span.events.iter().map(|event| {
-        let timestamp = seconds(event.time_unix_nano);
-        json!({ "name": event.name, "attributes": object(&event.attributes), "timestamp": timestamp })
+    let events = span.events.iter().map(|event| Event {
+        name: &event.name,
+        attributes: object(&event.attributes),
+        timestamp: seconds(event.time_unix_nano),
     });
-    let links = span.links.iter().map(|link| {
-        let attributes = (!link.attributes.is_empty()).then(|| object(&link.attributes));
-        let context = context(&hex(&link.trace_id, 16), &hex(&link.span_id, 8));
-        json!({ "context": context, "attributes": attributes })
+    let links = span.links.iter().map(|link| Link {
+        context: Context::new(&hex(&link.trace_id, 16), &hex(&link.span_id, 8)),
+        attributes: (!link.attributes.is_empty()).then(|| object(&link.attributes)),
     });
-    let events = events.collect::<Vec<_>>();
-    let links = links.collect::<Vec<_>>();
-    let body = json!({
-        "trace_id": trace_id,
-        "span_id": span_id,
-        "parent_id": parent_id,
-        "name": span.name,
-        "status": { "status_code": code, "description": description },
-        "attributes": attributes,
-        "events": events,
-        "links": links,
-        "start_time": start_time,
-        "end_time": end_time,
-        "context": context(&trace_id, &span_id),
-        "parent": null,
-        "resource": resource,
+    let body = to_raw_value(&Body {
+        trace_id: &trace_id,
+        span_id: &span_id,
+        parent_id: parent_id.as_deref(),
+        name: &span.name,
+        status: Status { status_code: code, description },
+        attributes: &attributes,
+        events: events.collect(),
+        links: links.collect(),
+        start_time,
+        end_time,
+        context: Context::new(&trace_id, &span_id),
+        parent: (),
+        resource,
     });
-    let body = to_raw_value(&body).ok()?;
+    let body = body.ok()?;
     let name = span.name.clone();
     Some(NewSpan {
         rollout_id,
@@ -266,8 +321,13 @@ fn convert(span: &Span, of_resource: &Map<String, Value>, resource: &Value) -> O
 
 /// Returns an identifier in hexadecimal, with at least `bytes` bytes.
 fn hex(id: &[u8], bytes: usize) -> String {
-    let digits: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{digits:0>width$}", width = bytes * 2)
+    let mut text = "00".repeat(bytes.saturating_sub(id.len()));
+    for byte in id {
+        for digit in [byte >> 4, byte & 15] {
+            text.extend(char::from_digit(u32::from(digit), 16));
+        }
+    }
+    text
 }
 
 /// Converts a timestamp in nanoseconds. 0 means that it is unknown.

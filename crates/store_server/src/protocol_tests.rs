@@ -66,7 +66,10 @@ async fn old_client_pulls_task_and_report_becomes_calls_and_reward() {
     let tokens: Vec<&Value> =
         read["calls"].as_array().unwrap().iter().map(|call| &call["response_token_ids"]).collect();
     assert_eq!(tokens, [&json!([3]), &json!([4])]);
-    assert_eq!((&read["calls"][0]["reward"], &read["calls"][0]["agent"]), (&json!(-5.0), &json!("wolf")));
+    assert_eq!(
+        (&read["calls"][0]["reward"], &read["calls"][0]["agent"]),
+        (&json!(-5.0), &json!("wolf"))
+    );
     // The final reward is that of the last call, which has none of its own.
     assert_eq!(read["calls"][1]["reward"], json!(0.75));
 }
@@ -82,7 +85,10 @@ async fn old_client_that_reports_nothing_fails_its_try() {
     let empty = json!({ "rollout_id": id, "task": leased["task"], "metadata": {} });
     assert_eq!(send(&server, "POST", "/rollout", empty.clone()).await.0, 200);
     let (_, again) = send(&server, "GET", "/task", Value::Null).await;
-    assert_eq!((&again["task"]["rollout_id"], &again["task"]["num_claims"]), (&json!(id), &json!(2)));
+    assert_eq!(
+        (&again["task"]["rollout_id"], &again["task"]["num_claims"]),
+        (&json!(id), &json!(2))
+    );
     // The first client is late: its report names the first try.
     let late = json!({ "rollout_id": id, "task": leased["task"], "final_reward": 1.0 });
     assert_eq!(send(&server, "POST", "/rollout", late).await.0, 409);
@@ -113,13 +119,17 @@ async fn states_follow_permitted_transitions_only() {
     assert_eq!(running["status"]["k8s_job_name"], "job");
     assert_eq!(patch(json!({ "state": "running" })).await.0, 409);
     let (_, ended) = patch(json!({ "state": "succeeded" })).await;
-    assert_eq!((&ended["status"]["state"], &ended["status"]["version"]), (&json!("succeeded"), &json!(3)));
+    assert_eq!(
+        (&ended["status"]["state"], &ended["status"]["version"]),
+        (&json!("succeeded"), &json!(3))
+    );
     assert_eq!(patch(json!({ "state": "failed" })).await.0, 409);
     // Another input under the same id changes nothing.
     enqueued(&server, json!({ "input": 2, "rollout_id": "mine" })).await;
     let other = enqueued(&server, json!({ "input": 3 })).await;
     let (_, page) = send(&server, "GET", "/api/rollouts/terminal?limit=5", Value::Null).await;
-    let item = json!({ "rollout_id": "mine", "state": "succeeded", "data_id": "7", "is_train": false });
+    let item =
+        json!({ "rollout_id": "mine", "state": "succeeded", "data_id": "7", "is_train": false });
     assert_eq!((&page["items"], &page["total_terminal"]), (&json!([item]), &json!(1)));
     let next = format!("/api/rollouts/terminal?after={}", page["next_after"]);
     assert_eq!(send(&server, "GET", &next, Value::Null).await.1["items"], json!([]));
@@ -127,7 +137,10 @@ async fn states_follow_permitted_transitions_only() {
     let failed = json!({ "status": { "state": "failed", "error_message": "no pod" } });
     let (_, failed) = send(&server, "PATCH", &path, failed).await;
     assert_eq!(failed["status"]["error_message"], "no pod");
-    assert_eq!(send(&server, "GET", &next, Value::Null).await.1["items"][0]["rollout_id"], json!(other));
+    assert_eq!(
+        send(&server, "GET", &next, Value::Null).await.1["items"][0]["rollout_id"],
+        json!(other)
+    );
     assert_eq!(send(&server, "GET", "/api/rollouts", Value::Null).await.0, 422);
     let (_, listed) =
         send(&server, "GET", "/api/rollouts?state_in=failed&state_in=queuing", Value::Null).await;
@@ -187,7 +200,10 @@ async fn events_are_rewards_and_calls_of_the_rollout() {
     let read = calls(&server, &id).await;
     assert_eq!(read["final_reward"], json!(0.5));
     assert_eq!(read["calls"].as_array().unwrap().len(), 3);
-    assert_eq!((&read["calls"][0]["response_id"], &read["calls"][0]["reward"]), (&json!("r10"), &json!(0.5)));
+    assert_eq!(
+        (&read["calls"][0]["response_id"], &read["calls"][0]["reward"]),
+        (&json!("r10"), &json!(0.5))
+    );
     assert_eq!(post("1", "reward", json!({ "value": "high" })).await, 200);
     let read = calls(&server, &id).await;
     assert_eq!(read["final_reward"], Value::Null);

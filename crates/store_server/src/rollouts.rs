@@ -60,7 +60,11 @@ pub(crate) fn routes() -> Routes {
         .get("/rollouts/{id}/attempts/latest", latest_try, latest)
         .post("/rollouts/{id}/attempts/latest", update_latest_try, update_latest)
         .post("/rollouts/{id}/attempts/{attempt_id}", update_try, report)
-        .post("/waits/rollouts", wait, op("Wait for rollouts to end", 200, "[Rollout]").body("Wait"))
+        .post(
+            "/waits/rollouts",
+            wait,
+            op("Wait for rollouts to end", 200, "[Rollout]").body("Wait"),
+        )
 }
 
 /// A purpose that Agent Lightning knows.

@@ -12,8 +12,8 @@ use levade_store::rollouts::{
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
 
 use crate::openapi::{Routes, op};
 use crate::request::{SpansQuery, body, bytes, parse, query, try_name};
@@ -190,18 +190,26 @@ async fn calls(
     let name = try_name(query.attempt_id.unwrap_or_else(|| "latest".to_owned()));
     let filter = SpanFilter { try_name: Some(name), ..SpanFilter::new(&rollout_id) };
     let spans = store.spans(&filter, &by_number()).await?.items;
-    let trace = Trace::from_spans(&spans).map_err(|error| {
+    // A long trace takes milliseconds to parse.
+    let read = tokio::task::spawn_blocking(move || read_calls(&spans, &query.agent)).await;
+    let read =
+        read.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    ok(&read.map_err(|error| {
         ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, format!("a span is malformed: {error}"))
-    })?;
+    })?)
+}
+
+fn read_calls(spans: &[Span], agents: &[String]) -> serde_json::Result<Value> {
+    let trace = Trace::from_spans(spans)?;
     let is_selected = |agent: Option<&str>| {
-        query.agent.is_empty() || agent.is_some_and(|agent| query.agent.iter().any(|of| of == agent))
+        agents.is_empty() || agent.is_some_and(|agent| agents.iter().any(|of| of == agent))
     };
     let (rewards, problem) = match trace.final_rewards() {
         Ok(rewards) => (rewards, None),
         Err(error) => (&[][..], Some(error.to_string())),
     };
     let dimensions = rewards.iter().map(|(name, value)| json!({ "name": name, "value": value }));
-    ok(&json!({
+    Ok(json!({
         "final_reward": rewards.first().map(|(_, value)| value),
         "rewards": dimensions.collect::<Vec<_>>(),
         "problem": problem,

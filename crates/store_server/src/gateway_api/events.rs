@@ -16,6 +16,9 @@ use crate::response::{ApiError, RouteResult, ok};
 use crate::service::Shared;
 use crate::spans::by_number;
 
+/// First span id of events. Clients choose ids at random, and reports of 0.1 have small ones.
+const FIRST_SPAN_ID: usize = 0xe << 60;
+
 /// Attributes of a span that is an event.
 const TYPE: &str = "agentlightning.event.type";
 const ATTEMPT: &str = "agentlightning.event.attempt_id";
@@ -87,7 +90,7 @@ async fn add(
     attributes.insert(DATA.to_owned(), json!(Value::Object(data).to_string()));
     // A number of the rollout's counter is an id that no other event has.
     let number = store.reserve_span_numbers(&id, 1).await?;
-    let span = reported(of, name, attributes, number as usize, store.now());
+    let span = reported(of, name, attributes, FIRST_SPAN_ID + number as usize, store.now());
     store.add_spans(vec![NewSpan { number: Some(number), ..span }]).await?;
     ok(&event)
 }

@@ -23,12 +23,11 @@ use crate::openapi::{Routes, op};
 
 /// Returns the routes.
 pub(crate) fn routes() -> Routes {
-    rollouts::routes()
-        .merge(events::routes())
-        .below("/api")
-        .merge(Routes::new("agent-lightning-1.0").get(
+    rollouts::routes().merge(events::routes()).below("/api").merge(
+        Routes::new("agent-lightning-1.0").get(
             "/healthz",
             rollouts::health,
             op("Report that the server runs", 200, "Health"),
-        ))
+        ),
+    )
 }

@@ -239,7 +239,9 @@ async fn patch(
     let _permit = service.acquire_transition().await;
     let store = service.checked().await?;
     let Wire { rollout, metadata, mut extra } = find(store, &id).await?;
-    let Some(status) = patch.status else { return ok(&Wire { rollout, metadata, extra }.to_json()) };
+    let Some(status) = patch.status else {
+        return ok(&Wire { rollout, metadata, extra }.to_json());
+    };
     let state = State::of(rollout.status);
     let is_announced = extra.is_started_by_event && status.state == Some(State::Running);
     if let Some(next) = status.state.filter(|next| !state.permits(*next) && !is_announced) {

@@ -47,8 +47,11 @@ pub(super) fn tokens_of(data: &Map<String, Value>) -> (Value, Value) {
         // The prompt is beside the choices of a chat completion, and in those of a completion.
         ids(&chunk["prompt_token_ids"]).or_else(|| ids(&chunk["choices"][0]["prompt_token_ids"]))
     });
-    let completion: Vec<Value> =
-        chunks.iter().filter_map(|chunk| ids(&chunk["choices"][0]["token_ids"])).flatten().collect();
+    let completion: Vec<Value> = chunks
+        .iter()
+        .filter_map(|chunk| ids(&chunk["choices"][0]["token_ids"]))
+        .flatten()
+        .collect();
     (json!(prompt.unwrap_or_default()), json!(completion))
 }
 
@@ -121,7 +124,8 @@ mod tests {
         let streamed = trim(json!({ "response": chunks }));
         assert_eq!(streamed["prompt_token_ids"], json!([1]));
         assert_eq!(streamed["response_token_ids"], json!([2, 3]));
-        let failed = trim(json!({ "response": { "error": { "message": "too long" } }, "status": "error" }));
+        let failed =
+            trim(json!({ "response": { "error": { "message": "too long" } }, "status": "error" }));
         assert_eq!(failed["response_token_ids"], json!([]));
         assert_eq!(failed["error"]["message"], "too long");
     }

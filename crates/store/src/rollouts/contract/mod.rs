@@ -171,7 +171,8 @@ pub async fn repeated_lease_request_returns_leases_in_progress(
 
 pub async fn enqueue_keeps_chosen_ids(store: Store, _: Arc<ManualClock>) {
     let named = |input, id: &str| NewRollout { id: Some(id.to_owned()), ..new(input) };
-    let created = store.enqueue(&[named(1, "mine"), named(2, "mine"), named(3, "x")]).await.unwrap();
+    let created =
+        store.enqueue(&[named(1, "mine"), named(2, "mine"), named(3, "x")]).await.unwrap();
     let found: Vec<(&str, &str)> =
         created.iter().map(|of| (of.id.as_str(), of.input.get())).collect();
     assert_eq!(found, [("mine", "1"), ("mine", "1"), ("x", "3")]);

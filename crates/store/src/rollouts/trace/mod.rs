@@ -30,6 +30,9 @@ use span::{SpanReward, TracedSpan};
 /// Name of the spans that hold the calls which a client of Agent Lightning 0.1 reported.
 pub const TRIPLET_SPAN: &str = "agentlightning.triplet";
 
+/// Prefix of the attributes in which Weave's tracer reports a call.
+const WEAVE: &str = "agentlightning.operation";
+
 /// Text that the names of spans of model calls contain.
 const CALL_NAME: &str = "openai.chat.completion";
 
@@ -175,10 +178,11 @@ impl Trace {
                 left -= 1;
             }
         }
-        let list = parent.map_or(&mut self.roots, |parent| &mut self.nodes[parent].children);
-        // A sibling can also be moved below its own parent's child, which is not in this list.
-        let mut is_first = HashSet::new();
-        list.retain(|node| !moved.contains(node) && is_first.insert(*node));
+        let siblings = match parent {
+            Some(parent) => &mut self.nodes[parent].children,
+            None => &mut self.roots,
+        };
+        siblings.retain(|node| !moved.contains(node));
     }
 
     /// Returns the nodes of subtrees, parents before children.
@@ -236,19 +240,26 @@ impl Trace {
         while let Some((node, mut scope)) = open.pop() {
             if let Some(index) = self.nodes[node].span {
                 let span = &self.spans[index];
+                let mut inner = scope;
+                if let Some(agent) = span.agent() {
+                    inner.agent = Some(agent);
+                    inner.is_selected = is_selected(Some(agent));
+                }
+                // A reported call has no span of its agent around it, and names the agent itself.
+                if span.name == TRIPLET_SPAN {
+                    scope = inner;
+                }
                 if scope.is_selected && !scope.is_in_reward && is_call(span) {
                     let response_id = response_id(span);
-                    let is_new = response_id.map_or(!scope.is_in_call, |id| response_ids.insert(id));
+                    let is_new =
+                        response_id.map_or(!scope.is_in_call, |id| response_ids.insert(id));
                     if is_new {
                         found.push((node, scope.agent));
-                        scope.is_in_call = true;
+                        inner.is_in_call = true;
                     }
                 }
-                if let Some(agent) = span.agent() {
-                    scope.agent = Some(agent);
-                    scope.is_selected = is_selected(Some(agent));
-                }
-                scope.is_in_reward |= span.is_reward();
+                inner.is_in_reward |= span.is_reward();
+                scope = inner;
             }
             open.extend(self.nodes[node].children.iter().rev().map(|child| (*child, scope)));
         }
@@ -292,7 +303,6 @@ impl Trace {
     ) -> Option<TracedCall> {
         let span = &self.spans[self.nodes[node].span?];
         let own = span.attributes.get(TRIPLET_REWARD).and_then(Value::as_f64);
-        const WEAVE: &str = "agentlightning.operation";
         Some(TracedCall {
             span_id: span.id.clone(),
             name: span.name.clone(),

@@ -111,7 +111,9 @@ impl TracedSpan {
         // OpenAI Agents SDK.
         self.text(&["agent.name"])
             // AgentOps' decorator `@agent`.
-            .or_else(|| self.text(&["operation.name"]).filter(|_| is("agentops.span.kind", "agent")))
+            .or_else(|| {
+                self.text(&["operation.name"]).filter(|_| is("agentops.span.kind", "agent"))
+            })
             // AutoGen, LangGraph and Agent Framework.
             .or_else(|| self.text(&["recipient_agent_type", "langchain.chain.type", "executor.id"]))
             // Weave, alone and with LangChain.
@@ -171,7 +173,9 @@ fn reward(name: &str, attributes: &Map<String, Value>) -> SpanReward {
     if !dimensions.is_empty() {
         dimensions.sort_unstable();
         if dimensions[0].0 != 0 {
-            return SpanReward::Malformed(format!("{REWARD}.0.value, the primary reward, is missing"));
+            return SpanReward::Malformed(format!(
+                "{REWARD}.0.value, the primary reward, is missing"
+            ));
         }
         let read = |(index, key): (usize, &str)| {
             let title = attributes.get(&format!("{REWARD}.{index}.name")).and_then(Value::as_str);

@@ -87,7 +87,8 @@ fn rewards_are_read_in_each_known_format() {
         (old(Value::Null), None),
         (reward("x", 0.0, 1), Some(1.0)),
     ] {
-        assert_eq!(trace(&[span.clone()]).final_reward(), Ok(expected), "{}", span.body);
+        let found = trace(std::slice::from_ref(&span)).final_reward();
+        assert_eq!(found, Ok(expected), "{}", span.body);
     }
 }
 
@@ -133,7 +134,8 @@ fn reward_belongs_to_latest_call_that_ended_before() {
 
 #[test]
 fn calls_are_selected_by_innermost_agent() {
-    let agent = |id: &str, parent: Option<&str>, at, attributes| span(id, parent, "x", at, attributes);
+    let agent =
+        |id: &str, parent: Option<&str>, at, attributes| span(id, parent, "x", at, attributes);
     let spans = [
         agent("team", None, (0.0, 9.0), json!({ "langchain.chain.type": "team" })),
         agent(
@@ -197,8 +199,8 @@ fn tokens_are_read_from_each_instrumentation() {
         ),
     ] {
         let attributes = json!({ prompt: [1, 2], response: [3] });
-        let calls =
-            trace(&[span("a", None, "openai.chat.completion", (0.0, 1.0), attributes)]).calls(|_| true);
+        let calls = trace(&[span("a", None, "openai.chat.completion", (0.0, 1.0), attributes)])
+            .calls(|_| true);
         assert_eq!(calls[0].prompt_token_ids, [1, 2]);
         assert_eq!(calls[0].response_token_ids, [3]);
     }

@@ -72,14 +72,14 @@ fn create(
     {
         return Ok((known, false));
     }
-    if let Some(key) = &new.key {
-        if let Some(known) = find("key", key)? {
-            return if known.input.get() == new.input.get() {
-                Ok((known, false))
-            } else {
-                Err(reject(RolloutError::Conflict { key: key.clone(), rollout_id: known.id }))
-            };
-        }
+    if let Some(key) = &new.key
+        && let Some(known) = find("key", key)?
+    {
+        return if known.input.get() == new.input.get() {
+            Ok((known, false))
+        } else {
+            Err(reject(RolloutError::Conflict { key: key.clone(), rollout_id: known.id }))
+        };
     }
     let change = next_change(call)?;
     let resources_id = new.resources_id.as_deref().or(latest_resources);
