@@ -9,9 +9,9 @@
 //! - `spans`: add spans of 1 kB one by one to a rollout per connection. Counts spans.
 //! - `traces`: add spans in OTLP batches of 100, as exporters send them. Counts spans.
 //!
-//! Prints one JSON object: operations per second, and percentiles in ms of the duration of a request
-//! and of the latency of an operation (of a batch, for `traces`). Operations that were due but not
-//! started at the end are counted as `unstarted`.
+//! Prints one JSON object: operations per second, and percentiles in ms of the duration of a
+//! request and of the latency of an operation (of a batch, for `traces`). Operations that were due
+//! but not started at the end are counted as `unstarted`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

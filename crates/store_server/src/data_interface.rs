@@ -154,8 +154,8 @@ impl Report {
     /// Returns the spans that the report becomes. Their ids depend on their position alone, so that
     /// a repeated report adds none.
     fn spans(&self, of: &Try, now: f64) -> Result<Vec<NewSpan>, ApiError> {
-        // Clients extract triplets from the trace, or replace them. Of two spans of one response the
-        // first counts, so the triplets precede the trace.
+        // Clients extract triplets from the trace, or replace them. Of two spans of one response,
+        // the first counts, so the triplets precede the trace.
         let mut spans = Vec::new();
         for triplet in self.triplets.iter().flatten() {
             let mut attributes = Map::new();

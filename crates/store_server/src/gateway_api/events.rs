@@ -6,9 +6,8 @@ use levade_store::rollouts::{NewSpan, Rollouts, SpanFilter, TryName, TryStatus, 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::rollouts::{find, save};
 use super::triplets::{deduplicated, to_triplet, tokens_of};
-use super::wire::Wire;
+use super::wire::{Wire, find, save};
 use crate::data_interface::reported;
 use crate::openapi::{Routes, op};
 use crate::request::{body, query};

@@ -7,8 +7,8 @@
 //!
 //! # Differences from Agent Lightning's server
 //! - States survive the server. `timeout_seconds` is enforced: a rollout that exceeds it fails.
-//! - `next_after` of the terminal rollouts is a cursor and not an index. A rollout that changes after
-//!   its end is returned again.
+//! - `next_after` of the terminal rollouts is a cursor and not an index. A rollout that changes
+//!   after its end is returned again.
 //! - A deleted rollout is cancelled and hidden from these routes, but its record is kept.
 //! - The first event of a queued rollout starts its try.
 //!

@@ -7,13 +7,13 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use levade_store::rollouts::{
     Json, NewRollout, PageRequest, RolloutConfig, RolloutFilter, RolloutStatus, RolloutUpdate,
-    Rollouts, TryName, TryStatus, TryUpdate,
+    TryName, TryStatus, TryUpdate,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::events::attempt_ids;
-use super::wire::{Extra, State, Wire};
+use super::wire::{Extra, State, Wire, find, save};
 use crate::openapi::{Routes, op};
 use crate::request::{body, query};
 use crate::response::{ApiError, RouteResult, created, ok};
@@ -53,16 +53,6 @@ pub(super) fn routes() -> Routes {
 
 pub(super) async fn health() -> RouteResult {
     ok(&json!({ "status": "ok" }))
-}
-
-/// Returns a rollout that is not deleted.
-///
-/// # Errors
-/// Returns status 404 if it does not exist.
-pub(super) async fn find(store: &dyn Rollouts, id: &str) -> Result<Wire, ApiError> {
-    let rollout = store.rollout(id).await?.map(Wire::new).filter(|of| !of.extra.is_deleted);
-    let text = || format!("Rollout not found: {id}");
-    rollout.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, text()))
 }
 
 fn whole_hour() -> f64 {
@@ -278,19 +268,6 @@ async fn patch(
         }
     }
     ok(&find(store, &id).await?.to_json())
-}
-
-/// Stores the metadata of a rollout.
-pub(super) async fn save(
-    store: &dyn Rollouts,
-    id: &str,
-    metadata: &Map<String, Value>,
-    extra: &Extra,
-) -> Result<(), ApiError> {
-    let metadata = Some(Wire::stored_metadata(metadata, extra));
-    let update = RolloutUpdate { metadata, ..RolloutUpdate::default() };
-    store.update_rollout(id, &update).await?;
-    Ok(())
 }
 
 async fn delete(

@@ -1,4 +1,4 @@
-//! Events in the format `triplet`: of model requests only their tokens, of rewards only their value.
+//! Events in the format `triplet`: only the tokens of model requests, only the value of rewards.
 
 use std::collections::HashMap;
 

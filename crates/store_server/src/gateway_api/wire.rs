@@ -1,9 +1,12 @@
 //! A rollout in the format of Agent Lightning 1.0, and the fields that only this format has.
 
-use levade_store::rollouts::{Json, Rollout, RolloutStatus};
+use axum::http::StatusCode;
+use levade_store::rollouts::{Json, Rollout, RolloutStatus, RolloutUpdate, Rollouts};
 use serde::{Deserialize, Serialize};
 use serde_json::value::to_raw_value;
 use serde_json::{Map, Value, json};
+
+use crate::response::ApiError;
 
 /// Name in a rollout's metadata of the fields that only this protocol has.
 const EXTRA: &str = "agentlightning.v1";
@@ -155,4 +158,27 @@ impl Wire {
             },
         })
     }
+}
+
+/// Returns a rollout that is not deleted.
+///
+/// # Errors
+/// Returns status 404 if it does not exist.
+pub(super) async fn find(store: &dyn Rollouts, id: &str) -> Result<Wire, ApiError> {
+    let rollout = store.rollout(id).await?.map(Wire::new).filter(|of| !of.extra.is_deleted);
+    let text = || format!("Rollout not found: {id}");
+    rollout.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, text()))
+}
+
+/// Stores the metadata of a rollout.
+pub(super) async fn save(
+    store: &dyn Rollouts,
+    id: &str,
+    metadata: &Map<String, Value>,
+    extra: &Extra,
+) -> Result<(), ApiError> {
+    let metadata = Some(Wire::stored_metadata(metadata, extra));
+    let update = RolloutUpdate { metadata, ..RolloutUpdate::default() };
+    store.update_rollout(id, &update).await?;
+    Ok(())
 }
