@@ -6,7 +6,7 @@ as the agent returned them; a failed agent is retried, and its report of nothing
 
 1.0: its own tests of the routes of rollouts and events, `tests/server/test_endpoints.py`, over HTTP. The tests are not
 part of this repository. Give a checkout of https://github.com/microsoft/agent-lightning at the tag v1.0.0 with
-`--checkout`; without it this part is skipped. Five of the 14 tests are left out: those of the registry of models and
+`--checkout`; without it this part is skipped. Four of the 14 tests are left out: those of the registry of models and
 of the proxy, which a gateway answers. One expects `next_after` to be an index, which is a cursor here.
 
     python3 conformance/agent_lightning_clients.py --checkout DIR
