@@ -402,7 +402,7 @@ fn simulate_fleets(
     };
     let keys = recipe.phase.iter().enumerate().rev().find_map(|(index, phase)| match phase {
         Phase::Rl(keys) => Some((index, keys)),
-        Phase::Sft(_) => None,
+        Phase::Sft(_) | Phase::Prompt(_) => None,
     });
     let (index, keys) =
         keys.ok_or_else(|| unusable("--fleet needs a phase of kind \"rl\" in the recipe"))?;

@@ -133,6 +133,11 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("phase.*.source.min_score", FINITE, ""),
     ("phase.*.source.tasks", at_most(MAX_ATTEMPTS as f64), ""),
     ("phase.*.steps", COUNT, ""),
+    ("phase.*.beam_width", COUNT, ""),
+    ("phase.*.branch_factor", COUNT, ""),
+    ("phase.*.gradient_tasks", COUNT, ""),
+    ("phase.*.selection_tasks", COUNT, ""),
+    ("phase.*.max_tokens", COUNT, ""),
     ("phase.*.groups", COUNT, ""),
     (
         "phase.*.temperature",

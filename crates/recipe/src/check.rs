@@ -438,6 +438,7 @@ impl Recipe {
             match phase {
                 Phase::Sft(keys) => checker.sft(self, i, keys)?,
                 Phase::Rl(keys) => checker.rl(self, i, keys)?,
+                Phase::Prompt(keys) => checker.prompt(self, i, keys)?,
             }
         }
         checker.steps(phase)

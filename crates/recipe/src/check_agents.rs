@@ -137,7 +137,8 @@ impl Checker<'_> {
         phase: &Phase,
     ) -> Result<(), RecipeError> {
         let trained = recipe.trained_policies();
-        for name in phase.policies() {
+        let Some(policies) = phase.policies() else { return Ok(()) };
+        for name in policies {
             let ok = trained.contains(name);
             self.check(
                 ok,
@@ -149,7 +150,7 @@ impl Checker<'_> {
         let mut agents = recipe.agents();
         let only = match phase {
             Phase::Rl(keys) => &keys.only.agents[..],
-            Phase::Sft(_) => &[],
+            Phase::Sft(_) | Phase::Prompt(_) => &[],
         };
         for name in only {
             let ok = agents.iter().any(|(agent, _)| agent == name);

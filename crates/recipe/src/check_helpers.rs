@@ -40,6 +40,13 @@ fn can_query(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bo
             })
 }
 
+impl Recipe {
+    /// Returns whether a toolbox calls the agent.
+    pub(super) fn is_called_by_tools(&self, agent: &str) -> bool {
+        self.tool.iter().flat_map(called_agents).any(|(_, name)| name == agent)
+    }
+}
+
 impl Checker<'_> {
     /// Checks the agents that toolboxes call: they exist, run in the built-in loop, and never call
     /// themselves.

@@ -56,6 +56,7 @@ impl Checker<'_> {
             let (key, value) = match phase {
                 Phase::Sft(keys) => ("epochs", keys.epochs),
                 Phase::Rl(keys) => ("steps", keys.steps),
+                Phase::Prompt(keys) => ("rounds", keys.rounds),
             };
             let all = phase.all_steps().saturating_add(before);
             let range = format!("so few that all phases have at most {MAX_STEPS} steps together");

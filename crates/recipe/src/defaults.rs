@@ -30,7 +30,7 @@ impl Recipe {
         self.default_correction()?;
         let mut phases = self.phase.iter().filter_map(|phase| match phase {
             Phase::Rl(keys) => keys.correction(),
-            Phase::Sft(_) => None,
+            Phase::Sft(_) | Phase::Prompt(_) => None,
         });
         let how = match phases.next()?.bound {
             Bound::Clamp { high, .. } => {

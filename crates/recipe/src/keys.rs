@@ -22,6 +22,7 @@ use super::cluster::ClusterKeys;
 use super::game::{GameKeys, SeedKeys};
 use super::optimizer::OptimizerKeys;
 use super::policy::{ModelKeys, PolicyKeys};
+use super::prompt::PromptKeys;
 use super::reward::RewardKeys;
 use super::rl::RlKeys;
 use super::runners::RunnersKeys;
@@ -410,6 +411,8 @@ pub enum Phase {
     Sft(SftKeys),
     /// Reinforcement learning.
     Rl(Box<RlKeys>),
+    /// Improvement of a system prompt.
+    Prompt(PromptKeys),
 }
 
 impl Phase {
@@ -418,14 +421,17 @@ impl Phase {
         match self {
             Phase::Sft(_) => "sft",
             Phase::Rl(keys) => keys.algorithm.name(),
+            Phase::Prompt(keys) => keys.algorithm.name(),
         }
     }
 
-    /// Returns the name of the external policy that the phase imitates, or `None`.
+    /// Returns the name of the external policy that the phase imitates, or of the policy that edits
+    /// its prompts. Returns `None` if there is neither.
     pub fn teacher(&self) -> Option<&str> {
         match self {
             Phase::Sft(keys) => keys.source.as_ref().and_then(|source| source.policy.as_deref()),
             Phase::Rl(_) => None,
+            Phase::Prompt(keys) => Some(&keys.editor),
         }
     }
 
@@ -442,22 +448,27 @@ impl Phase {
                 steps_per_epoch.saturating_mul(keys.epochs.into())
             }
             Phase::Rl(keys) => keys.steps.into(),
+            Phase::Prompt(keys) => keys.steps().into(),
         }
     }
 
-    /// Returns the optimizer of the phase.
-    pub fn optimizer(&self) -> &OptimizerKeys {
+    /// Returns the optimizer of the phase and its peak learning rate, or `None` if the phase trains
+    /// no weights.
+    pub fn optimizer(&self) -> Option<(&OptimizerKeys, f32)> {
         match self {
-            Phase::Sft(keys) => &keys.optimizer,
-            Phase::Rl(keys) => &keys.optimizer,
+            Phase::Sft(keys) => Some((&keys.optimizer, keys.learning_rate)),
+            Phase::Rl(keys) => Some((&keys.optimizer, keys.learning_rate)),
+            Phase::Prompt(_) => None,
         }
     }
 
-    /// Returns the names of the policies that the phase trains; empty for all.
-    pub fn policies(&self) -> &[String] {
+    /// Returns the names of the policies that the phase trains; empty for all trained policies.
+    /// Returns `None` if the phase trains no weights.
+    pub fn policies(&self) -> Option<&[String]> {
         match self {
-            Phase::Sft(keys) => &keys.policies,
-            Phase::Rl(keys) => &keys.policies,
+            Phase::Sft(keys) => Some(&keys.policies),
+            Phase::Rl(keys) => Some(&keys.policies),
+            Phase::Prompt(_) => None,
         }
     }
 
@@ -466,14 +477,7 @@ impl Phase {
         match self {
             Phase::Sft(keys) => keys.until,
             Phase::Rl(keys) => keys.until,
-        }
-    }
-
-    /// Returns the peak learning rate.
-    pub fn learning_rate(&self) -> f32 {
-        match self {
-            Phase::Sft(keys) => keys.learning_rate,
-            Phase::Rl(keys) => keys.learning_rate,
+            Phase::Prompt(keys) => keys.until,
         }
     }
 }

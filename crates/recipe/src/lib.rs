@@ -56,6 +56,7 @@ mod check_args;
 mod check_cluster;
 mod check_game;
 mod check_helpers;
+mod check_prompt;
 mod check_reward;
 mod check_runners;
 mod check_samplers;
@@ -73,6 +74,7 @@ mod optimizer;
 mod paths;
 mod patterns;
 mod policy;
+mod prompt;
 mod read;
 mod reference;
 mod reward;
@@ -104,6 +106,7 @@ pub use keys::{
 };
 pub use optimizer::{OptimizerKeys, Schedule};
 pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
+pub use prompt::{PromptAlgorithm, PromptKeys};
 pub use read::ReadError;
 pub use reward::{RewardKeys, ScorerKeys, UnscoredEffect, Values, WhenKeys};
 pub use rl::{
@@ -177,6 +180,7 @@ impl Recipe {
     pub fn concurrency(&self) -> usize {
         let attempts = |phase: &Phase| match phase {
             Phase::Sft(_) => 0,
+            Phase::Prompt(keys) => keys.children().saturating_mul(keys.gradient_tasks),
             Phase::Rl(keys) => (1 + keys.staleness as usize)
                 .saturating_mul(keys.groups)
                 .saturating_mul(keys.attempts_of_task()),

@@ -87,7 +87,8 @@ impl Recipe {
     /// Returns the names of the policies that a phase trains, in order: those that it names, or all
     /// trained policies.
     pub fn trained_policies_in(&self, phase: &Phase) -> Vec<String> {
-        let named: BTreeSet<&String> = phase.policies().iter().collect();
+        let Some(policies) = phase.policies() else { return Vec::new() };
+        let named: BTreeSet<&String> = policies.iter().collect();
         let mut policies = self.trained_policies();
         policies.retain(|name| named.is_empty() || named.contains(name));
         policies

@@ -21,7 +21,7 @@ fn load(text: &str, overrides: &[&str]) -> Result<Recipe, String> {
 fn rl(recipe: &Recipe) -> RlKeys {
     match &recipe.phase[0] {
         Phase::Rl(keys) => (**keys).clone(),
-        Phase::Sft(_) => panic!(),
+        Phase::Sft(_) | Phase::Prompt(_) => panic!(),
     }
 }
 

@@ -456,7 +456,7 @@ fn gdpo_normalizes_each_component() {
 fn algorithm_defaults_match_papers() {
     let keys = |overrides: &[&str]| match load(SMALL, overrides).unwrap().phase.swap_remove(1) {
         Phase::Rl(keys) => keys,
-        Phase::Sft(_) => panic!(),
+        Phase::Sft(_) | Phase::Prompt(_) => panic!(),
     };
     for (algorithm, want) in [
         ("dapo", ZeroVarianceGroups::Refill),

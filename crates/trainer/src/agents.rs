@@ -334,6 +334,15 @@ impl Agents {
         }
     }
 
+    /// Returns these agents with another system prompt for one of them.
+    pub(crate) fn with_prompt(&self, agent: &str, prompt: &str) -> Self {
+        let mut agents = self.clone();
+        for named in agents.named.iter_mut().filter(|named| named.agent.name == agent) {
+            named.keys.system = prompt.to_owned();
+        }
+        agents
+    }
+
     /// Returns these agents with the token limits of an evaluation.
     pub(crate) fn evaluated(&self, keys: &EvalKeys) -> Self {
         let limited = |named: &NamedAgent| {

@@ -36,6 +36,18 @@ const TEMPORARY: &str = ".tmp-";
 /// Version of each policy by name: the number of steps that have trained it.
 pub(crate) type Versions = BTreeMap<String, u64>;
 
+/// Version of a system prompt.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PromptVersion {
+    /// Number of the version in its phase; 0 is the prompt of the recipe.
+    pub version: u32,
+    /// The prompt.
+    pub text: String,
+}
+
+/// Improved system prompts, by agent.
+pub(crate) type Prompts = BTreeMap<String, PromptVersion>;
+
 /// Progress of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Position {
@@ -60,6 +72,9 @@ struct State {
     /// builds, which had one policy that every step trained.
     #[serde(default)]
     versions: Versions,
+    /// Prompts that phases have improved, by agent.
+    #[serde(default, skip_serializing_if = "Prompts::is_empty")]
+    prompts: Prompts,
     /// Whether the phase ended here. Such checkpoints are kept, because the next phase starts from
     /// them.
     phase_end: bool,
@@ -78,6 +93,8 @@ pub struct Checkpoint {
     pub position: Position,
     /// Number of steps that had trained each policy, by name.
     pub versions: BTreeMap<String, u64>,
+    /// Prompts that phases have improved, by agent.
+    pub prompts: BTreeMap<String, PromptVersion>,
     /// Whether the phase ended here.
     pub phase_end: bool,
     /// Length of the metrics file at this point, in bytes.
@@ -148,6 +165,7 @@ pub(crate) struct PolicyContent<'a> {
 pub(crate) struct CheckpointMeta {
     pub position: Position,
     pub versions: Versions,
+    pub prompts: Prompts,
     pub phase_end: bool,
     pub metrics_bytes: u64,
 }
@@ -245,8 +263,15 @@ impl Checkpoints {
         crash_point("after_rename");
         sync_dir(&self.root)?;
         info!(folder = %checkpoint_dir.display(), seconds = start.elapsed().as_secs_f64(), "wrote a checkpoint");
-        let CheckpointMeta { position, versions, phase_end, metrics_bytes } = about;
-        Ok(Checkpoint { dir: checkpoint_dir, position, versions, phase_end, metrics_bytes })
+        let CheckpointMeta { position, versions, prompts, phase_end, metrics_bytes } = about;
+        Ok(Checkpoint {
+            dir: checkpoint_dir,
+            position,
+            versions,
+            prompts,
+            phase_end,
+            metrics_bytes,
+        })
     }
 
     async fn write_files(
@@ -318,7 +343,9 @@ impl Checkpoints {
         }
         let CheckpointMeta { position, phase_end, metrics_bytes, .. } = *about;
         let versions = about.versions.clone();
-        let state = State { schema: SCHEMA, position, versions, phase_end, metrics_bytes, files };
+        let prompts = about.prompts.clone();
+        let state =
+            State { schema: SCHEMA, position, versions, prompts, phase_end, metrics_bytes, files };
         let text = serde_json::to_string_pretty(&state)
             .map_err(|error| file_error("write", &dir.join(STATE), io::Error::other(error)))?;
         write_atomically(&dir.join(STATE), text.as_bytes())
@@ -428,6 +455,7 @@ fn read(path: &Path) -> Result<Checkpoint, String> {
         dir: path.to_owned(),
         position: state.position,
         versions: state.versions,
+        prompts: state.prompts,
         phase_end: state.phase_end,
         metrics_bytes: state.metrics_bytes,
     })
@@ -442,7 +470,7 @@ mod tests {
     fn about(step: u32, phase_end: bool) -> CheckpointMeta {
         let position = Position { phase: 0, step, global_step: step, evaluated: false };
         let versions = Versions::from([("default".to_owned(), u64::from(step))]);
-        CheckpointMeta { position, versions, phase_end, metrics_bytes: 10 }
+        CheckpointMeta { position, versions, prompts: Prompts::new(), phase_end, metrics_bytes: 10 }
     }
 
     fn companions(dir: &Path) -> io::Result<()> {

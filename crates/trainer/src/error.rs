@@ -139,6 +139,30 @@ pub enum TrainerError {
         /// Number of demonstrations found.
         found: usize,
     },
+    /// The agent of a prompt phase has too few training tasks.
+    #[error(
+        "phase {phase} improves the prompt of an agent that has {found} training tasks, but \
+         `selection_tasks` and `gradient_tasks` of the phase need {wanted}; lower them, or add tasks"
+    )]
+    TooFewPromptTasks {
+        /// Index of the phase.
+        phase: u32,
+        /// Number of tasks that the phase needs.
+        wanted: usize,
+        /// Number of tasks that the agent has.
+        found: usize,
+    },
+    /// A prompt phase would need a scorer that compares the attempts of a group.
+    #[error(
+        "phase {phase} scores prompts by single attempts, but the scorer {scorer} compares the \
+         attempts of a group; use another scorer"
+    )]
+    PromptUnscorable {
+        /// Index of the phase.
+        phase: usize,
+        /// Name of the scorer.
+        scorer: String,
+    },
     /// A teacher reached the minimum score in too few attempts.
     #[error(
         "{teacher} reached a score of {min_score} in {found} of {tried} attempts, but \
@@ -448,6 +472,8 @@ impl TrainerError {
             | E::NothingToTrainOn
             | E::TooFewDemonstrations { .. }
             | E::TooFewLessons { .. }
+            | E::TooFewPromptTasks { .. }
+            | E::PromptUnscorable { .. }
             | E::UnsupportedLoop { .. }
             | E::Demonstration { .. }
             | E::WrittenCompletion { .. }

@@ -61,10 +61,10 @@ pub(crate) struct UpdateOutcome {
     rejected: u64,
 }
 
-/// Returns the loss of a phase.
+/// Returns the loss of a phase. A prompt phase trains no weights, so nothing asks for its loss.
 pub(crate) fn loss_of(phase: &Phase) -> Loss {
     match phase {
-        Phase::Sft(_) => Loss::new(PolicyLoss::CrossEntropy),
+        Phase::Sft(_) | Phase::Prompt(_) => Loss::new(PolicyLoss::CrossEntropy),
         Phase::Rl(keys) => keys.loss(),
     }
 }
@@ -136,13 +136,14 @@ impl<'a> UpdateSettings<'a> {
         // Schedules use the number of steps that the phase had when the step was planned.
         let steps = phase.steps();
         let steps = origin.map_or(steps, |origin| origin.scheduled(index, step, steps));
-        let policy = optim_params(phase.optimizer(), phase.learning_rate(), step, steps);
+        let optimizer = phase.optimizer();
+        let policy = optimizer.map(|(keys, peak)| optim_params(keys, peak, step, steps));
         let Phase::Rl(keys) = phase else {
             return UpdateSettings {
                 phase,
                 targets,
                 stream,
-                policy: Some(policy),
+                policy,
                 critic: None,
                 version,
                 seed,
@@ -155,7 +156,7 @@ impl<'a> UpdateSettings<'a> {
             phase,
             targets,
             stream,
-            policy: (step >= keys.critic.warmup || !needed).then_some(policy),
+            policy: policy.filter(|_| step >= keys.critic.warmup || !needed),
             critic: needed.then_some(critic),
             version,
             seed,
@@ -202,7 +203,7 @@ pub(crate) async fn run_plan(
             (settings.seed, settings.stream),
             settings.exact,
         )),
-        Phase::Sft(_) => None,
+        Phase::Sft(_) | Phase::Prompt(_) => None,
     };
     if let Some(preparer) = &mut preparer {
         let start = Instant::now();
@@ -373,7 +374,7 @@ impl UpdateOutcome {
         metrics.add("actor/skipped_updates", f64::from(self.skipped));
         metrics.add("actor/entropy", mean(all.entropy, all.terms));
         match phase {
-            Phase::Sft(_) => {
+            Phase::Sft(_) | Phase::Prompt(_) => {
                 metrics.add("train/loss", per_update(all.loss, updates));
                 metrics.add("train/nll", mean(all.nll, all.terms));
             }

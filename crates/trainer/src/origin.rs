@@ -375,7 +375,8 @@ fn has_decay(phase: &Phase) -> bool {
         Phase::Rl(keys) if keys.needs_critic() => keys.critic.optimizer.schedule,
         _ => Schedule::Constant,
     };
-    phase.optimizer().schedule != Schedule::Constant || critic != Schedule::Constant
+    let policy = phase.optimizer().map_or(Schedule::Constant, |(keys, _)| keys.schedule);
+    policy != Schedule::Constant || critic != Schedule::Constant
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Tracks the progress of a run.
 
-use crate::checkpoint::{Checkpoint, Position, Versions};
+use crate::checkpoint::{Checkpoint, Position, Prompts, Versions};
 use crate::eval_result::EvalResult;
 
 /// The state of a run between two steps: position, weight versions, checkpoint, evaluations.
@@ -9,6 +9,8 @@ pub(crate) struct RunProgress {
     pub position: Position,
     /// Number of steps that have trained each policy, by name.
     pub versions: Versions,
+    /// Prompts that phases have improved, by agent.
+    pub prompts: Prompts,
     /// The newest checkpoint. `None` before the first one.
     pub latest: Option<Checkpoint>,
     /// Evaluations in order, including those of earlier processes of the run.

@@ -106,7 +106,7 @@ pub async fn terms(
     // phase do not contain it.
     let has_reference = |at: &&Checkpoint| match keys {
         Phase::Rl(keys) => !keys.needs_reference() || keys.has_separate_reference(at.position.step),
-        Phase::Sft(_) => true,
+        Phase::Sft(_) | Phase::Prompt(_) => true,
     };
     let usable = checkpoints.iter().filter(before).filter(has_reference);
     let newest = usable.max_by_key(|at| at.position.step);

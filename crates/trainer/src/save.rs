@@ -40,6 +40,7 @@ pub(crate) async fn save_checkpoint(
     let about = CheckpointMeta {
         position: progress.position,
         versions: progress.versions.clone(),
+        prompts: progress.prompts.clone(),
         phase_end,
         metrics_bytes: bytes,
     };

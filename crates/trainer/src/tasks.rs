@@ -572,7 +572,7 @@ fn overlong_buffers(recipe: &Recipe) -> impl Iterator<Item = (usize, u64)> {
             OverlongAttempts::Penalize { buffer, .. } => Some((index, buffer)),
             _ => None,
         },
-        Phase::Sft(_) => None,
+        Phase::Sft(_) | Phase::Prompt(_) => None,
     })
 }
 

@@ -21,7 +21,7 @@ use tracing::{Instrument, info, info_span};
 use crate::TrainerError;
 use crate::agents::{AgentSpec, Agents};
 use crate::best::Best;
-use crate::checkpoint::{Checkpoint, Checkpoints, Position, Versions};
+use crate::checkpoint::{Checkpoint, Checkpoints, Position, PromptVersion, Versions};
 use crate::context::RunContext;
 use crate::eval_result::EvalResult;
 use crate::exit::Exit;
@@ -154,7 +154,12 @@ impl Trainer {
                     return Err(TrainerError::NoCritic(i));
                 }
             }
-            if let Some(name) = phase.teacher().filter(|name| !teachers.contains_key(*name)) {
+            if let (Phase::Prompt(_), Some(scorer)) = (phase, scorers.group_scorers().next()) {
+                return Err(TrainerError::PromptUnscorable { phase: i, scorer: scorer.to_owned() });
+            }
+            if let (Phase::Sft(_), Some(name)) = (phase, phase.teacher())
+                && !teachers.contains_key(name)
+            {
                 return Err(TrainerError::MissingPart(format!("the teacher {name}")));
             }
         }
@@ -198,8 +203,13 @@ impl Trainer {
         let reporter = Reporter::open(&recipe, &dir, latest.as_ref())?;
         let tracer = Tracer::open(&recipe, dir.root(), begun, &agents)?;
         let withdrawn = store.withdrawals().await?.into_iter().filter_map(|w| w.task).collect();
+        let prompts = latest.as_ref().map(|checkpoint| checkpoint.prompts.clone());
+        let prompts = prompts.unwrap_or_default();
+        let improved = |agents: Agents, (agent, prompt): (&String, &PromptVersion)| {
+            agents.with_prompt(agent, &prompt.text)
+        };
         let rollouts = AttemptMaker {
-            agents,
+            agents: prompts.iter().fold(agents, improved),
             scorers,
             seed: recipe.run.seed,
             concurrency: recipe.concurrency(),
@@ -222,7 +232,7 @@ impl Trainer {
             origin,
             run_dir: dir,
         };
-        let progress = RunProgress { position, versions, latest, evals: Vec::new() };
+        let progress = RunProgress { position, versions, prompts, latest, evals: Vec::new() };
         Ok(Trainer { run, progress, reporter, notes })
     }
 
@@ -341,6 +351,11 @@ impl Trainer {
                 let span = info_span!("step", phase, step);
                 let done = current.step(&self.run, &self.progress, step, observer, stop);
                 let (mut metrics, attempts) = done.instrument(span).await?;
+                if let Some((agent, prompt)) = current.best_prompt() {
+                    let rollouts = &mut self.run.rollouts;
+                    rollouts.agents = rollouts.agents.with_prompt(agent, &prompt.text);
+                    self.progress.prompts.insert(agent.to_owned(), prompt);
+                }
                 let retried =
                     self.reporter.note_warnings(&self.run.rollouts, &attempts, observer).await?;
                 metrics.add("training/retried", retried as f64);

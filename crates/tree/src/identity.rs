@@ -29,6 +29,8 @@ pub enum Purpose {
     Baseline,
     /// Sampled for an evaluation.
     Eval,
+    /// Sampled to improve a prompt: attempts with it, critiques of it, and new versions of it.
+    Prompt,
 }
 
 impl Purpose {
@@ -39,12 +41,19 @@ impl Purpose {
             Purpose::Train => "train",
             Purpose::Baseline => "baseline",
             Purpose::Eval => "eval",
+            Purpose::Prompt => "prompt",
         }
     }
 
     /// Returns the purpose with this stored name, or `None` if there is none.
     pub fn parse(name: &str) -> Option<Self> {
-        let all = [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval];
+        let all = [
+            Purpose::Demonstration,
+            Purpose::Train,
+            Purpose::Baseline,
+            Purpose::Eval,
+            Purpose::Prompt,
+        ];
         all.into_iter().find(|p| p.name() == name)
     }
 }

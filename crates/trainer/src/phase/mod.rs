@@ -2,6 +2,7 @@
 
 mod describe;
 mod enter;
+mod prompt;
 mod rl;
 mod sft;
 mod teacher;
@@ -14,6 +15,7 @@ use levade_tree::{AttemptId, RunId, Trajectory};
 
 use crate::TrainerError;
 use crate::agents::Agents;
+use crate::checkpoint::PromptVersion;
 use crate::context::RunContext;
 use crate::exit::Exit;
 use crate::metrics::Metrics;
@@ -22,6 +24,7 @@ use crate::progress::RunProgress;
 use crate::tasks::Tasks;
 
 pub(crate) use enter::enter;
+use prompt::PromptPhase;
 use rl::Rl;
 use sft::Sft;
 
@@ -29,6 +32,7 @@ use sft::Sft;
 pub(crate) enum PhaseRun {
     Sft(Box<Sft>),
     Rl(Box<Rl>),
+    Prompt(Box<PromptPhase>),
 }
 
 /// Checks for problems that would stop phases later: no training tasks, or too few demonstrations.
@@ -62,6 +66,7 @@ impl PhaseRun {
                 sft::demonstrations(index, keys, recipe, tasks, agents, &run).map(|_| ())
             }
             Phase::Rl(_) => Ok(()),
+            Phase::Prompt(keys) => prompt::check(index, keys, recipe.run.seed, tasks, agents),
         }
     }
 
@@ -83,6 +88,10 @@ impl PhaseRun {
             Phase::Rl(keys) => {
                 PhaseRun::Rl(Box::new(Rl::new(phase, number, *keys, run, progress).await?))
             }
+            Phase::Prompt(keys) => {
+                let done = progress.steps_done(number);
+                PhaseRun::Prompt(Box::new(PromptPhase::new(number, keys, run, done, stop).await?))
+            }
         })
     }
 
@@ -100,6 +109,19 @@ impl PhaseRun {
                 Ok((phase.step(run, progress, step, observer).await?, Vec::new()))
             }
             PhaseRun::Rl(phase) => phase.step(run, progress, step, observer, stop).await,
+            PhaseRun::Prompt(phase) => phase.step(run, step, stop).await,
+        }
+    }
+
+    /// Returns the agent whose prompt the phase improves, and the best prompt so far. Returns
+    /// `None` if the phase improves no prompt, or has not found one yet.
+    pub fn best_prompt(&self) -> Option<(&str, PromptVersion)> {
+        match self {
+            PhaseRun::Sft(_) | PhaseRun::Rl(_) => None,
+            PhaseRun::Prompt(phase) => {
+                let (agent, prompt) = phase.best();
+                prompt.map(|prompt| (agent, prompt))
+            }
         }
     }
 }

@@ -14,6 +14,7 @@ mod mixture;
 mod options;
 #[cfg(unix)]
 mod policies;
+mod prompts;
 mod retries;
 mod run;
 mod scorers;

@@ -1,0 +1,63 @@
+//! Checks prompt phases: `[[phase]] kind = "prompt"`.
+
+use levade_tree::DEFAULT;
+
+use super::RecipeError;
+use super::agent::{AgentKeys, AgentKind};
+use super::bounds::MAX_ATTEMPTS;
+use super::check::Checker;
+use super::check_agents::format_choices;
+use super::keys::Recipe;
+use super::policy::PolicyKeys;
+use super::prompt::PromptKeys;
+
+impl Checker<'_> {
+    /// Checks the editor and the agent of a prompt phase, and that its attempts fit into memory.
+    pub(super) fn prompt(
+        &self,
+        recipe: &Recipe,
+        phase: usize,
+        keys: &PromptKeys,
+    ) -> Result<(), RecipeError> {
+        let key = |key: &str| format!("phase.{phase}.{key}");
+        let agents = recipe.agents();
+        let external = |name: &&String| matches!(recipe.policy[*name], PolicyKeys::External(_));
+        let mut editors: Vec<String> = recipe.policy.keys().filter(external).cloned().collect();
+        editors.extend(agents.iter().flat_map(|(_, keys)| recipe.policies_of(keys)));
+        editors.sort();
+        editors.dedup();
+        let range = format!("an external policy, or one that an agent uses: {}", {
+            format_choices(&editors)
+        });
+        self.check(editors.contains(&keys.editor), key("editor"), &keys.editor, range)?;
+
+        let name = if keys.agent.is_empty() { DEFAULT } else { &keys.agent };
+        let can_improve =
+            |keys: &AgentKeys| keys.kind == AgentKind::Tools && !recipe.may_be_external(keys);
+        let known: Vec<&str> =
+            agents.iter().filter(|(_, keys)| can_improve(keys)).map(|(name, _)| *name).collect();
+        let range = format!(
+            "an agent of kind \"tools\" whose policy is not external, {}",
+            format_choices(&known)
+        );
+        self.check(known.contains(&name), key("agent"), name, range)?;
+        self.check(
+            !recipe.is_called_by_tools(name),
+            key("agent"),
+            name,
+            "an agent that no tool calls: the prompts of such agents cannot be improved yet",
+        )?;
+        for (i, text) in keys.candidates.iter().enumerate() {
+            let range = "a prompt that is not empty";
+            self.check(!text.trim().is_empty(), key(&format!("candidates.{i}")), "empty", range)?;
+        }
+        let prompts = keys.children().saturating_add(keys.candidates.len() + 1);
+        let tasks = keys.gradient_tasks.saturating_mul(2).saturating_add(keys.selection_tasks);
+        let attempts = prompts.saturating_mul(tasks.saturating_add(2));
+        let range = format!(
+            "so small that a step has at most {MAX_ATTEMPTS} attempts: prompts × \
+             (2 × gradient_tasks + selection_tasks + 2)"
+        );
+        self.check(attempts <= MAX_ATTEMPTS, key("selection_tasks"), keys.selection_tasks, range)
+    }
+}

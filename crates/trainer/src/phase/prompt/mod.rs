@@ -1,0 +1,464 @@
+//! A phase that improves the system prompt of an agent: textual gradients with beam search, or
+//! reflective evolution with a Pareto front.
+//!
+//! The first step scores the given prompts at tasks that are reserved for selection. In each
+//! further step, the agent attempts training tasks with parent prompts, the editor criticizes every
+//! parent in view of its attempts and rewrites it, and the new prompts are scored. All new prompts
+//! of a step are made at the same time.
+//!
+//! # Guarantees
+//! - **Everything is in the record**: attempts, critiques and new prompts are attempts of purpose
+//!   [`Prompt`](Purpose::Prompt). A resumed run reads them and repeats none.
+//! - **The search is deterministic**: it depends on the seed and the recorded attempts alone.
+//! - **A prompt without enough scores never wins.**
+//!
+//! No weights change. Out of scope: descriptions of tools, instructions of summaries.
+
+mod editor;
+mod search;
+mod texts;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::future::try_join_all;
+use levade_policy::SamplingParams;
+use levade_recipe::{PromptAlgorithm, PromptKeys};
+use levade_store::{Attempt, Status};
+use levade_tasks::Task;
+use levade_traces::Chats;
+use levade_tree::{AttemptSlot, Purpose};
+use serde_json::json;
+
+use crate::TrainerError;
+use crate::agents::Agents;
+use crate::checkpoint::PromptVersion;
+use crate::context::RunContext;
+use crate::exit::Exit;
+use crate::files::{file_error, write_atomically};
+use crate::metrics::Metrics;
+use crate::observe::StopFlag;
+use crate::random::order;
+use crate::rollout::AttemptMaker;
+use crate::tasks::Tasks;
+
+use editor::Editor;
+use search::{Candidate, is_better, mean_score, parents, ranked};
+
+/// A prompt phase in progress.
+pub(crate) struct PromptPhase {
+    index: u32,
+    keys: PromptKeys,
+    /// Name of the agent whose prompt is improved.
+    agent: String,
+    editor: Editor,
+    /// Formats in which attempts are described.
+    chats: Chats,
+    tasks: PhaseTasks,
+    pool: Vec<Candidate>,
+    next_version: u32,
+}
+
+/// Training tasks of a phase.
+struct PhaseTasks {
+    /// Tasks that score prompts.
+    selection: Vec<Task>,
+    /// Tasks that critiques are based on.
+    gradient: Vec<Task>,
+}
+
+/// A prompt that a step makes.
+struct Child {
+    parent: Candidate,
+    tasks: Vec<Task>,
+    /// Attempts with the parent prompt.
+    attempts: Vec<Attempt>,
+    /// The new prompt. `None` until it is made, or if the editor's reply has none.
+    text: Option<String>,
+    /// Scores of the new prompt at the selection tasks. Empty if it was not kept.
+    scores: Vec<Option<f64>>,
+}
+
+/// Kinds of attempts of a prompt in a step, in the order of their groups.
+#[derive(Clone, Copy)]
+enum Part {
+    Gradient,
+    Critique,
+    Edit,
+    /// Attempts with the new prompt at the tasks of the critique.
+    Trial,
+    Selection,
+}
+
+/// Checks that a phase has enough training tasks for its agent.
+///
+/// # Errors
+/// Returns an error if it has not.
+pub(super) fn check(
+    phase: usize,
+    keys: &PromptKeys,
+    seed: u64,
+    tasks: &Tasks,
+    agents: &Agents,
+) -> Result<(), TrainerError> {
+    PhaseTasks::select(phase as u32, keys, seed, tasks, agents).map(|_| ())
+}
+
+/// Returns the name of the agent whose prompt a phase improves.
+fn agent_name<'a>(keys: &'a PromptKeys, agents: &'a Agents) -> &'a str {
+    if keys.agent.is_empty() { &agents.first().agent.name } else { &keys.agent }
+}
+
+impl PhaseTasks {
+    /// Selects tasks of the agent in a seeded order: first those of the selection, then as many as
+    /// all critiques of the phase can use.
+    ///
+    /// # Errors
+    /// Returns [`TrainerError::TooFewPromptTasks`] if there are too few for one critique.
+    fn select(
+        phase: u32,
+        keys: &PromptKeys,
+        seed: u64,
+        tasks: &Tasks,
+        agents: &Agents,
+    ) -> Result<Self, TrainerError> {
+        let name = agent_name(keys, agents);
+        let order = order(seed, "prompt tasks", &[phase], tasks.train_len());
+        let is_own =
+            |task: &Task| agents.agent_for(task).is_ok_and(|agent| agent.agent.name == name);
+        let mut own = order.into_iter().filter_map(|i| tasks.train(i as usize)).filter(is_own);
+        let selection: Vec<Task> = own.by_ref().take(keys.selection_tasks).collect();
+        let all = keys.children() * keys.rounds as usize * keys.gradient_tasks;
+        let gradient: Vec<Task> = own.take(all).collect();
+        let wanted = keys.selection_tasks + keys.gradient_tasks.min(all);
+        let found = selection.len() + gradient.len();
+        if found < wanted {
+            return Err(TrainerError::TooFewPromptTasks { phase, wanted, found });
+        }
+        Ok(PhaseTasks { selection, gradient })
+    }
+
+    /// Returns the tasks of the critique with this number in the phase.
+    fn of_critique(&self, number: usize, count: usize) -> Vec<Task> {
+        let tasks = self.gradient.iter().cycle().skip(number * count % self.gradient.len());
+        tasks.take(count).cloned().collect()
+    }
+}
+
+impl PromptPhase {
+    /// Starts or resumes a phase after `done` steps, which are read from the record.
+    pub async fn new(
+        index: u32,
+        keys: PromptKeys,
+        run: &RunContext,
+        done: u32,
+        stop: &StopFlag,
+    ) -> Result<Self, Exit> {
+        let agents = &run.rollouts.agents;
+        let agent = agent_name(&keys, agents).to_owned();
+        let tasks = PhaseTasks::select(index, &keys, run.rollouts.seed, &run.tasks, agents)?;
+        let editor = Editor::new(&agent, &keys, run)?;
+        let mut chats = Chats::default();
+        for agent in agents.roster.agents() {
+            for player in &agent.players {
+                if let Some(format) = &player.format {
+                    chats.insert(&agent.name, &player.policy, Arc::clone(format.chat()));
+                }
+            }
+        }
+        let pool = Vec::new();
+        let mut phase =
+            PromptPhase { index, keys, agent, editor, chats, tasks, pool, next_version: 0 };
+        for step in 0..done {
+            phase.step(run, step, stop).await?;
+        }
+        Ok(phase)
+    }
+
+    /// Returns the agent and its best prompt. The prompt is `None` if no prompt has a score.
+    pub fn best(&self) -> (&str, Option<PromptVersion>) {
+        let best = ranked(&self.pool).into_iter().find(|candidate| candidate.mean().is_some());
+        let version = |candidate: &Candidate| PromptVersion {
+            version: candidate.version,
+            text: candidate.text.clone(),
+        };
+        (&self.agent, best.map(version))
+    }
+
+    /// Runs a step. Also returns the attempts of the agent.
+    pub async fn step(
+        &mut self,
+        run: &RunContext,
+        step: u32,
+        stop: &StopFlag,
+    ) -> Result<(Metrics, Vec<Attempt>), Exit> {
+        let start = Instant::now();
+        let mut metrics = Metrics::default();
+        let attempts = if step == 0 {
+            self.score_given(run, stop).await?
+        } else {
+            self.round(run, step, &mut metrics, stop).await?
+        };
+        let means: Vec<f64> = self.pool.iter().filter_map(Candidate::mean).collect();
+        metrics.add_spread("prompt/score", means);
+        metrics.add("prompt/candidates", self.pool.len() as f64);
+        let (_, best) = self.best();
+        metrics.add("prompt/version", f64::from(best.map_or(0, |best| best.version)));
+        metrics.add("timing_s/step", start.elapsed().as_secs_f64());
+        self.write_pool(run)?;
+        Ok((metrics, attempts))
+    }
+
+    /// Scores the agent's own prompt and the candidates of the recipe.
+    async fn score_given(
+        &mut self,
+        run: &RunContext,
+        stop: &StopFlag,
+    ) -> Result<Vec<Attempt>, Exit> {
+        let own = run.recipe.agent_named(&self.agent).map(|keys| keys.system.clone());
+        let mut texts = vec![own.unwrap_or_default()];
+        texts.extend(self.keys.candidates.iter().cloned());
+        let selection = &self.tasks.selection;
+        let score = texts.iter().enumerate().map(|(i, text)| {
+            self.attempts(run, (0, i, Part::Selection), text, selection, texts.len(), stop)
+        });
+        let attempts = try_join_all(score).await?;
+        for (text, attempts) in texts.into_iter().zip(&attempts) {
+            self.add(None, text, scores_of(attempts));
+        }
+        Ok(attempts.concat())
+    }
+
+    /// Makes new prompts and scores them.
+    async fn round(
+        &mut self,
+        run: &RunContext,
+        step: u32,
+        metrics: &mut Metrics,
+        stop: &StopFlag,
+    ) -> Result<Vec<Attempt>, Exit> {
+        let seed = run.rollouts.seed;
+        let stream = u64::from(self.index) << 32 | u64::from(step);
+        let parents = parents(&self.pool, &self.keys, seed, stream);
+        let count = self.keys.gradient_tasks;
+        let first = (step as usize - 1) * self.keys.children();
+        let children = parents.into_iter().enumerate().map(|(i, parent)| Child {
+            parent: parent.clone(),
+            tasks: self.tasks.of_critique(first + i, count),
+            attempts: Vec::new(),
+            text: None,
+            scores: Vec::new(),
+        });
+        let mut children: Vec<Child> = children.collect();
+        let num_children = children.len();
+
+        let gradients = children.iter().enumerate().map(|(i, child)| {
+            let part = (step, i, Part::Gradient);
+            self.attempts(run, part, &child.parent.text, &child.tasks, num_children, stop)
+        });
+        let gradients = try_join_all(gradients).await?;
+        for (child, attempts) in children.iter_mut().zip(gradients) {
+            child.attempts = attempts;
+        }
+        self.rewrite(run, step, &mut children, stop).await?;
+        let unreadable = children.iter().filter(|child| child.text.is_none()).count();
+        // A prompt that exists already needs no scores.
+        for i in 0..num_children {
+            let (before, rest) = children.split_at_mut(i);
+            let is_known = |text: &str| {
+                self.pool.iter().any(|known| known.text == text)
+                    || before.iter().any(|other| other.text.as_deref() == Some(text))
+            };
+            rest[0].text.take_if(|text| is_known(text));
+        }
+
+        let scored = children
+            .iter()
+            .enumerate()
+            .map(|(i, child)| self.score(run, step, i, child, num_children, stop));
+        let scored = try_join_all(scored).await?;
+        let mut attempts = Vec::new();
+        for (child, (scores, made)) in children.iter_mut().zip(scored) {
+            child.scores = scores;
+            attempts.append(&mut child.attempts);
+            attempts.extend(made);
+        }
+        let mut kept = 0;
+        for child in children {
+            if let (Some(text), false) = (child.text, child.scores.is_empty()) {
+                self.add(Some(child.parent.version), text, child.scores);
+                kept += 1;
+            }
+        }
+        metrics.add("prompt/new", f64::from(kept));
+        metrics.add("prompt/unreadable", unreadable as f64);
+        metrics.add("prompt/dropped", (num_children - unreadable) as f64 - f64::from(kept));
+        Ok(attempts)
+    }
+
+    /// Makes the critiques and the new prompts of all children.
+    async fn rewrite(
+        &self,
+        run: &RunContext,
+        step: u32,
+        children: &mut [Child],
+        stop: &StopFlag,
+    ) -> Result<(), Exit> {
+        let draw = |name: &str, i: usize, n: usize| {
+            order(run.rollouts.seed, name, &[self.index, step, i as u32], n)[0] as usize
+        };
+        let critique = |(i, child): (usize, &Child)| {
+            let described: Vec<String> = child
+                .attempts
+                .iter()
+                .zip(&child.tasks)
+                .enumerate()
+                .map(|(n, (made, task))| texts::describe(n, &task.question, made, &self.chats))
+                .collect();
+            let instruction = texts::CRITIQUES[draw("critique", i, texts::CRITIQUES.len())];
+            let request = texts::critique(instruction, &child.parent.text, &described);
+            (self.slot(step, i, Part::Critique, 0), Some(request))
+        };
+        let requests: Vec<_> = children.iter().enumerate().map(critique).collect();
+        let critiques = self.ask_all(run, requests, stop).await?;
+        let edit = |(i, (child, advice)): (usize, (&Child, &Option<String>))| {
+            let instruction = texts::EDITS[draw("edit", i, texts::EDITS.len())];
+            let request =
+                advice.as_ref().map(|advice| texts::edit(instruction, &child.parent.text, advice));
+            (self.slot(step, i, Part::Edit, 0), request)
+        };
+        let requests: Vec<_> = children.iter().zip(&critiques).enumerate().map(edit).collect();
+        let replies = self.ask_all(run, requests, stop).await?;
+        for (child, reply) in children.iter_mut().zip(replies) {
+            child.text = reply.and_then(|reply| texts::read_prompt(&reply).ok());
+        }
+        Ok(())
+    }
+
+    /// Makes requests to the editor, and returns its replies. A reply is `None` if there is no
+    /// request, if the request failed or if the reply has no text.
+    async fn ask_all(
+        &self,
+        run: &RunContext,
+        requests: Vec<(AttemptSlot, Option<String>)>,
+        stop: &StopFlag,
+    ) -> Result<Vec<Option<String>>, Exit> {
+        let ask = async |(slot, request): &(AttemptSlot, Option<String>)| match request {
+            Some(request) => self.editor.ask(run, *slot, request).await.map(Some),
+            None => Ok(None),
+        };
+        let replies = tokio::select! {
+            replies = try_join_all(requests.iter().map(ask)) => replies?,
+            // Requests in progress are abandoned, and the resumed run repeats them.
+            () = stop.stopped() => return Err(Exit::Stopped),
+        };
+        let made: Vec<Attempt> = replies.iter().flatten().cloned().collect();
+        run.rollouts.record_broken(&made).await?;
+        let text = |attempt: Attempt| {
+            let text = attempt.outcome.final_text;
+            (attempt.status == Status::Completed && !text.trim().is_empty()).then_some(text)
+        };
+        Ok(replies.into_iter().map(|attempt| attempt.and_then(text)).collect())
+    }
+
+    /// Scores a new prompt, and returns the attempts with it. Returns no scores if there is no
+    /// prompt, or if evolution drops it because it is not better than its parent.
+    async fn score(
+        &self,
+        run: &RunContext,
+        step: u32,
+        index: usize,
+        child: &Child,
+        siblings: usize,
+        stop: &StopFlag,
+    ) -> Result<(Vec<Option<f64>>, Vec<Attempt>), Exit> {
+        let Some(text) = &child.text else { return Ok(Default::default()) };
+        let mut made = Vec::new();
+        if self.keys.algorithm == PromptAlgorithm::Gepa {
+            let part = (step, index, Part::Trial);
+            made = self.attempts(run, part, text, &child.tasks, siblings, stop).await?;
+            let parent = mean_score(&scores_of(&child.attempts));
+            if !is_better(mean_score(&scores_of(&made)), parent) {
+                return Ok((Vec::new(), made));
+            }
+        }
+        let part = (step, index, Part::Selection);
+        let selected =
+            self.attempts(run, part, text, &self.tasks.selection, siblings, stop).await?;
+        let scores = scores_of(&selected);
+        made.extend(selected);
+        Ok((scores, made))
+    }
+
+    /// Makes attempts of the agent with a prompt, one at each task. `shares` is the number of
+    /// prompts that are tried at the same time.
+    async fn attempts(
+        &self,
+        run: &RunContext,
+        (step, index, part): (u32, usize, Part),
+        prompt: &str,
+        tasks: &[Task],
+        shares: usize,
+        stop: &StopFlag,
+    ) -> Result<Vec<Attempt>, Exit> {
+        let wanted: Vec<_> = tasks
+            .iter()
+            .enumerate()
+            .map(|(n, task)| (self.slot(step, index, part, n), task.clone()))
+            .collect();
+        let maker = AttemptMaker {
+            agents: run.rollouts.agents.with_prompt(&self.agent, prompt),
+            concurrency: run.rollouts.concurrency.div_ceil(shares),
+            ..run.rollouts.clone()
+        };
+        let params =
+            SamplingParams { temperature: self.keys.temperature, ..SamplingParams::default() };
+        let made = maker.run(&wanted, &params, &mut (), stop).await?;
+        made.ok_or(Exit::Stopped)
+    }
+
+    /// Returns the slot of the `n`th attempt of a part, for the prompt `index` of a step.
+    fn slot(&self, step: u32, index: usize, part: Part, n: usize) -> AttemptSlot {
+        let PromptKeys { gradient_tasks, selection_tasks, .. } = self.keys;
+        let offset = match part {
+            Part::Gradient => 0,
+            Part::Critique => gradient_tasks,
+            Part::Edit => gradient_tasks + 1,
+            Part::Trial => gradient_tasks + 2,
+            Part::Selection => 2 * gradient_tasks + 2,
+        };
+        let groups = 2 * gradient_tasks + 2 + selection_tasks;
+        // The recipe bounds the number of attempts of a step.
+        let group = (index * groups + offset + n) as u32;
+        AttemptSlot { purpose: Purpose::Prompt, phase: self.index, step, group, sample: 0 }
+    }
+
+    fn add(&mut self, parent: Option<u32>, text: String, scores: Vec<Option<f64>>) {
+        self.pool.push(Candidate { version: self.next_version, parent, text, scores });
+        self.next_version += 1;
+    }
+
+    /// Writes all prompts with their scores to the run directory, the best first.
+    fn write_pool(&self, run: &RunContext) -> Result<(), TrainerError> {
+        let dir = run.run_dir.root().join("prompts");
+        std::fs::create_dir_all(&dir).map_err(|source| file_error("create", &dir, source))?;
+        let path = dir.join(format!("phase-{}.json", self.index));
+        let prompt = |candidate: &Candidate| {
+            json!({
+                "version": candidate.version,
+                "parent": candidate.parent,
+                "score": candidate.mean(),
+                "scores": candidate.scores,
+                "text": candidate.text,
+            })
+        };
+        let prompts: Vec<_> = ranked(&self.pool).into_iter().map(prompt).collect();
+        let text = format!("{:#}\n", json!({ "agent": self.agent, "prompts": prompts }));
+        write_atomically(&path, text.as_bytes())
+    }
+}
+
+/// Returns the scores of attempts.
+fn scores_of(attempts: &[Attempt]) -> Vec<Option<f64>> {
+    attempts.iter().map(|attempt| attempt.score).collect()
+}

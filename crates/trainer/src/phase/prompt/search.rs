@@ -1,0 +1,187 @@
+//! Which prompts have children, and which are kept: beam search, and evolution with a Pareto front.
+//!
+//! Everything here is pure. Scores come from attempts at the same selection tasks, in the same
+//! order for all prompts.
+
+use levade_policy::uniform;
+use levade_recipe::{PromptAlgorithm, PromptKeys};
+
+/// A version of a prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Candidate {
+    /// Number of the version: 0 is the agent's own prompt.
+    pub version: u32,
+    /// Version that this one was rewritten from. `None` for a given prompt.
+    pub parent: Option<u32>,
+    pub text: String,
+    /// Score at each selection task. `None` if the attempt has no score.
+    pub scores: Vec<Option<f64>>,
+}
+
+impl Candidate {
+    /// Returns the mean score, or `None` if fewer than half of the attempts have a score.
+    pub fn mean(&self) -> Option<f64> {
+        mean_score(&self.scores)
+    }
+}
+
+/// Returns the mean of the scores that exist, or `None` if fewer than half of them do.
+pub(super) fn mean_score(scores: &[Option<f64>]) -> Option<f64> {
+    let known: Vec<f64> = scores.iter().flatten().copied().collect();
+    let is_enough = !known.is_empty() && 2 * known.len() >= scores.len();
+    is_enough.then(|| known.iter().sum::<f64>() / known.len() as f64)
+}
+
+/// Returns the prompts by mean score, the best first. Of equal prompts the older one is better; a
+/// prompt without a mean is last.
+pub(super) fn ranked(pool: &[Candidate]) -> Vec<&Candidate> {
+    let mut ranked: Vec<&Candidate> = pool.iter().collect();
+    let key = |candidate: &Candidate| candidate.mean().unwrap_or(f64::NEG_INFINITY);
+    ranked.sort_by(|a, b| key(b).total_cmp(&key(a)).then(a.version.cmp(&b.version)));
+    ranked
+}
+
+/// Returns the prompts that are best at some task, each with the number of these tasks. A prompt is
+/// left out if another one is at least as good at every task and better at one.
+pub(super) fn pareto_front(pool: &[Candidate]) -> Vec<(&Candidate, usize)> {
+    let score = |candidate: &Candidate, task: usize| {
+        candidate.scores.get(task).copied().flatten().unwrap_or(f64::NEG_INFINITY)
+    };
+    let tasks = pool.iter().map(|candidate| candidate.scores.len()).max().unwrap_or(0);
+    let dominates = |other: &Candidate, one: &Candidate| {
+        (0..tasks).all(|task| score(other, task) >= score(one, task))
+            && (0..tasks).any(|task| score(other, task) > score(one, task))
+    };
+    let best = |task: usize| {
+        pool.iter().map(|candidate| score(candidate, task)).fold(f64::NEG_INFINITY, f64::max)
+    };
+    let best: Vec<f64> = (0..tasks).map(best).collect();
+    let wins = |candidate: &Candidate| {
+        let is_best =
+            |task: &usize| best[*task].is_finite() && score(candidate, *task) == best[*task];
+        (0..tasks).filter(is_best).count()
+    };
+    pool.iter()
+        .filter(|one| !pool.iter().any(|other| dominates(other, one)))
+        .map(|candidate| (candidate, wins(candidate)))
+        .filter(|(_, wins)| *wins > 0)
+        .collect()
+}
+
+/// Returns the parent of each new prompt of a round. `stream` is the random stream of the round.
+pub(super) fn parents<'a>(
+    pool: &'a [Candidate],
+    keys: &PromptKeys,
+    seed: u64,
+    stream: u64,
+) -> Vec<&'a Candidate> {
+    let ranked = ranked(pool);
+    match keys.algorithm {
+        PromptAlgorithm::Apo => {
+            let beam: Vec<&Candidate> = ranked.into_iter().take(keys.beam_width).collect();
+            // A beam that is not full yet has more children of each parent.
+            let parents = beam.iter().cycle().take(keys.beam_width);
+            parents.flat_map(|parent| std::iter::repeat_n(*parent, keys.branch_factor)).collect()
+        }
+        PromptAlgorithm::Gepa => {
+            let mut front = pareto_front(pool);
+            // No prompt has a score: all are equal.
+            if front.is_empty() {
+                front = ranked.into_iter().map(|candidate| (candidate, 1)).collect();
+            }
+            let total: usize = front.iter().map(|(_, wins)| wins).sum();
+            let pick = |child: usize| {
+                let mut at = uniform(seed, stream, child as u64) * total as f64;
+                let found = front.iter().find(|(_, wins)| {
+                    at -= *wins as f64;
+                    at < 0.0
+                });
+                found.or(front.last()).map(|(candidate, _)| *candidate)
+            };
+            (0..keys.branch_factor).filter_map(pick).collect()
+        }
+    }
+}
+
+/// Returns whether a new prompt is better than its parent, by their mean scores at the same tasks.
+pub(super) fn is_better(child: Option<f64>, parent: Option<f64>) -> bool {
+    child.is_some_and(|child| parent.is_none_or(|parent| child > parent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(version: u32, scores: &[f64]) -> Candidate {
+        // A negative number stands for an attempt without a score.
+        let scores = scores.iter().map(|score| (*score >= 0.0).then_some(*score)).collect();
+        Candidate { version, parent: None, text: format!("prompt {version}"), scores }
+    }
+
+    fn keys(text: &str) -> PromptKeys {
+        toml::from_str(&format!("editor = 'e'\n{text}")).unwrap()
+    }
+
+    fn versions(candidates: &[&Candidate]) -> Vec<u32> {
+        candidates.iter().map(|candidate| candidate.version).collect()
+    }
+
+    #[test]
+    fn ranked_orders_by_mean_then_age_and_puts_unscored_last() {
+        let pool = [
+            candidate(0, &[-1.0, -1.0, 1.0]),
+            candidate(1, &[0.0, 1.0, 0.0]),
+            candidate(2, &[1.0, 1.0, 0.0]),
+            candidate(3, &[1.0, -1.0, 0.0]),
+            candidate(4, &[0.5, 0.5, -1.0]),
+        ];
+        assert_eq!(pool[0].mean(), None, "one score of three is too few");
+        assert_eq!(versions(&ranked(&pool)), [2, 3, 4, 1, 0]);
+    }
+
+    #[test]
+    fn pareto_front_keeps_specialists_and_drops_dominated_prompts() {
+        let pool = [
+            candidate(0, &[1.0, 0.0, 0.0]),
+            candidate(1, &[0.0, 1.0, 0.5]),
+            candidate(2, &[0.0, 1.0, 0.0]),
+            candidate(3, &[0.5, 0.5, 0.4]),
+        ];
+        let front = pareto_front(&pool);
+        let front: Vec<_> = front.iter().map(|(found, wins)| (found.version, *wins)).collect();
+        assert_eq!(front, [(0, 1), (1, 2)]);
+        assert!(pareto_front(&[candidate(0, &[-1.0])]).is_empty());
+    }
+
+    #[test]
+    fn apo_parents_are_the_beam_which_is_repeated_until_it_is_full() {
+        let pool: Vec<_> = (0..5).map(|i| candidate(i, &[f64::from(i) / 5.0])).collect();
+        let keys = keys("beam_width = 3\nbranch_factor = 2");
+        assert_eq!(versions(&parents(&pool, &keys, 1, 2)), [4, 4, 3, 3, 2, 2]);
+        assert_eq!(versions(&parents(&pool[..2], &keys, 1, 2)), [1, 1, 0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn gepa_parents_are_drawn_by_the_number_of_tasks_that_they_win() {
+        let pool = [
+            candidate(0, &[1.0, 0.0, 0.0, 0.0]),
+            candidate(1, &[0.0, 1.0, 1.0, 1.0]),
+            candidate(2, &[0.0, 0.0, 0.0, 1.0]),
+        ];
+        let keys = keys("algorithm = 'gepa'\nbranch_factor = 4000");
+        let drawn = versions(&parents(&pool, &keys, 7, 9));
+        let of_zero = drawn.iter().filter(|version| **version == 0).count();
+        assert!(drawn.iter().all(|version| *version < 2), "2 is dominated");
+        assert!((900..1100).contains(&of_zero), "{of_zero} of 4000 are not a quarter");
+        assert_eq!(drawn, versions(&parents(&pool, &keys, 7, 9)));
+        let unscored = [candidate(0, &[-1.0]), candidate(1, &[-1.0])];
+        assert_eq!(parents(&unscored, &keys, 7, 9).len(), 4000);
+    }
+
+    #[test]
+    fn is_better_needs_a_score_above_that_of_the_parent() {
+        assert!(is_better(Some(0.6), Some(0.5)) && is_better(Some(0.0), None));
+        assert!(!is_better(Some(0.5), Some(0.5)) && !is_better(None, Some(0.5)));
+        assert!(!is_better(None, None));
+    }
+}

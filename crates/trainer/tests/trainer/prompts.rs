@@ -1,0 +1,246 @@
+//! Phases that improve a system prompt.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use levade_agent::Teacher;
+use levade_policy::Simulator;
+use levade_reward::{ScoreError, Scorer, ScorerInput};
+use levade_store::testing::wait;
+use levade_store::{Attempt, Sqlite, Status, Store};
+use levade_text::Message;
+use levade_trainer::{RunEnd, RunParts, StartMode, StopFlag, Trainer, TrainerError};
+use levade_tree::{Component, Kind, Purpose, Trajectory};
+use serde_json::Value;
+
+use crate::common::{metrics, parts, recipe, simulator};
+
+/// A prompt phase with an external editor, then a step of reinforcement learning.
+const IMPROVED: [&str; 5] = [
+    "policy.default={kind='trained'}",
+    "policy.editor={kind='external', url='http://127.0.0.1:9/v1', model='m'}",
+    "phase=[{kind='prompt', editor='editor', rounds=3, beam_width=2, branch_factor=2, \
+      gradient_tasks=2, selection_tasks=4, candidates=['Think.']}, \
+      {kind='rl', steps=1, groups=2, group_size=2, learning_rate=0.05}]",
+    "eval.tasks=2",
+    "agent.max_tokens=40",
+];
+
+/// Returns the text of the first prompt of an attempt. The tokens of the tiny tokenizer are bytes.
+fn prompt_text(trajectory: &Trajectory) -> String {
+    let contexts = trajectory.segments().iter().take_while(|segment| segment.kind == Kind::Context);
+    let tokens = contexts.flat_map(|segment| segment.tokens.iter());
+    let bytes: Vec<u8> = tokens.filter_map(|token| u8::try_from(*token).ok()).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Scores an attempt by the number of rules in its system prompt; three are enough.
+#[derive(Debug)]
+struct RuleScorer;
+
+#[async_trait]
+impl Scorer for RuleScorer {
+    async fn score(&self, evidence: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        let rules = prompt_text(&evidence.trajectory).matches("RULE").count();
+        Ok(vec![Component::score((rules as f64 / 3.0).min(1.0))])
+    }
+}
+
+/// An editor that adds one rule or two, by the kind of its instruction.
+fn editor(num_requests: &Arc<AtomicUsize>) -> Teacher {
+    editor_with(num_requests, |_, _| Ok(()))
+}
+
+/// The same editor, with a function of the request and its number that can fail.
+fn editor_with(
+    num_requests: &Arc<AtomicUsize>,
+    admit: impl Fn(&str, usize) -> Result<(), String> + Send + Sync + 'static,
+) -> Teacher {
+    let num_requests = Arc::clone(num_requests);
+    Teacher::from_rule(move |messages| {
+        let request = messages[0].content.as_str().to_owned();
+        admit(&request, num_requests.fetch_add(1, Ordering::Relaxed))?;
+        let Some((_, rest)) =
+            request.split_once("# System prompt\n\n").filter(|_| request.contains("# Advice"))
+        else {
+            assert!(request.contains("## Attempt 2\n\nTask: ") && request.contains("Score: "));
+            return Ok(Message::assistant("Add a rule."));
+        };
+        let (prompt, rest) = rest.split_once("\n\n# Advice\n\n").unwrap();
+        assert!(rest.starts_with("Add a rule."), "{rest}");
+        let rules = if request.contains("one change") { "RULE" } else { "RULE RULE" };
+        Ok(Message::assistant(format!("Here it is: <prompt>{prompt} {rules}</prompt>")))
+    })
+}
+
+async fn run(
+    dir: &Path,
+    policy: &Arc<Simulator>,
+    editor: Teacher,
+    start: StartMode,
+    (overrides, stop): (&[&str], &StopFlag),
+) -> Result<RunEnd, TrainerError> {
+    let scorer: Arc<dyn Scorer> = Arc::new(RuleScorer);
+    let parts = RunParts {
+        teachers: BTreeMap::from([("editor".to_owned(), editor)]),
+        scorers: BTreeMap::from([("numeric".to_owned(), scorer)]),
+        ..parts(policy, Duration::ZERO)
+    };
+    let overrides = [&IMPROVED[..], overrides].concat();
+    Trainer::new(recipe(dir, &overrides), parts, start).await?.run(&mut (), stop).await
+}
+
+fn attempts(dir: &Path, purpose: Purpose) -> Vec<Attempt> {
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
+    let summaries = wait(store.summaries(purpose)).unwrap();
+    summaries.iter().map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect()
+}
+
+fn pool(dir: &Path) -> Value {
+    let text = std::fs::read_to_string(dir.join("prompts/phase-0.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prompt_phase_finds_better_prompt_and_later_phases_use_it() {
+    for algorithm in ["apo", "gepa"] {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("run");
+        let num_requests = Arc::new(AtomicUsize::new(0));
+        let policy = simulator(Duration::ZERO, 0.0);
+        let before = policy.weights();
+        let set = format!("phase.0.algorithm={algorithm}");
+        let with = (&[set.as_str()][..], &StopFlag::default());
+        run(&dir, &policy, editor(&num_requests), StartMode::Fresh, with).await.unwrap();
+        assert_ne!(policy.weights(), before, "the RL phase trains");
+
+        let pool = pool(&dir);
+        let best = &pool["prompts"][0];
+        assert_eq!(best["score"], 1.0, "{algorithm}: {pool:#}");
+        assert!(best["parent"].is_u64());
+        let text = best["text"].as_str().unwrap();
+        assert!(text.starts_with("Use the tool.") || text.starts_with("Think."), "{text}");
+
+        // Every attempt of the last phase and of the evaluations after the search has the prompt.
+        let trained = attempts(&dir, Purpose::Train);
+        assert_eq!(trained.len(), 4);
+        assert!(trained.iter().all(|attempt| prompt_text(&attempt.trajectory).contains(text)));
+        assert!(trained.iter().all(|attempt| attempt.score == Some(1.0)));
+        let evals = attempts(&dir, Purpose::Eval);
+        let last = evals.iter().filter(|attempt| attempt.slot.phase == 1 && attempt.slot.step == 1);
+        assert!(last.clone().count() > 0);
+        assert!(last.clone().all(|attempt| prompt_text(&attempt.trajectory).contains(text)));
+        assert!(evals.iter().any(|attempt| !prompt_text(&attempt.trajectory).contains("RULE")));
+
+        // Critiques and new prompts are in the record, and nothing of the search is trained on.
+        let made = attempts(&dir, Purpose::Prompt);
+        let edits = made.iter().filter(|attempt| attempt.outcome.final_text.contains("<prompt>"));
+        let critiques = made.iter().filter(|attempt| attempt.outcome.final_text == "Add a rule.");
+        assert_eq!(edits.count() + critiques.count(), num_requests.load(Ordering::Relaxed));
+        assert!(made.iter().all(|attempt| attempt.status == Status::Completed));
+        let lines = metrics(&dir);
+        let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == algorithm).collect();
+        assert_eq!(steps.len(), 4, "the given prompts, then three rounds");
+        assert_eq!(steps[0]["prompt/candidates"], 2.0);
+        assert_eq!(steps[3]["prompt/score/max"], 1.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn resumed_prompt_phase_repeats_no_request_and_ends_the_same() {
+    let root = tempfile::tempdir().unwrap();
+    let whole = root.path().join("whole");
+    let num_requests = Arc::new(AtomicUsize::new(0));
+    let policy = simulator(Duration::ZERO, 0.0);
+    let never = StopFlag::default();
+    run(&whole, &policy, editor(&num_requests), StartMode::Fresh, (&[], &never)).await.unwrap();
+    let (weights, all) = (policy.weights(), num_requests.load(Ordering::Relaxed));
+
+    // Stops in the middle of the requests of each round in turn.
+    let interrupted = root.path().join("interrupted");
+    let num_requests = Arc::new(AtomicUsize::new(0));
+    let policy = simulator(Duration::ZERO, 0.0);
+    let mut start = StartMode::Fresh;
+    for stop_at in [3, 9, 14, usize::MAX] {
+        let stop = StopFlag::default();
+        let stopped = stop.clone();
+        let stopping = editor_with(&num_requests, move |_, number| {
+            if number >= stop_at {
+                stopped.stop();
+            }
+            Ok(())
+        });
+        let ended = run(&interrupted, &policy, stopping, start, (&[], &stop)).await.unwrap();
+        assert_eq!(matches!(ended, RunEnd::Finished(_)), stop_at == usize::MAX);
+        start = StartMode::Resume;
+    }
+    assert_eq!(pool(&interrupted), pool(&whole));
+    assert_eq!(policy.weights(), weights);
+    // Requests that were in progress when the run stopped are made again; there were at most four
+    // of them at each of the three stops.
+    let requests = num_requests.load(Ordering::Relaxed);
+    assert!((all..=all + 12).contains(&requests), "{requests} of {all}");
+    let recorded = attempts(&interrupted, Purpose::Prompt);
+    let mut slots: Vec<_> = recorded.iter().map(|attempt| attempt.slot).collect();
+    slots.dedup();
+    assert_eq!(slots.len(), attempts(&whole, Purpose::Prompt).len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_requests_drop_their_prompts_unless_all_fail() {
+    let root = tempfile::tempdir().unwrap();
+    let policy = simulator(Duration::ZERO, 0.0);
+    let inner = Arc::new(AtomicUsize::new(0));
+    // The editor refuses every critique of the prompt that thinks.
+    let refusing = |word: &'static str| {
+        editor_with(&inner, move |request, _| match request.contains(word) {
+            true => Err("the editor sleeps".to_owned()),
+            false => Ok(()),
+        })
+    };
+    let dir = root.path().join("some");
+    let never = StopFlag::default();
+    run(&dir, &policy, refusing("Think."), StartMode::Fresh, (&[], &never)).await.unwrap();
+    let pool = pool(&dir);
+    let prompts = pool["prompts"].as_array().unwrap();
+    let thinks = |prompt: &&Value| prompt["text"].as_str().unwrap().starts_with("Think.");
+    assert_eq!(prompts.iter().filter(thinks).count(), 1, "{pool:#}");
+    assert!(prompts.len() > 2);
+
+    let dir = root.path().join("all");
+    let error =
+        run(&dir, &policy, refusing(""), StartMode::Fresh, (&[], &never)).await.unwrap_err();
+    assert!(error.to_string().contains("the editor sleeps"), "{error}");
+    // The run goes on when the editor is back.
+    run(&dir, &policy, editor(&inner), StartMode::Resume, (&[], &never)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prompt_phase_rejects_recipes_that_cannot_work() {
+    let root = tempfile::tempdir().unwrap();
+    let policy = simulator(Duration::ZERO, 0.0);
+    let never = StopFlag::default();
+    let dir = root.path().join("few");
+    let inner = Arc::new(AtomicUsize::new(0));
+    let set = (&["phase.0.selection_tasks=49"][..], &never);
+    let error = run(&dir, &policy, editor(&inner), StartMode::Fresh, set).await.unwrap_err();
+    assert!(error.to_string().contains("50 training tasks") && error.is_user_error(), "{error}");
+
+    let file = root.path().join("wrong.toml");
+    std::fs::write(&file, crate::common::RECIPE).unwrap();
+    for (set, why) in [
+        ("phase.0.editor=nobody", "`phase.0.editor` is nobody"),
+        ("phase.0.agent=nobody", "`phase.0.agent` is nobody"),
+        ("phase.0.candidates=['']", "phase.0.candidates.0"),
+        ("phase.0.selection_tasks=0", "phase.0.selection_tasks"),
+    ] {
+        let all = [&IMPROVED[..], &[set]].concat();
+        let all: Vec<_> = all.iter().map(|text| text.parse().unwrap()).collect();
+        let error = levade_recipe::Recipe::load(&file, &all).unwrap_err().to_string();
+        assert!(error.contains(why), "{set}: {error}");
+    }
+}
