@@ -299,8 +299,8 @@ fn longer_without_reward(history: &History) -> Option<Alarm> {
     })
 }
 
-/// Returns whether the policy solves its tasks: the mean score is at least 0.8, and no score exceeds
-/// 1. Then most groups have equal rewards and the entropy is low, as they should be.
+/// Returns whether the policy solves its tasks: the mean score is at least 0.8, and no score is
+/// above 1. Then most groups have equal rewards and the entropy is low, as they should be.
 fn is_solved(history: &History) -> bool {
     const SOLVED: f64 = 0.8;
     let is_rate = history.values("critic/score/max").iter().all(|(_, max)| *max <= 1.0);
