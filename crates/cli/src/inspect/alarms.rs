@@ -316,8 +316,8 @@ fn is_learning(history: &History) -> bool {
     before.zip(means.last()).is_some_and(|(before, (_, now))| now - before > MIN_RISE)
 }
 
-/// Finds a policy whose entropy has fallen to less than a tenth, unless it solves its tasks or still
-/// learns.
+/// Finds a policy whose entropy has fallen to less than a tenth, unless it solves its tasks or
+/// still learns.
 fn collapsed_entropy(history: &History) -> Vec<Alarm> {
     const MIN_REMAINING: f64 = 0.1;
     if is_solved(history) || is_learning(history) {
