@@ -80,8 +80,8 @@ mod sqlite;
 mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
-mod withdrawal;
 pub mod wire;
+mod withdrawal;
 
 pub use error::{Code, StoreError};
 pub use location::{Access, Location, is_run_name};

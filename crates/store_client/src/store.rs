@@ -11,7 +11,7 @@ use levade_store::wire::{
 };
 use levade_store::{
     Access, Attempt, AttemptStart, AttemptSummary, Code, End, EvalKey, FailedAttempt, StepPlan,
-    Store, StoreError, Tries, WriteOutcome, is_run_name,
+    Store, StoreError, Tries, WithdrawRequest, Withdrawal, WriteOutcome, is_run_name,
 };
 use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment};
 use serde_json::Value;
@@ -332,5 +332,13 @@ impl Store for HttpStore {
 
     async fn evals(&self) -> Result<Vec<(EvalKey, Value)>, StoreError> {
         self.read("evals", "evaluations", &()).await
+    }
+
+    async fn withdraw(&self, request: &WithdrawRequest) -> Result<Vec<Withdrawal>, StoreError> {
+        self.write("withdraw", "withdrawals", request).await
+    }
+
+    async fn withdrawals(&self) -> Result<Vec<Withdrawal>, StoreError> {
+        self.read("withdrawals", "withdrawals", &()).await
     }
 }

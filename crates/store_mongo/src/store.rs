@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use levade_store::backend::{self, Failure};
 use levade_store::{
     Access, Attempt, AttemptStart, AttemptSummary, Code, End, EvalKey, FailedAttempt, MongoUrl,
-    Status, StepPlan, Store, StoreError, Tries, WriteOutcome,
+    Status, StepPlan, Store, StoreError, Tries, WithdrawRequest, Withdrawal, WriteOutcome,
 };
 use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment, SegmentId};
 use mongodb::Collection;
@@ -18,7 +18,7 @@ use crate::attempts::{self, COUNTING, Head};
 use crate::connection::{Connection, Index, Result, all, insert_new};
 use crate::run_lease::{self, RunLease};
 use crate::segments::Segments;
-use crate::{fields, json, plans};
+use crate::{fields, json, plans, withdrawals};
 
 /// The store of a run in a MongoDB database.
 ///
@@ -530,5 +530,17 @@ impl Store for MongoStore {
             Ok(results.into_iter().collect())
         };
         self.read("evaluations", read).await
+    }
+
+    async fn withdraw(
+        &self,
+        request: &WithdrawRequest,
+    ) -> std::result::Result<Vec<Withdrawal>, StoreError> {
+        let write = || withdrawals::record(&self.connection, request);
+        self.write("withdrawals", write).await
+    }
+
+    async fn withdrawals(&self) -> std::result::Result<Vec<Withdrawal>, StoreError> {
+        self.read("withdrawals", || withdrawals::list(&self.connection)).await
     }
 }

@@ -12,7 +12,7 @@ use levade_http::service::read_body;
 use levade_store::wire::{MEDIA_TYPE, OpenRequest, Record, WireError, decode, encode};
 use levade_store::{
     Attempt, AttemptId, AttemptSlot, AttemptStart, End, EvalKey, Purpose, Segment, StepPlan, Store,
-    StoreError, is_run_name,
+    StoreError, WithdrawRequest, is_run_name,
 };
 use serde_json::Value;
 
@@ -46,9 +46,9 @@ async fn answer(
     let record = match method.as_str() {
         "open" | "heartbeat" => call.lease().await,
         "start" | "append" | "end" | "abandon_running" | "record_attempts" | "record_step"
-        | "record_eval" => call.write().await,
+        | "record_eval" | "withdraw" => call.write().await,
         "attempt" | "last_try" | "tries" | "tasks" | "summaries" | "failures" | "step"
-        | "planned_steps" | "evals" => call.read().await,
+        | "planned_steps" | "evals" | "withdrawals" => call.read().await,
         _ => {
             let text = format!("there is no method {method:?} of runs");
             return Err(ApiError::new(StatusCode::NOT_FOUND, text));
@@ -115,6 +115,7 @@ impl Call<'_> {
                 self.reply(&store.record_attempts(&self.arguments::<Vec<Attempt>>()?).await?)
             }
             "record_step" => self.reply(&store.record_step(&self.arguments::<StepPlan>()?).await?),
+            "withdraw" => self.reply(&store.withdraw(&self.arguments::<WithdrawRequest>()?).await?),
             _ => {
                 let (key, result): (EvalKey, Value) = self.arguments()?;
                 self.reply(&store.record_eval(key, &result).await?)
@@ -137,6 +138,7 @@ impl Call<'_> {
                 self.reply(&store.step(phase, step).await?)
             }
             "planned_steps" => self.reply(&store.planned_steps().await?),
+            "withdrawals" => self.reply(&store.withdrawals().await?),
             _ => self.reply(&store.evals().await?),
         }
     }

@@ -103,7 +103,7 @@ impl GameLoop {
                 outcome.error = Some(why);
             }
         }
-        Attempt { trajectory: recorded.trajectory, outcome }
+        Attempt::new(recorded.trajectory, outcome)
     }
 
     /// Starts a match and seats its players.

@@ -12,7 +12,7 @@ use super::lease::{OpenRequest, OpenedRun};
 use crate::plan_header::{StepHeader, indexed_sequences, push_sequence};
 use crate::{
     Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, PlannedSequence, Status,
-    StepPlan, StepReward, Tries, WriteOutcome,
+    StepPlan, StepReward, Tries, WithdrawRequest, Withdrawal, WriteOutcome,
 };
 
 /// A value that can be sent.
@@ -61,6 +61,8 @@ heads_only!(
     FailedAttempt,
     Tries,
     WriteOutcome,
+    WithdrawRequest,
+    Withdrawal,
     OpenRequest,
     OpenedRun,
 );
