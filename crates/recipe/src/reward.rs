@@ -23,9 +23,9 @@ pub struct RewardKeys {
     pub scorer: ScorerKind,
     /// Several scorers, each for all tasks or for some.
     pub scorers: Vec<ScorerKeys>,
-    /// Name of the agent whose part of a game's rewards is the score and reward of an attempt, in metrics,
-    /// evaluations and filters: the mean over the seats of the agent. If empty, the score is the sum over all
-    /// agents, which is constant in a zero-sum game.
+    /// Name of the agent whose part of a game's rewards is the score and reward of an attempt, in
+    /// metrics, evaluations and filters: the mean over the seats of the agent. If empty, the score
+    /// is the sum over all agents, which is constant in a zero-sum game.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub of: String,
     /// Effect on an attempt that a scorer cannot score. A scorer in `scorers` can set its own.

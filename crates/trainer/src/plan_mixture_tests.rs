@@ -327,7 +327,7 @@ fn plan_of_side_ignores_other_side() {
     assert!(advantages.iter().zip(want).all(|(a, w)| (a - w).abs() < 1e-6), "{advantages:?}");
 }
 
-/// The score of one agent (`reward.of`) changes neither the parts of the seats nor their advantages.
+/// The score of one agent (`reward.of`) changes neither the rewards nor the advantages of seats.
 #[test]
 fn score_of_agent_leaves_rewards_of_seats_unchanged() {
     let keys = RlKeys { group_by: GroupBy::Agent, ..keys() };
