@@ -105,7 +105,7 @@ pub async fn select(
         }
     }
     if let Some(task) = task {
-        for purpose in PURPOSES {
+        for purpose in Purpose::ALL {
             for summary in store.summaries(purpose).await? {
                 let attempt = store.attempt(&summary.id).await?;
                 found.extend(attempt.filter(|a| task_id(&a.task) == task).map(|a| a.id));
@@ -121,10 +121,6 @@ pub async fn select(
     }
     Ok(found)
 }
-
-/// The purposes of attempts.
-pub const PURPOSES: [Purpose; 4] =
-    [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval];
 
 /// Returns the id of a task as text.
 pub fn task_id(task: &Value) -> String {

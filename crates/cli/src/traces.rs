@@ -127,7 +127,7 @@ async fn selected_attempts(args: &Args, store: &dyn Store) -> anyhow::Result<Vec
         let found = recorded::find_attempt(store, name).await?;
         return Ok(found.map(|attempt| attempt.id).into_iter().collect());
     }
-    let all = [Purpose::Train, Purpose::Baseline, Purpose::Eval];
+    let all = [Purpose::Train, Purpose::Baseline, Purpose::Eval, Purpose::Prompt];
     let purposes = if args.eval { &[Purpose::Eval][..] } else { &all };
     let mut ids = Vec::new();
     for purpose in purposes {

@@ -9,10 +9,10 @@ use levade_recipe::Recipe;
 use levade_run::dir::{RECIPE, RunDir};
 use levade_store::{Access, WithdrawRequest, erase_quotes};
 use levade_trainer::{Descendant, LockedRunDir, descendants, seconds, trained};
-use levade_tree::AttemptId;
+use levade_tree::{AttemptId, Purpose};
 use serde_json::Value;
 
-use crate::audit::{PURPOSES, select, task_id};
+use crate::audit::{select, task_id};
 use crate::failure::unusable;
 use crate::screen;
 
@@ -57,7 +57,7 @@ async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
     let _guard = LockedRunDir::lock(run.root())?;
     let location = Recipe::store_location(&run.root().join(RECIPE))?;
     let id = run.recipe()?.run.id();
-    let store = location.open(run.root(), Access::Resume(&id)).await?;
+    let store = levade_store_client::open(&location, run.root(), Access::Resume(&id)).await?;
     let mut request = WithdrawRequest {
         task: args.task.clone(),
         reason: args.reason.clone(),
@@ -67,7 +67,7 @@ async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
     };
     if let Some(task) = &args.task {
         let mut tasks: Vec<Value> = Vec::new();
-        for purpose in PURPOSES {
+        for purpose in Purpose::ALL {
             tasks.extend(store.tasks(purpose).await?);
         }
         tasks.retain(|known| task_id(known) == *task);

@@ -42,6 +42,9 @@ impl Checker<'_> {
     /// Checks that a runner can make the attempts of an agent. A runner has no tokenizer, and
     /// cannot call other agents.
     fn leasable(&self, recipe: &Recipe, name: &str, keys: &AgentKeys) -> Result<(), RecipeError> {
+        let range = "another kind with [runners]: games are played in the trainer's process";
+        let is_game = keys.kind == AgentKind::Game;
+        self.check(!is_game, format!("agent.{name}.kind"), keys.kind.name(), range)?;
         if keys.kind != AgentKind::Tools {
             return Ok(());
         }

@@ -138,6 +138,8 @@ pub async fn lease(
             AgentKind::Tools => LeasedLoop::Tools(program),
             AgentKind::Program => LeasedLoop::Program(program),
             AgentKind::Environment => LeasedLoop::Environment(LedLoop { program, environments }),
+            // The recipe was rejected.
+            AgentKind::Game => continue,
         };
         parts.custom = Some(Arc::new(RunnerLoop { leased, queue: Arc::clone(&queue) }));
     }

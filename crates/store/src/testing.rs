@@ -36,7 +36,7 @@ pub async fn ids_without_abandoned(
     store: &dyn Store,
 ) -> Result<HashMap<AttemptId, (AttemptId, u32)>, StoreError> {
     let mut names = HashMap::new();
-    for purpose in [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval] {
+    for purpose in Purpose::ALL {
         for AttemptSummary { id, slot, number, .. } in store.summaries(purpose).await? {
             let mut failed = 0;
             for earlier in 0..number {

@@ -25,6 +25,7 @@ mod segments;
 mod store;
 #[cfg(test)]
 mod tests;
+mod withdrawals;
 
 pub use rollouts::MongoRollouts;
 pub use store::MongoStore;

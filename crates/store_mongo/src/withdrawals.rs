@@ -19,10 +19,7 @@ use crate::{fields, json};
 const FIELD: &str = "withdrawals";
 
 /// Adds the tombstones of a request, and erases the attempts if the request says so.
-pub(crate) async fn record(
-    to: &Connection,
-    request: &WithdrawRequest,
-) -> Result<Vec<Withdrawal>> {
+pub(crate) async fn record(to: &Connection, request: &WithdrawRequest) -> Result<Vec<Withdrawal>> {
     let attempts = to.collection("attempts");
     let documents = all(attempts.find(doc! {}).sort(attempts::slot_order()).await?).await?;
     let mut missing: HashSet<_> = request.attempts.iter().copied().collect();
@@ -74,7 +71,8 @@ pub(crate) async fn record(
 /// Returns all tombstones in the order in which they were added.
 pub(crate) async fn list(from: &Connection) -> Result<Vec<Withdrawal>> {
     let withdrawn = doc! { "status": Status::Withdrawn.name() };
-    let found = from.collection("attempts").find(withdrawn);
+    let attempts = from.collection("attempts");
+    let found = attempts.find(withdrawn);
     let found = all(found.projection(doc! { FIELD: 1 }).await?).await?;
     let mut tombstones: Vec<(i64, Withdrawal)> =
         found.iter().map(tombstones).collect::<Result<Vec<_>>>()?.concat();

@@ -251,7 +251,7 @@ impl Runs {
 
 /// Returns whether nothing was recorded in a store.
 async fn is_empty(store: &dyn Store) -> Result<bool, StoreError> {
-    for purpose in [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval] {
+    for purpose in Purpose::ALL {
         if !store.tasks(purpose).await?.is_empty() {
             return Ok(false);
         }

@@ -34,6 +34,10 @@ pub enum Purpose {
 }
 
 impl Purpose {
+    /// All purposes.
+    pub const ALL: [Purpose; 5] =
+        [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval, Purpose::Prompt];
+
     /// Returns the name under which the purpose is stored.
     pub fn name(self) -> &'static str {
         match self {
@@ -47,14 +51,7 @@ impl Purpose {
 
     /// Returns the purpose with this stored name, or `None` if there is none.
     pub fn parse(name: &str) -> Option<Self> {
-        let all = [
-            Purpose::Demonstration,
-            Purpose::Train,
-            Purpose::Baseline,
-            Purpose::Eval,
-            Purpose::Prompt,
-        ];
-        all.into_iter().find(|p| p.name() == name)
+        Self::ALL.into_iter().find(|p| p.name() == name)
     }
 }
 
@@ -263,7 +260,7 @@ mod tests {
 
     #[test]
     fn purpose_names_are_unique() {
-        for purpose in [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval] {
+        for purpose in Purpose::ALL {
             assert_eq!(Purpose::parse(purpose.name()), Some(purpose));
         }
         assert_eq!(Purpose::parse("other"), None);

@@ -74,6 +74,9 @@ impl LoadedRecipe {
                 )));
             }
             AgentKind::Program => RunnerAgent::Program(program()),
+            AgentKind::Game => {
+                return Err(unusable("the agent plays a game, which runners cannot do"));
+            }
             AgentKind::Environment => {
                 let environments = self.environments.clone();
                 RunnerAgent::Environment(LedLoop { program: program(), environments })

@@ -397,9 +397,9 @@ fn check_withdrawals(
 ) -> Result<(), StoreError> {
     match withdrawals::all(connection) {
         Ok(tombstones) => {
-            let kept = tombstones.iter().filter(|tombstone| whole.contains(&tombstone.id));
+            let mut kept = tombstones.iter().filter(|tombstone| whole.contains(&tombstone.id));
             if let Some(rescue) = rescue {
-                kept.map(|tombstone| rescue.add_withdrawal(tombstone)).collect()
+                kept.try_for_each(|tombstone| rescue.add_withdrawal(tombstone))
             } else {
                 Ok(())
             }

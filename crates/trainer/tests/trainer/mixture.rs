@@ -30,7 +30,7 @@ async fn opponent_attempts_are_recorded_but_not_trained() {
     let before = opponent.weights();
     let mut parts = parts(&policy, Duration::ZERO);
     parts.policies.push(Policy { learner: None, ..trained("opponent", &opponent) });
-    let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(3)));
+    let pick = Arc::new(|_: u64, stream: u64, _: &str| usize::from(stream.is_multiple_of(3)));
     parts.agents[0].backends.push(ChatBackend::Policy(Arc::new(tiny_chat().unwrap())));
     parts.agents[0].pick = Some(pick);
     let mut trainer = Trainer::new(recipe(&dir, &MIXED), parts, StartMode::Fresh).await.unwrap();
@@ -70,7 +70,7 @@ async fn group_baseline_excludes_opponent_attempts() {
     let mut parts = parts(&policy, Duration::ZERO);
     parts.policies.push(Policy { learner: None, ..trained("opponent", &opponent) });
     // The opponent plays half of the attempts.
-    let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(2)));
+    let pick = Arc::new(|_: u64, stream: u64, _: &str| usize::from(stream.is_multiple_of(2)));
     parts.agents[0].backends.push(ChatBackend::Policy(Arc::new(tiny_chat().unwrap())));
     parts.agents[0].pick = Some(pick);
     let plain = [
@@ -119,7 +119,7 @@ async fn evaluation_uses_only_trained_policies() {
     let opponent = simulator(Duration::ZERO, 0.0);
     let mut parts = parts(&policy, Duration::ZERO);
     parts.policies.push(Policy { learner: None, ..trained("opponent", &opponent) });
-    let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(2)));
+    let pick = Arc::new(|_: u64, stream: u64, _: &str| usize::from(stream.is_multiple_of(2)));
     parts.agents[0].backends.push(ChatBackend::Policy(Arc::new(tiny_chat().unwrap())));
     parts.agents[0].pick = Some(pick);
     let mut trainer = Trainer::new(recipe(&dir, &MIXED), parts, StartMode::Fresh).await.unwrap();

@@ -99,7 +99,7 @@ impl Editor {
                 roster: Arc::new(Roster::new(vec![self.agent.clone()])),
                 ..AttemptContext::new(&slot.name(), vec![self.agent.clone()])
             };
-            let levade_agent::Attempt { trajectory, outcome } = BuiltInLoop.run(context).await;
+            let levade_agent::Attempt { trajectory, outcome, .. } = BuiltInLoop.run(context).await;
             store.append(&id, trajectory.segments()).await?;
             let broke = outcome.finish == Finish::Failed;
             let status = match broke {
