@@ -69,8 +69,12 @@ pub struct Args {
     #[arg(long)]
     demonstrations: bool,
 
+    /// Select the attempts of phases that improve a prompt, with their critiques and rewrites
+    #[arg(long, conflicts_with_all = ["eval", "demonstrations"])]
+    prompts: bool,
+
     /// Show this attempt
-    #[arg(long, value_name = "ID", conflicts_with_all = ["phase", "eval", "demonstrations"])]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["phase", "eval", "demonstrations", "prompts"])]
     attempt: Option<String>,
 
     /// Show the attempt with the largest reward
@@ -103,7 +107,7 @@ pub struct Args {
     graph: Option<graph::Format>,
 
     /// Say what is wrong with the last phase of the run, or with --phase, since when and what to do
-    #[arg(long, conflicts_with_all = ["attempt", "step", "eval", "demonstrations", "best", "worst", "failed", "graph"])]
+    #[arg(long, conflicts_with_all = ["attempt", "step", "eval", "demonstrations", "prompts", "best", "worst", "failed", "graph"])]
     alarms: bool,
 
     /// Print the terms as JSON, one line per token, or the alarms as one object
@@ -113,9 +117,10 @@ pub struct Args {
 
 impl Args {
     fn purpose(&self) -> Purpose {
-        match (self.eval, self.demonstrations) {
-            (true, _) => Purpose::Eval,
-            (_, true) => Purpose::Demonstration,
+        match self {
+            Args { eval: true, .. } => Purpose::Eval,
+            Args { demonstrations: true, .. } => Purpose::Demonstration,
+            Args { prompts: true, .. } => Purpose::Prompt,
             _ => Purpose::Train,
         }
     }

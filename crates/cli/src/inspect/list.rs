@@ -30,8 +30,8 @@ pub fn no_attempts(args: &Args, what: &str) -> String {
     let phase = args.phase.map_or(String::new(), |phase| format!(" of phase {phase}"));
     let purpose = args.purpose().name();
     format!(
-        "the run has no {what} for {purpose}{step}{phase}; --eval and --demonstrations select \
-         other attempts"
+        "the run has no {what} for {purpose}{step}{phase}; --eval, --demonstrations and --prompts \
+         select other attempts"
     )
 }
 
