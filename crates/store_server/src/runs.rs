@@ -163,6 +163,7 @@ impl Runs {
         drop(locked);
         let mut locked = run.write_owned().await;
         if locked.store.is_none() {
+            self.check_exists(name).await?;
             self.open_store(&mut locked, name, Access::Read).await?;
         }
         Ok(locked.downgrade())
@@ -184,16 +185,17 @@ impl Runs {
         if !locked.is_writable {
             // A missing file must not be created again: it would have another run id, and the run
             // would continue without its record.
-            let file = self.dir.as_ref().map(|dir| dir.join(format!("{name}.db")));
-            let exists = in_background(name, "read", move || {
-                file.map_or(Ok(false), |file| file.try_exists())
-            });
-            if !exists.await? {
-                return Err(absent(name));
-            }
+            self.check_exists(name).await?;
             self.open_store(&mut locked, name, Access::Resume(&RunId(name.to_owned()))).await?;
         }
         Ok(locked.downgrade())
+    }
+
+    /// Checks that a run has a file.
+    async fn check_exists(&self, name: &str) -> Result<(), StoreError> {
+        let file = self.dir.as_ref().map(|dir| dir.join(format!("{name}.db")));
+        let look = move || file.map_or(Ok(false), |file| file.try_exists());
+        if in_background(name, "read", look).await? { Ok(()) } else { Err(absent(name)) }
     }
 
     /// Opens the store of a run, which must be locked alone.
