@@ -21,13 +21,15 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "LEVADE_LOG";
 
 /// Crates whose levels a filter can set by name.
-const CRATES: [&str; 28] = [
+const CRATES: [&str; 32] = [
     "agent",
     "call",
     "cli",
     "cluster",
     "conversation",
     "engine",
+    "export",
+    "game",
     "gateway",
     "http",
     "launch",
@@ -44,10 +46,12 @@ const CRATES: [&str; 28] = [
     "search",
     "store",
     "store_client",
+    "store_mongo",
     "store_server",
     "tasks",
     "text",
     "tools",
+    "traces",
     "trainer",
     "tree",
 ];

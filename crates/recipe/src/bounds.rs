@@ -240,10 +240,11 @@ mod tests {
     use super::*;
 
     /// Recipes that contain every key with a range.
-    const RECIPES: [&str; 3] = [
+    const RECIPES: [&str; 4] = [
         include_str!("testing/every_range.toml"),
         include_str!("testing/cluster.toml"),
         include_str!("testing/game.toml"),
+        include_str!("testing/prompt.toml"),
     ];
 
     fn load(text: &str, change: Option<&str>) -> Result<Recipe, String> {

@@ -47,8 +47,9 @@ fn game_errors_name_key_and_choices() {
         assert!(wants.iter().all(|want| error.contains(want)), "{change}: {error}");
     }
     // A seat is compared with itself, whatever the estimator.
-    let error = load(GAME, &["phase.0.group_size=1", "phase.0.advantage='reinforce_plus_plus'"]);
-    assert!(error.unwrap_err().contains("the same seat"));
+    let alone = ["phase.0.group_size=1", "phase.0.advantage={kind='reinforce_plus_plus'}"];
+    let error = load(GAME, &alone).unwrap_err();
+    assert!(error.contains("the same seat"), "{error}");
     // Names of agents cannot contain the separator of seats.
     let seat = ["agent={kind='game', policy='wolf', 'wolf@3'={}}", "game.agents={}"];
     let error = load(GAME, &seat).unwrap_err();

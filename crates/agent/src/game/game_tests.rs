@@ -98,8 +98,10 @@ fn api_agent(name: &str, api: Arc<ScriptedApi>) -> Agent {
 }
 
 fn simulated_agent(name: &str) -> Agent {
-    let config = SimulatorConfig { vocabulary: VOCABULARY, ..SimulatorConfig::default() };
+    let context = 1 << 16;
+    let config = SimulatorConfig { vocabulary: VOCABULARY, context, ..SimulatorConfig::default() };
     let player = testing::player(name, Arc::new(Simulator::new(config)));
+    let player = crate::Player { context, ..player };
     let mut agent = testing::agent(name, player, Vec::new());
     agent.limits.max_turns = 1000;
     agent

@@ -46,14 +46,18 @@ const EXAMPLES: &[Example] = &[
     example!("calc-x", "README.md", "agent.py", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("calculator", "README.md", "recipe.toml"),
     example!("gsm8k", "README.md", "recipe.toml"),
+    example!("kuhn", "README.md", "recipe.toml"),
     example!("langgraph-agent", "README.md", "agent.py", "recipe.toml"),
     example!("mcp", "README.md", "prepare.py", "recipe-7b.toml", "recipe.toml"),
+    example!("nim", "README.md", "game.py", "recipe.toml"),
     example!("reasoning-gym", "README.md", "recipe-7b.toml", "recipe.toml"),
     example!("retool", "README.md", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("search-r1", "README.md", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("sql", "README.md", "agent.py", "prepare.py", "recipe-7b.toml", "recipe.toml"),
+    example!("textarena", "README.md", "game.py", "recipe.toml"),
     example!("typescript-agent", "README.md", "agent.ts", "package.json", "recipe.toml"),
     example!("verifiers", "README.md", "recipe-7b.toml", "recipe.toml"),
+    example!("werewolf", "README.md", "recipe.toml"),
 ];
 
 /// Writes the example that is named, or lists all.

@@ -18,6 +18,8 @@ use std::time::SystemTime;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use tempfile::TempDir;
 
+use super::schema::connect;
+
 /// Maximum number of times that the files are copied, if another process writes to them meanwhile.
 const MAX_COPY_TRIES: u32 = 5;
 
@@ -37,8 +39,9 @@ pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
             | OpenFlags::SQLITE_OPEN_URI
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let opened = Connection::open_with_flags(immutable_uri(file)?, flags);
-        return opened.map(|connection| (connection, None)).map_err(io::Error::other);
+        let connection =
+            connect(Path::new(&immutable_uri(file)?), flags).map_err(io::Error::other)?;
+        return Ok((connection, None));
     }
     let dir = TempDir::with_prefix("levade-record-")?;
     let copy = dir.path().join("run.db");
@@ -52,7 +55,7 @@ pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
                 make_writable(copied)?;
             }
             let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-            let connection = Connection::open_with_flags(&copy, flags).map_err(io::Error::other)?;
+            let connection = connect(&copy, flags).map_err(io::Error::other)?;
             return Ok((connection, Some(dir)));
         }
     }
