@@ -47,7 +47,8 @@ fn game_errors_name_key_and_choices() {
         assert!(wants.iter().all(|want| error.contains(want)), "{change}: {error}");
     }
     // A seat is compared with itself, whatever the estimator.
-    let alone = ["phase.0.group_size=1", "phase.0.advantage={kind='reinforce_plus_plus', gamma=1.0}"];
+    let alone =
+        ["phase.0.group_size=1", "phase.0.advantage={kind='reinforce_plus_plus', gamma=1.0}"];
     let error = load(GAME, &alone).unwrap_err();
     assert!(error.contains("the same seat"), "{error}");
     // Names of agents cannot contain the separator of seats.

@@ -20,10 +20,12 @@ use levade_recipe::{
 };
 use levade_rl::{Counting, Normalizer, SequenceAdvantages, prepare};
 use levade_store::{
-    AppliedKlPenalty, Attempt, HighEntropy, PerToken, PlannedSequence, PolicyPlan, Update,
+    AppliedKlPenalty, Attempt, CreditTarget, HighEntropy, PerToken, PlannedSequence, PolicyPlan,
+    Update,
 };
 use levade_tree::{
     AttemptId, AttemptSlot, Component, Kind, Segment, SegmentId, SequenceInput, Tokens, Trajectory,
+    is_seat,
 };
 
 use crate::TrainerError;
@@ -295,9 +297,14 @@ impl<'a> GroupedSamples<'a> {
             .filter(|c| c.credit_target.is_some())
             .map(Component::weighted_value)
             .sum();
-        // The score can be that of one agent, but every seat has a part of the sum.
+        // In a game, the score can be that of one agent, but every seat has a part of the sum.
         let score = attempt.score.unwrap_or(0.0);
-        let total = if components.is_empty() { score } else { sum_of_components(components) };
+        let is_of_seat = |component: &Component| match &component.credit_target {
+            Some(CreditTarget::Agent(name)) => is_seat(name),
+            _ => false,
+        };
+        let is_game = components.iter().any(is_of_seat);
+        let total = if is_game { sum_of_components(components) } else { score };
         let credited = CreditedReward::new(
             &attempt.trajectory,
             &sequences,

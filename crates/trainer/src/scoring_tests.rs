@@ -284,16 +284,13 @@ fn tool_rewards_add_to_call_penalties_of_turn() {
 /// The score of an attempt at a game is the mean over the seats of one agent.
 #[test]
 fn score_of_agent_is_mean_over_its_seats() {
+    let part = |value| Component { weight: Some(1.0), ..Component::score(value) };
     let seat = |name: &str, value| Component {
         credit_target: Some(CreditTarget::Agent(name.into())),
-        ..Component::score(value)
+        ..part(value)
     };
-    let components = vec![
-        seat("wolf@1", 1.0),
-        seat("wolf@4", 0.5),
-        seat("good@2", -1.5),
-        Component::score(0.25),
-    ];
+    let components =
+        vec![seat("wolf@1", 1.0), seat("wolf@4", 0.5), seat("good@2", -1.5), part(0.25)];
     let finish = |of: &str| {
         let keys = RewardKeys { of: of.into(), ..RewardKeys::default() };
         let mut attempt = attempt(Value::Null);
