@@ -28,7 +28,7 @@ pub struct Args {
     /// Run directory
     run: PathBuf,
 
-    /// Recipe of which only [reward] counts
+    /// Recipe of which only the table `reward` counts
     #[arg(long, value_name = "RECIPE")]
     reward: PathBuf,
 

@@ -14,7 +14,7 @@ use crate::host;
 use crate::screen::Style;
 use crate::stop::Requests;
 
-/// Make attempts of runs whose recipes have [runners], on this machine
+/// Make attempts of runs whose recipes have the table `runners`, on this machine
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade runner --store rollouts.db                         next to a trainer on this machine

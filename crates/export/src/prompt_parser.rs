@@ -32,7 +32,7 @@ const MARK: &str = "LevadeExportMark";
 pub enum Position {
     /// Before the first message.
     Start,
-    /// After a message of a role, an index of [`ROLES`].
+    /// After a message of a role, an index of `ROLES`.
     After(usize),
     /// After the generation prompt.
     Generation {
