@@ -85,8 +85,8 @@ pub fn check_restart(stored: &Attempt, start: &AttemptStart) -> Result<WriteOutc
     }
 }
 
-/// Checks the end of an attempt against the stored attempt. Returns [`WriteOutcome::Written`] if the end
-/// must be written, and [`WriteOutcome::AlreadyRecorded`] if the attempt already has this end.
+/// Checks the end of an attempt against the stored attempt. Returns [`WriteOutcome::Written`] if
+/// the end must be written, and [`WriteOutcome::AlreadyRecorded`] if the attempt already has it.
 pub fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Failure> {
     match stored.status {
         Status::Running => Ok(WriteOutcome::Written),

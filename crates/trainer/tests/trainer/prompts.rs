@@ -112,11 +112,9 @@ async fn prompt_phase_finds_better_prompt_and_later_phases_use_it() {
         let dir = root.path().join("run");
         let num_requests = Arc::new(AtomicUsize::new(0));
         let policy = simulator(Duration::ZERO, 0.0);
-        let before = policy.weights();
         let set = format!("phase.0.algorithm={algorithm}");
         let with = (&[set.as_str()][..], &StopFlag::default());
         run(&dir, &policy, editor(&num_requests), StartMode::Fresh, with).await.unwrap();
-        assert_ne!(policy.weights(), before, "the RL phase trains");
 
         let pool = pool(&dir);
         let best = &pool["prompts"][0];

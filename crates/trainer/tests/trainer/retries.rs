@@ -101,9 +101,11 @@ async fn lost_tries_are_abandoned_and_repeat_their_stream() {
     }
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let summaries = wait(store.summaries(Purpose::Train)).unwrap();
+    let failures = wait(store.failures(Purpose::Train)).unwrap();
     let mut numbers = HashMap::<Status, Vec<u32>>::new();
-    for summary in summaries {
-        let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
+    let counted = summaries.iter().map(|summary| summary.id);
+    for id in counted.chain(failures.iter().map(|failure| failure.id)) {
+        let attempt = wait(store.attempt(&id)).unwrap().unwrap();
         assert_eq!(attempt.trajectory.sampled_tokens(), 1, "lost tokens are recorded");
         numbers.entry(attempt.status).or_default().push(attempt.number);
     }
