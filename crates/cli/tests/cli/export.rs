@@ -75,19 +75,20 @@ fn export_writes_every_format_and_check_finds_damage() {
     let output = check(&[]);
     assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));
     assert!(stdout(&output).contains("is not damaged"), "{}", stdout(&output));
-    // A byte of the log-probabilities of an attempt whose first ones no other attempt has.
-    let first_of = |row: &Value| row["logprobs"].as_array().unwrap()[..6].to_vec();
-    let is_unique =
-        |row: &&Value| all.iter().filter(|other| first_of(other) == first_of(row)).count() == 1;
-    let damaged = all.iter().find(is_unique).unwrap();
+    // A byte of log-probabilities that stand in the file once, in a single attempt.
     let mut bytes = fs::read(workspace.path("run/run.db")).unwrap();
-    let numbers = damaged["logprobs"].as_array().unwrap().iter().filter_map(Value::as_f64);
-    let pattern: Vec<u8> = numbers.take(6).flat_map(|p| (p as f32).to_le_bytes()).collect();
-    // Free pages can have copies.
-    let found = |at: &usize| bytes[*at..].starts_with(&pattern);
-    let copies: Vec<usize> = (0..bytes.len()).filter(found).collect();
-    assert!(!copies.is_empty());
-    copies.iter().for_each(|at| bytes[at + 2] ^= 1);
+    let place_of = |window: &[Value]| {
+        let numbers = window.iter().filter_map(Value::as_f64);
+        let pattern: Vec<u8> = numbers.flat_map(|p| (p as f32).to_le_bytes()).collect();
+        let mut places = bytes.windows(pattern.len()).enumerate().filter(|(_, b)| *b == pattern);
+        Some((places.next()?.0, places.next())).filter(|(_, other)| other.is_none())
+    };
+    let (damaged, at) = all
+        .iter()
+        .flat_map(|row| row["logprobs"].as_array().unwrap().windows(6).map(move |w| (row, w)))
+        .find_map(|(row, window)| Some((row, place_of(window)?.0)))
+        .unwrap();
+    bytes[at + 2] ^= 1;
     fs::write(workspace.path("run/run.db"), bytes).unwrap();
     let output = check(&["--out", "rescued.db", "--json"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
