@@ -75,7 +75,11 @@ pub fn message(error: &anyhow::Error) -> String {
              a run from its last checkpoint"
         );
     }
-    error.to_string()
+    // An error that only says what failed has the reason as its source.
+    error.chain().skip(1).fold(error.to_string(), |text, source| {
+        let source = source.to_string();
+        if text.contains(&source) { text } else { format!("{text}: {source}") }
+    })
 }
 
 /// Lists ways to reduce the memory for some purposes, each way once.
@@ -118,6 +122,15 @@ mod tests {
             "lower the context (`model.context`)",
         ];
         assert_eq!(ways, named);
+    }
+
+    #[test]
+    fn message_adds_sources_that_it_does_not_contain() {
+        let reason = || std::io::Error::other("disk full");
+        let error = anyhow::Error::new(reason());
+        assert_eq!(message(&error.context("cannot open run.db")), "cannot open run.db: disk full");
+        let error = anyhow::Error::new(reason());
+        assert_eq!(message(&error.context("disk full: free space")), "disk full: free space");
     }
 
     #[test]

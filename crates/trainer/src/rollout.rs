@@ -16,7 +16,7 @@ use levade_agent::{AgentLoop, AttemptContext};
 use levade_policy::{IntervalTimer, SamplingParams, crash_point};
 use levade_store::{Attempt, AttemptStart, End, Status, Store, StoreError, Tries};
 use levade_tasks::Task;
-use levade_tree::{AttemptId, AttemptSlot, AttemptWarning, Finish, Purpose, TimedPart};
+use levade_tree::{AttemptId, AttemptSlot, AttemptWarning, Finish, Outcome, Purpose, TimedPart};
 use serde_json::json;
 
 use crate::TrainerError;
@@ -177,62 +177,35 @@ impl AttemptMaker {
         if self.withdrawn.contains(&task.id) {
             return Err(TrainerError::WithdrawnTask(task.id.clone()));
         }
-        let (slot, task, agent) = (*slot, task.clone(), self.agents.agent_for(task)?);
-        let messages = agent.keys.initial_messages(&task);
+        let agent = self.agents.agent_for(task)?;
         let retries = agent.keys.retries;
-        let agent_loop = agent.agent_loop.clone();
-        let (agent, limits) = (agent.agent.name.clone(), agent.agent.limits);
-        let roster = self.agents.roster.clone();
-        let teacher = self.agents.teacher.clone();
-        let scorers = self.scorers.clone();
-        let store = self.store.clone();
-        let seed = self.seed;
+        let tries = SlotTries {
+            slot: *slot,
+            retries,
+            needs_tokens: true,
+            agent_loop: agent.agent_loop.clone(),
+            context: AttemptContext {
+                name: String::new(),
+                task: task.clone(),
+                messages: agent.keys.initial_messages(task),
+                agent: agent.agent.name.clone(),
+                roster: self.agents.roster.clone(),
+                limits: agent.agent.limits,
+                teacher: self.agents.teacher.clone(),
+                seed: self.seed,
+                stream: 0,
+                group_stream: group_stream(slot),
+                is_evaluation: slot.purpose == Purpose::Eval,
+                params,
+                has_own_sampling: trains,
+            },
+        };
+        let (scorers, store) = (self.scorers.clone(), self.store.clone());
         Ok(async move {
-            let Tries { next: mut number, mut failed } = store.tries(&slot).await?;
-            let mut lost = 0;
-            loop {
-                let current_try =
-                    Try { id: AttemptId::new(store.run(), &slot, number), slot, number };
-                store.start(&current_try.start(&task)).await?;
-                let context = AttemptContext {
-                    name: current_try.to_string(),
-                    task: task.clone(),
-                    messages: messages.clone(),
-                    agent: agent.clone(),
-                    roster: roster.clone(),
-                    limits,
-                    teacher: teacher.clone(),
-                    seed,
-                    // A try after a failed one gets a separate random stream: the sampled tokens
-                    // may have caused the failure of the tool.
-                    stream: try_stream(&slot, failed),
-                    group_stream: group_stream(&slot),
-                    is_evaluation: slot.purpose == Purpose::Eval,
-                    params: params.clone(),
-                    has_own_sampling: trains,
-                };
-                let timer = IntervalTimer::start();
-                let mut made = run_guarded(&agent_loop, context).await;
-                made.outcome.timings.add(TimedPart::Attempt, timer.interval());
-                store.append(&current_try.id, made.trajectory.segments()).await?;
-                if made.is_lost && lost < MAX_LOST_TRIES {
-                    let attempt = current_try.attempt(&task, made);
-                    let end = End { status: Status::Abandoned, ..attempt.end() };
-                    store.end(&attempt.id, &end).await?;
-                    (number, lost) = (number + 1, lost + 1);
-                    continue;
-                }
-                let broke = made.outcome.finish == Finish::Failed;
-                let is_unusable = broke || made.outcome.sampled_tokens == 0;
-                let attempt = current_try.attempt(&task, made);
-                if !is_unusable || failed >= retries {
-                    let attempt = if broke { scorers.mark_broken(attempt) } else { attempt };
-                    return Ok(GeneratedAttempt { attempt, may_retry: failed < retries });
-                }
-                let failure = Attempt { status: Status::Superseded, ..attempt };
-                store.end(&failure.id, &failure.end()).await?;
-                (number, failed) = (number + 1, failed + 1);
-            }
+            let (attempt, failed) = tries.run(&*store).await?;
+            let broke = attempt.outcome.finish == Finish::Failed;
+            let attempt = if broke { scorers.mark_broken(attempt) } else { attempt };
+            Ok(GeneratedAttempt { attempt, may_retry: failed < retries })
         })
     }
 
@@ -306,6 +279,59 @@ impl AttemptMaker {
             self.tracer.attempt_ended(attempt);
         }
         Ok(())
+    }
+}
+
+/// The tries at one slot.
+pub(crate) struct SlotTries {
+    pub slot: AttemptSlot,
+    /// Number of failed tries that are repeated.
+    pub retries: u32,
+    /// Whether a try without sampled tokens counts as failed.
+    pub needs_tokens: bool,
+    pub agent_loop: Arc<dyn AgentLoop>,
+    /// Input of every try. Each try sets its own name and random stream.
+    pub context: AttemptContext,
+}
+
+impl SlotTries {
+    /// Makes tries until one does not fail or no retry is left. Returns the last one, unscored and
+    /// its record still running, with the number of failed tries before it. A failed try is
+    /// recorded as superseded, and a lost one as abandoned.
+    pub async fn run(self, store: &dyn Store) -> Result<(Attempt, u32), StoreError> {
+        let SlotTries { slot, retries, needs_tokens, agent_loop, context } = self;
+        let Tries { next: mut number, mut failed } = store.tries(&slot).await?;
+        let mut lost = 0;
+        loop {
+            let current_try = Try { id: AttemptId::new(store.run(), &slot, number), slot, number };
+            store.start(&current_try.start(&context.task)).await?;
+            let input = AttemptContext {
+                name: current_try.to_string(),
+                // A try after a failed one gets a separate random stream: the sampled tokens
+                // may have caused the failure of the tool.
+                stream: try_stream(&slot, failed),
+                ..context.clone()
+            };
+            let timer = IntervalTimer::start();
+            let mut made = run_guarded(&agent_loop, input).await;
+            made.outcome.timings.add(TimedPart::Attempt, timer.interval());
+            store.append(&current_try.id, made.trajectory.segments()).await?;
+            let is_lost = made.is_lost && lost < MAX_LOST_TRIES;
+            let attempt = current_try.attempt(&context.task, made);
+            let Outcome { finish, sampled_tokens, .. } = attempt.outcome;
+            let is_unusable = finish == Finish::Failed || needs_tokens && sampled_tokens == 0;
+            let status = if is_lost {
+                lost += 1;
+                Status::Abandoned
+            } else if is_unusable && failed < retries {
+                failed += 1;
+                Status::Superseded
+            } else {
+                return Ok((attempt, failed));
+            };
+            number += 1;
+            store.end(&attempt.id, &End { status, ..attempt.end() }).await?;
+        }
     }
 }
 

@@ -7,8 +7,8 @@ use levade_tree::RunId;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::schema::{
-    APPLICATION_ID, EXISTING_FILE_FLAGS, SCHEMA_VERSION, TABLES, connect, identity, is_empty,
-    open_error,
+    APPLICATION_ID, Contents, EXISTING_FILE_FLAGS, SCHEMA_VERSION, TABLES, connect, contents,
+    identity, is_empty, open_error, use_write_ahead_log,
 };
 use super::{OpenedFile, migrate, read_only};
 use crate::StoreError;
@@ -72,19 +72,12 @@ pub(super) fn open_existing(file: &Path) -> Result<OpenedFile, StoreError> {
 fn prepare(connection: &mut Connection, file: &Path, run: &RunId) -> Result<(), StoreError> {
     let opening = |source| open_error(file, source);
     // Checked before anything else, so that a file of another program is not changed.
-    let (application, version) = identity(connection).map_err(opening)?;
-    let is_new = is_empty(connection).map_err(opening)?;
-    if application != APPLICATION_ID && !is_new {
-        return Err(StoreError::Foreign {
-            location: file.display().to_string(),
-            found: application,
-        });
-    }
-    if !is_new && !migrate::is_known(version) {
+    let Contents { application, version, is_empty: is_new } =
+        contents(connection).map_err(opening)?;
+    if !is_new && (application != APPLICATION_ID || !migrate::is_known(version)) {
         return check(connection, file);
     }
-    connection.pragma_update(None, "journal_mode", "wal").map_err(opening)?;
-    connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
+    use_write_ahead_log(connection).map_err(opening)?;
     // Immediate: if two handles open a new file at the same time, the second one waits and finds
     // the tables.
     let transaction =
@@ -101,10 +94,11 @@ fn prepare(connection: &mut Connection, file: &Path, run: &RunId) -> Result<(), 
 }
 
 fn check(connection: &Connection, file: &Path) -> Result<(), StoreError> {
-    let (application, version) = identity(connection).map_err(|source| open_error(file, source))?;
+    let Contents { application, version, is_empty } =
+        contents(connection).map_err(|source| open_error(file, source))?;
     if application != APPLICATION_ID {
         let location = file.display().to_string();
-        return Err(if is_empty(connection).map_err(|source| open_error(file, source))? {
+        return Err(if is_empty {
             StoreError::Empty { location }
         } else {
             StoreError::Foreign { location, found: application }

@@ -1,11 +1,12 @@
 //! The tables of the SQLite file, and connections to it.
 
 use std::path::Path;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use levade_tree::RunId;
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::{checksum, code_of};
 use crate::StoreError;
@@ -147,6 +148,41 @@ pub(super) fn connect(file: &Path, flags: OpenFlags) -> rusqlite::Result<Connect
 /// better. Here the best index never depends on a value.
 pub(super) fn keep_plans(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
+}
+
+/// What a file contains, as one transaction sees it.
+pub(super) struct Contents {
+    pub application: i32,
+    pub version: i32,
+    /// Whether the file has no tables.
+    pub is_empty: bool,
+}
+
+/// Reads what a file contains. One transaction, so that the tables which another process creates at
+/// the same time are seen with their application id or not at all.
+pub(super) fn contents(connection: &Connection) -> rusqlite::Result<Contents> {
+    let transaction = connection.unchecked_transaction()?;
+    let is_empty = is_empty(&transaction)?;
+    let (application, version) = identity(&transaction)?;
+    Ok(Contents { application, version, is_empty })
+}
+
+/// Switches a file to the write-ahead log. SQLite does not wait for other connections that switch
+/// the file at the same time, so this does, for [`BUSY_TIMEOUT`].
+pub(super) fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<()> {
+    let deadline = Instant::now() + BUSY_TIMEOUT;
+    loop {
+        match connection.pragma_update(None, "journal_mode", "wal") {
+            Err(error)
+                if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
+                    && Instant::now() < deadline =>
+            {
+                thread::sleep(Duration::from_millis(5));
+            }
+            switched => break switched,
+        }
+    }?;
+    connection.pragma_update(None, "synchronous", "full")
 }
 
 /// Returns the application id and the schema version of a file.

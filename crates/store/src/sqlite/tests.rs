@@ -118,6 +118,34 @@ fn open_rejects_missing_and_non_database_files() {
     assert!(!missing.exists());
 }
 
+/// Connections of one process stand for processes: SQLite locks files for each connection.
+#[test]
+fn new_file_can_be_opened_by_several_processes_at_once() {
+    for round in 0..20 {
+        let dir = tempfile::tempdir().unwrap();
+        let [ledger, rollouts] = ["run.db", "rollouts.db"].map(|name| dir.path().join(name));
+        let barrier = std::sync::Barrier::new(6);
+        std::thread::scope(|scope| {
+            for index in 0..6 {
+                let (ledger, rollouts, barrier) = (&ledger, &rollouts, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    if index % 2 == 0 {
+                        wait(Sqlite::open(ledger, &run()))
+                            .map(drop)
+                            .unwrap_or_else(|error| panic!("round {round}: {error:?}"));
+                    } else {
+                        let clock = Arc::new(crate::rollouts::SystemClock::default());
+                        wait(super::rollouts::open_rollouts(rollouts.to_str().unwrap(), clock))
+                            .map(drop)
+                            .unwrap_or_else(|error| panic!("round {round}: {error:?}"));
+                    }
+                });
+            }
+        });
+    }
+}
+
 /// A process that is killed while it creates a store leaves a file without tables. Such a file
 /// cannot be read, but a resumed run creates its store in it.
 #[test]

@@ -6,7 +6,8 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use crate::StoreError;
 use crate::sqlite::schema::{
-    EXISTING_FILE_FLAGS, connect, identity, is_empty, keep_plans, open_error,
+    Contents, EXISTING_FILE_FLAGS, connect, contents, is_empty, keep_plans, open_error,
+    use_write_ahead_log,
 };
 
 /// Schema version of the tables that this build writes.
@@ -146,9 +147,9 @@ pub(super) fn file(file: &Path) -> Result<Connection, StoreError> {
     let opening = |source| open_error(file, source);
     let mut connection =
         connect(file, EXISTING_FILE_FLAGS | OpenFlags::SQLITE_OPEN_CREATE).map_err(opening)?;
-    let (application, version) = identity(&connection).map_err(opening)?;
+    let Contents { application, version, is_empty } = contents(&connection).map_err(opening)?;
     let place = || file.display().to_string();
-    if !is_empty(&connection).map_err(opening)? {
+    if !is_empty {
         if application != APPLICATION_ID {
             return Err(StoreError::Foreign { location: place(), found: application });
         }
@@ -160,8 +161,7 @@ pub(super) fn file(file: &Path) -> Result<Connection, StoreError> {
             });
         }
     }
-    connection.pragma_update(None, "journal_mode", "wal").map_err(opening)?;
-    connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
+    use_write_ahead_log(&connection).map_err(opening)?;
     connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES).map_err(opening)?;
     create(&mut connection).map_err(opening)?;
     tune(&connection).map_err(opening)?;

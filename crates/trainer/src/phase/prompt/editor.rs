@@ -7,19 +7,18 @@ use std::sync::Arc;
 
 use levade_agent::{
     Agent, AgentLoop, AttemptContext, Backend, BuiltInLoop, ContextPolicy, Limits, OpeningLimit,
-    Player, Roster, Teacher, Truncation,
+    Player, Teacher, Truncation,
 };
 use levade_policy::SamplingParams;
 use levade_recipe::PromptKeys;
-use levade_store::{Attempt, AttemptStart, Status, Tries};
+use levade_store::{Attempt, Status};
 use levade_tasks::Task;
 use levade_text::Message;
-use levade_tree::{AttemptId, AttemptSlot, Finish};
-use serde_json::json;
+use levade_tree::{AttemptSlot, Finish};
 
 use crate::TrainerError;
 use crate::context::RunContext;
-use crate::random::try_stream;
+use crate::rollout::SlotTries;
 
 /// Number of repetitions of a request that failed.
 const RETRIES: u32 = 2;
@@ -86,46 +85,27 @@ impl Editor {
             agent: Some(self.agent.name.clone()),
             ..Task::default()
         };
-        let Tries { next: mut number, mut failed } = store.tries(&slot).await?;
-        loop {
-            let id = AttemptId::new(store.run(), &slot, number);
-            store.start(&AttemptStart { id, slot, number, task: json!(task) }).await?;
-            let context = AttemptContext {
-                task: task.clone(),
+        let tries = SlotTries {
+            slot,
+            retries: RETRIES,
+            // A chat API returns no tokens.
+            needs_tokens: false,
+            agent_loop: Arc::new(BuiltInLoop),
+            context: AttemptContext {
+                task,
                 messages: vec![Message::user(request)],
                 seed: run.rollouts.seed,
-                stream: try_stream(&slot, failed),
                 params: self.params.clone(),
-                roster: Arc::new(Roster::new(vec![self.agent.clone()])),
                 ..AttemptContext::new(&slot.name(), vec![self.agent.clone()])
-            };
-            let levade_agent::Attempt { trajectory, outcome, .. } = BuiltInLoop.run(context).await;
-            store.append(&id, trajectory.segments()).await?;
-            let broke = outcome.finish == Finish::Failed;
-            let status = match broke {
-                false => Status::Completed,
-                true if failed < RETRIES => Status::Superseded,
-                true => Status::Failed,
-            };
-            let attempt = Attempt {
-                id,
-                slot,
-                number,
-                task: json!(task),
-                outcome,
-                score: None,
-                reward: None,
-                step_rewards: Vec::new(),
-                status,
-                trajectory,
-            };
-            if status != Status::Failed {
-                store.end(&id, &attempt.end()).await?;
-            }
-            if status != Status::Superseded {
-                return Ok(attempt);
-            }
-            (number, failed) = (number + 1, failed + 1);
+            },
+        };
+        let (mut attempt, _) = tries.run(&**store).await?;
+        if attempt.outcome.finish == Finish::Failed {
+            attempt.status = Status::Failed;
+        } else {
+            attempt.status = Status::Completed;
+            store.end(&attempt.id, &attempt.end()).await?;
         }
+        Ok(attempt)
     }
 }
