@@ -12,7 +12,7 @@ use levade_call::Token;
 use levade_conversation::Format;
 use levade_policy::{Precision, SamplingParams};
 use levade_recipe::{AgentKeys, QUESTION, Recipe};
-use levade_run::dir::{RECIPE, RunDir};
+use levade_run::dir::{RECIPE, RunDir, use_improved_prompts};
 use levade_run::model;
 use levade_text::{Chat, CompletionDelta, CompletionStream, Message};
 use levade_tools::Observation;
@@ -115,7 +115,11 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let started_at = its_run.as_ref().map(RunDir::started).transpose()?;
     let recipe = match (&args.recipe, its_run) {
         (Some(path), _) => Some(recipe::load(path, &[])?),
-        (None, Some(run)) => Some(run.recipe()?),
+        (None, Some(run)) => {
+            let mut recipe = run.recipe()?;
+            use_improved_prompts(&mut recipe, Path::new(&source))?;
+            Some(recipe)
+        }
         (None, None) => None,
     };
     crate::runtime()?.block_on(run_chat(&args, &source, recipe, started_at))

@@ -1,14 +1,14 @@
 //! Implements `levade eval`, which measures a model on the held-out tasks of a recipe.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use levade_agent::environments::Environments;
 use levade_policy::Sampler;
 use levade_recipe::{Override, Recipe};
-use levade_run::dir::RunDir;
+use levade_run::dir::{RunDir, use_improved_prompts};
 use levade_run::external;
 use levade_run::{model, programs, scorers};
 use levade_store::{EvalKey, Memory, Store};
@@ -89,6 +89,13 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
     let model = named.unwrap_or_else(|| recipe.model.source.clone());
     let (source, trained_by) = run::resolve_model(&model, AgentScope::All)?;
+    let is_of_recipe = |run: &RunDir| {
+        let canonical = |path: &Path| path.canonicalize().ok();
+        canonical(run.root()) == canonical(&args.recipe)
+    };
+    if trained_by.as_ref().is_some_and(is_of_recipe) && !sets_system_prompt(&overrides) {
+        use_improved_prompts(&mut recipe, Path::new(&source))?;
+    }
     recipe.model.source = source;
     let needs_adapter = args.base.is_some();
     recipe.model.base = args.base.or(recipe.model.base);
@@ -106,6 +113,13 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         screen::print(&table::table(&[&result], Style::stdout()));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns whether the user sets a system prompt, which then replaces those that the run improved.
+fn sets_system_prompt(overrides: &[Override]) -> bool {
+    let is_set =
+        |path: &[String]| matches!(path, [first, .., last] if first == "agent" && last == "system");
+    overrides.iter().any(|change| is_set(&change.path))
 }
 
 /// Prints a warning if the model was trained on evaluated tasks, according to the store of its run

@@ -9,6 +9,7 @@ use levade_rl::{Alignment, Compare, Estimator, GroupBaseline, KlEstimator, Polic
 use levade_tasks::{Arithmetic, TaskError};
 use levade_tree::DEFAULT;
 
+use super::agent::AgentKind;
 use super::bounds::{OutOfRange, first_out_of_range};
 use super::keys::{EvalKeys, Phase, Recipe, SftKeys, TaskSource, TracesKeys};
 use super::policy::PolicyKeys;
@@ -85,8 +86,13 @@ impl Checker<'_> {
             let key = |key: &str| format!("phase.{phase}.source.{key}");
             if let Some(policy) = &source.policy {
                 let external = matches!(recipe.policy.get(policy), Some(PolicyKeys::External(_)));
-                let range = "a policy of kind \"external\", whose completions are imitated";
-                self.check(external, key("policy"), format!("\"{policy}\""), range)?;
+                let own = recipe.agents().iter().all(|(_, agent)| {
+                    recipe.policies_of(agent) == [policy.as_str()]
+                        && recipe.trained_policies().contains(policy)
+                });
+                let range = "a policy of kind \"external\", or the trained policy of all agents, \
+                             whose completions are imitated";
+                self.check(external || own, key("policy"), format!("\"{policy}\""), range)?;
                 let range =
                     "left out if `policy` is set: only one of them supplies the demonstrations";
                 let field = source.field.as_deref().unwrap_or_default();
@@ -105,6 +111,13 @@ impl Checker<'_> {
                 tasks,
                 format!("at least {min_tasks}, the number of demonstrations, or 0"),
             )?;
+        }
+        if let Some(system) = &keys.system {
+            let is_alone = recipe.agents.is_empty() && recipe.agent.kind == AgentKind::Tools;
+            let range = "left out unless the phase has a `source` and the recipe has one agent, \
+                         which uses the built-in loop";
+            let key = format!("phase.{phase}.system");
+            self.check(keys.source.is_some() && is_alone, key, format!("{system:?}"), range)?;
         }
         self.parameter(phase, keys.normalizer.check())
     }

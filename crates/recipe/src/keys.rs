@@ -492,6 +492,10 @@ pub struct SftKeys {
     /// Origin of demonstrations if they do not come with the tasks.
     #[serde(default)]
     pub source: Option<SourceKeys>,
+    /// System prompt with which the completions of `source` are imitated, in place of the one with
+    /// which they were made. The agent uses it from the first step on.
+    #[serde(default)]
+    pub system: Option<String>,
     /// Maximum number of passes over the demonstrations.
     #[serde(default = "one_epoch")]
     pub epochs: u32,
@@ -517,11 +521,11 @@ pub struct SftKeys {
 }
 
 /// `[phase.source]`: origin of the demonstrations: an external policy that acts in place of the
-/// trained policies, or completions in the rows of tasks.
+/// trained policies, a trained policy itself, or completions in the rows of tasks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceKeys {
-    /// Name of a policy of kind `external`.
+    /// Name of a policy of kind `external`, or of the trained policy of the agent.
     #[serde(default)]
     pub policy: Option<String>,
     /// Instead of `policy`: the field of a task's row that contains the completions of an attempt,

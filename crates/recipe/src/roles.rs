@@ -38,6 +38,17 @@ impl Recipe {
         self.agents.get(name).or((name == DEFAULT).then_some(&self.agent))
     }
 
+    /// Sets the system prompt of the agent named `name`, if there is one.
+    pub fn set_system(&mut self, name: &str, prompt: &str) {
+        let keys = match self.agents.get_mut(name) {
+            None if name == DEFAULT => Some(&mut self.agent),
+            named => named,
+        };
+        if let Some(keys) = keys {
+            keys.system = prompt.to_owned();
+        }
+    }
+
     /// Returns the name of an agent's policy, the first one of a mixture. `None` if the agent names
     /// no policy and there are several, or if it names an unknown policy.
     pub fn policy_of(&self, agent: &AgentKeys) -> Option<String> {

@@ -189,8 +189,17 @@ fn invalid_recipes_are_rejected_by_key() {
              name, weight }",
         ),
         (
-            &["phase.0.source={policy='default'}"],
-            "`phase.0.source.policy` is \"default\", but must be a policy of kind \"external\"",
+            &["phase.0.source={policy='other'}"],
+            "`phase.0.source.policy` is \"other\", but must be a policy of kind \"external\", or \
+             the trained policy of all agents",
+        ),
+        (
+            &["phase.0.system='Be brief.'"],
+            "`phase.0.system` is \"Be brief.\", but must be left out unless the phase has a `source`",
+        ),
+        (
+            &["phase.0.source={policy='default'}", "phase.0.system=''", "agent.other={}"],
+            "`phase.0.system` is \"\", but must be left out",
         ),
         (
             &["phase.0.source={min_score=1.0}"],

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use levade_recipe::Recipe;
 use levade_store::{Access, Store};
-use levade_trainer::{seconds, started_at};
+use levade_trainer::{improved_prompts, seconds, started_at};
 
 use crate::failure::unusable;
 
@@ -56,13 +56,7 @@ impl RunDir {
 
     /// Returns the run that a checkpoint, or a policy in a checkpoint, belongs to.
     pub fn find_for_checkpoint(path: &Path) -> Option<Self> {
-        let path = std::path::absolute(path).ok()?;
-        let policies_dir =
-            path.parent().filter(|parent| parent.file_name().is_some_and(|name| name == POLICIES));
-        let path = match policies_dir {
-            Some(policies) => policies.parent()?,
-            None => &path,
-        };
+        let path = checkpoint_of(path)?;
         let is_checkpoint = path.join(STATE).is_file()
             && path.parent()?.file_name().is_some_and(|name| name == CHECKPOINTS);
         if is_checkpoint { Self::find(path.parent()?.parent()?) } else { None }
@@ -110,6 +104,31 @@ impl RunDir {
         });
         steps.max().map(|(_, path)| path)
     }
+}
+
+/// Returns the directory of the checkpoint whose policy is in `path`: the parent of the directory of
+/// policies, or `path` itself.
+fn checkpoint_of(path: &Path) -> Option<PathBuf> {
+    let path = std::path::absolute(path).ok()?;
+    let policies = path.parent().filter(|parent| parent.ends_with(POLICIES));
+    Some(policies.map_or(Some(path.as_path()), Path::parent)?.to_owned())
+}
+
+/// Sets the system prompts of a run's recipe to those that its phases had improved when they wrote
+/// the checkpoint of a model. Does nothing if `model` is not in a checkpoint.
+///
+/// # Errors
+/// Returns an error if the file of the checkpoint cannot be read.
+pub fn use_improved_prompts(recipe: &mut Recipe, model: &Path) -> anyhow::Result<()> {
+    let Some(checkpoint) = checkpoint_of(model).filter(|dir| dir.join(STATE).is_file()) else {
+        return Ok(());
+    };
+    let prompts = improved_prompts(&checkpoint)
+        .map_err(|why| unusable(format!("{}: {why}", checkpoint.display())))?;
+    for (agent, prompt) in prompts {
+        recipe.set_system(&agent, &prompt.text);
+    }
+    Ok(())
 }
 
 /// Returns the start time of the run in a directory as a Unix timestamp in seconds, or the present

@@ -146,6 +146,14 @@ pub fn checkpoints(dir: &Path) -> Result<Vec<Checkpoint>, TrainerError> {
     Ok(Checkpoints::read_only(root).find()?.complete)
 }
 
+/// Returns the prompts that phases had improved when a checkpoint was written, by agent.
+///
+/// # Errors
+/// Returns a message that names the file of the checkpoint that cannot be read.
+pub fn improved_prompts(checkpoint: &Path) -> Result<BTreeMap<String, PromptVersion>, String> {
+    state_of(checkpoint).map(|state| state.prompts)
+}
+
 /// A policy's part of a checkpoint.
 pub(crate) struct PolicyContent<'a> {
     /// Directory within the checkpoint.

@@ -154,7 +154,7 @@ mod trainer;
 pub use agents::{AgentSpec, Agents, ChatBackend, NamedAgent};
 pub use audit::{Descendant, Trained, descendants, trained};
 pub use best::Best;
-pub use checkpoint::{Checkpoint, Position, checkpoints};
+pub use checkpoint::{Checkpoint, Position, checkpoints, improved_prompts};
 pub use completions::{ScoredCompletions, score_completions};
 pub use error::TrainerError;
 pub use eval_result::{AtK, EvalResult, SliceResult, UncalledTools};

@@ -351,7 +351,7 @@ impl Trainer {
                 let span = info_span!("step", phase, step);
                 let done = current.step(&self.run, &self.progress, step, observer, stop);
                 let (mut metrics, attempts) = done.instrument(span).await?;
-                if let Some((agent, prompt)) = current.best_prompt() {
+                if let Some((agent, prompt)) = current.best_prompt(&self.run.recipe) {
                     let rollouts = &mut self.run.rollouts;
                     rollouts.agents = rollouts.agents.with_prompt(agent, &prompt.text);
                     self.progress.prompts.insert(agent.to_owned(), prompt);

@@ -2,6 +2,7 @@
 
 mod describe;
 mod enter;
+mod imitate;
 mod prompt;
 mod rl;
 mod sft;
@@ -113,11 +114,12 @@ impl PhaseRun {
         }
     }
 
-    /// Returns the agent whose prompt the phase improves, and the best prompt so far. Returns
-    /// `None` if the phase improves no prompt, or has not found one yet.
-    pub fn best_prompt(&self) -> Option<(&str, PromptVersion)> {
+    /// Returns the agent whose prompt the phase changes, and the best prompt so far. Returns `None`
+    /// if the phase changes no prompt, or has not found one yet.
+    pub fn best_prompt(&self, recipe: &Recipe) -> Option<(&str, PromptVersion)> {
         match self {
-            PhaseRun::Sft(_) | PhaseRun::Rl(_) => None,
+            PhaseRun::Rl(_) => None,
+            PhaseRun::Sft(phase) => phase.prompt(recipe),
             PhaseRun::Prompt(phase) => {
                 let (agent, prompt) = phase.best();
                 prompt.map(|prompt| (agent, prompt))

@@ -7,12 +7,13 @@ use levade_agent::{Agent, Teacher, demonstrate};
 use levade_policy::crash_point;
 use levade_recipe::{Phase, Recipe, SftKeys};
 use levade_store::{Attempt, Status, StepPlan};
-use levade_tree::{AttemptId, AttemptSlot, Outcome, Purpose, RunId};
+use levade_tree::{AttemptId, AttemptSlot, DEFAULT, Outcome, Purpose, RunId};
 use serde_json::json;
 
-use super::{by_id, describe, teacher};
+use super::{by_id, describe, imitate, teacher};
 use crate::TrainerError;
 use crate::agents::Agents;
+use crate::checkpoint::PromptVersion;
 use crate::context::RunContext;
 use crate::exit::Exit;
 use crate::learn::{Progress, UpdateSettings, run_plan};
@@ -121,13 +122,13 @@ impl Sft {
     ) -> Result<Self, Exit> {
         let RunContext { recipe, tasks, rollouts, store, .. } = run;
         if let Some(source) = &keys.source {
-            let teacher = match (&source.policy, &source.field) {
-                (None, Some(field)) => &Teacher::RowField(field.clone()),
-                (policy, _) => {
-                    let no_part = || TrainerError::MissingPart(source.to_string());
-                    policy.as_ref().and_then(|name| run.teachers.get(name)).ok_or_else(no_part)?
-                }
-            };
+            let written = source.field.as_ref().map(|field| Teacher::RowField(field.clone()));
+            let external = source.policy.as_ref().and_then(|name| run.teachers.get(name));
+            let teacher = written.as_ref().or(external);
+            let own = recipe.trained_policies();
+            if teacher.is_none() && !source.policy.as_ref().is_some_and(|name| own.contains(name)) {
+                return Err(TrainerError::MissingPart(source.to_string()).into());
+            }
             let keys_and_source = (&keys, source);
             let found = teacher::demonstrations(
                 index,
@@ -139,7 +140,17 @@ impl Sft {
                 stop,
             )
             .await?;
-            let demonstrations = found.ok_or(Exit::Stopped)?;
+            let found = found.ok_or(Exit::Stopped)?;
+            let later_agents = keys.system.as_ref().map(|system| {
+                rollouts.agents.with_prompt(&rollouts.agents.first().agent.name, system)
+            });
+            let demonstrations = if teacher.is_none() || later_agents.is_some() {
+                let copies = imitate::copies(found, store.run(), later_agents.as_ref())?;
+                store.record_attempts(&copies).await?;
+                copies
+            } else {
+                found.into_iter().map(|(attempt, _)| attempt).collect()
+            };
             return Ok(Sft { phase, index, keys, demonstrations });
         }
         let found =
@@ -151,6 +162,13 @@ impl Sft {
         }
         store.record_attempts(&found).await?;
         Ok(Sft { phase, index, keys, demonstrations: found })
+    }
+
+    /// Returns the system prompt that the agent uses from the first step on, if the phase sets one.
+    pub fn prompt(&self, recipe: &Recipe) -> Option<(&'static str, PromptVersion)> {
+        let text = self.keys.system.clone()?;
+        let version = u32::from(text != recipe.agent.system);
+        Some((DEFAULT, PromptVersion { version, text }))
     }
 
     pub async fn step(

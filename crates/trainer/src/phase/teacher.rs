@@ -1,5 +1,5 @@
-//! Demonstrations by an external policy, or from completions in the rows of tasks. Attempts with a
-//! good score are kept.
+//! Demonstrations by an external policy, by the trained policy itself, or from completions in the
+//! rows of tasks. Attempts with a good score are kept.
 //!
 //! Such attempts are made, scored and recorded like all other attempts, so a resumed run does not
 //! repeat them.
@@ -11,15 +11,16 @@ use levade_store::{Attempt, Status};
 use levade_tasks::Task;
 use levade_tree::{AttemptSlot, Purpose};
 
+use super::imitate::has_one_opening;
 use crate::TrainerError;
 use crate::observe::{Observer, StopFlag};
 use crate::random::order;
 use crate::rollout::AttemptMaker;
 use crate::tasks::Tasks;
 
-/// Returns the demonstrations of a phase: makes attempts at training tasks in a seeded order, until
-/// enough of them reach the minimum score. Returns `None` if stopped; attempts recorded until then
-/// stay.
+/// Returns the attempts that a phase imitates, with their tasks: makes attempts at training tasks in
+/// a seeded order, until enough of them reach the minimum score. Without a teacher, the policies of
+/// the agents make them. Returns `None` if stopped; attempts recorded until then stay.
 ///
 /// # Errors
 /// Returns [`TrainerError::TooFewLessons`] if too few attempts reach the score, and an error if
@@ -27,14 +28,16 @@ use crate::tasks::Tasks;
 pub(super) async fn demonstrations(
     phase: u32,
     (keys, source): (&SftKeys, &SourceKeys),
-    teacher: &Teacher,
+    teacher: Option<&Teacher>,
     tasks: &Tasks,
     rollouts: &AttemptMaker,
     observer: &mut dyn Observer,
     stop: &StopFlag,
-) -> Result<Option<Vec<Attempt>>, TrainerError> {
-    let rollouts =
-        AttemptMaker { agents: rollouts.agents.taught(source, teacher)?, ..rollouts.clone() };
+) -> Result<Option<Vec<(Attempt, Task)>>, TrainerError> {
+    let mut rollouts = rollouts.clone();
+    if let Some(teacher) = teacher {
+        rollouts.agents = rollouts.agents.taught(source, teacher)?;
+    }
     let mut remaining = demonstration_tasks(phase, source, rollouts.seed, tasks).zip(0..);
     let wanted = keys.demonstrations;
     let max_tried = source.max_tasks(keys.demonstrations);
@@ -57,7 +60,11 @@ pub(super) async fn demonstrations(
         tried += batch.len();
         let made = rollouts.run(&batch, &SamplingParams::default(), observer, stop).await?;
         let Some(made) = made else { return Ok(None) };
-        found.extend(made.into_iter().filter(|attempt| is_good(attempt, source.min_score)));
+        let with_task = made.into_iter().zip(batch.into_iter().map(|(_, task)| task));
+        found.extend(with_task.filter(|(attempt, _)| {
+            is_good(attempt, source.min_score)
+                && (keys.system.is_none() || has_one_opening(&attempt.trajectory))
+        }));
     }
     if found.len() < wanted {
         let teacher = source.to_string();

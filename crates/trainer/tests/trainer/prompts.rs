@@ -1,6 +1,6 @@
 //! Phases that improve a system prompt.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,10 @@ use levade_reward::{ScoreError, Scorer, ScorerInput};
 use levade_store::testing::wait;
 use levade_store::{Attempt, Sqlite, Status, Store};
 use levade_text::Message;
-use levade_trainer::{RunEnd, RunParts, StartMode, StopFlag, Trainer, TrainerError};
+use levade_trainer::{
+    Event, Observer, RunEnd, RunParts, StartMode, StopFlag, Trainer, TrainerError, checkpoints,
+    improved_prompts,
+};
 use levade_tree::{Component, Kind, Purpose, Trajectory};
 use serde_json::Value;
 
@@ -91,7 +94,19 @@ async fn run(
         ..parts(policy, Duration::ZERO)
     };
     let overrides = [&IMPROVED[..], overrides].concat();
-    Trainer::new(recipe(dir, &overrides), parts, start).await?.run(&mut (), stop).await
+    let mut observer = StopAtStep(stop.clone());
+    Trainer::new(recipe(dir, &overrides), parts, start).await?.run(&mut observer, stop).await
+}
+
+/// Stops the run at the first step of the phase that is imitated without the prompt.
+struct StopAtStep(StopFlag);
+
+impl Observer for StopAtStep {
+    fn event(&mut self, event: &Event) {
+        if matches!(event, Event::Step { phase: 2, step: 1, .. }) {
+            self.0.stop();
+        }
+    }
 }
 
 fn attempts(dir: &Path, purpose: Purpose) -> Vec<Attempt> {
@@ -146,6 +161,64 @@ async fn prompt_phase_finds_better_prompt_and_later_phases_use_it() {
         assert_eq!(steps[0]["prompt/candidates"], 2.0);
         assert_eq!(steps[3]["prompt/score/max"], 1.0);
     }
+}
+
+/// Adds a phase that imitates completions without the prompt that they were sampled with.
+const BAKED: &str = "phase=[{kind='prompt', editor='editor', rounds=3, beam_width=2, \
+    branch_factor=2, gradient_tasks=2, selection_tasks=4}, \
+    {kind='rl', steps=1, groups=2, group_size=2, learning_rate=0.05}, \
+    {kind='sft', source={policy='default'}, system='', demonstrations=4, batch=2, epochs=1, \
+    learning_rate=0.05}]";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn completions_of_own_policy_are_imitated_without_their_prompt() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let num_requests = Arc::new(AtomicUsize::new(0));
+    let mut start = StartMode::Fresh;
+    for is_last in [false, true] {
+        // The run stops after the first of two steps of the last phase.
+        let (stop, editor) = (StopFlag::default(), editor(&num_requests));
+        let ended = run(&dir, &policy, editor, start, (&[BAKED], &stop)).await.unwrap();
+        assert_eq!(matches!(ended, RunEnd::Finished(_)), is_last);
+        start = StartMode::Resume;
+    }
+
+    let of_phase = attempts(&dir, Purpose::Demonstration);
+    let of_phase = of_phase.iter().filter(|attempt| attempt.slot.phase == 2);
+    let (sampled, imitated): (Vec<_>, Vec<_>) = of_phase.partition(|a| a.slot.step == 0);
+    assert_eq!((sampled.len(), imitated.len()), (4, 4));
+    for (sampled, imitated) in sampled.iter().zip(&imitated) {
+        let [from, to] = [sampled, imitated].map(|attempt| attempt.trajectory.segments());
+        assert!(prompt_text(&sampled.trajectory).contains("RULE"));
+        let shown = prompt_text(&imitated.trajectory);
+        assert!(!shown.contains("RULE") && !shown.contains("system"), "{shown}");
+        assert!(to[0].tokens.len() < from[0].tokens.len());
+        assert_eq!(from.len(), to.len());
+        for (from, to) in from.iter().zip(to).skip(1) {
+            assert_eq!(
+                (&from.tokens, from.parent, &from.agent),
+                (&to.tokens, to.parent, &to.agent)
+            );
+            assert_ne!(to.kind, Kind::Sampled);
+            assert_eq!(from.kind == Kind::Sampled, to.kind == Kind::Demonstrated);
+        }
+    }
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
+    let plans = [0, 1].map(|step| wait(store.step(2, step)).unwrap().unwrap());
+    let planned: BTreeSet<_> =
+        plans.iter().flat_map(|plan| plan.sequences()).map(|sequence| sequence.attempt).collect();
+    assert_eq!(planned, imitated.iter().map(|attempt| attempt.id).collect());
+
+    // From the first step of the phase on, the agent has the other prompt.
+    let checkpoints = checkpoints(&dir).unwrap();
+    let prompt = improved_prompts(&checkpoints.last().unwrap().dir).unwrap();
+    assert_eq!(prompt["default"].text, "");
+    let evals = attempts(&dir, Purpose::Eval);
+    let last = evals.iter().filter(|attempt| attempt.slot.phase == 2 && attempt.slot.step == 2);
+    assert!(last.clone().count() > 0);
+    assert!(last.clone().all(|attempt| !prompt_text(&attempt.trajectory).contains("RULE")));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

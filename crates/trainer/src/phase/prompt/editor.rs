@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use levade_agent::{
-    Agent, AgentLoop, AttemptContext, Backend, BuiltInLoop, ContextPolicy, Limits, OpeningLimit,
-    Player, Teacher, Truncation,
+    Agent, AttemptContext, Backend, BuiltInLoop, ContextPolicy, Limits, OpeningLimit, Player,
+    Teacher, Truncation,
 };
 use levade_policy::SamplingParams;
 use levade_recipe::PromptKeys;

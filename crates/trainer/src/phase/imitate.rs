@@ -1,0 +1,127 @@
+//! Copies attempts as demonstrations. Sampled completions become targets of imitation, and another
+//! system prompt can take the place of the one that the model saw.
+//!
+//! A copy is an attempt of its own in the record, in step 1 of the demonstrations. The original
+//! stays as it was sampled.
+
+use levade_store::Attempt;
+use levade_tasks::Task;
+use levade_tree::{AttemptId, AttemptSlot, Kind, RunId, Segment, Trajectory};
+
+use crate::TrainerError;
+use crate::agents::Agents;
+
+/// Returns whether the opening of an attempt can be replaced: it has one conversation, which is
+/// never rebuilt, and no branch begins within its opening.
+pub(super) fn has_one_opening(trajectory: &Trajectory) -> bool {
+    let mut roots = trajectory.segments().iter().filter(|segment| segment.parent.is_none());
+    let Some(root) = roots.next().filter(|root| root.kind == Kind::Context) else { return false };
+    let branches = |segment: &Segment| segment.parent == Some(root.id) && segment.after.is_some();
+    roots.next().is_none() && !trajectory.segments().iter().any(branches)
+}
+
+/// Copies attempts as demonstrations. If `agents` are given, each copy begins as an attempt of
+/// these agents would, with their system prompts.
+///
+/// # Errors
+/// Returns an error if an opening cannot be rendered.
+pub(super) fn copies(
+    attempts: Vec<(Attempt, Task)>,
+    run: &RunId,
+    agents: Option<&Agents>,
+) -> Result<Vec<Attempt>, TrainerError> {
+    let copy = |(attempt, task): (Attempt, Task)| {
+        let slot = AttemptSlot { step: 1, ..attempt.slot };
+        let opening = agents.map(|agents| opening(&task, agents)).transpose()?;
+        let trajectory = imitated(&attempt.trajectory, opening);
+        Ok(Attempt { id: AttemptId::new(run, &slot, 0), slot, number: 0, trajectory, ..attempt })
+    };
+    attempts.into_iter().map(copy).collect()
+}
+
+/// Returns the tokens with which an attempt of these agents at a task begins.
+fn opening(task: &Task, agents: &Agents) -> Result<Vec<u32>, TrainerError> {
+    let named = agents.agent_for(task)?;
+    let messages = named.keys.initial_messages(task);
+    let rendered = named.format.chat().prompt(&messages, &named.agent.tools.specs(task));
+    rendered.map_err(|source| TrainerError::Demonstration {
+        task: task.id.clone(),
+        source: source.into(),
+    })
+}
+
+/// Returns a trajectory whose sampled completions are demonstrated. A given opening replaces that
+/// of the conversation.
+fn imitated(trajectory: &Trajectory, mut opening: Option<Vec<u32>>) -> Trajectory {
+    let mut copy = Trajectory::new();
+    for segment in trajectory.segments() {
+        let mut segment = segment.clone();
+        if segment.parent.is_none()
+            && let Some(opening) = opening.take()
+        {
+            segment.tokens = opening;
+        }
+        if segment.kind == Kind::Sampled {
+            let Segment { parent, after, agent, policy, turn, .. } = segment;
+            let demonstrated = Segment::demonstrated(parent, segment.tokens, turn);
+            segment = Segment { after, agent, policy, ..demonstrated };
+        }
+        copy.push(segment).expect("a copied segment has the parent of its original");
+    }
+    copy
+}
+
+#[cfg(test)]
+mod tests {
+    use levade_tree::VersionRun;
+
+    use super::*;
+
+    /// Returns an opening, a sampled completion, and a further context.
+    fn conversation() -> Trajectory {
+        let mut tree = Trajectory::new();
+        let root = tree.push(Segment::context(None, vec![1, 2, 3], 0)).unwrap();
+        let sampled = Segment {
+            kind: Kind::Sampled,
+            logprobs: vec![-0.5, -0.25],
+            temperature: 0.7,
+            filtered: true,
+            versions: vec![VersionRun { version: 4, len: 2 }],
+            agent: "writer".into(),
+            policy: "small".into(),
+            ..Segment::context(Some(root), vec![7, 8], 0)
+        };
+        let sampled = tree.push(sampled).unwrap();
+        tree.push(Segment::context(Some(sampled), vec![9], 1)).unwrap();
+        tree
+    }
+
+    #[test]
+    fn imitated_trajectory_has_new_opening_and_demonstrated_completions() {
+        let copy = imitated(&conversation(), Some(vec![5]));
+        let parts: Vec<_> =
+            copy.segments().iter().map(|part| (part.kind, part.tokens.as_slice())).collect();
+        let expected: [(Kind, &[u32]); 3] =
+            [(Kind::Context, &[5]), (Kind::Demonstrated, &[7, 8]), (Kind::Context, &[9])];
+        assert_eq!(parts, expected);
+        let completion = &copy.segments()[1];
+        assert_eq!((&*completion.agent, &*completion.policy), ("writer", "small"));
+        assert!(completion.logprobs.is_empty() && completion.versions.is_empty());
+        assert!(!completion.filtered && completion.temperature == 1.0);
+        assert_eq!(imitated(&conversation(), None).segments()[0].tokens, [1, 2, 3]);
+    }
+
+    #[test]
+    fn opening_of_rebuilt_or_branched_conversation_is_not_replaced() {
+        assert!(has_one_opening(&conversation()));
+        let mut rebuilt = conversation();
+        rebuilt.push(Segment::context(None, vec![1], 1)).unwrap();
+        assert!(!has_one_opening(&rebuilt));
+        let mut branched = conversation();
+        let root = branched.segments()[0].id;
+        let branch = Segment { after: Some(2), ..Segment::context(Some(root), vec![4], 1) };
+        branched.push(branch).unwrap();
+        assert!(!has_one_opening(&branched));
+        assert!(!has_one_opening(&Trajectory::new()));
+    }
+}
