@@ -41,7 +41,7 @@ def collect(port: "multiprocessing.Queue[int]", received: "multiprocessing.share
 
 def train(arguments: argparse.Namespace, url: str | None) -> tuple[float, float]:
     """Runs the recipe. Returns the median step time and the processor time, in seconds."""
-    with tempfile.TemporaryDirectory(prefix="levade-traces-") as directory:
+    with tempfile.TemporaryDirectory(prefix="levade-bench-") as directory:
         changes = [*arguments.set, f"metrics.traces.otlp={url or ''}"]
         sets = [part for change in changes for part in ("--set", change)]
         command = [arguments.levade, "train", arguments.recipe, *sets, "--run", f"{directory}/run"]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # Timeout for a server's first response, in seconds.
-START = 120
+START = 300
 
 
 class Server:

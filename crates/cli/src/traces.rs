@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Context as _;
 use levade_run::dir::RunDir;
@@ -85,7 +84,7 @@ async fn send(args: Args) -> anyhow::Result<ExitCode> {
         return Err(unusable("the run has no such attempts; `levade inspect` lists those it has"));
     }
     let name = run.recipe()?.run.name;
-    let collector = collector(&args, &name)?;
+    let mut collector = collector(&args, &name)?;
     let builder = TraceBuilder {
         run: name,
         started_at: run.started()?,
@@ -98,7 +97,6 @@ async fn send(args: Args) -> anyhow::Result<ExitCode> {
     };
     let times = TimesFile::read(run.root())
         .with_context(|| format!("cannot read {}", run.root().join(TimesFile::NAME).display()))?;
-    let collector = Arc::new(collector);
     let mut measured = 0;
     for batch in ids.chunks(BATCH) {
         let mut traces = Vec::with_capacity(batch.len());
@@ -108,8 +106,12 @@ async fn send(args: Args) -> anyhow::Result<ExitCode> {
                 traces.push(builder.trace(&attempt));
             }
         }
-        let collector = Arc::clone(&collector);
-        let sent = tokio::task::spawn_blocking(move || collector.send(traces)).await?;
+        let (returned, sent) = tokio::task::spawn_blocking(move || {
+            let sent = collector.send_all(&traces);
+            (collector, sent)
+        })
+        .await?;
+        collector = returned;
         if let Some(dropped) = sent? {
             return Err(unusable(format!("the collector dropped a part of the traces: {dropped}")));
         }

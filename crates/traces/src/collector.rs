@@ -11,8 +11,8 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 use opentelemetry_proto::tonic::trace::v1::ResourceSpans;
 use prost::Message;
 
-/// Timeout for a response.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for a response. MLflow's server needs up to a second per attempt on a busy machine.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of characters of a response in an error message.
 const MAX_EXCERPT_CHARS: usize = 300;
 
@@ -66,24 +66,93 @@ impl std::error::Error for CollectorError {}
 #[derive(Debug)]
 pub struct Collector {
     options: CollectorOptions,
+    timeout: Duration,
     agent: ureq::Agent,
+    /// Maximum number of traces of a request. Halved when a request exceeds the timeout.
+    max_traces: usize,
+}
+
+/// Traces that a collector has accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct AcceptedTraces {
+    /// Number of traces. At least 1, unless there were none to send.
+    pub(crate) count: usize,
+    /// The collector's message if it dropped some of their spans.
+    pub(crate) dropped: Option<String>,
+}
+
+/// Reason why a request failed.
+enum RequestError {
+    /// The response exceeded the timeout.
+    TimedOut,
+    Collector(CollectorError),
 }
 
 impl Collector {
     /// Creates a client of a collector. Nothing is sent yet.
     pub fn new(options: CollectorOptions) -> Self {
-        let config = ureq::Agent::config_builder()
-            .timeout_global(Some(RESPONSE_TIMEOUT))
-            .http_status_as_error(false);
-        Collector { options, agent: config.build().new_agent() }
+        Collector::with_timeout(options, RESPONSE_TIMEOUT)
     }
 
-    /// Sends traces in one request, and blocks until the collector has accepted them. Returns the
-    /// collector's message if it dropped some of their spans.
+    /// Creates a client with a timeout for responses.
+    pub(crate) fn with_timeout(options: CollectorOptions, timeout: Duration) -> Self {
+        let config =
+            ureq::Agent::config_builder().timeout_global(Some(timeout)).http_status_as_error(false);
+        let agent = config.build().new_agent();
+        Collector { options, timeout, agent, max_traces: usize::MAX }
+    }
+
+    /// Sends the first traces in one request, and blocks until the collector has accepted them. A
+    /// collector that is too slow for all traces gets half of them in the next request, and so on;
+    /// later calls start with that number.
     ///
     /// # Errors
-    /// Returns an error if the collector is unavailable or rejects the request.
-    pub fn send(&self, traces: Vec<ResourceSpans>) -> Result<Option<String>, CollectorError> {
+    /// Returns an error if the collector is unavailable, rejects the request, or is too slow for a
+    /// single trace.
+    pub(crate) fn send(
+        &mut self,
+        traces: &[ResourceSpans],
+    ) -> Result<AcceptedTraces, CollectorError> {
+        loop {
+            let count = traces.len().min(self.max_traces);
+            match self.request(traces[..count].to_vec()) {
+                Ok(dropped) => return Ok(AcceptedTraces { count, dropped }),
+                Err(RequestError::TimedOut) if count > 1 => self.max_traces = count / 2,
+                Err(RequestError::TimedOut) => {
+                    let CollectorOptions { url, .. } = &self.options;
+                    return Err(CollectorError::Unavailable(format!(
+                        "{url}: no response to the trace of one attempt within {:?}; check the \
+                         collector, or try again when it is less busy",
+                        self.timeout
+                    )));
+                }
+                Err(RequestError::Collector(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends all traces, in as many requests as the collector needs. Returns its message if it
+    /// dropped some of their spans; the remaining traces are not sent then.
+    ///
+    /// # Errors
+    /// Returns an error if the collector is unavailable, rejects a request, or is too slow for a
+    /// single trace. The collector may have accepted a part of the traces.
+    pub fn send_all(
+        &mut self,
+        mut traces: &[ResourceSpans],
+    ) -> Result<Option<String>, CollectorError> {
+        while !traces.is_empty() {
+            let AcceptedTraces { count, dropped } = self.send(traces)?;
+            if dropped.is_some() {
+                return Ok(dropped);
+            }
+            traces = &traces[count..];
+        }
+        Ok(None)
+    }
+
+    /// Sends traces in one request. Returns the collector's message if it dropped some spans.
+    fn request(&self, traces: Vec<ResourceSpans>) -> Result<Option<String>, RequestError> {
         let CollectorOptions { url, headers } = &self.options;
         let request = ExportTraceServiceRequest { resource_spans: traces };
         let mut body = GzEncoder::new(Vec::new(), Compression::fast());
@@ -96,8 +165,12 @@ impl Collector {
         for (name, value) in headers {
             request = request.header(name, value);
         }
-        let unavailable =
-            |error: ureq::Error| CollectorError::Unavailable(format!("{url}: {error}"));
+        let unavailable = |error: ureq::Error| match error {
+            ureq::Error::Timeout(_) => RequestError::TimedOut,
+            error => {
+                RequestError::Collector(CollectorError::Unavailable(format!("{url}: {error}")))
+            }
+        };
         let mut response = request.send(&body[..]).map_err(unavailable)?;
         let status = response.status().as_u16();
         let body = response.body_mut().read_to_vec().map_err(unavailable)?;
@@ -113,9 +186,9 @@ impl Collector {
         let text: String = text.chars().take(MAX_EXCERPT_CHARS).collect();
         let why = format!("{url}: HTTP status {status}: {text}");
         // The statuses that OTLP declares as worth a retry.
-        Err(match status {
+        Err(RequestError::Collector(match status {
             429 | 502 | 503 | 504 => CollectorError::Unavailable(why),
             _ => CollectorError::Rejected(why),
-        })
+        }))
     }
 }

@@ -9,7 +9,7 @@ use levade_store::Attempt;
 use opentelemetry_proto::tonic::trace::v1::ResourceSpans;
 use prost::Message;
 
-use crate::collector::{Collector, CollectorError};
+use crate::collector::{AcceptedTraces, Collector, CollectorError};
 use crate::spans::TraceBuilder;
 
 /// Maximum number of attempts that wait for the collector.
@@ -158,13 +158,13 @@ impl<C: Fn() -> Result<Collector, CollectorError>> Delivery<C> {
     }
 
     /// Sends a batch, again and again while the collector is unavailable.
-    fn deliver(&mut self, batch: &[ResourceSpans]) {
+    fn deliver(&mut self, mut batch: &[ResourceSpans]) {
         let mut pause = MIN_RETRY_INTERVAL;
-        loop {
+        while !batch.is_empty() {
             let outcome = self.send(batch);
             let mut state = lock(&self.state);
             let report = &mut state.report;
-            match outcome {
+            let done = match outcome {
                 Err(CollectorError::Unavailable(why)) => {
                     report.failure.get_or_insert(why);
                     drop(state);
@@ -172,23 +172,34 @@ impl<C: Fn() -> Result<Collector, CollectorError>> Delivery<C> {
                     pause = (2 * pause).min(MAX_RETRY_INTERVAL);
                     continue;
                 }
-                Ok(None) => report.sent += batch.len(),
-                Ok(Some(why)) | Err(CollectorError::Rejected(why)) => {
+                Ok(AcceptedTraces { count, dropped: None }) => {
+                    report.sent += count;
+                    count
+                }
+                Ok(AcceptedTraces { count, dropped: Some(why) }) => {
+                    report.rejected += count;
+                    report.failure.get_or_insert(why);
+                    count
+                }
+                Err(CollectorError::Rejected(why)) => {
                     report.rejected += batch.len();
                     report.failure.get_or_insert(why);
+                    batch.len()
                 }
-            }
-            state.pending -= batch.len();
-            return;
+            };
+            state.pending -= done;
+            batch = &batch[done..];
+            pause = MIN_RETRY_INTERVAL;
         }
     }
 
-    fn send(&mut self, batch: &[ResourceSpans]) -> Result<Option<String>, CollectorError> {
+    /// Sends the first traces of a batch.
+    fn send(&mut self, batch: &[ResourceSpans]) -> Result<AcceptedTraces, CollectorError> {
         let collector = match self.collector.take() {
             Some(collector) => collector,
             None => (self.connect)()?,
         };
-        self.collector.insert(collector).send(batch.to_vec())
+        self.collector.insert(collector).send(batch)
     }
 }
 

@@ -9,7 +9,8 @@ use crate::collector::CollectorOptions;
 use crate::spans::TraceOptions;
 use crate::testing::{STARTED_AT, attempt, chats};
 
-/// A collector that answers with these statuses, then with 200. It sends the names of the spans of
+/// A collector that answers with these statuses, then with 200. For the status 0, it answers nothing
+/// until the client closes the connection. It sends the names of the spans of
 /// each accepted request, and the value of the header `x-key`.
 fn collector(mut statuses: Vec<u16>) -> (String, Receiver<(Vec<String>, String)>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -46,6 +47,10 @@ fn serve(mut stream: TcpStream, status: u16) -> (Vec<String>, String) {
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).unwrap();
+    if status == 0 {
+        let _ = reader.read_to_end(&mut Vec::new());
+        return (Vec::new(), key);
+    }
     write!(stream, "HTTP/1.1 {status} x\r\ncontent-length: 3\r\nconnection: close\r\n\r\nno!")
         .unwrap();
     let mut plain = Vec::new();
@@ -56,15 +61,21 @@ fn serve(mut stream: TcpStream, status: u16) -> (Vec<String>, String) {
     (names.collect(), key)
 }
 
-fn exporter(url: &str) -> (Attempt, Exporter) {
+/// Returns an attempt, and a builder of its trace.
+fn traced() -> (Attempt, TraceBuilder) {
     let (chat, chats) = chats();
     let options = TraceOptions { text: true, max_text_chars: 10, mlflow_tags: false };
     let builder = TraceBuilder { run: "r".into(), started_at: STARTED_AT, chats, options };
+    (attempt(&chat), builder)
+}
+
+fn exporter(url: &str) -> (Attempt, Exporter) {
+    let (attempt, builder) = traced();
     let headers = CollectorOptions::parse_headers("x-key=a%2Cb, x-other=1").unwrap();
     let url = url.to_owned();
     let connect =
         move || Ok(Collector::new(CollectorOptions { url: url.clone(), headers: headers.clone() }));
-    (attempt(&chat), Exporter::start(builder, connect).unwrap())
+    (attempt, Exporter::start(builder, connect).unwrap())
 }
 
 #[test]
@@ -80,6 +91,29 @@ fn exporter_retries_until_collector_is_available() {
     let (names, key) = received.recv_timeout(Duration::from_secs(20)).unwrap();
     assert_eq!((names.len(), key.as_str()), (12, "a,b"));
     assert_eq!(names[0], "attempt train/1/7/2/4");
+}
+
+#[test]
+fn slow_collector_gets_smaller_requests() {
+    let (url, received) = collector(vec![0, 0]);
+    let (attempt, builder) = traced();
+    let traces = vec![builder.trace(&attempt); 9];
+    let options = CollectorOptions { url, headers: Vec::new() };
+    let mut collector = Collector::with_timeout(options, Duration::from_secs(2));
+    assert_eq!(collector.send_all(&traces), Ok(None));
+    let requests = received.try_iter().map(|(names, _)| names.len() / 6);
+    assert_eq!(requests.collect::<Vec<_>>(), [2, 2, 2, 2, 1], "requests of 9 and 4 time out");
+}
+
+#[test]
+fn collector_that_answers_nothing_is_reported() {
+    let (url, _received) = collector(vec![0, 0, 0]);
+    let (attempt, builder) = traced();
+    let options = CollectorOptions { url: url.clone(), headers: Vec::new() };
+    let mut collector = Collector::with_timeout(options, Duration::from_millis(300));
+    let error = collector.send_all(&vec![builder.trace(&attempt); 2]).unwrap_err();
+    let CollectorError::Unavailable(why) = error else { panic!("{error:?}") };
+    assert!(why.starts_with(&format!("{url}: no response to the trace of one attempt")), "{why}");
 }
 
 #[test]
