@@ -3,57 +3,32 @@
 //! A runner needs no recipe file: the run has announced its recipe in the store. The model is
 //! called at the address that each attempt contains. One runner serves many runs.
 //!
-//! # Guarantees
-//! - **Heartbeats.** A runner reports six times within the time of a lease. If the lease is lost,
-//!   it stops the attempt.
-//! - **Draining.** The first request to stop ends leasing; attempts in progress end. After the
-//!   drain timeout or a second request, they are stopped and their leases are returned.
-//! - **Outages.** While the store is unreachable, attempts continue and their reports are repeated,
-//!   until a timeout that names the store.
+//! Leases, heartbeats, draining and outages are those of [`levade_store_client::worker`].
 
 mod loaded_recipe;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use async_trait::async_trait;
 use levade_agent::runner::{AttemptReport, LeasedAttempt, WorkerStats};
 use levade_store::rollouts::{
-    Json, Lease, LeaseEnd, LeaseRequest, Order, PageRequest, ResourcesFilter, Rollout,
-    RolloutError, Rollouts,
+    Json, LeaseEnd, Order, PageRequest, ResourcesFilter, Rollout, Rollouts,
 };
+use levade_store_client::worker::{Work, WorkerOptions, retry, run_worker};
 use serde_json::value::to_raw_value;
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::external::session_api;
 use crate::host::Host;
-use crate::runners::{Announcement, retry};
+use crate::runners::Announcement;
 use loaded_recipe::LoadedRecipe;
-
-/// Interval between heartbeats of the runner itself, which trainers count as connected.
-const WORKER_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Maximum wait of one request for leases. A stopping runner waits for it, because a request that
-/// is dropped could lose a lease.
-const LEASE_WAIT: Duration = Duration::from_secs(5);
 
 /// Interval between searches for announced runs while there is none.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Interval between reports of an attempt whose rollout has no timeout for reports.
-const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(10);
-
-/// Number of reports within the time of a lease.
-const HEARTBEATS_PER_LEASE: u32 = 6;
-
-/// Timeout for returning leases when a runner stops.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Prefix of the queues of runs.
 const QUEUE_PREFIX: &str = "run/";
@@ -87,131 +62,34 @@ pub struct RunnerOptions {
 pub async fn run(
     options: RunnerOptions,
     host: Host,
-    mut requests: UnboundedReceiver<()>,
+    requests: UnboundedReceiver<()>,
 ) -> anyhow::Result<()> {
-    let runner = Arc::new(Runner {
-        options,
-        host,
-        recipes: tokio::sync::Mutex::default(),
-        leases: Mutex::default(),
-        queues: Mutex::default(),
-        running: AtomicUsize::new(0),
-    });
-    let beating = tokio::spawn(Arc::clone(&runner).beat());
-    let mut attempts = JoinSet::new();
-    let ended = runner.serve(&mut attempts, &mut requests).await;
-    beating.abort();
-    attempts.shutdown().await;
-    runner.release_all().await;
-    ended
+    let RunnerOptions { store, queue, slots, name, once, dir, wait, drain } = options;
+    let worker = WorkerOptions { store: Arc::clone(&store), slots, name, once, wait, drain };
+    let recipes = tokio::sync::Mutex::default();
+    run_worker(worker, Arc::new(Runner { store, queue, slots, dir, wait, host, recipes }), requests)
+        .await
 }
 
-type Leasing = Pin<Box<dyn Future<Output = anyhow::Result<Vec<Rollout>>> + Send>>;
-
-/// State of a runner.
+/// The attempts of a runner.
 struct Runner {
-    options: RunnerOptions,
+    store: Arc<dyn Rollouts>,
+    queue: Option<String>,
+    slots: usize,
+    dir: PathBuf,
+    wait: Duration,
     host: Host,
     /// Recipes by id and version of their resources.
     recipes: tokio::sync::Mutex<HashMap<(String, u64), Arc<LoadedRecipe>>>,
-    /// Leases in progress, by id of the rollout.
-    leases: Mutex<HashMap<String, Lease>>,
-    /// Queues of the last request for leases.
-    queues: Mutex<Vec<String>>,
-    /// Number of attempts in progress.
-    running: AtomicUsize,
 }
 
-impl Runner {
-    /// Leases attempts and starts them, until no more are to be leased and all have ended or the
-    /// drain timeout has expired.
-    async fn serve(
-        self: &Arc<Self>,
-        attempts: &mut JoinSet<()>,
-        requests: &mut UnboundedReceiver<()>,
-    ) -> anyhow::Result<()> {
-        let RunnerOptions { slots, once, drain, .. } = self.options;
-        let mut leasing: Option<Leasing> = None;
-        let mut deadline = None;
-        let mut has_leased = false;
-        loop {
-            let can_lease = deadline.is_none() && !(once && has_leased);
-            let free = slots.saturating_sub(attempts.len());
-            if can_lease && free > 0 && leasing.is_none() {
-                leasing = Some(Box::pin(Arc::clone(self).lease(free)));
-            }
-            if leasing.is_none() && attempts.is_empty() {
-                return Ok(());
-            }
-            let expiry = deadline.unwrap_or_else(Instant::now);
-            tokio::select! {
-                leased = async {
-                    match &mut leasing {
-                        Some(leasing) => leasing.await,
-                        None => std::future::pending().await,
-                    }
-                },
-                    if leasing.is_some() =>
-                {
-                    leasing = None;
-                    for rollout in leased? {
-                        has_leased = true;
-                        if let Some(lease) = rollout.latest_try.as_ref().map(|latest| latest.lease()) {
-                            self.leases().insert(rollout.id.clone(), lease.clone());
-                            // A stopping runner returns it.
-                            if deadline.is_none() {
-                                attempts.spawn(Arc::clone(self).work(rollout, lease));
-                            }
-                        }
-                    }
-                }
-                Some(_) = attempts.join_next(), if !attempts.is_empty() => {}
-                Some(()) = requests.recv() => {
-                    if deadline.is_some() {
-                        return Ok(());
-                    }
-                    let running = attempts.len();
-                    self.host.note(format!("stopping after {running} attempts in progress"));
-                    deadline = Some(Instant::now() + drain);
-                }
-                () = tokio::time::sleep_until(expiry), if deadline.is_some() => {
-                    let running = attempts.len();
-                    self.host.note(format!(
-                        "stopped {running} attempts that had not ended within {drain:?}; other \
-                         runners repeat them"
-                    ));
-                    return Ok(());
-                }
-            }
-        }
-    }
-
-    fn leases(&self) -> MutexGuard<'_, HashMap<String, Lease>> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn queues(&self) -> MutexGuard<'_, Vec<String>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Requests leases. The result may be empty.
-    async fn lease(self: Arc<Self>, max: usize) -> anyhow::Result<Vec<Rollout>> {
-        let RunnerOptions { store, wait, name, .. } = &self.options;
-        let queues = self.find_queues().await?;
-        self.queues().clone_from(&queues);
-        let request = LeaseRequest {
-            queues,
-            wait: LEASE_WAIT,
-            // A repeated request returns the leases of a response that was lost.
-            key: Some(random_key()?),
-            ..LeaseRequest::new(max, Some(name))
-        };
-        retry(&**store, "lease attempts", *wait, || store.lease(&request)).await
-    }
+#[async_trait]
+impl Work for Runner {
+    type Error = anyhow::Error;
 
     /// Returns the queues to lease from. Waits until a run is announced.
-    async fn find_queues(&self) -> anyhow::Result<Vec<String>> {
-        let RunnerOptions { store, queue, wait, .. } = &self.options;
+    async fn queues(&self) -> anyhow::Result<Vec<String>> {
+        let Runner { store, queue, wait, .. } = self;
         if let Some(queue) = queue {
             return Ok(vec![queue.clone()]);
         }
@@ -241,59 +119,31 @@ impl Runner {
         }
     }
 
-    /// Reports that the runner is connected, until the future is dropped.
-    async fn beat(self: Arc<Self>) {
-        loop {
-            let stats = WorkerStats {
-                queues: self.queues().clone(),
-                slots: self.options.slots,
-                running: self.running.load(Ordering::Relaxed),
-            };
-            let stats = to_raw_value(&stats).ok();
-            // Leases report an unreachable store.
-            if let Err(error) = self.options.store.beat_worker(&self.options.name, stats).await {
-                tracing::debug!(%error, "could not report that the runner is connected");
-            }
-            tokio::time::sleep(WORKER_INTERVAL).await;
-        }
-    }
-
-    /// Makes a leased attempt and reports its end.
-    async fn work(self: Arc<Self>, rollout: Rollout, lease: Lease) {
-        let _running = RunningAttempt::new(&self.running);
-        let lease_seconds = rollout.config.unresponsive_seconds.map(Duration::from_secs_f64);
-        let interval = lease_seconds.map_or(DEFAULT_HEARTBEAT, |time| time / HEARTBEATS_PER_LEASE);
-        let report = tokio::select! {
-            report = self.make(&rollout) => report,
-            why = self.keep_lease(&lease, interval) => {
-                self.leases().remove(&rollout.id);
-                tracing::info!("stopped an attempt: {why}");
-                return;
-            }
-        };
+    async fn make(&self, rollout: &Rollout) -> (LeaseEnd, Option<Json>) {
+        let report = self.make_attempt(rollout).await;
         let end = match &report {
             AttemptReport::Failed { why } => {
-                self.host.note(format!("an attempt of {} could not be made: {why}", rollout.queue));
+                self.note(format!("an attempt of {} could not be made: {why}", rollout.queue));
                 LeaseEnd::Failed
             }
             _ => LeaseEnd::Succeeded,
         };
         // A report has no values that JSON cannot represent.
-        let metadata: Option<Json> = to_raw_value(&report).ok();
-        let RunnerOptions { store, wait, .. } = &self.options;
-        let finish = || store.finish(&lease, end, metadata.clone());
-        let finished = tokio::select! {
-            finished = retry(&**store, "report an attempt", *wait, finish) => finished,
-            why = self.keep_lease(&lease, interval) => Err(anyhow::anyhow!(why)),
-        };
-        if let Err(error) = finished {
-            tracing::info!("discarded the report of an attempt: {error:#}");
-        }
-        self.leases().remove(&rollout.id);
+        (end, to_raw_value(&report).ok())
     }
 
+    fn stats(&self, queues: Vec<String>, running: usize) -> Option<Json> {
+        to_raw_value(&WorkerStats { queues, slots: self.slots, running }).ok()
+    }
+
+    fn note(&self, text: String) {
+        self.host.note(text);
+    }
+}
+
+impl Runner {
     /// Makes a leased attempt. Errors are in the report.
-    async fn make(&self, rollout: &Rollout) -> AttemptReport {
+    async fn make_attempt(&self, rollout: &Rollout) -> AttemptReport {
         let made = async {
             let leased: LeasedAttempt = serde_json::from_str(rollout.input.get())?;
             let recipe = self.recipe(&leased.resources_id, leased.recipe_version).await?;
@@ -313,7 +163,7 @@ impl Runner {
         if let Some(recipe) = recipes.get(&key) {
             return Ok(Arc::clone(recipe));
         }
-        let RunnerOptions { store, dir, wait, .. } = &self.options;
+        let Runner { store, dir, wait, .. } = self;
         let read = || store.resources(Some(id), Some(version));
         let resources = retry(&**store, "read the recipe", *wait, read).await?;
         let missing = || anyhow::anyhow!("the store has no version {version} of {id}");
@@ -326,56 +176,5 @@ impl Runner {
         recipes.retain(|(other, _), _| other != id);
         recipes.insert(key, Arc::clone(&recipe));
         Ok(recipe)
-    }
-
-    /// Reports that an attempt is in progress, until its lease is lost. Returns the reason.
-    async fn keep_lease(&self, lease: &Lease, interval: Duration) -> String {
-        loop {
-            match self.options.store.heartbeat(lease).await {
-                Ok(_) => {}
-                Err(RolloutError::Store(error)) => tracing::warn!(%error, "could not report"),
-                Err(lost) => return lost.to_string(),
-            }
-            tokio::time::sleep(interval).await;
-        }
-    }
-
-    /// Returns all leases in progress to the store.
-    async fn release_all(&self) {
-        let leases: Vec<Lease> = self.leases().drain().map(|(_, lease)| lease).collect();
-        let release = async {
-            for lease in leases {
-                let released = self.options.store.finish(&lease, LeaseEnd::Released, None).await;
-                if let Err(error) = released {
-                    tracing::info!(%error, "could not return a lease; it expires");
-                }
-            }
-        };
-        if tokio::time::timeout(RELEASE_TIMEOUT, release).await.is_err() {
-            self.host.note("the store did not take back the leases; they expire");
-        }
-    }
-}
-
-/// Returns a random text.
-fn random_key() -> anyhow::Result<String> {
-    let mut random = [0; 16];
-    getrandom::fill(&mut random).context("the system has no random numbers")?;
-    Ok(format!("{:032x}", u128::from_be_bytes(random)))
-}
-
-/// Counts an attempt as running until dropped.
-struct RunningAttempt<'a>(&'a AtomicUsize);
-
-impl<'a> RunningAttempt<'a> {
-    fn new(running: &'a AtomicUsize) -> Self {
-        running.fetch_add(1, Ordering::Relaxed);
-        RunningAttempt(running)
-    }
-}
-
-impl Drop for RunningAttempt<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

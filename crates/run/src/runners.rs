@@ -10,8 +10,9 @@ use levade_agent::environments::{Environments, LedLoop};
 use levade_agent::runner::{LeasedLoop, QueueOptions, RunnerLoop, RunnerQueue};
 use levade_recipe::{AgentKind, Recipe, RunnersKeys};
 use levade_store::Code;
-use levade_store::rollouts::{Json, Resources, RolloutError, Rollouts, SystemClock};
+use levade_store::rollouts::{Json, Resources, Rollouts, SystemClock};
 use levade_store_client::open_rollouts;
+use levade_store_client::worker::retry;
 use levade_trainer::AgentSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::value::to_raw_value;
@@ -80,35 +81,6 @@ pub async fn open_store(location: &str, wait: Duration) -> anyhow::Result<Arc<dy
             Err(error) => {
                 return Err(error).with_context(|| {
                     format!("cannot open the store of runners {location} within {wait:?}")
-                });
-            }
-        }
-    }
-}
-
-/// Repeats a call of a store while the store is unreachable, for at most `wait`.
-///
-/// # Errors
-/// Returns the last error, with `purpose` and the location of the store.
-pub(crate) async fn retry<T, F: Future<Output = Result<T, RolloutError>>>(
-    store: &dyn Rollouts,
-    purpose: &str,
-    wait: Duration,
-    mut call: impl FnMut() -> F,
-) -> anyhow::Result<T> {
-    let start = Instant::now();
-    loop {
-        match call().await {
-            Ok(done) => return Ok(done),
-            Err(error @ RolloutError::Store(_)) if start.elapsed() < wait => {
-                tracing::warn!(%error, "waiting for the store to {purpose}");
-                tokio::time::sleep(RETRY_INTERVAL).await;
-            }
-            Err(error) => {
-                let waited = start.elapsed().as_secs();
-                let location = store.location();
-                return Err(error).with_context(|| {
-                    format!("could not {purpose} at {location} within {waited} s")
                 });
             }
         }

@@ -164,7 +164,7 @@ pub enum StoreError {
         holder: String,
     },
     /// Reading or writing failed.
-    #[error("cannot {action} {key} in {location}: {source}")]
+    #[error("cannot {action} {key} in {location}: {source}{}", remedy(*code))]
     Failed {
         /// Location of the store.
         location: String,
@@ -258,6 +258,14 @@ pub enum StoreError {
         /// Description of the problem.
         what: String,
     },
+}
+
+/// Returns the way out of an error of a backend, or nothing if the cause names it.
+fn remedy(code: Code) -> &'static str {
+    match code {
+        Code::Full => "; free space on its disk: everything recorded so far is intact",
+        _ => "",
+    }
 }
 
 impl StoreError {

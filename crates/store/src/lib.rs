@@ -93,6 +93,8 @@ pub use record::{
     Update, WriteOutcome,
 };
 pub use sqlite::rollouts::open_rollouts;
+#[cfg(any(test, feature = "testing"))]
+pub use sqlite::rollouts::open_rollouts_in_caller;
 pub use sqlite::{CheckReport, Finding, FindingKind, Kept, SCHEMA_VERSION, Sqlite, check_file};
 pub use store::Store;
 pub use withdrawal::{WithdrawRequest, Withdrawal, erase_quotes};

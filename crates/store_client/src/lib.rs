@@ -20,6 +20,7 @@
 mod rollouts;
 mod service;
 mod store;
+pub mod worker;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use levade_store::{Access, Code, Location, MongoUrl, Store, StoreError};
 use levade_store_mongo::{MongoRollouts, MongoStore};
 
 pub use rollouts::HttpRollouts;
-pub use service::{KEY_VARIABLE, ServiceOptions, TIMEOUT_VARIABLE};
+pub use service::{KEY_VARIABLE, ServiceOptions, TIMEOUT_VARIABLE, Transport};
 pub use store::HttpStore;
 
 /// Opens the store of the run in the directory `run_dir`.

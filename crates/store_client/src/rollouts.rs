@@ -1,6 +1,7 @@
 //! Rollouts of a server.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::ServiceOptions;
-use crate::service::{Call, CallError, MAX_HOLD, Service};
+use crate::service::{Call, CallError, MAX_HOLD, Service, Transport};
 
 /// Rollouts of a `levade store serve`.
 ///
@@ -46,8 +47,23 @@ impl HttpRollouts {
         url: &str,
         options: &ServiceOptions,
     ) -> std::result::Result<Self, StoreError> {
-        let service = Service::new(url, options)?;
-        let client_id = crate::random_id(url)?;
+        Self::connect_service(Service::new(url, options)?).await
+    }
+
+    /// Connects to the server at `url` over another network than that of this machine.
+    ///
+    /// # Errors
+    /// Returns the errors of [`connect`](Self::connect).
+    pub async fn connect_over(
+        transport: Arc<dyn Transport>,
+        url: &str,
+        options: &ServiceOptions,
+    ) -> std::result::Result<Self, StoreError> {
+        Self::connect_service(Service::over(transport, url, options)?).await
+    }
+
+    async fn connect_service(service: Service) -> std::result::Result<Self, StoreError> {
+        let client_id = crate::random_id(service.url())?;
         let rollouts = HttpRollouts { service, client_id, lease_requests: AtomicU64::new(0) };
         match rollouts.repeatable("statistics", &()).await {
             Ok(Statistics { .. }) => Ok(rollouts),

@@ -3,9 +3,11 @@
 //! A server that restarts or cannot be reached is waited for. A request that may have been executed
 //! is repeated only if a repetition has no further effect.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
@@ -103,9 +105,34 @@ pub(crate) enum CallError<E> {
     Failed(Code, String),
 }
 
+/// Sends one request to a server, without repetitions. Simulations replace the network by it.
+#[async_trait]
+pub trait Transport: Send + Sync {
+    /// Sends a request and returns the complete response.
+    ///
+    /// # Errors
+    /// Returns an error if no response arrives within `bounds`.
+    async fn send(
+        &self,
+        request: ClientRequest,
+        bounds: Bounds,
+    ) -> Result<ClientResponse, HttpError>;
+}
+
+#[async_trait]
+impl Transport for Client {
+    async fn send(
+        &self,
+        request: ClientRequest,
+        bounds: Bounds,
+    ) -> Result<ClientResponse, HttpError> {
+        Client::send(self, request, bounds).await
+    }
+}
+
 /// A server of stores.
 pub(crate) struct Service {
-    client: Client,
+    transport: Arc<dyn Transport>,
     url: String,
     key: Option<HeaderValue>,
     timeout: Duration,
@@ -120,22 +147,30 @@ impl Service {
     /// # Errors
     /// Returns [`StoreError::Open`] if the URL or the key is invalid.
     pub fn new(url: &str, options: &ServiceOptions) -> Result<Self, StoreError> {
-        let invalid = |why: String| StoreError::Open {
-            location: url.to_owned(),
-            code: Code::Invalid,
-            source: why.into(),
-        };
+        let client =
+            Client::new(Hosts::allow_all(), None).map_err(|error| open_error(url, error))?;
+        Self::over(Arc::new(client), url, options)
+    }
+
+    /// Creates a client of the server at `url`, which `transport` reaches.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Open`] if the URL or the key is invalid.
+    pub fn over(
+        transport: Arc<dyn Transport>,
+        url: &str,
+        options: &ServiceOptions,
+    ) -> Result<Self, StoreError> {
         let bearer = |key: &String| {
             let value = HeaderValue::from_str(&format!("Bearer {}", key.trim()));
             let mut value =
-                value.map_err(|_| invalid(format!("{KEY_VARIABLE} is not a valid key")))?;
+                value.map_err(|_| open_error(url, format!("{KEY_VARIABLE} is not a valid key")))?;
             value.set_sensitive(true);
             Ok::<_, StoreError>(value)
         };
-        Hosts::allow_all().check(url).map_err(|error| invalid(error.to_string()))?;
+        Hosts::allow_all().check(url).map_err(|error| open_error(url, error))?;
         Ok(Service {
-            client: Client::new(Hosts::allow_all(), None)
-                .map_err(|error| invalid(error.to_string()))?,
+            transport,
             url: url.trim_end_matches('/').to_owned(),
             key: options.key.as_ref().map(bearer).transpose()?,
             timeout: options.timeout,
@@ -192,7 +227,7 @@ impl Service {
         let bounds = Bounds { deadline, bytes: MAX_RESPONSE, redirects: 0 };
         let mut pause = FIRST_PAUSE;
         loop {
-            let why = match self.client.send(request.clone(), bounds).await {
+            let why = match self.transport.send(request.clone(), bounds).await {
                 Ok(response) if response.status.is_success() => {
                     self.note_time(&response);
                     return Ok(response.body);
@@ -230,6 +265,12 @@ impl Service {
             self.clock_offset.fetch_max(offset.max(0.0).to_bits(), Ordering::Relaxed);
         }
     }
+}
+
+/// Creates the error of a URL or a key that cannot be used.
+fn open_error(url: &str, why: impl ToString) -> StoreError {
+    let source = why.to_string().into();
+    StoreError::Open { location: url.to_owned(), code: Code::Invalid, source }
 }
 
 /// Returns whether a later request can succeed.

@@ -55,8 +55,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use axum::middleware::from_fn_with_state;
+use bytes::Bytes;
 use levade_http::Access;
 use levade_store::rollouts::Rollouts;
 use tokio::net::TcpListener;
@@ -64,6 +66,7 @@ use tokio::sync::watch;
 use tower_http::compression::predicate::SizeAbove;
 use tower_http::compression::{CompressionLayer, CompressionLevel};
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
+use tower_service::Service as _;
 
 use openapi::Routes;
 use response::ApiError;
@@ -124,23 +127,13 @@ pub async fn serve(
     listener: TcpListener,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
-    let (stopping, stopped) = watch::channel(false);
     let scan_interval = options.scan_interval;
-    let runs = Runs::new(options.runs_dir.clone(), options.run_lease);
-    let service = Arc::new(Service::new(store, runs, options.scan_debounce, stopped));
-    let routes = router(Arc::clone(&service), options)?;
+    let Server { routes, service, stopping } = Server::new(store, options)?;
     let stop = async move {
         stop.await;
         let _ = stopping.send(true);
     };
-    let timer = async {
-        loop {
-            tokio::time::sleep(scan_interval).await;
-            if let Err(error) = service.scan().await {
-                tracing::error!(body = %error.body, "cannot search for timeouts");
-            }
-        }
-    };
+    let timer = service.scan_every(scan_interval);
     let overdue = async {
         service.stopped().await;
         tokio::time::sleep(STOP_GRACE).await;
@@ -150,6 +143,43 @@ pub async fn serve(
         served = levade_http::service::serve(routes, listener, stop) => served,
         () = timer => Ok(()),
         () = overdue => Ok(()),
+    }
+}
+
+/// A server without a listener, whose requests are calls. Simulations use it in place of [`serve`].
+pub struct Server {
+    routes: Router,
+    service: Shared,
+    stopping: watch::Sender<bool>,
+}
+
+impl Server {
+    /// Creates a server of a store.
+    ///
+    /// # Errors
+    /// Returns an error if an origin of `options` cannot be sent in a header.
+    pub fn new(store: Arc<dyn Rollouts>, options: ServerOptions) -> std::io::Result<Self> {
+        let (stopping, stopped) = watch::channel(false);
+        let runs = Runs::new(options.runs_dir.clone(), options.run_lease);
+        let service = Arc::new(Service::new(store, runs, options.scan_debounce, stopped));
+        Ok(Server { routes: router(Arc::clone(&service), options)?, service, stopping })
+    }
+
+    /// Answers a request.
+    ///
+    /// # Errors
+    /// Returns an error if the body of the response breaks off.
+    pub async fn call(&self, request: Request<Bytes>) -> std::io::Result<Response<Bytes>> {
+        // A router is always ready, and fails never.
+        let Ok(response) = self.routes.clone().call(request.map(Body::from)).await;
+        let (head, body) = response.into_parts();
+        let body = to_bytes(body, usize::MAX).await.map_err(std::io::Error::other)?;
+        Ok(Response::from_parts(head, body))
+    }
+
+    /// Ends tries that exceeded a timeout, at intervals, until the future is dropped.
+    pub async fn scan_every(&self, interval: Duration) {
+        self.service.scan_every(interval).await;
     }
 }
 

@@ -87,6 +87,16 @@ impl Service {
         Ok(())
     }
 
+    /// Ends tries that exceeded a timeout, at intervals, until the future is dropped.
+    pub async fn scan_every(&self, interval: Duration) {
+        loop {
+            tokio::time::sleep(interval).await;
+            if let Err(error) = self.scan().await {
+                tracing::error!(body = %error.body, "cannot search for timeouts");
+            }
+        }
+    }
+
     /// Waits until the server stops.
     pub async fn stopped(&self) {
         let mut stopping = self.stopping.clone();

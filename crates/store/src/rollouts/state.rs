@@ -1,8 +1,9 @@
 //! The state machine of a rollout and its tries, without storage.
 //!
 //! A backend reads a [`RolloutState`], applies one report or command to it, and writes the state
-//! back in one atomic step. Times are Unix timestamps in seconds, from the store's
-//! [`Clock`](super::Clock).
+//! back in one atomic step. The state contains the latest try only, because no earlier one can
+//! change the rollout; a report on an earlier one changes that [`TryState`] alone. Times are Unix
+//! timestamps in seconds, from the store's [`Clock`](super::Clock).
 
 use super::{
     Lease, LeaseEnd, Result, RolloutConfig, RolloutError, RolloutStatus, TryStatus, TryUpdate,
@@ -65,9 +66,31 @@ impl TryState {
         }
     }
 
-    /// Returns whether the try names a worker.
-    fn has_worker(&self) -> bool {
-        self.worker.as_ref().is_some_and(|worker| !worker.is_empty())
+    /// Records a report: the time, and that a preparing or unresponsive try runs. A try that timed
+    /// out, ended or was released is not revived. Returns whether an unresponsive try was.
+    pub fn report(&mut self, now: f64) -> bool {
+        self.heartbeat = Some(now);
+        let is_revived = self.status == TryStatus::Unresponsive && !self.released;
+        if is_revived || self.status == TryStatus::Preparing {
+            self.status = TryStatus::Running;
+        }
+        is_revived
+    }
+
+    /// Replaces fields. Returns whether the worker of the try must be brought up to date.
+    pub fn update(&mut self, update: &TryUpdate, now: f64) -> bool {
+        if let Some(worker) = &update.worker_id {
+            self.worker = Some(worker.clone());
+        }
+        if let Some(status) = update.status {
+            self.status = status;
+            if matches!(status, TryStatus::Failed | TryStatus::Succeeded) {
+                self.end_time = Some(now);
+            }
+        }
+        self.heartbeat = update.last_heartbeat_time.or(self.heartbeat);
+        let has_worker = self.worker.as_ref().is_some_and(|worker| !worker.is_empty());
+        has_worker && (update.worker_id.is_some() || update.status.is_some())
     }
 }
 
@@ -91,8 +114,12 @@ pub struct RolloutState {
     pub config: RolloutConfig,
     /// Time of the end, or `None` if the rollout has not ended.
     pub end_time: Option<f64>,
-    /// All tries, in the order of their numbers.
-    pub tries: Vec<TryState>,
+    /// Number of tries that have started, which is the number of the latest one.
+    pub started: u32,
+    /// Number of tries that workers released.
+    pub released: u32,
+    /// Try with the highest number, or `None` if no try has started.
+    pub latest: Option<TryState>,
     /// Whether the change must be announced. The backend clears the flag when it reads the state.
     pub is_changed: bool,
     /// Whether the rollout moves to the end of its queue. The backend clears the flag when it reads
@@ -103,15 +130,22 @@ pub struct RolloutState {
 impl RolloutState {
     /// Creates the state of a rollout that waits for its first try.
     pub fn new(id: String, config: RolloutConfig) -> Self {
-        let status = RolloutStatus::Queuing;
-        let tries = Vec::new();
-        let (is_changed, moves_to_end) = (true, false);
-        RolloutState { id, status, config, end_time: None, tries, is_changed, moves_to_end }
+        RolloutState {
+            id,
+            status: RolloutStatus::Queuing,
+            config,
+            end_time: None,
+            started: 0,
+            released: 0,
+            latest: None,
+            is_changed: true,
+            moves_to_end: false,
+        }
     }
 
     /// Returns the time at which a timeout of the latest try ends, or `None` if there is none.
     pub fn expires(&self) -> Option<f64> {
-        let latest = self.tries.last().filter(|_| self.status.is_active())?;
+        let latest = self.latest.as_ref().filter(|_| self.status.is_active())?;
         let ends = [latest.timeout_at(&self.config), latest.report_until(&self.config)];
         ends.into_iter().flatten().reduce(f64::min)
     }
@@ -128,14 +162,13 @@ impl RolloutState {
     /// Sets the status that follows from the status of the latest try. A cancelled rollout keeps
     /// its own.
     fn follow(&mut self, now: f64) {
-        let Some(status) = self.tries.last().map(|latest| latest.status) else { return };
+        let Some(status) = self.latest.as_ref().map(|latest| latest.status) else { return };
         let next = match status {
             TryStatus::Preparing => RolloutStatus::Preparing,
             TryStatus::Running => RolloutStatus::Running,
             TryStatus::Succeeded => RolloutStatus::Succeeded,
             TryStatus::Failed | TryStatus::Timeout | TryStatus::Unresponsive => {
-                let counted = self.tries.iter().filter(|of| !of.released).count();
-                let has_tries = counted < self.config.max_tries as usize;
+                let has_tries = self.started.saturating_sub(self.released) < self.config.max_tries;
                 if has_tries && self.config.retry_on.contains(&status) {
                     RolloutStatus::Requeuing
                 } else {
@@ -148,11 +181,18 @@ impl RolloutState {
         }
     }
 
-    /// Starts a try with the id `id`, which becomes the latest one.
-    pub fn start_try(&mut self, id: String, worker: Option<&str>, ttl: Option<f64>, now: f64) {
-        self.tries.push(TryState {
+    /// Starts a try with the id `id`, which becomes the latest one. Returns the one before it.
+    pub fn start_try(
+        &mut self,
+        id: String,
+        worker: Option<&str>,
+        ttl: Option<f64>,
+        now: f64,
+    ) -> Option<TryState> {
+        self.started += 1;
+        let earlier = self.latest.replace(TryState {
             id,
-            number: self.tries.len() as u32 + 1,
+            number: self.started,
             status: TryStatus::Preparing,
             worker: worker.map(str::to_owned),
             start_time: now,
@@ -162,35 +202,29 @@ impl RolloutState {
             released: false,
         });
         self.set_status(RolloutStatus::Preparing, QueuePosition::Old, now);
+        earlier
     }
 
-    /// Records a report of the try at `index`: the time, and that a preparing or unresponsive try
-    /// runs. The rollout follows if the try is the latest one. A try that timed out, ended or was
-    /// released is not revived.
-    pub fn report(&mut self, index: usize, now: f64) {
-        let is_latest = index + 1 == self.tries.len();
-        let Some(of) = self.tries.get_mut(index) else { return };
-        of.heartbeat = Some(now);
-        let is_revived = of.status == TryStatus::Unresponsive && !of.released;
-        if is_revived || of.status == TryStatus::Preparing {
-            of.status = TryStatus::Running;
-        }
+    /// Records a report of the latest try, as [`TryState::report`]. The rollout follows.
+    pub fn report(&mut self, now: f64) {
+        let Some(latest) = &mut self.latest else { return };
+        let is_revived = latest.report(now);
         let follows = match self.status {
-            RolloutStatus::Preparing => of.status == TryStatus::Running,
+            RolloutStatus::Preparing => latest.status == TryStatus::Running,
             RolloutStatus::Requeuing => is_revived,
             _ => false,
         };
-        if is_latest && follows {
+        if follows {
             self.set_status(RolloutStatus::Running, QueuePosition::Old, now);
         }
     }
 
-    /// Returns the index of the latest try if it is the one that `lease` names and no end of it
-    /// counts yet.
-    fn current_try(&self, lease: &Lease) -> Result<usize> {
-        let is_named = |latest: &&TryState| latest.number == lease.number;
-        let Some(latest) = self.tries.last().filter(is_named) else {
-            return Err(lost(lease, format!("try {} has started", self.tries.len())));
+    /// Returns the latest try if it is the one that `lease` names and its worker can still report
+    /// on it.
+    fn open_try(&mut self, lease: &Lease) -> Result<&mut TryState> {
+        let latest = self.latest.as_mut().filter(|latest| latest.number == lease.number);
+        let Some(latest) = latest else {
+            return Err(lost(lease, format!("try {} has started", self.started)));
         };
         if self.status == RolloutStatus::Cancelled {
             return Err(lost(lease, "the rollout was cancelled".to_owned()));
@@ -198,19 +232,16 @@ impl RolloutState {
         if latest.released {
             return Err(lost(lease, "its worker released it".to_owned()));
         }
-        Ok(self.tries.len() - 1)
-    }
-
-    /// Returns the index of the latest try if its worker can still report on it.
-    fn open_try(&self, lease: &Lease) -> Result<usize> {
-        let index = self.current_try(lease)?;
-        let status = self.tries[index].status;
-        let is_open = match status {
+        let is_open = match latest.status {
             TryStatus::Preparing | TryStatus::Running => true,
             TryStatus::Unresponsive => self.status == RolloutStatus::Requeuing,
             _ => false,
         };
-        if is_open { Ok(index) } else { Err(lost(lease, format!("the try is {}", status.name()))) }
+        if is_open {
+            Ok(latest)
+        } else {
+            Err(lost(lease, format!("the try is {}", latest.status.name())))
+        }
     }
 
     /// Records that the try of `lease` is in progress. Returns the time until which the next report
@@ -219,9 +250,9 @@ impl RolloutState {
     /// # Errors
     /// Returns [`RolloutError::Lost`] if the lease no longer counts.
     pub fn heartbeat(&mut self, lease: &Lease, now: f64) -> Result<Option<f64>> {
-        let index = self.open_try(lease)?;
-        self.report(index, now);
-        Ok(self.tries[index].report_until(&self.config))
+        self.open_try(lease)?;
+        self.report(now);
+        Ok(self.latest.as_ref().and_then(|latest| latest.report_until(&self.config)))
     }
 
     /// Ends a lease.
@@ -238,15 +269,15 @@ impl RolloutState {
             LeaseEnd::Released => of.released,
             _ => of.status == status,
         };
-        if self.tries.last().is_some_and(|of| of.number == lease.number && has_end(of)) {
+        if self.latest.as_ref().is_some_and(|of| of.number == lease.number && has_end(of)) {
             return Ok(WriteOutcome::AlreadyRecorded);
         }
-        let index = self.open_try(lease)?;
-        let latest = &mut self.tries[index];
+        let latest = self.open_try(lease)?;
         latest.status = status;
         latest.end_time = Some(now);
         if end == LeaseEnd::Released {
             latest.released = true;
+            self.released += 1;
             self.set_status(RolloutStatus::Requeuing, QueuePosition::Old, now);
         } else {
             self.follow(now);
@@ -254,26 +285,11 @@ impl RolloutState {
         Ok(WriteOutcome::Written)
     }
 
-    /// Replaces fields of the try at `index`. The rollout follows if the try is the latest one.
-    /// Returns whether the worker of the try must be brought up to date.
-    pub fn update_try(&mut self, index: usize, update: &TryUpdate, now: f64) -> bool {
-        let is_latest = index + 1 == self.tries.len();
-        let Some(of) = self.tries.get_mut(index) else { return false };
-        if let Some(worker) = &update.worker_id {
-            of.worker = Some(worker.clone());
-        }
-        if let Some(status) = update.status {
-            of.status = status;
-            if matches!(status, TryStatus::Failed | TryStatus::Succeeded) {
-                of.end_time = Some(now);
-            }
-        }
-        of.heartbeat = update.last_heartbeat_time.or(of.heartbeat);
-        let is_update = update.worker_id.is_some() || update.status.is_some();
-        let needs_sync = is_update && of.has_worker();
-        if is_latest {
-            self.follow(now);
-        }
+    /// Replaces fields of the latest try, as [`TryState::update`]. The rollout follows.
+    pub fn update_latest(&mut self, update: &TryUpdate, now: f64) -> bool {
+        let Some(latest) = &mut self.latest else { return false };
+        let needs_sync = latest.update(update, now);
+        self.follow(now);
         needs_sync
     }
 
@@ -282,7 +298,7 @@ impl RolloutState {
         if !self.status.is_active() {
             return false;
         }
-        let Some(latest) = self.tries.last_mut() else { return false };
+        let Some(latest) = &mut self.latest else { return false };
         let Some(status) = latest.expired(&self.config, now) else { return false };
         latest.status = status;
         self.follow(now);

@@ -83,11 +83,19 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 /// The queue of a worker's jobs.
 pub(super) type JobReceiver = Receiver<Box<dyn Job>>;
 
+/// Where jobs go.
+enum Inbox {
+    Thread(Sender<Box<dyn Job>>),
+    /// The caller runs them with this function.
+    #[cfg(any(test, feature = "testing"))]
+    Caller(Mutex<Connection>, fn(&mut Connection, &JobReceiver)),
+}
+
 /// A handle to the thread. Dropping it waits until all queued jobs are done, or until `timeout` has
 /// passed.
 pub(super) struct Worker {
     /// `None` after the start of the drop.
-    inbox: Option<Sender<Box<dyn Job>>>,
+    inbox: Option<Inbox>,
     /// Disconnected when the thread has closed its connection.
     ended: Mutex<Receiver<Infallible>>,
     /// Timeout for the thread to close its connection.
@@ -110,12 +118,32 @@ impl Worker {
             let _exit_sender = exit_sender;
             work(&jobs);
         })?;
-        Ok(Worker { inbox: Some(inbox), ended: Mutex::new(ended), timeout })
+        Ok(Worker { inbox: Some(Inbox::Thread(inbox)), ended: Mutex::new(ended), timeout })
+    }
+
+    /// Creates a worker without a thread: [`send`](Self::send) runs the job with `work`, so that
+    /// the order of jobs is that of their callers.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn in_caller(connection: Connection, work: fn(&mut Connection, &JobReceiver)) -> Self {
+        let (_, ended) = mpsc::channel();
+        let inbox = Some(Inbox::Caller(Mutex::new(connection), work));
+        Worker { inbox, ended: Mutex::new(ended), timeout: Duration::ZERO }
     }
 
     /// Queues a job. Returns `false` if the thread has exited.
     pub fn send(&self, job: Box<dyn Job>) -> bool {
-        self.inbox.as_ref().is_some_and(|inbox| inbox.send(job).is_ok())
+        match &self.inbox {
+            Some(Inbox::Thread(inbox)) => inbox.send(job).is_ok(),
+            #[cfg(any(test, feature = "testing"))]
+            Some(Inbox::Caller(connection, work)) => {
+                let (one, jobs) = mpsc::channel();
+                let is_sent = one.send(job).is_ok();
+                drop(one);
+                work(&mut connection.lock().unwrap_or_else(PoisonError::into_inner), &jobs);
+                is_sent
+            }
+            None => false,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use levade_store::backend::Failure;
 use levade_store::rollouts::state::{RolloutState, TryState};
 use levade_store::rollouts::{
     Json, NewRollout, Resources, Rollout, RolloutConfig, RolloutStatus, Span, Try, TryStatus,
-    Worker, WorkerStatus,
+    TryUpdate, Worker, WorkerStatus,
 };
 use mongodb::bson::{Bson, Document, doc};
 use serde_json::value::RawValue;
@@ -19,6 +19,8 @@ pub(super) struct StoredRollout {
     /// The document as it was read, or as it will be written.
     pub document: Document,
     pub state: RolloutState,
+    /// Tries before the latest one.
+    pub earlier: Vec<TryState>,
 }
 
 fn unknown_name(field: &str, name: &str) -> Failure {
@@ -98,27 +100,31 @@ impl StoredRollout {
         json::put(&mut document, "input", new.input.get());
         let metadata = new.metadata.as_ref().map_or("{}", |metadata| metadata.get());
         json::put(&mut document, "metadata", metadata);
-        StoredRollout { document, state: RolloutState::new(id, new.config.clone()) }
+        let state = RolloutState::new(id, new.config.clone());
+        StoredRollout { document, state, earlier: Vec::new() }
     }
 
     /// Reads a rollout.
     pub fn parse(document: Document) -> Result<Self> {
         let status = fields::text(&document, "status")?;
         let config = config(document.get_document("config").unwrap_or(&Document::new()))?;
+        let mut earlier: Vec<TryState> = tries(&document).map(try_state).collect::<Result<_>>()?;
         let state = RolloutState {
             status: RolloutStatus::from_name(&status)
                 .ok_or_else(|| unknown_name("status", &status))?,
             end_time: fields::optional_number(&document, "end_time")?,
-            tries: tries(&document).map(try_state).collect::<Result<_>>()?,
+            started: earlier.len() as u32,
+            released: earlier.iter().filter(|of| of.released).count() as u32,
+            latest: earlier.pop(),
             is_changed: false,
             ..RolloutState::new(fields::text(&document, "_id")?, config)
         };
-        Ok(StoredRollout { document, state })
+        Ok(StoredRollout { document, state, earlier })
     }
 
     /// Writes the state to the document.
     pub fn save_state(&mut self) {
-        let StoredRollout { document, state } = self;
+        let StoredRollout { document, state, earlier } = self;
         let metadata: Vec<Document> = tries(document)
             .map(|of| of.iter().filter(|(name, _)| name.starts_with("metadata")))
             .map(|fields| fields.map(|(name, value)| (name.clone(), value.clone())).collect())
@@ -139,7 +145,7 @@ impl StoredRollout {
             document.extend(metadata.next().unwrap_or_default());
             Bson::Document(document)
         };
-        let tries: Vec<Bson> = state.tries.iter().map(try_document).collect();
+        let tries: Vec<Bson> = earlier.iter().chain(&state.latest).map(try_document).collect();
         document.insert("status", state.status.name());
         document.insert("queued", i32::from(state.status.is_queued()));
         document.insert("config", config_document(&state.config));
@@ -168,12 +174,51 @@ impl StoredRollout {
 
     /// Returns the index of the try with this id, or `None` if there is none.
     pub fn find_try(&self, id: &str) -> Option<usize> {
-        self.state.tries.iter().position(|of| of.id == id)
+        self.earlier.iter().chain(&self.state.latest).position(|of| of.id == id)
+    }
+
+    /// Returns the state of the try at `index`, or `None` if there is none.
+    pub fn try_state(&self, index: usize) -> Option<&TryState> {
+        self.earlier.iter().chain(&self.state.latest).nth(index)
+    }
+
+    /// Starts a try with the id `id`, which becomes the latest one.
+    pub fn start_try(&mut self, id: String, worker: Option<&str>, ttl: Option<f64>, now: f64) {
+        self.earlier.extend(self.state.start_try(id, worker, ttl, now));
+        self.save_state();
+    }
+
+    /// Records a report of the try at `index`.
+    pub fn report(&mut self, index: usize, now: f64) {
+        match self.earlier.get_mut(index) {
+            Some(of) => drop(of.report(now)),
+            None => self.state.report(now),
+        }
+        self.save_state();
+    }
+
+    /// Replaces fields of the try at `index`. Returns whether the worker of the try must be brought
+    /// up to date.
+    pub fn update_try(&mut self, index: usize, update: &TryUpdate, now: f64) -> bool {
+        let needs_sync = match self.earlier.get_mut(index) {
+            Some(of) => of.update(update, now),
+            None => self.state.update_latest(update, now),
+        };
+        self.save_state();
+        if let Some(metadata) = &update.metadata {
+            self.set_try_metadata(index, metadata);
+        }
+        needs_sync
+    }
+
+    /// Returns the index of the latest try, or `None` if no try has started.
+    pub fn latest_index(&self) -> Option<usize> {
+        self.state.latest.as_ref().map(|_| self.earlier.len())
     }
 
     /// Returns the try at `index`, or `None` if there is none.
     pub fn try_at(&self, index: usize) -> Result<Option<Try>> {
-        let Some(of) = self.state.tries.get(index) else { return Ok(None) };
+        let Some(of) = self.try_state(index) else { return Ok(None) };
         let document = tries(&self.document).nth(index);
         let metadata = document.map(|document| json_field(document, "metadata")).transpose()?;
         Ok(Some(Try {
@@ -191,13 +236,13 @@ impl StoredRollout {
 
     /// Returns all tries.
     pub fn tries(&self) -> Result<Vec<Try>> {
-        let tries = (0..self.state.tries.len()).map(|index| self.try_at(index).transpose());
+        let tries = (0..self.state.started as usize).map(|index| self.try_at(index).transpose());
         tries.flatten().collect()
     }
 
     /// Returns the rollout with its latest try.
     pub fn to_rollout(&self) -> Result<Rollout> {
-        let StoredRollout { document, state } = self;
+        let StoredRollout { document, state, .. } = self;
         let missing = || Failure::Corrupt("the field `input` is missing".to_owned());
         Ok(Rollout {
             id: state.id.clone(),
@@ -217,10 +262,7 @@ impl StoredRollout {
             priority: fields::integer(document, "priority")?,
             key: fields::optional_text(document, "key")?,
             changed: fields::integer(document, "changed")?,
-            latest_try: match state.tries.len() {
-                0 => None,
-                len => self.try_at(len - 1)?,
-            },
+            latest_try: self.try_at(self.earlier.len())?,
         })
     }
 }

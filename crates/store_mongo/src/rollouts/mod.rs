@@ -211,7 +211,7 @@ impl Rollouts for MongoRollouts {
             return Ok(leased);
         }
         let look = || async {
-            if !self.read("queues", || self.has_queued(&request.queues)).await? {
+            if !self.read("queues", || self.can_lease(&request.queues, key)).await? {
                 return Ok(None);
             }
             // Another worker may have been faster.

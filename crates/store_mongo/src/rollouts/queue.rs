@@ -126,8 +126,7 @@ impl MongoRollouts {
         let latest = self.latest_resources_id(std::slice::from_ref(new)).await?;
         let now = self.clock.now();
         let mut created = StoredRollout::new(new, id.to_owned(), latest.as_deref(), now);
-        created.state.start_try(new_id("at-", 6)?, worker, None, now);
-        created.save_state();
+        created.start_try(new_id("at-", 6)?, worker, None, now);
         let number = self.next(CHANGES, 1).await?;
         for name in ["seq", "enqueued", "changed"] {
             created.document.insert(name, number);
@@ -198,8 +197,7 @@ impl MongoRollouts {
     pub(super) async fn start_another(&self, id: &str, worker: Option<&str>) -> Result<Rollout> {
         let try_id = new_id("at-", 6)?;
         let start = |of: &mut StoredRollout, now| {
-            of.state.start_try(try_id.clone(), worker, None, now);
-            of.save_state();
+            of.start_try(try_id.clone(), worker, None, now);
             Ok(())
         };
         let ((), started) = self.update(id, start).await?;
@@ -235,8 +233,7 @@ impl MongoRollouts {
                     break;
                 }
                 let mut started = StoredRollout::parse(candidate)?;
-                started.state.start_try(new_id("at-", 6)?, worker, ttl, self.clock.now());
-                started.save_state();
+                started.start_try(new_id("at-", 6)?, worker, ttl, self.clock.now());
                 started.document.insert("lease_key", key);
                 // Another worker may have been faster.
                 if self.replace(&mut started, Some(number)).await? {
@@ -272,11 +269,16 @@ impl MongoRollouts {
         Ok(all(found.limit(i64::try_from(max).unwrap_or(i64::MAX)).await?).await?)
     }
 
-    /// Returns whether a rollout waits in one of the queues.
-    pub(super) async fn has_queued(&self, queues: &[String]) -> Result<bool> {
+    /// Returns whether a rollout waits in one of the queues, or whether another copy of the request
+    /// with this key has leased one: a repetition can arrive while the first request waits.
+    pub(super) async fn can_lease(&self, queues: &[String], key: &str) -> Result<bool> {
         let rollouts = self.collection("rollouts");
-        let found = rollouts.find_one(queued_in(queues)).projection(doc! { "_id": 1 });
-        Ok(found.await?.is_some())
+        for filter in [queued_in(queues), doc! { "lease_key": key }] {
+            if rollouts.find_one(filter).projection(doc! { "_id": 1 }).await?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Records that the try of a lease is in progress.
@@ -301,7 +303,7 @@ impl MongoRollouts {
             if outcome == WriteOutcome::Written {
                 of.save_state();
                 if let Some(metadata) = metadata {
-                    of.set_try_metadata(of.state.tries.len() - 1, metadata);
+                    of.set_try_metadata(of.earlier.len(), metadata);
                 }
             }
             Ok(outcome)
@@ -353,7 +355,7 @@ impl MongoRollouts {
             let (is_expired, of) = self.update(&fields::text(found, "_id")?, expire).await?;
             if is_expired {
                 self.sync_latest(&of, false).await?;
-                expired.extend(of.try_at(of.state.tries.len() - 1)?);
+                expired.extend(of.try_at(of.earlier.len())?);
             }
         }
         Ok(expired)
@@ -399,7 +401,7 @@ impl MongoRollouts {
     ) -> Result<Try> {
         let change = |of: &mut StoredRollout, now| {
             let rollout_id = rollout_id.to_owned();
-            let Some(latest) = of.state.tries.len().checked_sub(1) else {
+            let Some(latest) = of.latest_index() else {
                 return Err(RolloutError::NoTries { rollout_id }.into());
             };
             let index = match name {
@@ -408,16 +410,11 @@ impl MongoRollouts {
                     .find_try(id)
                     .ok_or_else(|| RolloutError::UnknownTry { rollout_id, try_id: id.clone() })?,
             };
-            let needs_sync = of.state.update_try(index, update, now);
-            of.save_state();
-            if let Some(metadata) = &update.metadata {
-                of.set_try_metadata(index, metadata);
-            }
-            Ok((index, needs_sync))
+            Ok((index, of.update_try(index, update, now)))
         };
         let ((index, needs_sync), changed) = self.update(rollout_id, change).await?;
-        if needs_sync {
-            self.sync_worker(rollout_id, &changed.state.tries[index], false).await?;
+        if let Some(of) = changed.try_state(index).filter(|_| needs_sync) {
+            self.sync_worker(rollout_id, of, false).await?;
         }
         let unknown = || RolloutError::NoTries { rollout_id: rollout_id.to_owned() };
         Ok(changed.try_at(index)?.ok_or_else(unknown)?)
@@ -425,7 +422,7 @@ impl MongoRollouts {
 
     /// Brings the worker of the latest try up to date.
     async fn sync_latest(&self, of: &StoredRollout, is_lease: bool) -> Result<()> {
-        match of.state.tries.last() {
+        match &of.state.latest {
             Some(latest) => self.sync_worker(&of.state.id, latest, is_lease).await,
             None => Ok(()),
         }

@@ -325,8 +325,7 @@ impl MongoRollouts {
             Some(TryName::Id(id)) => drop(required.insert("try", id)),
             Some(TryName::Latest) => {
                 let rollout = self.find_rollout(&filter.rollout_id).await?;
-                let latest =
-                    rollout.and_then(|rollout| Some(rollout.state.tries.last()?.id.clone()));
+                let latest = rollout.and_then(|rollout| Some(rollout.state.latest?.id));
                 // Without a try, no span matches.
                 required.insert("try", latest.unwrap_or_default());
             }

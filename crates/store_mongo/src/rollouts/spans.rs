@@ -69,8 +69,8 @@ impl MongoRollouts {
         let rollouts = self.collection("rollouts");
         let found = all(rollouts.find(doc! { "_id": { "$in": ids } }).await?).await?;
         let of = |document| {
-            let StoredRollout { state, .. } = StoredRollout::parse(document)?;
-            Ok((state.id, state.tries.into_iter().map(|of| of.id).collect()))
+            let StoredRollout { state, earlier, .. } = StoredRollout::parse(document)?;
+            Ok((state.id, earlier.into_iter().chain(state.latest).map(|of| of.id).collect()))
         };
         found.into_iter().map(of).collect()
     }
@@ -133,8 +133,7 @@ impl MongoRollouts {
         for (rollout, id) in reports {
             let report = |of: &mut StoredRollout, now| {
                 if let Some(index) = of.find_try(id) {
-                    of.state.report(index, now);
-                    of.save_state();
+                    of.report(index, now);
                 }
                 Ok(())
             };

@@ -31,6 +31,7 @@ contract!(
     lease_serves_priorities_then_age
     lease_merges_queues_by_age
     repeated_lease_request_returns_leases_in_progress
+    waiting_lease_request_returns_leases_of_its_repetition
     enqueue_is_idempotent_by_key
     finish_is_idempotent_and_rejects_other_ends
     retry_returns_to_old_position

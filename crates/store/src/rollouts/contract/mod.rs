@@ -33,6 +33,7 @@ macro_rules! rollouts_contract {
             lease_serves_priorities_then_age
             lease_merges_queues_by_age
             repeated_lease_request_returns_leases_in_progress
+            waiting_lease_request_returns_leases_of_its_repetition
             enqueue_is_idempotent_by_key
             enqueue_keeps_chosen_ids
             finish_is_idempotent_and_rejects_other_ends
@@ -167,6 +168,25 @@ pub async fn repeated_lease_request_returns_leases_in_progress(
     let other = store.lease(&request("c")).await.unwrap();
     assert_eq!((inputs(&other), lease_of(&other[0]).number), (vec!["2"], 2));
     assert!(store.lease(&request("a")).await.unwrap().is_empty(), "another worker has the lease");
+}
+
+pub async fn waiting_lease_request_returns_leases_of_its_repetition(
+    store: Store,
+    _: Arc<ManualClock>,
+) {
+    let request = LeaseRequest { key: Some("a".to_owned()), ..LeaseRequest::new(1, Some("w")) };
+    let waiting = LeaseRequest { wait: Duration::from_secs(20), ..request.clone() };
+    let first = tokio::spawn({
+        let store = Arc::clone(&store);
+        async move { store.lease(&waiting).await.unwrap() }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    // One of the two leases the rollout, before or after the other looks.
+    store.enqueue(&[new(1)]).await.unwrap();
+    let second = store.lease(&request).await.unwrap();
+    let first = tokio::time::timeout(Duration::from_secs(15), first).await.unwrap().unwrap();
+    assert_eq!((inputs(&first), inputs(&second)), (vec!["1"], vec!["1"]));
+    assert_eq!(lease_of(&first[0]), lease_of(&second[0]));
 }
 
 pub async fn enqueue_keeps_chosen_ids(store: Store, _: Arc<ManualClock>) {

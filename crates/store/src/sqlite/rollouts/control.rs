@@ -1,12 +1,12 @@
-//! The state machine of a rollout and its latest try.
+//! Rollouts and their tries as rows. The rules of their states are those of
+//! [`state`](crate::rollouts::state).
 
 use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
 
 use super::rows;
 use crate::error::Failure;
-use crate::rollouts::{
-    Rollout, RolloutConfig, RolloutError, RolloutStatus, TryStatus, WorkerStatus,
-};
+use crate::rollouts::state::{RolloutState, TryState};
+use crate::rollouts::{Rollout, RolloutError, WorkerStatus};
 
 /// One call: its transaction and its time.
 #[derive(Clone, Copy)]
@@ -20,113 +20,77 @@ pub(super) fn reject(error: RolloutError) -> Failure {
     Failure::Backend(error.code(), error.into())
 }
 
-/// The fields of a try that the state machine reads and writes.
-#[derive(Debug, Clone)]
-pub(super) struct TryState {
-    pub seq: i64,
-    pub id: String,
-    pub number: u32,
-    pub status: TryStatus,
-    pub worker: Option<String>,
-    pub start_time: f64,
-    pub end_time: Option<f64>,
-    pub heartbeat: Option<f64>,
-    pub ttl: Option<f64>,
-    pub released: bool,
+/// Columns of [`read_try`]. `t` is the try.
+const TRY_COLUMNS: &str = "t.seq, t.id, t.number, t.status, t.worker, t.start_time, t.end_time, t.heartbeat, t.ttl, \
+    t.released";
+
+/// Reads the key of a try and its state.
+fn read_try(row: &Row<'_>, index: usize) -> rusqlite::Result<(i64, TryState)> {
+    let state = TryState {
+        id: row.get(index + 1)?,
+        number: row.get(index + 2)?,
+        status: row.get(index + 3)?,
+        worker: row.get(index + 4)?,
+        start_time: row.get(index + 5)?,
+        end_time: row.get(index + 6)?,
+        heartbeat: row.get(index + 7)?,
+        ttl: row.get(index + 8)?,
+        released: row.get(index + 9)?,
+    };
+    Ok((row.get(index)?, state))
 }
 
-impl TryState {
-    /// Columns of [`TryState::read`]. `t` is the try.
-    const COLUMNS: &'static str = "t.seq, t.id, t.number, t.status, t.worker, t.start_time, t.end_time, t.heartbeat, t.ttl, \
-         t.released";
+/// Writes the fields of a try that change.
+pub(super) fn save_try(call: Call<'_>, seq: i64, of: &TryState) -> Result<(), Failure> {
+    let sql = "UPDATE tries SET status = ?2, worker = ?3, end_time = ?4, heartbeat = ?5, released = ?6 WHERE seq = ?1";
+    call.db.prepare_cached(sql)?.execute(params![
+        seq,
+        of.status,
+        of.worker,
+        of.end_time,
+        of.heartbeat,
+        of.released
+    ])?;
+    Ok(())
+}
 
-    fn read(row: &Row<'_>, index: usize) -> rusqlite::Result<Self> {
-        Ok(TryState {
-            seq: row.get(index)?,
-            id: row.get(index + 1)?,
-            number: row.get(index + 2)?,
-            status: row.get(index + 3)?,
-            worker: row.get(index + 4)?,
-            start_time: row.get(index + 5)?,
-            end_time: row.get(index + 6)?,
-            heartbeat: row.get(index + 7)?,
-            ttl: row.get(index + 8)?,
-            released: row.get(index + 9)?,
-        })
-    }
+/// A try of a rollout, by its key.
+#[derive(Debug)]
+pub(super) enum StoredTry {
+    /// The latest try, whose state is in that of the rollout.
+    Latest(i64),
+    /// An earlier try.
+    Earlier(i64, TryState),
+}
 
-    /// Returns the time at which the try becomes unresponsive if no report arrives.
-    pub fn report_until(&self, config: &RolloutConfig) -> Option<f64> {
-        let least = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::min);
-        let seconds = least(config.unresponsive_seconds, self.ttl)?;
-        Some(self.heartbeat.unwrap_or(self.start_time) + seconds)
-    }
-
-    /// Returns the time at which the try times out.
-    fn timeout_at(&self, config: &RolloutConfig) -> Option<f64> {
-        Some(self.start_time + config.timeout_seconds?)
-    }
-
-    /// Returns the status that the try has after its timeouts, if one has passed at `now`.
-    pub fn expired(&self, config: &RolloutConfig, now: f64) -> Option<TryStatus> {
-        let is_past = |at: Option<f64>| at.is_some_and(|at| now > at);
-        if is_past(self.timeout_at(config)) {
-            Some(TryStatus::Timeout)
-        } else {
-            is_past(self.report_until(config)).then_some(TryStatus::Unresponsive)
-        }
-    }
-
-    /// Writes the fields that change.
-    pub fn save(&self, call: Call<'_>) -> Result<(), Failure> {
-        let sql = "UPDATE tries SET status = ?2, worker = ?3, end_time = ?4, heartbeat = ?5, released = ?6 WHERE seq = ?1";
-        call.db.prepare_cached(sql)?.execute(params![
-            self.seq,
-            self.status,
-            self.worker,
-            self.end_time,
-            self.heartbeat,
-            self.released
-        ])?;
-        Ok(())
+impl StoredTry {
+    /// Returns the key of the try.
+    pub fn seq(&self) -> i64 {
+        let (StoredTry::Latest(seq) | StoredTry::Earlier(seq, _)) = self;
+        *seq
     }
 }
 
-/// The fields of a rollout that the state machine reads and writes.
-#[derive(Debug, Clone)]
-pub(super) struct RolloutState {
+/// A rollout as it is stored.
+#[derive(Debug)]
+pub(super) struct StoredRollout {
     pub seq: i64,
-    pub id: String,
-    pub status: RolloutStatus,
-    pub config: RolloutConfig,
-    pub tries: u32,
-    pub released: u32,
     pub enqueued: i64,
-    pub end_time: Option<f64>,
-    pub latest: Option<TryState>,
+    /// Key of the latest try. 0 if there is none.
+    pub latest_seq: i64,
+    pub state: RolloutState,
     /// Time until which timeouts were last computed.
     expires: Option<f64>,
-    /// Whether a change must be announced.
-    pub is_changed: bool,
 }
 
-/// Position in the queue of a rollout that is queued again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum QueuePosition {
-    /// The position that the rollout had.
-    Old,
-    /// The end of the queue.
-    End,
-}
-
-impl RolloutState {
-    /// Returns the state of a rollout, or `None` if it does not exist.
+impl StoredRollout {
+    /// Returns a rollout, or `None` if it does not exist.
     pub fn find(call: Call<'_>, id: &str) -> Result<Option<Self>, Failure> {
         let sql = format!("SELECT {} FROM {} WHERE r.id = ?1", Self::columns(), rows::ROLLOUT_FROM);
         Ok(call.db.prepare_cached(&sql)?.query_row([id], Self::read).optional()?)
     }
 
-    /// Returns the state of a rollout.
+    /// Returns a rollout.
     ///
     /// # Errors
     /// Returns [`RolloutError::UnknownRollout`] if the rollout does not exist.
@@ -135,155 +99,91 @@ impl RolloutState {
         Self::find(call, id)?.ok_or_else(unknown)
     }
 
-    /// Columns of [`RolloutState::read`], from [`rows::ROLLOUT_FROM`].
+    /// Columns of [`StoredRollout::read`], from [`rows::ROLLOUT_FROM`].
     pub fn columns() -> String {
         format!(
             "r.seq, r.id, r.status, r.timeout, r.unresponsive, r.max_tries, r.retry_on, r.tries, r.released, r.enqueued, \
-             r.end_time, r.expires, {}",
-            TryState::COLUMNS
+             r.end_time, r.expires, {TRY_COLUMNS}"
         )
     }
 
     pub fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-        let tries = row.get(7)?;
-        Ok(RolloutState {
-            seq: row.get(0)?,
-            id: row.get(1)?,
+        let started = row.get(7)?;
+        let latest = if started == 0 { None } else { Some(read_try(row, 12)?) };
+        let (latest_seq, latest) = latest.map_or((0, None), |(seq, of)| (seq, Some(of)));
+        let state = RolloutState {
             status: row.get(2)?,
-            config: rows::config(row, 3)?,
-            tries,
-            released: row.get(8)?,
-            enqueued: row.get(9)?,
             end_time: row.get(10)?,
-            expires: row.get(11)?,
-            latest: if tries == 0 { None } else { Some(TryState::read(row, 12)?) },
+            started,
+            released: row.get(8)?,
+            latest,
             is_changed: false,
-        })
+            ..RolloutState::new(row.get(1)?, rows::config(row, 3)?)
+        };
+        let (enqueued, expires) = (row.get(9)?, row.get(11)?);
+        Ok(StoredRollout { seq: row.get(0)?, enqueued, latest_seq, state, expires })
     }
 
     /// Returns the try with this id, or `None` if there is none.
-    pub fn find_try(&self, call: Call<'_>, id: &str) -> Result<Option<TryState>, Failure> {
-        if let Some(latest) = self.latest.as_ref().filter(|latest| latest.id == id) {
-            return Ok(Some(latest.clone()));
+    pub fn find_try(&self, call: Call<'_>, id: &str) -> Result<Option<StoredTry>, Failure> {
+        if self.state.latest.as_ref().is_some_and(|latest| latest.id == id) {
+            return Ok(Some(StoredTry::Latest(self.latest_seq)));
         }
-        let sql =
-            format!("SELECT {} FROM tries t WHERE t.rollout = ?1 AND t.id = ?2", TryState::COLUMNS);
-        let read = |row: &Row<'_>| TryState::read(row, 0);
-        Ok(call.db.prepare_cached(&sql)?.query_row(params![self.seq, id], read).optional()?)
+        let sql = format!("SELECT {TRY_COLUMNS} FROM tries t WHERE t.rollout = ?1 AND t.id = ?2");
+        let read = |row: &Row<'_>| read_try(row, 0);
+        let found = call.db.prepare_cached(&sql)?.query_row(params![self.seq, id], read);
+        Ok(found.optional()?.map(|(seq, of)| StoredTry::Earlier(seq, of)))
     }
 
-    /// Sets the status, with what follows from it: the end, and the place in the queue.
-    pub fn set_status(
-        &mut self,
-        call: Call<'_>,
-        status: RolloutStatus,
-        position: QueuePosition,
-    ) -> Result<(), Failure> {
-        if status.is_queued() && !self.status.is_queued() && position == QueuePosition::End {
-            self.enqueued = next_change(call)?;
-        }
-        self.end_time = status.is_finished().then_some(call.now);
-        self.status = status;
-        self.is_changed = true;
-        Ok(())
-    }
-
-    /// Sets the status that follows from the status of the latest try. A cancelled rollout keeps
-    /// its own.
-    pub fn follow(&mut self, call: Call<'_>, status: TryStatus) -> Result<(), Failure> {
-        let next = match status {
-            TryStatus::Preparing => RolloutStatus::Preparing,
-            TryStatus::Running => RolloutStatus::Running,
-            TryStatus::Succeeded => RolloutStatus::Succeeded,
-            TryStatus::Failed | TryStatus::Timeout | TryStatus::Unresponsive => {
-                let has_tries = self.tries.saturating_sub(self.released) < self.config.max_tries;
-                if has_tries && self.config.retry_on.contains(&status) {
-                    RolloutStatus::Requeuing
-                } else {
-                    RolloutStatus::Failed
-                }
-            }
-        };
-        if self.status == RolloutStatus::Cancelled || self.status == next {
-            return Ok(());
-        }
-        self.set_status(call, next, QueuePosition::Old)
-    }
-
-    /// Starts a try, which becomes the latest one.
+    /// Starts a try, which becomes the latest one. Call [`save`](Self::save) next.
     pub fn start_try(
         &mut self,
         call: Call<'_>,
         worker: Option<&str>,
         ttl: Option<f64>,
     ) -> Result<(), Failure> {
-        let number = self.tries + 1;
         let sql = "INSERT INTO tries (rollout, number, id, status, worker, start_time, ttl)
                    VALUES (?1, ?2, 'at-' || lower(hex(randomblob(6))), 'preparing', ?3, ?4, ?5) RETURNING seq, id";
         let mut insert = call.db.prepare_cached(sql)?;
+        let number = self.state.started + 1;
         let (seq, id) = insert
             .query_row(params![self.seq, number, worker, call.now, ttl], |row| {
                 Ok((row.get(0)?, row.get(1)?))
             })?;
-        self.tries = number;
-        self.latest = Some(TryState {
-            seq,
-            id,
-            number,
-            status: TryStatus::Preparing,
-            worker: worker.map(str::to_owned),
-            start_time: call.now,
-            end_time: None,
-            heartbeat: None,
-            ttl,
-            released: false,
-        });
-        self.set_status(call, RolloutStatus::Preparing, QueuePosition::Old)
-    }
-
-    /// Records a report of a try: the time, and that a preparing or unresponsive try runs. The
-    /// rollout follows if the try is the latest one. A try that timed out, ended or was released is
-    /// not revived.
-    pub fn report(&mut self, call: Call<'_>, of: &mut TryState) -> Result<(), Failure> {
-        of.heartbeat = Some(call.now);
-        let is_revived = of.status == TryStatus::Unresponsive && !of.released;
-        if is_revived || of.status == TryStatus::Preparing {
-            of.status = TryStatus::Running;
-        }
-        of.save(call)?;
-        if self.latest.as_ref().is_some_and(|latest| latest.seq == of.seq) {
-            self.latest = Some(of.clone());
-            let follows = match self.status {
-                RolloutStatus::Preparing => of.status == TryStatus::Running,
-                RolloutStatus::Requeuing => is_revived,
-                _ => false,
-            };
-            if follows {
-                self.set_status(call, RolloutStatus::Running, QueuePosition::Old)?;
-            }
-        }
+        self.state.start_try(id, worker, ttl, call.now);
+        self.latest_seq = seq;
         Ok(())
     }
 
-    /// Writes the fields that change. A change of more than the timeout gets a sequence number.
+    /// Writes the latest try, which has changed, and then the rollout.
+    pub fn save_latest(&mut self, call: Call<'_>) -> Result<(), Failure> {
+        if let Some(latest) = &self.state.latest {
+            save_try(call, self.latest_seq, latest)?;
+        }
+        self.save(call)
+    }
+
+    /// Writes the fields of the rollout that change. A change of more than the timeout gets a
+    /// sequence number.
     pub fn save(&mut self, call: Call<'_>) -> Result<(), Failure> {
-        let latest = self.latest.as_ref().filter(|_| self.status.is_active());
-        let ends = latest
-            .map(|latest| [latest.timeout_at(&self.config), latest.report_until(&self.config)]);
-        let expires = ends.into_iter().flatten().flatten().reduce(f64::min);
-        if self.is_changed {
+        let expires = self.state.expires();
+        if self.state.is_changed {
+            let change = next_change(call)?;
+            if self.state.moves_to_end {
+                self.enqueued = change;
+            }
             let sql = "UPDATE rollouts SET status = :status, queued = :queued, enqueued = :enqueued, end_time = :end_time,
                            tries = :tries, released = :released, expires = :expires, changed = :changed WHERE seq = :seq";
             call.db.prepare_cached(sql)?.execute(named_params! {
                 ":seq": self.seq,
-                ":status": self.status,
-                ":queued": self.status.is_queued(),
+                ":status": self.state.status,
+                ":queued": self.state.status.is_queued(),
                 ":enqueued": self.enqueued,
-                ":end_time": self.end_time,
-                ":tries": self.tries,
-                ":released": self.released,
+                ":end_time": self.state.end_time,
+                ":tries": self.state.started,
+                ":released": self.state.released,
                 ":expires": expires,
-                ":changed": next_change(call)?,
+                ":changed": change,
             })?;
         } else if expires != self.expires {
             let sql = "UPDATE rollouts SET expires = ?2 WHERE seq = ?1";
@@ -291,6 +191,15 @@ impl RolloutState {
         }
         self.expires = expires;
         Ok(())
+    }
+
+    /// Brings the worker of the latest try up to date. `is_lease` states that the worker has just
+    /// leased it.
+    pub fn sync_latest(&self, call: Call<'_>, is_lease: bool) -> Result<(), Failure> {
+        match &self.state.latest {
+            Some(latest) => sync_worker(call, &self.state.id, latest, is_lease),
+            None => Ok(()),
+        }
     }
 
     /// Reads the complete rollout.
@@ -317,12 +226,7 @@ pub(super) fn sync_worker(
     let Some(worker) = of.worker.as_deref().filter(|worker| !worker.is_empty()) else {
         return Ok(());
     };
-    let status = match of.status {
-        TryStatus::Succeeded | TryStatus::Failed => WorkerStatus::Idle,
-        TryStatus::Timeout | TryStatus::Unresponsive if of.released => WorkerStatus::Idle,
-        TryStatus::Timeout | TryStatus::Unresponsive => WorkerStatus::Unknown,
-        TryStatus::Preparing | TryStatus::Running => WorkerStatus::Busy,
-    };
+    let status = of.worker_status();
     let is_busy = status == WorkerStatus::Busy;
     let sql = "INSERT INTO workers (id, status, dequeue, busy, idle, current_rollout, current_try)
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)

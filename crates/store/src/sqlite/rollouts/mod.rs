@@ -24,7 +24,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use levade_policy::process_time;
 use rusqlite::Connection;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::worker::{JobReceiver, Worker as Thread, read as run_reads, write as run_writes};
@@ -58,8 +58,9 @@ struct SqliteRollouts {
     /// Empty if the store is in memory.
     readers: Vec<Thread>,
     next_reader: AtomicUsize,
-    /// Number of announced changes of rollouts.
-    changes: watch::Sender<u64>,
+    /// Notified of changes of rollouts. It wakes waits in their order, so that simulations are
+    /// repeatable.
+    changes: Arc<Notify>,
 }
 
 /// Opens a store of rollouts: `memory:`, or the path of a file, which is created if it does not
@@ -88,16 +89,22 @@ pub async fn open_rollouts(
         }
         writer
     };
-    let changes = watch::Sender::new(0);
-    let next_reader = AtomicUsize::new(0);
-    Ok(Arc::new(SqliteRollouts {
-        location: location.to_owned(),
-        clock,
-        writer,
-        readers,
-        next_reader,
-        changes,
-    }))
+    Ok(Arc::new(SqliteRollouts::new(location, clock, writer, readers)))
+}
+
+/// Opens a file of rollouts, or creates it. Every call runs in the task of its caller instead of a
+/// thread, so that simulations are repeatable.
+///
+/// # Errors
+/// Returns the errors of [`open_rollouts`].
+#[cfg(any(test, feature = "testing"))]
+pub fn open_rollouts_in_caller(
+    file: &std::path::Path,
+    clock: Arc<dyn Clock>,
+) -> std::result::Result<Arc<dyn Rollouts>, StoreError> {
+    let writer = Thread::in_caller(schema::file(file)?, run_writes);
+    let location = file.display().to_string();
+    Ok(Arc::new(SqliteRollouts::new(&location, clock, writer, Vec::new())))
 }
 
 /// Starts a thread that opens a connection and then runs jobs on it.
@@ -114,14 +121,14 @@ async fn start_thread(
 
 /// Announces a change when it is dropped. A job owns it, and is dropped after its commit.
 struct Announcement {
-    changes: watch::Sender<u64>,
+    changes: Arc<Notify>,
     is_due: bool,
 }
 
 impl Drop for Announcement {
     fn drop(&mut self) {
         if self.is_due {
-            self.changes.send_modify(|count| *count += 1);
+            self.changes.notify_waiters();
         }
     }
 }
@@ -133,6 +140,13 @@ impl fmt::Debug for SqliteRollouts {
 }
 
 impl SqliteRollouts {
+    fn new(location: &str, clock: Arc<dyn Clock>, writer: Thread, readers: Vec<Thread>) -> Self {
+        let location = location.to_owned();
+        let next_reader = AtomicUsize::new(0);
+        let changes = Arc::new(Notify::new());
+        SqliteRollouts { location, clock, writer, readers, next_reader, changes }
+    }
+
     /// Runs `work` on the writing thread, in a transaction. `work` returns whether a rollout
     /// changed.
     async fn write<T: Send + 'static>(
@@ -141,7 +155,7 @@ impl SqliteRollouts {
         mut work: impl FnMut(Call<'_>) -> std::result::Result<(T, bool), Failure> + Send + 'static,
     ) -> Result<T> {
         let clock = Arc::clone(&self.clock);
-        let mut announcement = Announcement { changes: self.changes.clone(), is_due: false };
+        let mut announcement = Announcement { changes: Arc::clone(&self.changes), is_due: false };
         let work = move |db: &Connection| {
             // The closure must own the complete value, and not only its field.
             let announcement = &mut announcement;
@@ -183,17 +197,19 @@ impl SqliteRollouts {
     where
         F: Future<Output = Result<Option<T>>> + Send,
     {
-        let mut changes = self.changes.subscribe();
         // A wait beyond the range of the clock has no end.
         let deadline = Instant::now().checked_add(wait);
         loop {
-            changes.borrow_and_update();
+            // A change during the look counts.
+            let changed = self.changes.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
             let found = look().await?;
             if found.is_some() || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(found);
             }
             let left = deadline.map_or(POLL_INTERVAL, |deadline| deadline - Instant::now());
-            let _ = process_time::with_timeout(left.min(POLL_INTERVAL), changes.changed()).await;
+            let _ = process_time::with_timeout(left.min(POLL_INTERVAL), changed).await;
             tokio::time::sleep(left.min(MIN_POLL_INTERVAL)).await;
         }
     }
@@ -259,10 +275,10 @@ impl Rollouts for SqliteRollouts {
             return Ok(leased);
         }
         let look = || async {
-            let queues = request.queues.clone();
-            let has_queued =
-                move |db: &Connection| queue::has_queued(Call { db, now: 0.0 }, &queues);
-            if !self.read("queues", has_queued).await? {
+            let request = request.clone();
+            let can_lease =
+                move |db: &Connection| queue::can_lease(Call { db, now: 0.0 }, &request);
+            if !self.read("queues", can_lease).await? {
                 return Ok(None);
             }
             // Another worker may have been faster.

@@ -2,9 +2,10 @@
 
 use rusqlite::{OptionalExtension, named_params, params, params_from_iter};
 
-use super::control::{Call, QueuePosition, RolloutState, next_change, reject, sync_worker};
+use super::control::{Call, StoredRollout, next_change, reject};
 use super::rows;
 use crate::error::Failure;
+use crate::rollouts::state::{QueuePosition, check_config};
 use crate::rollouts::{
     LeaseRequest, NewRollout, Rollout, RolloutConfig, RolloutError, RolloutStatus,
 };
@@ -40,12 +41,10 @@ pub(super) fn start_try(
     id: &str,
     worker: Option<&str>,
 ) -> Result<Rollout, Failure> {
-    let mut rollout = RolloutState::get(call, id)?;
+    let mut rollout = StoredRollout::get(call, id)?;
     rollout.start_try(call, worker, None)?;
     rollout.save(call)?;
-    if let Some(latest) = &rollout.latest {
-        sync_worker(call, id, latest, false)?;
-    }
+    rollout.sync_latest(call, false)?;
     rollout.load(call)
 }
 
@@ -61,7 +60,7 @@ fn create(
     new: &NewRollout,
     latest_resources: Option<&str>,
 ) -> Result<(Rollout, bool), Failure> {
-    check_config(&new.config)?;
+    check_config(&new.config).map_err(reject)?;
     let find = |column: &str, value: &str| {
         let sql =
             format!("SELECT {} FROM {} WHERE r.{column} = ?1", rows::ROLLOUT, rows::ROLLOUT_FROM);
@@ -127,15 +126,6 @@ fn create(
     Ok((rollout, true))
 }
 
-/// Checks the configuration of a rollout.
-pub(super) fn check_config(config: &RolloutConfig) -> Result<(), Failure> {
-    if config.max_tries == 0 {
-        let text = "max_attempts is 0; it must be at least 1".to_owned();
-        return Err(reject(RolloutError::Invalid(text)));
-    }
-    Ok(())
-}
-
 /// Returns the statuses after which a rollout is tried again, as a JSON list.
 pub(super) fn retry_text(config: &RolloutConfig) -> String {
     let names = config.retry_on.iter().map(|status| format!("\"{}\"", status.name()));
@@ -152,17 +142,17 @@ pub(super) fn lease(call: Call<'_>, request: &LeaseRequest) -> Result<Vec<Rollou
         }
     }
     // A queue is read along its index; several queues are merged here.
-    let mut found: Vec<(i32, i64, RolloutState)> = Vec::new();
+    let mut found: Vec<(i32, i64, StoredRollout)> = Vec::new();
     let sql = format!(
         "SELECT {}, r.priority FROM {} WHERE r.queued = 1 AND r.queue = ?1 ORDER BY r.priority DESC, r.enqueued LIMIT ?2",
-        RolloutState::columns(),
+        StoredRollout::columns(),
         rows::ROLLOUT_FROM
     );
     let mut oldest = call.db.prepare_cached(&sql)?;
     for queue in &request.queues {
         let rows = oldest.query_map((queue, request.max as i64), |row| {
-            let state = RolloutState::read(row)?;
-            Ok((row.get("priority")?, state.enqueued, state))
+            let found = StoredRollout::read(row)?;
+            Ok((row.get("priority")?, found.enqueued, found))
         })?;
         for row in rows {
             found.push(row?);
@@ -183,9 +173,7 @@ pub(super) fn lease(call: Call<'_>, request: &LeaseRequest) -> Result<Vec<Rollou
     }
     match (leased.last(), worker) {
         // A worker is associated with one try: the last one.
-        (Some(RolloutState { id, latest: Some(latest), .. }), Some(_)) => {
-            sync_worker(call, id, latest, true)?;
-        }
+        (Some(last), Some(_)) => last.sync_latest(call, true)?,
         (None, Some(worker)) => mark_idle(call, worker)?,
         _ => {}
     }
@@ -206,23 +194,27 @@ fn leased_before(call: Call<'_>, key: &str) -> Result<Vec<Rollout>, Failure> {
 }
 
 /// Records the leases of a request, and forgets those of old requests.
-fn remember_leases(call: Call<'_>, key: &str, leased: &[RolloutState]) -> Result<(), Failure> {
+fn remember_leases(call: Call<'_>, key: &str, leased: &[StoredRollout]) -> Result<(), Failure> {
     let sql = "DELETE FROM lease_requests WHERE time < ?1";
     call.db.prepare_cached(sql)?.execute([call.now - REPEAT_SECONDS])?;
     let sql = "INSERT INTO lease_requests (key, rollout, number, time) VALUES (?1, ?2, ?3, ?4)";
     let mut insert = call.db.prepare_cached(sql)?;
     for rollout in leased {
-        insert.execute(params![key, rollout.seq, rollout.tries, call.now])?;
+        insert.execute(params![key, rollout.seq, rollout.state.started, call.now])?;
     }
     Ok(())
 }
 
-/// Returns whether a rollout waits in one of the queues.
-pub(super) fn has_queued(call: Call<'_>, queues: &[String]) -> Result<bool, Failure> {
-    let marks = vec!["?"; queues.len()].join(", ");
-    let sql =
-        format!("SELECT EXISTS (SELECT 1 FROM rollouts WHERE queued = 1 AND queue IN ({marks}))");
-    Ok(call.db.prepare_cached(&sql)?.query_row(params_from_iter(queues), |row| row.get(0))?)
+/// Returns whether a rollout waits in one of the queues, or whether another copy of the request has
+/// leased one: a repetition can arrive while the first request waits.
+pub(super) fn can_lease(call: Call<'_>, request: &LeaseRequest) -> Result<bool, Failure> {
+    let marks = vec!["?"; request.queues.len()].join(", ");
+    let sql = format!(
+        "SELECT EXISTS (SELECT 1 FROM rollouts WHERE queued = 1 AND queue IN ({marks}))
+             OR EXISTS (SELECT 1 FROM lease_requests WHERE key = ?)"
+    );
+    let values = request.queues.iter().map(Some).chain([request.key.as_ref()]);
+    Ok(call.db.prepare_cached(&sql)?.query_row(params_from_iter(values), |row| row.get(0))?)
 }
 
 /// Records that a worker found no rollout to lease.
@@ -238,10 +230,10 @@ fn mark_idle(call: Call<'_>, worker: &str) -> Result<(), Failure> {
 pub(super) fn cancel(call: Call<'_>, ids: &[String]) -> Result<u64, Failure> {
     let mut cancelled = 0;
     for id in ids {
-        if let Some(mut rollout) = RolloutState::find(call, id)?
-            && !rollout.status.is_finished()
+        if let Some(mut rollout) = StoredRollout::find(call, id)?
+            && !rollout.state.status.is_finished()
         {
-            rollout.set_status(call, RolloutStatus::Cancelled, QueuePosition::Old)?;
+            rollout.state.set_status(RolloutStatus::Cancelled, QueuePosition::Old, call.now);
             rollout.save(call)?;
             cancelled += 1;
         }

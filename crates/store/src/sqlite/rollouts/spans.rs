@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use rusqlite::{CachedStatement, OptionalExtension, params};
 
-use super::control::{Call, RolloutState, TryState};
+use super::control::{Call, StoredRollout, StoredTry, save_try};
 use crate::error::Failure;
 use crate::rollouts::{NewSpan, SpanOutcome};
 
@@ -39,7 +39,7 @@ pub(super) fn add(call: Call<'_>, spans: &[NewSpan]) -> Result<(Vec<SpanOutcome>
                 continue;
             }
         };
-        if !insert(&mut statement, (rollout.seq, of.seq), span, number)? {
+        if !insert(&mut statement, (rollout.seq, of.seq()), span, number)? {
             outcomes.push(SpanOutcome::Duplicate);
             continue;
         }
@@ -57,13 +57,21 @@ pub(super) fn add(call: Call<'_>, spans: &[NewSpan]) -> Result<(Vec<SpanOutcome>
         let Some(Ok((mut rollout, mut of))) = known.remove(&name) else { continue };
         if !saved.insert(name.0) {
             // The report of another try has changed the rollout since it was read.
-            let Some(read) = RolloutState::find(call, name.0)? else { continue };
+            let Some(read) = StoredRollout::find(call, name.0)? else { continue };
             let Some(read_try) = read.find_try(call, name.1)? else { continue };
             (rollout, of) = (read, read_try);
         }
-        rollout.report(call, &mut of)?;
-        is_changed |= rollout.is_changed;
-        rollout.save(call)?;
+        match of {
+            StoredTry::Latest(_) => {
+                rollout.state.report(call.now);
+                rollout.save_latest(call)?;
+                is_changed |= rollout.state.is_changed;
+            }
+            StoredTry::Earlier(seq, mut of) => {
+                of.report(call.now);
+                save_try(call, seq, &of)?;
+            }
+        }
     }
     if stored > 0 {
         call.db.prepare_cached("UPDATE totals SET spans = spans + ?1")?.execute([stored])?;
@@ -72,10 +80,10 @@ pub(super) fn add(call: Call<'_>, spans: &[NewSpan]) -> Result<(Vec<SpanOutcome>
 }
 
 /// A try with its rollout, or the outcome of spans that name an unknown one.
-type Found = Result<(RolloutState, TryState), SpanOutcome>;
+type Found = Result<(StoredRollout, StoredTry), SpanOutcome>;
 
 fn find(call: Call<'_>, span: &NewSpan) -> Result<Found, Failure> {
-    let Some(rollout) = RolloutState::find(call, &span.rollout_id)? else {
+    let Some(rollout) = StoredRollout::find(call, &span.rollout_id)? else {
         return Ok(Err(SpanOutcome::UnknownRollout));
     };
     let of = rollout.find_try(call, &span.try_id)?;

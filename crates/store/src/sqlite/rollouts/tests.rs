@@ -68,7 +68,8 @@ fn run_hot_operations(db: &Connection) {
     let mut keyed = new("1");
     keyed.key = Some("key".to_owned());
     let created = queue::enqueue(call, &[keyed, new("2")]).unwrap();
-    assert!(queue::has_queued(call, &["default".to_owned()]).unwrap());
+    let keyed = LeaseRequest { key: Some("k".to_owned()), ..LeaseRequest::new(1, Some("w")) };
+    assert!(queue::can_lease(call, &keyed).unwrap());
     let leased = queue::lease(call, &LeaseRequest::new(1, Some("w"))).unwrap();
     let id = &leased[0].id;
     let of = leased[0].latest_try.as_ref().unwrap();

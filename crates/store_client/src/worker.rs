@@ -1,0 +1,360 @@
+//! Loop of a worker: leases rollouts from a store, keeps their leases, and reports their ends.
+//!
+//! What a rollout is, and how it is made, is up to an implementation of [`Work`].
+//!
+//! # Guarantees
+//! - **Heartbeats.** A worker reports six times within the time of a lease. If the lease is lost,
+//!   it stops the rollout.
+//! - **Draining.** The first request to stop ends leasing; rollouts in progress end. After the
+//!   drain timeout or a second request, they are stopped and their leases are returned.
+//! - **Outages.** While the store is unreachable, rollouts continue and their reports are repeated,
+//!   until a timeout that names the store.
+//! - **Dropping stops everything.** A dropped loop leaves no task; its leases expire.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use levade_store::rollouts::{
+    Json, Lease, LeaseEnd, LeaseRequest, Rollout, RolloutError, Rollouts,
+};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// Interval between heartbeats of the worker itself, which trainers count as connected.
+const WORKER_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Maximum wait of one request for leases. A stopping worker waits for it, because a request that
+/// is dropped could lose a lease.
+const LEASE_WAIT: Duration = Duration::from_secs(5);
+
+/// Interval between reports of a rollout that has no timeout for reports.
+const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// Number of reports within the time of a lease.
+const HEARTBEATS_PER_LEASE: u32 = 6;
+
+/// Timeout for returning leases when a worker stops.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Interval between requests to a store that is unreachable.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Reason why a call of a store failed until the end of a wait.
+#[derive(Debug)]
+pub struct RetryError {
+    purpose: String,
+    location: String,
+    waited: Duration,
+    /// Last error of the store.
+    pub source: RolloutError,
+}
+
+impl fmt::Display for RetryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RetryError { purpose, location, waited, .. } = self;
+        write!(f, "could not {purpose} at {location} within {} s", waited.as_secs())
+    }
+}
+
+impl Error for RetryError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+/// Repeats a call of a store while the store is unreachable, for at most `wait`.
+///
+/// # Errors
+/// Returns the last error, with `purpose` and the location of the store.
+pub async fn retry<T, F: Future<Output = Result<T, RolloutError>>>(
+    store: &dyn Rollouts,
+    purpose: &str,
+    wait: Duration,
+    mut call: impl FnMut() -> F,
+) -> Result<T, RetryError> {
+    let start = Instant::now();
+    loop {
+        match call().await {
+            Ok(done) => return Ok(done),
+            Err(error @ RolloutError::Store(_)) if start.elapsed() < wait => {
+                tracing::warn!(%error, "waiting for the store to {purpose}");
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
+            Err(source) => {
+                let (purpose, location) = (purpose.to_owned(), store.location().to_owned());
+                return Err(RetryError { purpose, location, waited: start.elapsed(), source });
+            }
+        }
+    }
+}
+
+/// What a worker makes.
+#[async_trait]
+pub trait Work: Send + Sync + 'static {
+    /// Error that ends the worker.
+    type Error: From<RetryError> + Send;
+
+    /// Returns the queues to lease from, at least one. May wait until there is one.
+    ///
+    /// # Errors
+    /// Returns an error if none can be found in time.
+    async fn queues(&self) -> Result<Vec<String>, Self::Error>;
+
+    /// Makes a leased rollout, and returns how its lease ends and the metadata of the try. Is
+    /// dropped if the lease is lost.
+    async fn make(&self, rollout: &Rollout) -> (LeaseEnd, Option<Json>);
+
+    /// Returns the statistics in the heartbeat of a worker that leases from `queues` and makes
+    /// `running` rollouts.
+    fn stats(&self, queues: Vec<String>, running: usize) -> Option<Json>;
+
+    /// Shows a message to the user.
+    fn note(&self, text: String);
+}
+
+/// Settings of a worker.
+pub struct WorkerOptions {
+    /// Store from which the worker leases.
+    pub store: Arc<dyn Rollouts>,
+    /// Maximum number of concurrent rollouts, at least 1.
+    pub slots: usize,
+    /// Id of the worker, unique in the store.
+    pub name: String,
+    /// Whether the worker ends after its first leases have ended.
+    pub once: bool,
+    /// Timeout for an unreachable store.
+    pub wait: Duration,
+    /// Timeout for rollouts in progress after a request to stop.
+    pub drain: Duration,
+}
+
+/// Runs a worker until it is asked to stop. The first item of `requests` drains the worker, the
+/// second stops its rollouts.
+///
+/// # Errors
+/// Returns an error if the store is unreachable for longer than [`WorkerOptions::wait`], and the
+/// errors of [`Work::queues`].
+pub async fn run_worker<W: Work>(
+    options: WorkerOptions,
+    work: Arc<W>,
+    mut requests: UnboundedReceiver<()>,
+) -> Result<(), W::Error> {
+    let worker = Arc::new(Worker {
+        options,
+        work,
+        leases: Mutex::default(),
+        queues: Mutex::default(),
+        running: AtomicUsize::new(0),
+    });
+    let mut beating = JoinSet::new();
+    beating.spawn(Arc::clone(&worker).beat());
+    let mut rollouts = JoinSet::new();
+    let ended = worker.serve(&mut rollouts, &mut requests).await;
+    beating.shutdown().await;
+    rollouts.shutdown().await;
+    worker.release_all().await;
+    ended
+}
+
+type Leasing<E> = Pin<Box<dyn Future<Output = Result<Vec<Rollout>, E>> + Send>>;
+
+/// State of a worker.
+struct Worker<W> {
+    options: WorkerOptions,
+    work: Arc<W>,
+    /// Leases in progress, by id of the rollout.
+    leases: Mutex<BTreeMap<String, Lease>>,
+    /// Queues of the last request for leases.
+    queues: Mutex<Vec<String>>,
+    /// Number of rollouts in progress.
+    running: AtomicUsize,
+}
+
+impl<W: Work> Worker<W> {
+    /// Leases rollouts and starts them, until no more are to be leased and all have ended or the
+    /// drain timeout has expired.
+    async fn serve(
+        self: &Arc<Self>,
+        rollouts: &mut JoinSet<()>,
+        requests: &mut UnboundedReceiver<()>,
+    ) -> Result<(), W::Error> {
+        let WorkerOptions { slots, once, drain, .. } = self.options;
+        let mut leasing: Option<Leasing<W::Error>> = None;
+        let mut deadline = None;
+        let mut has_leased = false;
+        loop {
+            let can_lease = deadline.is_none() && !(once && has_leased);
+            let free = slots.saturating_sub(rollouts.len());
+            if can_lease && free > 0 && leasing.is_none() {
+                leasing = Some(Box::pin(Arc::clone(self).lease(free)));
+            }
+            if leasing.is_none() && rollouts.is_empty() {
+                return Ok(());
+            }
+            let expiry = deadline.unwrap_or_else(Instant::now);
+            tokio::select! {
+                // The order makes simulations repeatable.
+                biased;
+                Some(()) = requests.recv() => {
+                    if deadline.is_some() {
+                        return Ok(());
+                    }
+                    let running = rollouts.len();
+                    self.work.note(format!("stopping after {running} attempts in progress"));
+                    deadline = Some(Instant::now() + drain);
+                }
+                () = tokio::time::sleep_until(expiry), if deadline.is_some() => {
+                    let running = rollouts.len();
+                    self.work.note(format!(
+                        "stopped {running} attempts that had not ended within {drain:?}; other \
+                         runners repeat them"
+                    ));
+                    return Ok(());
+                }
+                Some(_) = rollouts.join_next(), if !rollouts.is_empty() => {}
+                leased = async {
+                    match &mut leasing {
+                        Some(leasing) => leasing.await,
+                        None => std::future::pending().await,
+                    }
+                },
+                    if leasing.is_some() =>
+                {
+                    leasing = None;
+                    for rollout in leased? {
+                        has_leased = true;
+                        if let Some(lease) = rollout.latest_try.as_ref().map(|latest| latest.lease()) {
+                            self.leases().insert(rollout.id.clone(), lease.clone());
+                            // A stopping worker returns it.
+                            if deadline.is_none() {
+                                rollouts.spawn(Arc::clone(self).make(rollout, lease));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn leases(&self) -> MutexGuard<'_, BTreeMap<String, Lease>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Vec<String>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Requests leases. The result may be empty.
+    async fn lease(self: Arc<Self>, max: usize) -> Result<Vec<Rollout>, W::Error> {
+        let WorkerOptions { store, wait, name, .. } = &self.options;
+        let queues = self.work.queues().await?;
+        self.queues().clone_from(&queues);
+        // A repeated request returns the leases of a response that was lost.
+        let key = crate::random_id(store.location()).map_err(|error| RetryError {
+            purpose: "lease attempts".to_owned(),
+            location: store.location().to_owned(),
+            waited: Duration::ZERO,
+            source: RolloutError::Store(error),
+        })?;
+        let request = LeaseRequest {
+            queues,
+            wait: LEASE_WAIT,
+            key: Some(key),
+            ..LeaseRequest::new(max, Some(name))
+        };
+        Ok(retry(&**store, "lease attempts", *wait, || store.lease(&request)).await?)
+    }
+
+    /// Reports that the worker is connected, until the future is dropped.
+    async fn beat(self: Arc<Self>) {
+        loop {
+            let queues = self.queues().clone();
+            let stats = self.work.stats(queues, self.running.load(Ordering::Relaxed));
+            // Leases report an unreachable store.
+            if let Err(error) = self.options.store.beat_worker(&self.options.name, stats).await {
+                tracing::debug!(%error, "could not report that the runner is connected");
+            }
+            tokio::time::sleep(WORKER_INTERVAL).await;
+        }
+    }
+
+    /// Makes a leased rollout and reports its end.
+    async fn make(self: Arc<Self>, rollout: Rollout, lease: Lease) {
+        let _running = RunningRollout::new(&self.running);
+        let lease_seconds = rollout.config.unresponsive_seconds.map(Duration::from_secs_f64);
+        let interval = lease_seconds.map_or(DEFAULT_HEARTBEAT, |time| time / HEARTBEATS_PER_LEASE);
+        let (end, metadata) = tokio::select! {
+            biased;
+            made = self.work.make(&rollout) => made,
+            why = self.keep_lease(&lease, interval) => {
+                self.leases().remove(&rollout.id);
+                tracing::info!("stopped an attempt: {why}");
+                return;
+            }
+        };
+        let WorkerOptions { store, wait, .. } = &self.options;
+        let finish = || store.finish(&lease, end, metadata.clone());
+        let discarded = tokio::select! {
+            biased;
+            finished = retry(&**store, "report an attempt", *wait, finish) => {
+                finished.err().map(|error| format!("{error}: {}", error.source))
+            }
+            why = self.keep_lease(&lease, interval) => Some(why),
+        };
+        if let Some(why) = discarded {
+            tracing::info!("discarded the report of an attempt: {why}");
+        }
+        self.leases().remove(&rollout.id);
+    }
+
+    /// Reports that a rollout is in progress, until its lease is lost. Returns the reason.
+    async fn keep_lease(&self, lease: &Lease, interval: Duration) -> String {
+        loop {
+            match self.options.store.heartbeat(lease).await {
+                Ok(_) => {}
+                Err(RolloutError::Store(error)) => tracing::warn!(%error, "could not report"),
+                Err(lost) => return lost.to_string(),
+            }
+            tokio::time::sleep(interval).await;
+        }
+    }
+
+    /// Returns all leases in progress to the store.
+    async fn release_all(&self) {
+        let leases = std::mem::take(&mut *self.leases());
+        let release = async {
+            for lease in leases.into_values() {
+                let released = self.options.store.finish(&lease, LeaseEnd::Released, None).await;
+                if let Err(error) = released {
+                    tracing::info!(%error, "could not return a lease; it expires");
+                }
+            }
+        };
+        if tokio::time::timeout(RELEASE_TIMEOUT, release).await.is_err() {
+            self.work.note("the store did not take back the leases; they expire".to_owned());
+        }
+    }
+}
+
+/// Counts a rollout as running until dropped.
+struct RunningRollout<'a>(&'a AtomicUsize);
+
+impl<'a> RunningRollout<'a> {
+    fn new(running: &'a AtomicUsize) -> Self {
+        running.fetch_add(1, Ordering::Relaxed);
+        RunningRollout(running)
+    }
+}
+
+impl Drop for RunningRollout<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
