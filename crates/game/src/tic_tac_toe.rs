@@ -62,6 +62,10 @@ impl Game for TicTacToe {
         let state = Box::new(Board { options, cells: [None; 9] });
         Ok(Start { seats: seats.collect(), events: Vec::new(), state })
     }
+
+    fn starts(&self, options: &Value) -> Result<Option<Vec<Start>>, GameError> {
+        Ok(Some(vec![self.start(options, 0)?]))
+    }
 }
 
 impl Board {

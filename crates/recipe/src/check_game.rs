@@ -30,10 +30,16 @@ impl Recipe {
         } else {
             Rules::Workers(workers(keys, Duration::from_secs_f64(keys.seconds)).into())
         };
+        Ok(GameLoop { options: self.game_options(rules).into() })
+    }
+
+    /// Returns the options of the recipe's game loop with these rules.
+    pub fn game_options(&self, rules: Rules) -> GameOptions {
+        let keys = &self.game;
         let mut agents = keys.agents.clone();
         let other = agents.remove(OTHER).unwrap_or_else(|| DEFAULT.to_owned());
         let prompts = self.agents().into_iter().filter(|(_, keys)| !keys.system.is_empty());
-        let options = GameOptions {
+        GameOptions {
             agents,
             systems: prompts.map(|(name, keys)| (name.to_owned(), keys.system.clone())).collect(),
             retries: keys.retries,
@@ -41,10 +47,10 @@ impl Recipe {
             default_reward: keys.default,
             move_tokens: keys.move_tokens,
             constrained: keys.constrained,
+            has_reasoning: keys.reasoning,
             format: keys.format.clone(),
             ..GameOptions::new(rules, keys.options(), &other)
-        };
-        Ok(GameLoop { options: options.into() })
+        }
     }
 }
 

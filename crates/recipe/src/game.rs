@@ -40,6 +40,8 @@ pub struct GameKeys {
     pub move_tokens: usize,
     /// Whether the sampler restricts replies to the JSON schema of the move.
     pub constrained: bool,
+    /// Whether the described format of a reply has a field for private reasoning.
+    pub reasoning: bool,
     /// Text after each request for a move; `{format}` is replaced by the format of the reply.
     pub format: String,
 }
@@ -63,6 +65,7 @@ impl Default for GameKeys {
             default: -0.1,
             move_tokens: 0,
             constrained: false,
+            reasoning: true,
             format: DEFAULT_FORMAT.to_owned(),
         }
     }

@@ -191,6 +191,80 @@ async fn illegal_reply_gets_reason_and_penalty() {
     assert!(told.contains("99") && told.contains("one of: 1, 2"), "{told}");
 }
 
+/// Conversations whose moves are scored are those that the game loop holds.
+#[tokio::test]
+async fn scored_conversations_match_those_of_matches() {
+    let api = ScriptedApi::new(|number, _| {
+        Some(Ok(format!("{{\"move\": \"{}\"}}", ["check", "bet", "call"][number])))
+    });
+    let agent = api_agent("default", api.clone());
+    let mut game = game("kuhn", Value::Null, &[]);
+    let options = GameOptions {
+        agents: Default::default(),
+        systems: [("default".to_owned(), format!("Play well. {INSTRUCTIONS}"))].into(),
+        has_reasoning: false,
+        ..GameOptions::new(Rules::built_in("kuhn").unwrap(), Value::Null, "default")
+    };
+    game.options = options.into();
+    let attempt = game.run(context(vec![agent.clone()], 2)).await;
+    assert_eq!(attempt.outcome.error, None);
+    let tree = levade_game::GameTree::new(&levade_game::Kuhn, &Value::Null, 100).unwrap();
+    let queries = api.queries.lock().unwrap();
+    assert_eq!(queries.len(), 3);
+    for (query, seat) in queries.iter().zip([0, 1, 0]) {
+        let same = (0..tree.information_sets().len()).filter(|set| {
+            let path = tree.path(*set);
+            let seated = (&agent, &agent.players[0]);
+            probabilities::conversation(&game.options, &tree, &path, seated) == query.messages
+        });
+        let same: Vec<usize> = same.collect();
+        assert_eq!(same.len(), 1, "{:?}", query.messages);
+        assert_eq!(tree.information_sets()[same[0]].seat, seat);
+        assert!(!last_text(query).contains("reasoning"), "{}", last_text(query));
+    }
+}
+
+/// A player that always bets and calls beats one that folds, in every seat and with all cards.
+#[tokio::test]
+async fn versus_scores_contestant_by_rewards_of_its_seats() {
+    let contestant = |name: &str, moves: [&'static str; 2]| {
+        let reply = move |query: &ChatQuery| {
+            let can = |choice: &&&str| last_text(query).contains(**choice);
+            let choice = moves.iter().find(can).copied().unwrap();
+            format!("{{\"move\": {choice}}}")
+        };
+        let api = ScriptedApi::new(move |_, query| Some(Ok(reply(query))));
+        let agents = [("default".to_owned(), api_agent("default", api))].into();
+        Contestant { name: name.to_owned(), agents }
+    };
+    let bold = contestant("bold", ["\"bet\"", "\"call\""]);
+    let timid = contestant("timid", ["\"check\"", "\"fold\""]);
+    let game = game("kuhn", Value::Null, &[]);
+    let params = levade_policy::SamplingParams::default();
+    let play = async |contestants: [&Contestant; 2], side: &str, seed: u64| {
+        let seeds = MatchSeeds { game: seed, sampling: 1, stream: seed };
+        play_versus(&game.options, contestants, side, seeds, &params).await
+    };
+    for seed in 0..4 {
+        for side in ["Player1", "Player2"] {
+            assert_eq!(play([&bold, &timid], side, seed).await, Ok(1.0), "{side} {seed}");
+            assert_eq!(play([&timid, &bold], side, seed).await, Ok(0.0), "{side} {seed}");
+        }
+    }
+    let error = play([&bold, &timid], "nobody", 1).await.unwrap_err();
+    assert!(error.contains("\"nobody\""), "{error}");
+}
+
+#[tokio::test]
+async fn chat_api_cannot_score_moves() {
+    let agent = api_agent("default", ScriptedApi::new(|_, _| None));
+    let tree = levade_game::GameTree::new(&levade_game::Kuhn, &Value::Null, 100).unwrap();
+    let game = game("kuhn", Value::Null, &[]);
+    let seated = (&agent, &agent.players[0]);
+    let error = move_probabilities(&game.options, &tree, &[0], seated, 1.0).await.unwrap_err();
+    assert!(error.contains("default") && error.contains("chat API"), "{error}");
+}
+
 /// A policy that writes nonsense without end plays default moves, and two seats of one agent stay
 /// apart in the record.
 #[tokio::test]

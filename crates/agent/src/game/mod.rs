@@ -16,9 +16,11 @@
 
 mod options;
 mod player;
+mod probabilities;
 mod record;
 mod reply;
 mod table;
+mod versus;
 mod workers;
 
 use std::sync::Arc;
@@ -31,6 +33,8 @@ use levade_tree::{Finish, Outcome, seat_name};
 use tracing::{Instrument, debug_span};
 
 pub use options::{DEFAULT_FORMAT, GameOptions, INSTRUCTIONS, Rules};
+pub use probabilities::{MoveProbabilities, move_probabilities};
+pub use versus::{Contestant, MatchSeeds, play_versus};
 pub use workers::GameWorkers;
 
 use crate::attempt::{CLOSE_TIMEOUT, add_recorded_calls};

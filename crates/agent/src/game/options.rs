@@ -57,6 +57,7 @@ impl Rules {
 }
 
 /// Game of a run, and the agents that play it.
+#[derive(Clone)]
 pub struct GameOptions {
     /// Rules of the game.
     pub rules: Rules,
@@ -79,6 +80,8 @@ pub struct GameOptions {
     pub move_tokens: usize,
     /// Whether the sampler restricts replies to the schema of the ask.
     pub constrained: bool,
+    /// Whether the described format of a reply has a field for private reasoning.
+    pub has_reasoning: bool,
     /// Text that follows every ask; `{format}` stands for the format of the reply.
     pub format: String,
 }
@@ -97,6 +100,7 @@ impl GameOptions {
             default_reward: -0.1,
             move_tokens: 0,
             constrained: false,
+            has_reasoning: true,
             format: DEFAULT_FORMAT.to_owned(),
         }
     }
@@ -105,7 +109,7 @@ impl GameOptions {
     ///
     /// # Errors
     /// Returns a message if no entry names the seat, its role or its side.
-    pub(super) fn agent_for(&self, seat: &Seat) -> Result<&str, String> {
+    pub fn agent_for(&self, seat: &Seat) -> Result<&str, String> {
         let keys = [&seat.name, &seat.role, &seat.side];
         let named = keys.iter().find_map(|key| self.agents.get(*key)).or(self.other.as_ref());
         named.map(String::as_str).ok_or_else(|| {

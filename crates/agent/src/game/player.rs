@@ -6,7 +6,7 @@ use levade_policy::FinishReason;
 use levade_text::Message;
 
 use super::options::{GameOptions, INSTRUCTIONS};
-use super::reply::{describe_format, parse_move};
+use super::reply::{describe_format, parse_move, reply_schema};
 use crate::roster::{Agent, Limits, Player};
 
 /// Player of a seat.
@@ -69,6 +69,28 @@ impl SeatPlayer {
         self.unseen.extend(events.map(str::to_owned));
     }
 
+    /// Returns the message with which the player is asked: what it has observed since its last
+    /// move, the request, and the format of the reply.
+    fn message(&mut self, options: &GameOptions, ask: &Ask) -> String {
+        let mut message = std::mem::take(&mut self.unseen);
+        message.push(ask.prompt.clone());
+        let format = describe_format(ask, options.has_reasoning);
+        message.push(options.format.replace("{format}", &format));
+        message.join("\n")
+    }
+
+    /// Adds an ask to the conversation without a call, and the player's reply to it, if any.
+    pub fn replay(&mut self, options: &GameOptions, ask: &Ask, reply: Option<String>) {
+        let message = self.message(options, ask);
+        self.history.push(Message::user(message));
+        self.history.extend(reply.map(Message::assistant));
+    }
+
+    /// Returns the messages of the conversation so far.
+    pub fn history(&self) -> &[Message] {
+        &self.history
+    }
+
     /// Returns the player's move, or the default move if the player makes no legal one.
     ///
     /// # Errors
@@ -79,10 +101,7 @@ impl SeatPlayer {
         options: &GameOptions,
         ask: &Ask,
     ) -> Result<Move, String> {
-        let mut message = std::mem::take(&mut self.unseen);
-        message.push(ask.prompt.clone());
-        message.push(options.format.replace("{format}", &describe_format(ask)));
-        let mut message = message.join("\n");
+        let mut message = self.message(options, ask);
         let mut turn = None;
         for _ in 0..=options.retries {
             let Some(request) = self.request(&message, options, ask) else {
@@ -143,7 +162,9 @@ impl SeatPlayer {
                 max_tokens: Some(remaining.min(move_tokens)),
                 ..SamplingOptions::default()
             },
-            constraint: options.constrained.then(|| Constraint::JsonSchema(ask.schema())),
+            constraint: options
+                .constrained
+                .then(|| Constraint::JsonSchema(reply_schema(ask, options.has_reasoning))),
             ..Request::new(Input::Messages(messages))
         })
     }

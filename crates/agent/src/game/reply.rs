@@ -30,9 +30,26 @@ fn find_object(reply: &str) -> Result<Value, String> {
     Ok(parsed)
 }
 
+/// Returns the shortest reply that plays a choice.
+pub(super) fn write_reply(choice: &Value) -> String {
+    format!("{{\"move\": {choice}}}")
+}
+
+/// Returns the JSON schema of a reply.
+pub(super) fn reply_schema(ask: &Ask, has_reasoning: bool) -> Value {
+    let mut schema = ask.schema();
+    if let Some(properties) = schema["properties"].as_object_mut().filter(|_| !has_reasoning) {
+        properties.remove("reasoning");
+    }
+    schema
+}
+
 /// Returns the format of a reply, in words for the player.
-pub(super) fn describe_format(ask: &Ask) -> String {
-    let mut fields = vec!["\"reasoning\": \"private thoughts\"".to_owned()];
+pub(super) fn describe_format(ask: &Ask, has_reasoning: bool) -> String {
+    let mut fields = Vec::new();
+    if has_reasoning {
+        fields.push("\"reasoning\": \"private thoughts\"".to_owned());
+    }
     if ask.has_speech {
         fields.push("\"say\": \"what you say\"".to_owned());
     }
@@ -92,11 +109,30 @@ mod tests {
     #[test]
     fn format_lists_fields_of_ask() {
         let both = ask(true, Choice::OneOf(vec![json!(true), json!(false)]));
-        let format = describe_format(&both);
+        let format = describe_format(&both, true);
         assert!(
             format.contains("\"say\"") && format.contains("\"move\": true | false"),
             "{format}"
         );
-        assert!(!describe_format(&ask(true, Choice::None)).contains("\"move\""));
+        assert!(!describe_format(&ask(true, Choice::None), true).contains("\"move\""));
+    }
+
+    #[test]
+    fn format_without_reasoning_has_only_move() {
+        let card = ask(false, Choice::OneOf(vec![json!("bet"), json!(4)]));
+        assert_eq!(describe_format(&card, false), "{\"move\": \"bet\" | 4}");
+        let allows = |has_reasoning: bool| {
+            let schema = reply_schema(&card, has_reasoning);
+            schema["properties"].as_object().unwrap().contains_key("reasoning")
+        };
+        assert!(allows(true) && !allows(false));
+    }
+
+    #[test]
+    fn written_reply_is_parsed_as_its_move() {
+        let card = ask(false, Choice::OneOf(vec![json!("bet"), json!(4)]));
+        for choice in [json!("bet"), json!(4)] {
+            assert_eq!(parse_move(&card, &write_reply(&choice)), Ok(Move::choice(choice)));
+        }
     }
 }

@@ -46,7 +46,7 @@ const EXAMPLES: &[Example] = &[
     example!("calc-x", "README.md", "agent.py", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("calculator", "README.md", "recipe.toml"),
     example!("gsm8k", "README.md", "recipe.toml"),
-    example!("kuhn", "README.md", "recipe.toml"),
+    example!("kuhn", "README.md", "legal.jsonl", "legal.py", "legal.toml", "recipe.toml"),
     example!("langgraph-agent", "README.md", "agent.py", "recipe.toml"),
     example!("mcp", "README.md", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("nim", "README.md", "game.py", "recipe.toml"),

@@ -10,6 +10,7 @@ mod elsewhere;
 mod environments;
 mod export;
 mod first_steps;
+mod games;
 mod life;
 mod logging;
 mod outages;

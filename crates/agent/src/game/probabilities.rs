@@ -1,0 +1,149 @@
+//! Probabilities of legal moves, as the policy of a seat assigns them at information sets.
+//!
+//! The reply that plays a choice without other text, `{"move": …}`, is scored after the same
+//! conversation that the game loop would hold. The probabilities are exact: no reply is sampled.
+//! Replies with reasoning, other spacing or other tokens of the same text are not counted, so a
+//! recipe should ask for moves only (`game.reasoning = false`).
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use levade_call::Backend;
+use levade_game::{GameTree, InformationSet};
+use levade_policy::{SampleRequest, SamplingParams};
+use levade_text::Message;
+
+use super::options::GameOptions;
+use super::player::SeatPlayer;
+use super::reply::write_reply;
+use crate::roster::{Agent, Player};
+
+/// Maximum number of prompts that are scored at once.
+const CONCURRENCY: usize = 16;
+
+/// Probabilities of the legal choices at an information set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoveProbabilities {
+    /// Probability of each choice among the legal ones. They add up to 1.
+    pub choices: Vec<f64>,
+    /// Probability that a reply is one of the scored ones.
+    pub legal: f64,
+}
+
+impl MoveProbabilities {
+    /// Creates the probabilities from the log-probability of each reply.
+    fn from_logprobs(logprobs: &[f64]) -> Self {
+        let max = logprobs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = logprobs.iter().map(|logprob| (logprob - max).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        MoveProbabilities {
+            choices: weights.iter().map(|weight| weight / sum).collect(),
+            legal: sum * max.exp(),
+        }
+    }
+}
+
+/// Returns the probabilities of the choices at the information sets `sets` of a tree, when `player`
+/// plays `agent` at this sampling temperature.
+///
+/// # Errors
+/// Returns a message if the policy is a chat API, which cannot score replies, if a conversation
+/// does not fit into the context, or if the sampler fails or does not respond in time.
+pub async fn move_probabilities(
+    options: &GameOptions,
+    tree: &GameTree,
+    sets: &[usize],
+    (agent, player): (&Agent, &Player),
+    temperature: f32,
+) -> Result<Vec<MoveProbabilities>, String> {
+    let asked = sets.iter().map(|set| async move {
+        let path = tree.path(*set);
+        let messages = conversation(options, tree, &path, (agent, player));
+        let set = &tree.information_sets()[*set];
+        let mut logprobs = Vec::with_capacity(set.choices.len());
+        for choice in &set.choices {
+            let reply = write_reply(choice);
+            logprobs.push(score(player, &messages, reply, (agent, temperature)).await?);
+        }
+        Ok(MoveProbabilities::from_logprobs(&logprobs))
+    });
+    stream::iter(asked).buffered(CONCURRENCY).try_collect().await
+}
+
+/// Returns the conversation of a seat up to its request for the last move of `path`.
+pub(super) fn conversation(
+    options: &GameOptions,
+    tree: &GameTree,
+    path: &[(&InformationSet, Option<usize>)],
+    seated: (&Agent, &Player),
+) -> Vec<Message> {
+    let seat = &tree.seats()[path[0].0.seat];
+    let mut seat_player = SeatPlayer::new(String::new(), seat, seated, options);
+    for (set, choice) in path {
+        seat_player.observe(set.observed.iter().map(String::as_str));
+        let reply = choice.map(|index| write_reply(&set.choices[index]));
+        seat_player.replay(options, &set.ask, reply);
+    }
+    seat_player.history().to_vec()
+}
+
+/// Returns the log-probability of a reply after these messages.
+async fn score(
+    player: &Player,
+    messages: &[Message],
+    reply: String,
+    (agent, temperature): (&Agent, f32),
+) -> Result<f64, String> {
+    let policy = &player.policy;
+    let failure = |why: String| format!("the policy {policy} cannot score a move: {why}");
+    let (Backend::Tokens(sampler), Some(format)) = (&player.backend, &player.format) else {
+        return Err(failure("it is behind a chat API, which reports no probabilities".to_owned()));
+    };
+    let chat = format.chat();
+    let render = || {
+        let mut prompt = chat.prompt(messages, &[])?;
+        let opened = chat.opened_reasoning(messages, &[])?;
+        let reply = chat.assistant(&Message::assistant(reply), opened)?;
+        let scored = reply.len();
+        prompt.extend(reply);
+        Ok((prompt, scored))
+    };
+    let (prompt, scored) =
+        render().map_err(|error: levade_text::TextError| failure(error.to_string()))?;
+    let request = SampleRequest {
+        id: "move".to_owned(),
+        policy: policy.clone(),
+        prompt,
+        params: SamplingParams {
+            max_tokens: 0,
+            temperature,
+            prompt_logprobs: Some(0),
+            ..SamplingParams::default()
+        },
+        ..SampleRequest::default()
+    };
+    let timeout = agent.limits.completion_timeout;
+    let response = async { sampler.sample(request).await?.collect(timeout).await };
+    let response = player.wait_within(timeout, response).await;
+    let completion = response
+        .ok_or_else(|| failure(format!("the sampler did not respond within {timeout:?}")))?
+        .map_err(|error| failure(error.to_string()))?;
+    let logprobs = &completion.prompt_logprobs;
+    if logprobs.len() < scored {
+        let why = format!("the sampler scored {} of {scored} tokens", logprobs.len());
+        return Err(failure(why));
+    }
+    Ok(logprobs[logprobs.len() - scored..].iter().map(|logprob| f64::from(*logprob)).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_are_normalized_over_legal_choices() {
+        let found = MoveProbabilities::from_logprobs(&[0.1f64.ln(), 0.3f64.ln()]);
+        assert!((found.choices[0] - 0.25).abs() < 1e-12 && (found.legal - 0.4).abs() < 1e-12);
+        // Improbable replies do not underflow.
+        let found = MoveProbabilities::from_logprobs(&[-2000.0, -2000.0]);
+        assert_eq!(found, MoveProbabilities { choices: vec![0.5, 0.5], legal: 0.0 });
+    }
+}

@@ -1,0 +1,247 @@
+//! Players of the seats of a game: the models of a run's policies, and the probabilities that they
+//! assign to moves.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use levade_agent::game::{GameOptions, MoveProbabilities, move_probabilities};
+use levade_agent::{Agent, Player};
+use levade_game::{GameTree, Seat};
+use levade_recipe::{ModelKeys, Recipe};
+use levade_run::dir::{CHECKPOINTS, POLICIES, RunDir, STATE};
+use levade_run::model;
+use levade_trainer::chat_options;
+use levade_tree::DEFAULT;
+
+use crate::failure::unusable;
+use crate::{host, recipe, run};
+
+/// Policies of a run at one version, or one model for all seats.
+pub struct Players {
+    /// Argument of the user.
+    name: String,
+    /// Recipe with the prompts of the game.
+    pub recipe: Recipe,
+    models: Models,
+    /// Start of the run as a Unix timestamp, which chat templates see as the current time.
+    started_at: Option<u64>,
+}
+
+enum Models {
+    /// One model plays every seat.
+    One(ModelKeys),
+    /// The policies of a run play the seats of their agents. `None` for its first version.
+    Run { own: Box<Recipe>, checkpoint: Option<PathBuf> },
+}
+
+impl Players {
+    /// Finds the players that an argument names. Their prompts are those of the run's recipe, or of
+    /// the recipe at `path` if it is `Some`.
+    ///
+    /// # Errors
+    /// Returns an error if the run or its checkpoint does not exist, or if there is no recipe.
+    pub fn find(name: &str, path: Option<&Path>) -> anyhow::Result<Self> {
+        let (run, models) = Self::resolve(name)?;
+        let recipe = match (path, &models) {
+            (Some(path), _) => recipe::load(path, &[])?,
+            (None, Models::Run { own, .. }) => Recipe::clone(own),
+            (None, Models::One(_)) => match &run {
+                Some(run) => run.recipe()?,
+                None => {
+                    return Err(unusable(format!(
+                        "{name} is no run; give the recipe of the game with --recipe"
+                    )));
+                }
+            },
+        };
+        let started_at = run.as_ref().map(RunDir::started).transpose()?;
+        Ok(Players { name: name.to_owned(), recipe, models, started_at })
+    }
+
+    /// Finds an opponent, which gets the prompts of `recipe`.
+    ///
+    /// # Errors
+    /// Returns an error if the run or its checkpoint does not exist.
+    pub fn opponent(name: &str, recipe: &Recipe) -> anyhow::Result<Self> {
+        let (run, models) = Self::resolve(name)?;
+        let started_at = run.as_ref().map(RunDir::started).transpose()?;
+        Ok(Players { name: name.to_owned(), recipe: recipe.clone(), models, started_at })
+    }
+
+    fn resolve(name: &str) -> anyhow::Result<(Option<RunDir>, Models)> {
+        if let Some((run, step)) = split_step(name) {
+            let checkpoint = (step > 0).then(|| run.root().join(checkpoint_name(step)));
+            if let Some(missing) = checkpoint.as_ref().filter(|path| !path.join(STATE).is_file()) {
+                return Err(unusable(format!(
+                    "{name}: the run has no checkpoint {}; `run.checkpoint_every` and `run.keep` \
+                     determine which steps have one",
+                    missing.display()
+                )));
+            }
+            let own = Box::new(run.recipe()?);
+            return Ok((Some(run), Models::Run { own, checkpoint }));
+        }
+        let (source, run) = run::model_source(name)?;
+        let checkpoint = PathBuf::from(&source);
+        if let Some(run) = run.as_ref().filter(|_| checkpoint.join(STATE).is_file()) {
+            let models = Models::Run { own: Box::new(run.recipe()?), checkpoint: Some(checkpoint) };
+            return Ok((Some(run.clone()), models));
+        }
+        let model = ModelKeys { source, base: None, context: None, lora: None };
+        Ok((run, Models::One(model)))
+    }
+
+    /// Returns the model that plays for an agent.
+    ///
+    /// # Errors
+    /// Returns an error if an external policy plays the agent.
+    fn model_of(&self, agent: &str) -> anyhow::Result<ModelKeys> {
+        let (own, checkpoint) = match &self.models {
+            Models::One(model) => return Ok(model.clone()),
+            Models::Run { own, checkpoint } => (own, checkpoint),
+        };
+        let named = own.agent_named(agent).unwrap_or(&own.agent);
+        let policy = own.policy_of(named).unwrap_or_else(|| DEFAULT.to_owned());
+        let keys = own.policies().into_iter().find(|(name, _)| *name == policy);
+        let first_version = keys.and_then(|(_, keys)| keys.model(&own.model));
+        let first_version = first_version.ok_or_else(|| {
+            unusable(format!(
+                "{}: the policy {policy} of the agent {agent} is external, so its probabilities \
+                 are unknown",
+                self.name
+            ))
+        })?;
+        let trained = own.trained_policies();
+        let Some(dir) = checkpoint.as_ref().filter(|_| trained.contains(&policy)) else {
+            return Ok(ModelKeys { lora: None, ..first_version });
+        };
+        let is_first = trained.first() == Some(&policy);
+        let dir = if is_first { dir.clone() } else { dir.join(POLICIES).join(&policy) };
+        let source = dir.to_string_lossy().into_owned();
+        Ok(ModelKeys { source, base: None, context: first_version.context, lora: None })
+    }
+}
+
+/// Returns the run and the step of `RUN@STEP`, or `None` if the text has another form.
+fn split_step(text: &str) -> Option<(RunDir, u64)> {
+    let (run, step) = text.rsplit_once('@')?;
+    Some((RunDir::find(Path::new(run))?, step.parse().ok()?))
+}
+
+/// Returns the steps of a run that have a checkpoint, in order, after step 0 for its first version.
+///
+/// # Errors
+/// Returns an error if the directory contains no run.
+pub fn checkpoint_steps(run: &Path) -> anyhow::Result<Vec<u64>> {
+    let run = RunDir::open(run)?;
+    let entries = std::fs::read_dir(run.root().join(CHECKPOINTS)).into_iter().flatten().flatten();
+    let steps = entries.filter_map(|entry| {
+        let step: u64 = entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok()?;
+        entry.path().join(STATE).is_file().then_some(step)
+    });
+    let mut steps: Vec<u64> = std::iter::once(0).chain(steps).collect();
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+fn checkpoint_name(step: u64) -> PathBuf {
+    Path::new(CHECKPOINTS).join(format!("step-{step:06}"))
+}
+
+/// Policy of an agent, ready to play.
+pub struct SeatedAgent {
+    /// Index of the players that it belongs to.
+    pub players: usize,
+    /// Agent, with its player.
+    pub agent: Agent,
+}
+
+/// Opens the models that play these agents for each of `all`, one after another, and passes each
+/// with the agents that it plays to `use_model`. Each model is opened once.
+///
+/// # Errors
+/// Returns an error if a model cannot be opened, and the errors of `use_model`.
+pub async fn with_models(
+    all: &[&Players],
+    agent_names: &BTreeSet<String>,
+    running: usize,
+    mut use_model: impl AsyncFnMut(Vec<SeatedAgent>) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut models: Vec<(ModelKeys, Vec<(usize, &String)>)> = Vec::new();
+    for (index, players) in all.iter().enumerate() {
+        for agent in agent_names {
+            let model = players.model_of(agent)?;
+            match models.iter_mut().find(|(known, _)| *known == model) {
+                Some((_, plays)) => plays.push((index, agent)),
+                None => models.push((model, vec![(index, agent)])),
+            }
+        }
+    }
+    let Some(recipe) = all.first().map(|players| &players.recipe) else { return Ok(()) };
+    let host = host::host()?;
+    for (keys, plays) in models {
+        let opened = model::open(&keys.source, keys.base.as_deref(), &host)?;
+        let files = &opened.files;
+        let context = keys.context.or(recipe.model.context);
+        let options = model::sampling_options(
+            &files.config,
+            recipe.engine.threads,
+            context.map(|context| context.min(files.config.context)),
+            running,
+            recipe.engine.precision,
+        );
+        let engine = model::start_sampling(&opened, &options, None, &host).await?;
+        let context = engine.context();
+        let sampler = Arc::new(engine);
+        let mut seated = Vec::with_capacity(plays.len());
+        for (index, name) in plays {
+            let players = all[index];
+            let agent_keys = recipe.agent_named(name).unwrap_or(&recipe.agent);
+            let chat = model::chat(files, chat_options(agent_keys, players.started_at))?;
+            let format = agent_keys.format(Arc::new(chat));
+            let player = Player::new(&players.name, Arc::clone(&sampler) as _, format, context);
+            let agent = Agent::new(name, player, agent_keys.limits());
+            seated.push(SeatedAgent { players: index, agent });
+        }
+        use_model(seated).await?;
+    }
+    Ok(())
+}
+
+/// Returns the names of the agents that play the seats of a game.
+///
+/// # Errors
+/// Returns an error if a seat has no agent.
+pub fn agents_of_seats(options: &GameOptions, seats: &[Seat]) -> anyhow::Result<BTreeSet<String>> {
+    let names = seats.iter().map(|seat| options.agent_for(seat).map(str::to_owned));
+    names.collect::<Result<_, String>>().map_err(unusable)
+}
+
+/// Returns the probabilities of the choices at all information sets, for each of `all`.
+///
+/// # Errors
+/// Returns an error if a seat has no agent, if a model cannot be opened, or if a policy cannot score
+/// a move.
+pub async fn score_moves(
+    all: &[&Players],
+    (options, tree): (&GameOptions, &GameTree),
+    temperature: f32,
+) -> anyhow::Result<Vec<Vec<MoveProbabilities>>> {
+    let mut found: Vec<BTreeMap<usize, MoveProbabilities>> = vec![BTreeMap::new(); all.len()];
+    let agents = agents_of_seats(options, tree.seats())?;
+    let score = async |seated: Vec<SeatedAgent>| {
+        for SeatedAgent { players, agent } in seated {
+            let plays = |seat: &Seat| options.agent_for(seat).is_ok_and(|name| name == agent.name);
+            let sets: Vec<usize> = (0..tree.information_sets().len())
+                .filter(|set| plays(&tree.seats()[tree.information_sets()[*set].seat]))
+                .collect();
+            let seated = (&agent, &agent.players[0]);
+            let scored = move_probabilities(options, tree, &sets, seated, temperature).await;
+            found[players].extend(sets.into_iter().zip(scored.map_err(anyhow::Error::msg)?));
+        }
+        Ok::<(), anyhow::Error>(())
+    };
+    with_models(all, &agents, 1, score).await?;
+    Ok(found.into_iter().map(|of| of.into_values().collect()).collect())
+}

@@ -1,0 +1,332 @@
+//! Complete trees of small games, and exact expected values of strategies.
+//!
+//! A tree contains every start of a match and every sequence of legal moves. Positions that a seat
+//! cannot tell apart, because it has observed the same texts and made the same moves, form an
+//! [`InformationSet`]. A strategy assigns a probability to each choice at each information set, so
+//! that expected values are sums over the leaves, without sampling.
+//!
+//! Only games in which one seat at a time chooses from a list, without statements, have a tree.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use crate::{Ask, Choice, Event, Game, GameError, Move, Next, Seat, Start, State};
+
+/// Probabilities of the choices at each information set of a tree, in the order of
+/// [`GameTree::information_sets`].
+pub type Strategy = Vec<Vec<f64>>;
+
+/// Complete tree of a game.
+pub struct GameTree {
+    seats: Vec<Seat>,
+    /// Nodes. Children stand before their parents.
+    nodes: Vec<Node>,
+    sets: Vec<InformationSet>,
+    /// Equally likely starts, as indices of nodes.
+    starts: Vec<usize>,
+}
+
+enum Node {
+    /// The match is over. Rewards by seat.
+    Leaf(Vec<f64>),
+    /// A seat chooses. The children are in the order of the choices.
+    Decision { set: usize, children: Vec<usize> },
+}
+
+/// Positions that the acting seat cannot tell apart.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InformationSet {
+    /// Seat that acts.
+    pub seat: usize,
+    /// Previous information set of the seat, with the index of its choice there. `None` at its
+    /// first move.
+    pub previous: Option<(usize, usize)>,
+    /// Texts that the seat has observed since its previous move.
+    pub observed: Vec<String>,
+    /// Request for the move.
+    pub ask: Ask,
+    /// Legal choices.
+    pub choices: Vec<Value>,
+    /// One of the positions.
+    pub position: Value,
+}
+
+/// Attributes that distinguish the information sets of a tree.
+type Key = (usize, Option<(usize, usize)>, Vec<String>, String);
+
+/// What a seat has observed.
+#[derive(Clone, Default)]
+struct View {
+    previous: Option<(usize, usize)>,
+    observed: Vec<String>,
+}
+
+/// Tree under construction.
+struct Builder<'a> {
+    game: &'a str,
+    max_sets: usize,
+    nodes: Vec<Node>,
+    sets: Vec<InformationSet>,
+    known: HashMap<Key, usize>,
+}
+
+impl GameTree {
+    /// Creates the tree of a game with these options.
+    ///
+    /// # Errors
+    /// Returns an error if the rules reject the options, if the game cannot be enumerated, or if it
+    /// has more than `max_sets` information sets.
+    pub fn new(game: &dyn Game, options: &Value, max_sets: usize) -> Result<Self, GameError> {
+        let name = game.name();
+        let starts = game.starts(options)?;
+        let starts = starts.filter(|starts| !starts.is_empty()).ok_or_else(|| {
+            tree_error(name, "its starts cannot be listed; use kuhn or tic_tac_toe".to_owned())
+        })?;
+        let mut builder = Builder {
+            game: name,
+            max_sets,
+            nodes: Vec::new(),
+            sets: Vec::new(),
+            known: HashMap::new(),
+        };
+        let seats = starts[0].seats.clone();
+        let mut roots = Vec::with_capacity(starts.len());
+        for Start { seats: own, events, mut state } in starts {
+            if own != seats {
+                let why = "the roles of its seats differ from start to start".to_owned();
+                return Err(tree_error(name, why));
+            }
+            let mut views = vec![View::default(); seats.len()];
+            observe(&mut views, &events);
+            roots.push(builder.expand(&mut *state, &views)?);
+        }
+        let Builder { nodes, sets, .. } = builder;
+        Ok(GameTree { seats, nodes, sets, starts: roots })
+    }
+
+    /// Returns the seats, in order.
+    pub fn seats(&self) -> &[Seat] {
+        &self.seats
+    }
+
+    /// Returns the information sets. The previous set of a set stands before it.
+    pub fn information_sets(&self) -> &[InformationSet] {
+        &self.sets
+    }
+
+    /// Returns the information sets of a seat from its first move to `set`, each with the index of
+    /// the choice that leads to the next one. The last has none.
+    pub fn path(&self, set: usize) -> Vec<(&InformationSet, Option<usize>)> {
+        let mut path = vec![(&self.sets[set], None)];
+        let mut previous = self.sets[set].previous;
+        while let Some((earlier, choice)) = previous {
+            path.push((&self.sets[earlier], Some(choice)));
+            previous = self.sets[earlier].previous;
+        }
+        path.reverse();
+        path
+    }
+
+    /// Returns the strategy that makes all choices equally likely.
+    pub fn uniform(&self) -> Strategy {
+        let uniform =
+            |set: &InformationSet| vec![1.0 / set.choices.len() as f64; set.choices.len()];
+        self.sets.iter().map(uniform).collect()
+    }
+
+    /// Returns an equilibrium of the game, if its rules know one.
+    pub fn equilibrium(&self, game: &dyn Game) -> Option<Strategy> {
+        self.sets.iter().map(|set| game.equilibrium(&set.position)).collect()
+    }
+
+    /// Returns the strategy in which `seat` plays `own`, and the remaining seats play `others`.
+    pub fn combine(&self, seat: usize, own: &Strategy, others: &Strategy) -> Strategy {
+        let pairs = self.sets.iter().zip(own.iter().zip(others));
+        let pick = |(set, (own, other)): (&InformationSet, (&Vec<f64>, &Vec<f64>))| {
+            if set.seat == seat { own.clone() } else { other.clone() }
+        };
+        pairs.map(pick).collect()
+    }
+
+    /// Returns the expected reward of each seat.
+    pub fn values(&self, strategy: &Strategy) -> Vec<f64> {
+        let mut values: Vec<Vec<f64>> = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            values.push(match node {
+                Node::Leaf(rewards) => rewards.clone(),
+                Node::Decision { set, children } => {
+                    let mut sum = vec![0.0; self.seats.len()];
+                    for (child, probability) in children.iter().zip(&strategy[*set]) {
+                        for (sum, value) in sum.iter_mut().zip(&values[*child]) {
+                            *sum += probability * value;
+                        }
+                    }
+                    sum
+                }
+            });
+        }
+        let mean = |seat: usize| {
+            let sum: f64 = self.starts.iter().map(|start| values[*start][seat]).sum();
+            sum / self.starts.len() as f64
+        };
+        (0..self.seats.len()).map(mean).collect()
+    }
+
+    /// Returns the probability that a match reaches each information set. A match can reach several
+    /// sets, so the probabilities do not add up to 1.
+    pub fn reach(&self, strategy: &Strategy) -> Vec<f64> {
+        let reach = self.node_reach(|set, choice| strategy[set][choice]);
+        let mut sums = vec![0.0; self.sets.len()];
+        for (node, reach) in self.nodes.iter().zip(reach) {
+            if let Node::Decision { set, .. } = node {
+                sums[*set] += reach;
+            }
+        }
+        sums
+    }
+
+    /// Returns the strategy in which `seat` has the largest expected reward if the remaining seats
+    /// play `others`, which it knows.
+    pub fn best_response(&self, seat: usize, others: &Strategy) -> Strategy {
+        // Probability of a node as far as chance and the remaining seats determine it.
+        let own = |set: usize| self.sets[set].seat == seat;
+        let reach = self.node_reach(|set, choice| if own(set) { 1.0 } else { others[set][choice] });
+        let mut nodes_of_set = vec![Vec::new(); self.sets.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            if let Node::Decision { set, .. } = node {
+                nodes_of_set[*set].push(index);
+            }
+        }
+        let mut strategy = others.clone();
+        // A set stands after the previous set of its seat, so later choices are known first.
+        for set in (0..self.sets.len()).rev().filter(|set| own(*set)) {
+            let value = |choice: usize| {
+                let nodes = nodes_of_set[set].iter();
+                let sum = nodes.map(|node| match &self.nodes[*node] {
+                    Node::Decision { children, .. } => {
+                        reach[*node] * self.node_value(children[choice], seat, &strategy)
+                    }
+                    Node::Leaf(_) => 0.0,
+                });
+                sum.sum::<f64>()
+            };
+            let num_choices = self.sets[set].choices.len();
+            let values: Vec<f64> = (0..num_choices).map(value).collect();
+            let best = (0..num_choices).max_by(|a, b| values[*a].total_cmp(&values[*b]));
+            strategy[set] =
+                (0..num_choices).map(|i| f64::from(u8::from(Some(i) == best))).collect();
+        }
+        strategy
+    }
+
+    /// Returns the probability of each node, if `probability` is that of a choice at a set.
+    fn node_reach(&self, probability: impl Fn(usize, usize) -> f64) -> Vec<f64> {
+        let mut reach = vec![0.0; self.nodes.len()];
+        for start in &self.starts {
+            reach[*start] = 1.0 / self.starts.len() as f64;
+        }
+        for (index, node) in self.nodes.iter().enumerate().rev() {
+            if let Node::Decision { set, children } = node {
+                for (choice, child) in children.iter().enumerate() {
+                    reach[*child] = reach[index] * probability(*set, choice);
+                }
+            }
+        }
+        reach
+    }
+
+    /// Returns the expected reward of a seat from a node on.
+    fn node_value(&self, node: usize, seat: usize, strategy: &Strategy) -> f64 {
+        match &self.nodes[node] {
+            Node::Leaf(rewards) => rewards[seat],
+            Node::Decision { set, children } => {
+                let likely = children.iter().zip(&strategy[*set]).filter(|(_, p)| **p > 0.0);
+                likely.map(|(child, p)| p * self.node_value(*child, seat, strategy)).sum()
+            }
+        }
+    }
+}
+
+impl Builder<'_> {
+    /// Adds the position of `state` and all positions after it. Returns the index of its node.
+    fn expand(&mut self, state: &mut dyn State, views: &[View]) -> Result<usize, GameError> {
+        let asks = match state.next() {
+            Next::Over(outcomes) => {
+                let reward = |outcome: &crate::SeatOutcome| {
+                    let moves: f64 = outcome.transitions.iter().map(|(_, reward)| reward).sum();
+                    outcome.reward + moves
+                };
+                return Ok(self.push(Node::Leaf(outcomes.iter().map(reward).collect())));
+            }
+            Next::Ask(asks) => asks,
+        };
+        let (ask, choices) = match &asks[..] {
+            [ask @ Ask { has_speech: false, choice: Choice::OneOf(choices), .. }] => {
+                (ask, choices.clone())
+            }
+            _ => {
+                let why = "several seats move at once, or a move is no choice from a list";
+                return Err(tree_error(self.game, why.to_owned()));
+            }
+        };
+        let seat = ask.seat;
+        let position = state.save();
+        let set = self.find_set(ask, &choices, &position, &views[seat])?;
+        let mut children = Vec::with_capacity(choices.len());
+        for (index, choice) in choices.into_iter().enumerate() {
+            state.load(&position)?;
+            let events = state.apply(&[(seat, Move::choice(choice))])?;
+            let mut after = views.to_vec();
+            after[seat] = View { previous: Some((set, index)), observed: Vec::new() };
+            observe(&mut after, &events);
+            children.push(self.expand(state, &after)?);
+        }
+        Ok(self.push(Node::Decision { set, children }))
+    }
+
+    /// Returns the index of the information set of a position, which is added if it is new.
+    fn find_set(
+        &mut self,
+        ask: &Ask,
+        choices: &[Value],
+        position: &Value,
+        view: &View,
+    ) -> Result<usize, GameError> {
+        let key = (ask.seat, view.previous, view.observed.clone(), ask.prompt.clone());
+        if let Some(set) = self.known.get(&key) {
+            return Ok(*set);
+        }
+        if self.sets.len() == self.max_sets {
+            let why = format!("it has more than {} information sets", self.max_sets);
+            return Err(tree_error(self.game, why));
+        }
+        self.sets.push(InformationSet {
+            seat: ask.seat,
+            previous: view.previous,
+            observed: view.observed.clone(),
+            ask: ask.clone(),
+            choices: choices.to_vec(),
+            position: position.clone(),
+        });
+        self.known.insert(key, self.sets.len() - 1);
+        Ok(self.sets.len() - 1)
+    }
+
+    fn push(&mut self, node: Node) -> usize {
+        self.nodes.push(node);
+        self.nodes.len() - 1
+    }
+}
+
+/// Adds events to the views of the seats that observe them.
+fn observe(views: &mut [View], events: &[Event]) {
+    for (seat, view) in views.iter_mut().enumerate() {
+        let seen = events.iter().filter(|event| event.to.contains(seat));
+        view.observed.extend(seen.map(|event| event.text.clone()));
+    }
+}
+
+fn tree_error(game: &str, message: String) -> GameError {
+    GameError::Tree { game: game.to_owned(), message }
+}
