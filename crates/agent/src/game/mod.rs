@@ -33,8 +33,8 @@ use tracing::{Instrument, debug_span};
 pub use options::{DEFAULT_FORMAT, GameOptions, INSTRUCTIONS, Rules};
 pub use workers::GameWorkers;
 
-use crate::attempt::{CLOSE_TIMEOUT, add_recorded_calls};
 use crate::cast::{Caller, PartyBuilder};
+use crate::recorded_calls::{CLOSE_TIMEOUT, add_recorded_calls};
 use crate::{AgentLoop, Attempt, AttemptContext};
 
 use player::SeatPlayer;
