@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # Recipes, and the phases whose scripted completions are tested.
-RECIPES = {"retool": [0], "search-r1": [0], "sql": [0, 1], "mcp": [0], "calc-x": [0]}
+RECIPES = {"retool": [0], "search-r1": [0], "sql": [0, 1], "retail": [0], "mcp": [0], "calc-x": [0]}
 
 
 def scores(record: Path) -> list[tuple[str, float | None]]:

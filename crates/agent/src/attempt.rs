@@ -13,25 +13,24 @@
 //! tasks are out of scope.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_call::{CallRecord, Cast, Recording};
-use levade_conversation::{Fork, Origin};
-use levade_policy::FinishReason;
-use levade_tree::{CallCounts, ContextTruncation, Finish, Outcome};
+use levade_call::Cast;
+use levade_text::Message;
+use levade_tools::OpenTools;
+use levade_tree::{CallCounts, Finish, Outcome};
 use tracing::{Instrument, debug, debug_span};
 
 use crate::cast::{Caller, PartyBuilder};
+use crate::merge_outcome::merge_outcome;
+use crate::recorded_calls::{CLOSE_TIMEOUT, add_recorded_calls};
 use crate::roster::{Agent, Player};
 use crate::teacher_demonstrations::{
     ImitatingPolicy, TeacherCompletion, create_attempt, demonstrate_completions,
 };
 use crate::tool_loop::{LoopError, LoopLimits, ToolLoop, add_opening};
+use crate::user::{EndedUser, UserSession};
 use crate::{AgentLoop, Attempt, AttemptContext};
-
-/// Timeout for calls in flight to end after the loop has ended.
-pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Agent loop of agents that are not programs: the tool loop.
 #[derive(Debug, Clone, Copy, Default)]
@@ -74,7 +73,7 @@ async fn run_attempt(context: AttemptContext) -> Attempt {
     if agent.picker.is_some() {
         outcome.cast.insert(agent.name.clone(), player.policy.clone());
     }
-    let result = open_and_loop(&context, (agent, player), &cast, &mut outcome).await;
+    let result = open_and_loop(&context, (agent, player), &casting, &cast, &mut outcome).await;
     let recorded = recorder.close(CLOSE_TIMEOUT).await;
     add_recorded_calls(&mut outcome, &recorded);
     let is_taught = context.teacher.is_some();
@@ -105,72 +104,42 @@ async fn run_attempt(context: AttemptContext) -> Attempt {
     .await
 }
 
-/// Adds the recorded calls to the outcome of an attempt.
-pub(crate) fn add_recorded_calls(outcome: &mut Outcome, recorded: &Recording) {
-    let calls = recorded.calls.iter().filter(|call| !call.summary);
-    let turns = calls.clone().filter(|call| {
-        if call.external {
-            call.error.is_none() && call.finish != FinishReason::Aborted
-        } else {
-            call.turn.is_some()
-        }
-    });
-    outcome.turns = turns.count() as u32;
-    outcome.sampled_tokens = calls.filter(|call| !call.external).map(|call| call.tokens).sum();
-    outcome.context_truncations.extend(recorded.calls.iter().filter_map(to_context_cut));
-    outcome.context_truncations.sort_by_key(|event| event.turn);
-    if let Some(error) = &recorded.comparison_error {
-        outcome.add_warning("chat template", error.as_str());
-    }
-    let helper_drift = std::mem::replace(&mut outcome.drift, recorded.drift.clone());
-    outcome.drift.extend(helper_drift);
-    outcome.timings.0.extend(recorded.timings().0);
-}
-
-/// Returns the outcome's entry for a call whose prompt a context policy truncated, or `None` for
-/// other calls.
-pub(crate) fn to_context_cut(call: &CallRecord) -> Option<ContextTruncation> {
-    match call.origin {
-        Some(Origin::Forked(Fork { reason, .. })) if reason.is_truncation() => {
-            let turn = call.turn.unwrap_or_default();
-            let why = reason.description().to_owned();
-            Some(ContextTruncation { turn, agent: call.agent.clone(), message: why })
-        }
-        _ => None,
-    }
-}
-
 /// Opens the tools of an attempt and runs its loop.
 async fn open_and_loop(
     context: &AttemptContext,
     (agent, player): (&Agent, &Player),
+    parties: &PartyBuilder<'_>,
     cast: &Cast,
     outcome: &mut Outcome,
 ) -> Result<Finish, LoopError> {
     debug!(messages = context.messages.len(), "attempt started");
     let timeout = context.limits.attempt_timeout;
-    let mut messages = context.messages.clone();
-    let mut tools = agent.tools.open(&context.tool_context(agent, timeout)).await?;
-    add_opening(&mut messages, tools.opening());
-    let specs = tools.specs().to_vec();
-    let mut helped = CallCounts::default();
-    let mut tool_loop = ToolLoop {
-        agent: &agent.name,
-        cast,
-        specs: &specs,
-        limits: LoopLimits { max_turns: context.limits.max_turns, opening: player.opening },
-        outcome,
-        helped: &mut helped,
-        observer: None,
+    let mut user = match &agent.user {
+        Some(user) => {
+            Some(UserSession::open(user, context, parties).await.map_err(LoopError::User)?)
+        }
+        None => None,
     };
-    let result = player.wait_within(timeout, tool_loop.run(&mut messages, &mut tools)).await;
+    let mut tools = agent.tools.open(&context.tool_context(agent, timeout)).await?;
+    let mut helped = CallCounts::default();
+    let talking = talk(context, player, (&mut user, &mut tools), cast, (outcome, &mut helped));
+    let result = player.wait_within(timeout, talking).await;
     let result = result.unwrap_or_else(|| {
+        if let Some(why) = user.as_ref().and_then(UserSession::timeout_error) {
+            return Err(LoopError::User(why));
+        }
         outcome.add_warning("attempt", format!("was not done within {timeout:?}"));
         Ok(Finish::Deadline)
     });
     outcome.calls = tools.counts().sum_with(&helped);
     let (scorer_input, missing) = tools.scorer_input().await;
     outcome.scorer_inputs = scorer_input;
+    let mut result = result;
+    if let Some(user) = user
+        && let Err(error) = end_user(user, player, cast, outcome).await
+    {
+        result = result.and(Err(error));
+    }
     for error in missing {
         outcome.add_warning("tools", error.to_string());
     }
@@ -180,6 +149,57 @@ async fn open_and_loop(
         outcome.error = Some(error.to_string());
     }
     result
+}
+
+/// Runs the loop of an attempt, after the first message of a user who opens the conversation.
+async fn talk(
+    context: &AttemptContext,
+    player: &Player,
+    (user, tools): (&mut Option<UserSession<'_>>, &mut OpenTools),
+    cast: &Cast,
+    (outcome, helped): (&mut Outcome, &mut CallCounts),
+) -> Result<Finish, LoopError> {
+    let mut messages = context.messages.clone();
+    if let Some(user) = user.as_mut().filter(|user| user.opens()) {
+        messages.retain(|message| message.role.instructs());
+        messages.push(Message::user(user.opening(player).await.map_err(LoopError::User)?));
+    }
+    add_opening(&mut messages, tools.opening());
+    let specs = tools.specs().to_vec();
+    let mut tool_loop = ToolLoop {
+        agent: &context.agent,
+        cast,
+        specs: &specs,
+        limits: LoopLimits { max_turns: context.limits.max_turns, opening: player.opening },
+        outcome,
+        helped,
+        observer: None,
+        user: user.as_mut().map(|user| (user, player)),
+    };
+    tool_loop.run(&mut messages, tools).await
+}
+
+/// Ends the user of an attempt, and adds the user's conversation to the recorded one.
+///
+/// # Errors
+/// Returns an error if the conversation cannot be added.
+async fn end_user(
+    user: UserSession<'_>,
+    player: &Player,
+    cast: &Cast,
+    outcome: &mut Outcome,
+) -> Result<(), LoopError> {
+    let EndedUser { recorded, scorer_input, warning } = user.close(player).await;
+    outcome.scorer_inputs.insert("user".to_owned(), scorer_input);
+    if let Some(why) = warning {
+        outcome.add_warning("user", why);
+    }
+    if let Some((trajectory, ended)) = recorded {
+        let first = cast.recorder().append_trajectory(&trajectory)?;
+        outcome.cast.extend(ended.cast.clone());
+        merge_outcome(outcome, &mut CallCounts::default(), first, ended);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -2,12 +2,13 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_conversation::{Format, History, Options};
 use levade_policy::{
-    CallStreams, Learner, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler,
-    SamplingParams, Simulator, SimulatorConfig, with_sampler_timeout,
+    CallStreams, FinishReason, Learner, Load, PolicyError, SampleEvent, SampleRequest,
+    SampleStream, Sampler, SamplingParams, Simulator, SimulatorConfig, with_sampler_timeout,
 };
 use levade_rl::Loss;
 use levade_tasks::Task;
@@ -33,6 +34,9 @@ mod helped;
 
 #[path = "fitting_tests.rs"]
 mod fitting;
+
+#[path = "user/user_tests.rs"]
+mod users;
 
 /// Scripted completion.
 #[derive(Clone)]

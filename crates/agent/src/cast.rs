@@ -64,6 +64,17 @@ impl<'a> PartyBuilder<'a> {
         Ok(Party { summarizer, ..self.without_summarizer(agent, player) })
     }
 
+    /// Returns the party of `agent` when it plays a user. No teacher answers in its place. `timeout`
+    /// is the timeout of a completion.
+    ///
+    /// # Errors
+    /// Returns the errors of [`party`](Self::party).
+    pub fn user(&self, agent: &Agent, player: &Player, timeout: Duration) -> Result<Party, String> {
+        let party = self.party(agent, player)?;
+        let limits = PartyLimits { timeout, ..party.limits };
+        Ok(Party { backend: player.backend.clone(), limits, ..party })
+    }
+
     fn is_program(&self) -> bool {
         self.caller == Caller::Program
     }

@@ -2,7 +2,7 @@
 //!
 //! An [`AgentLoop`] makes one attempt from an [`AttemptContext`]. [`BuiltInLoop`] is the tool loop
 //! between a model and its tools (`levade-tools`); a [`Program`] runs a command that calls an
-//! endpoint; [`game`] plays games of several seats; [`environments`] run third-party environments;
+//! endpoint; [`user`] plays the user of a conversation; [`game`] plays games of several seats; [`environments`] run third-party environments;
 //! [`runner`] lets processes on other hosts make attempts. The [`Roster`] of a run has its agents,
 //! the policies that play them, their limits and their tools. It determines which policy answers
 //! an agent's calls. [`HelperAgent`] lets toolboxes call an agent, and [`demonstrate()`] records a
@@ -62,6 +62,7 @@ pub mod game;
 mod helper_agent;
 mod merge_outcome;
 pub mod program;
+mod recorded_calls;
 mod roster;
 pub mod runner;
 mod talk;
@@ -70,6 +71,7 @@ mod teacher_demonstrations;
 #[cfg(test)]
 mod testing;
 mod tool_loop;
+pub mod user;
 
 pub use agent_loop::{AgentLoop, Attempt, AttemptContext};
 pub use attempt::BuiltInLoop;

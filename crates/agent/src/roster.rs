@@ -11,6 +11,7 @@ use levade_tools::ToolSet;
 use serde::{Deserialize, Serialize};
 
 use crate::context::ContextPolicy;
+use crate::user::SimulatedUser;
 
 /// Function that returns the index of a policy in a mixture, from the seed, the stream of an
 /// attempt, and the recorded name of the agent.
@@ -81,6 +82,9 @@ pub struct Agent {
     pub samples: SamplingMap,
     /// Tools in the tool loop.
     pub tools: ToolSet,
+    /// User who answers the agent in the tool loop. `None` if a reply without a tool call ends the
+    /// attempt.
+    pub user: Option<Arc<SimulatedUser>>,
     /// Rule by which calls of a program are attributed to this agent although they do not name it.
     pub pattern: CallPattern,
 }
@@ -117,6 +121,7 @@ impl Agent {
             limits,
             samples: Arc::new(|params| params),
             tools: ToolSet::default(),
+            user: None,
             pattern: CallPattern::default(),
         }
     }

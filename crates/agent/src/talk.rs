@@ -78,6 +78,7 @@ impl Talk {
             outcome: &mut Outcome::initial(),
             helped: &mut CallCounts::default(),
             observer: Some(observer),
+            user: None,
         };
         match tool_loop.run(&mut self.history, &mut self.tools).await {
             Err(LoopError::Call(error)) if error.kind == ErrorKind::TooLong => Ok(Finish::Context),

@@ -9,6 +9,8 @@ use levade_tree::{CallCounts, Finish, Outcome, TimedPart, TreeError};
 use tracing::debug;
 
 use crate::merge_outcome::{clamp_finite, merge_outcome};
+use crate::roster::Player;
+use crate::user::{UserReply, UserSession};
 
 /// Reason for which an attempt failed.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +21,8 @@ pub(crate) enum LoopError {
     Tool(#[from] ToolError),
     #[error("{0}")]
     Outage(String),
+    #[error("{0}")]
+    User(String),
     #[error("the agent {agent} failed: {why}")]
     Helper { agent: String, why: String },
     #[error("{0}")]
@@ -33,6 +37,7 @@ impl LoopError {
             LoopError::Call(error) if error.param.as_deref() == Some("messages") => "chat template",
             LoopError::Call(_) => "sampler",
             LoopError::Tool(_) | LoopError::Outage(_) => "tools",
+            LoopError::User(_) => "user",
             LoopError::Helper { .. } => "agents",
             LoopError::Tree(_) => "record",
         }
@@ -65,7 +70,7 @@ pub(crate) struct LoopLimits {
 }
 
 /// Tool loop of one agent.
-pub(crate) struct ToolLoop<'a> {
+pub(crate) struct ToolLoop<'a, 'b> {
     /// Name of the agent.
     pub agent: &'a str,
     pub cast: &'a Cast,
@@ -77,9 +82,11 @@ pub(crate) struct ToolLoop<'a> {
     /// Number of tool calls of helpers.
     pub helped: &'a mut CallCounts,
     pub observer: Option<&'a mut dyn LoopObserver>,
+    /// User who answers replies without a tool call, with the policy that plays the agent.
+    pub user: Option<(&'a mut UserSession<'b>, &'a Player)>,
 }
 
-impl ToolLoop<'_> {
+impl ToolLoop<'_, '_> {
     /// Runs the loop and appends its messages to `history`, including the last completion.
     ///
     /// # Errors
@@ -111,11 +118,15 @@ impl ToolLoop<'_> {
                     return Err(ApiError::from(PolicyError::Stopped("the sampler".into())).into());
                 }
             }
+            let is_last = index + 1 >= self.limits.max_turns;
             if parsed.calls.is_empty() {
                 (self.outcome.final_text, self.outcome.reasoning) = (parsed.content, reasoning);
-                return Ok(Finish::Answered);
+                match self.answer_of_user(turn, is_last).await? {
+                    Answer::Message(text) => history.push(Message::user(text)),
+                    Answer::End(finish) => return Ok(finish),
+                }
+                continue;
             }
-            let is_last = index + 1 >= self.limits.max_turns;
             let before = tools.counts();
             // No call would read the results of the last turn.
             let mut results = tools.execute_calls(&parsed, !is_last).await;
@@ -139,6 +150,28 @@ impl ToolLoop<'_> {
             history.extend(results.iter().map(Observation::message));
         }
         Ok(Finish::MaxTurns)
+    }
+
+    /// Returns the user's answer to the final text so far, or the end of the attempt. `is_last` is
+    /// whether the agent may write no further completion.
+    async fn answer_of_user(&mut self, turn: u32, is_last: bool) -> Result<Answer, LoopError> {
+        let Some((user, player)) = &mut self.user else {
+            return Ok(Answer::End(Finish::Answered));
+        };
+        let replied = user.reply(&self.outcome.final_text, player).await;
+        let (reply, score) = replied.map_err(LoopError::User)?;
+        if let Some(score) = score {
+            self.outcome.rewards_by_turn.push((turn, score));
+        }
+        Ok(match reply {
+            UserReply::End => Answer::End(Finish::Ended),
+            UserReply::MaxTurns => Answer::End(Finish::MaxTurns),
+            UserReply::Message(_) if is_last => Answer::End(Finish::MaxTurns),
+            UserReply::Message(_) if self.cast.recorder().remaining_tokens() == 0 => {
+                Answer::End(Finish::MaxTokens)
+            }
+            UserReply::Message(text) => Answer::Message(text),
+        })
     }
 
     /// Requests the next completion.
@@ -176,6 +209,14 @@ impl ToolLoop<'_> {
         }
         broken.map_or(Ok(()), Err)
     }
+}
+
+/// Answer to a completion without a tool call.
+enum Answer {
+    /// Message of the user, after which the agent continues.
+    Message(String),
+    /// The attempt has ended.
+    End(Finish),
 }
 
 /// Appends the opening text of the tools to the last message.

@@ -106,6 +106,9 @@ pub struct AgentKeys {
     /// Names of the agent's toolboxes, or kinds of toolboxes that need no options, such as
     /// `calculator`.
     pub tools: Vec<String>,
+    /// Name of the simulated user who answers the agent's replies. Empty if a reply without a tool
+    /// call ends the attempt. Only for kind `tools`.
+    pub user: String,
     /// Format of tool calls.
     pub protocol: ToolProtocol,
     /// Description of tools in the prompt if the chat template does not render tools.
@@ -174,6 +177,7 @@ impl Default for AgentKeys {
             system: String::new(),
             prompt: QUESTION.into(),
             tools: Vec::new(),
+            user: String::new(),
             protocol: ToolProtocol::default(),
             tool_prompt: ToolPrompt::default(),
             bare_calls: false,

@@ -165,6 +165,7 @@ impl Checker<'_> {
             "at least 2: an advantage compares an attempt with the other attempts at the same task",
         )?;
         self.seat_groups(phase, keys)?;
+        self.curriculum(phase, keys.curriculum.as_ref())?;
         self.step_attempts(phase, keys)?;
         let estimator = keys.estimator();
         let passes = keys.algorithm == Algorithm::PassK && keys.advantage.is_none();
@@ -425,6 +426,7 @@ impl Recipe {
         checker.runners(self)?;
         checker.tools(&self.tool)?;
         checker.helpers(self)?;
+        checker.users(self)?;
         for (name, keys) in self.agents() {
             let table = if name == DEFAULT { "agent".into() } else { format!("agent.{name}") };
             checker.agent(self, &table, keys)?;

@@ -26,7 +26,7 @@ fn names<'a>(agents: &'a [(&str, &AgentKeys)]) -> impl Iterator<Item = &'a str> 
 
 impl Checker<'_> {
     /// Checks that a name can be a directory name and a part of a URL.
-    fn name(&self, table: &str, name: &str) -> Result<(), RecipeError> {
+    pub(super) fn name(&self, table: &str, name: &str) -> Result<(), RecipeError> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         let ok = !name.is_empty() && name.chars().all(is_plain);
         self.check(ok, format!("{table}.{name}"), "a name", "a name of letters, digits, - and _")
@@ -92,8 +92,8 @@ impl Checker<'_> {
             key("policy"),
             policy(),
             "a policy that is not external: the built-in loop sends tokens, and only programs \
-             (kind = \"program\"), environments and seats of a game (kind = \"game\") can call \
-             external APIs",
+             (kind = \"program\"), environments, seats of a game (kind = \"game\") and simulated \
+             users can call external APIs",
         )?;
         self.check(
             table.starts_with("agent.") && table != "agent.default",
@@ -161,7 +161,7 @@ impl Checker<'_> {
             self.check(ok, format!("phase.{index}.only.agents"), name, range)?;
         }
         // Agents that are left after all filters are trained.
-        agents.retain(|(_, keys)| keys.train);
+        agents.retain(|(name, keys)| keys.train && !recipe.plays_user(name));
         let range =
             format!("true for at least one agent: otherwise phase {index} would train nothing");
         self.check(!agents.is_empty(), "agent.train", false, range)?;
@@ -272,7 +272,8 @@ impl Checker<'_> {
         let unknown = agent_policies.iter().find(|name| !known(name));
         self.check(policy.is_some() && unknown.is_none(), key("policy"), &agent.policy, range)?;
         self.mixture(&key, agent)?;
-        if recipe.may_be_external(agent) {
+        let plays_user = table.strip_prefix("agent.").is_some_and(|name| recipe.plays_user(name));
+        if recipe.may_be_external(agent) && !plays_user {
             self.check_external_policy(&key, table, agent)?;
         }
         let learns =

@@ -27,6 +27,7 @@ use super::reward::RewardKeys;
 use super::rl::RlKeys;
 use super::runners::RunnersKeys;
 use super::tools::ToolKeys;
+use super::user::UserKeys;
 
 /// A complete recipe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -63,6 +64,9 @@ pub struct Recipe {
     /// Additional agents by name, `[agent.NAME]` in a file.
     #[serde(default, rename = "$agents")]
     pub agents: BTreeMap<String, AgentKeys>,
+    /// Simulated users by name, with whom agents talk.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub user: BTreeMap<String, UserKeys>,
     /// Game that the agents play.
     #[serde(default, skip_serializing_if = "GameKeys::is_empty")]
     pub game: GameKeys,

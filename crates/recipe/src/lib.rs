@@ -61,10 +61,12 @@ mod check_reward;
 mod check_runners;
 mod check_samplers;
 mod check_sizes;
+mod check_user;
 mod choice;
 mod cluster;
 mod compare;
 mod context;
+mod curriculum;
 mod defaults;
 mod environments;
 mod game;
@@ -83,6 +85,7 @@ mod roles;
 mod runners;
 mod set;
 mod tools;
+mod user;
 mod write;
 
 use std::path::{Path, PathBuf};
@@ -99,6 +102,7 @@ pub use cluster::{
 };
 pub use compare::Difference;
 pub use context::{ContextKeys, KeepKeys, SummarizeKeys};
+pub use curriculum::CurriculumKeys;
 pub use game::{GameKeys, SeedKeys};
 pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, Phase, Recipe, RunKeys, SftKeys, SourceKeys,
@@ -116,6 +120,7 @@ pub use rl::{
 pub use runners::RunnersKeys;
 pub use set::{Override, SetError};
 pub use tools::{ToolFailureEffect, ToolKeys};
+pub use user::{UserAgentKeys, UserKeys, UserKind};
 pub use write::WriteError;
 
 /// Maximum duration that a recipe can set, in seconds. It stays within the range of

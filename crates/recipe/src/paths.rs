@@ -36,7 +36,7 @@ const RUN_PATHS: [(&str, PathForm); 8] = [
 ];
 
 /// Keys of parts that are programs, or that have files of their own.
-const PART_PATHS: [(&str, PathForm); 14] = [
+const PART_PATHS: [(&str, PathForm); 17] = [
     ("reward.scorer.file", PathForm::Path),
     ("reward.scorer.databases", PathForm::Path),
     ("reward.scorer.python", PathForm::Program),
@@ -47,6 +47,9 @@ const PART_PATHS: [(&str, PathForm); 14] = [
     ("tool.*.config", PathForm::Path),
     ("tool.*.index", PathForm::Path),
     ("tool.*.python", PathForm::Program),
+    ("user.*.file", PathForm::Path),
+    ("user.*.config", PathForm::Path),
+    ("user.*.python", PathForm::Program),
     ("tasks.*.worker.python", PathForm::Program),
     ("cluster.learner.python", PathForm::Program),
     ("cluster.samplers.python", PathForm::Program),

@@ -10,6 +10,7 @@ use levade_rl::{
 use levade_tree::agent_of;
 use serde::{Deserialize, Serialize};
 
+use super::curriculum::CurriculumKeys;
 use super::optimizer::OptimizerKeys;
 pub use algorithm::Algorithm;
 
@@ -112,6 +113,9 @@ pub struct RlKeys {
     /// Selection of a group's attempts if more were started than it needs.
     #[serde(default)]
     pub oversample_keep: OversampleKeep,
+    /// Which tasks are trained on. By default, every task is trained on once per epoch.
+    #[serde(default)]
+    pub curriculum: Option<CurriculumKeys>,
     /// Filter on the attempts that are trained. The remaining attempts still count in the
     /// baselines.
     #[serde(default)]

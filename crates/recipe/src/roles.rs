@@ -108,10 +108,11 @@ impl Recipe {
     /// Returns the names of the agents whose completions are not training targets.
     pub fn untrained_agents(&self) -> Vec<String> {
         let agents = self.agents();
+        let is_trained = |(name, keys): &&(&str, &AgentKeys)| keys.train && !self.plays_user(name);
         let untrained =
-            agents.iter().filter(|(_, keys)| !keys.train).map(|(name, _)| (*name).to_owned());
+            agents.iter().filter(|agent| !is_trained(agent)).map(|(name, _)| (*name).to_owned());
         let silent =
-            agents.iter().filter(|(_, keys)| !keys.train || !keys.context.trains_summaries());
+            agents.iter().filter(|agent| !is_trained(agent) || !agent.1.context.trains_summaries());
         let silent = silent.map(|(name, _)| summary_agent(name));
         // Only attempts of programs contain probe calls.
         let is_program = self.agent.kind.calls_over_http();

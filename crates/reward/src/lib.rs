@@ -9,7 +9,8 @@
 //! processes receive only named environment variables and end with the scorer. An [`HttpScorer`]
 //! calls a service, a [`JudgeScorer`] queries a language model, and a [`CodeScorer`] runs tests in
 //! a sandbox. The binary passes the network client or the sandbox to these scorers, because this
-//! crate contains neither. A [`SqlScorer`] runs queries; a [`SchemaScorer`] validates JSON.
+//! crate contains neither. A [`SqlScorer`] runs queries, a [`SchemaScorer`] validates JSON, and a
+//! [`StateScorer`] compares the state of tools.
 //!
 //! # Example
 //! ```
@@ -65,6 +66,7 @@ mod scorer;
 mod services;
 mod short;
 mod sql;
+mod state;
 #[cfg(test)]
 mod testing;
 mod units;
@@ -96,6 +98,7 @@ pub use scorer::{Scorer, ScorerInput, task_field};
 pub use services::{Chat, ChatText, Service};
 pub use short::normalize;
 pub use sql::{Columns, SqlScorer};
+pub use state::StateScorer;
 
 /// A scorer's configuration in a recipe: its kind and options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -116,6 +119,8 @@ pub enum ScorerKind {
     JsonSchema(SchemaScorer),
     /// Compares the rows that a query returns.
     Sql(SqlScorer),
+    /// Compares the final state of the tools with the expected state.
+    State(StateScorer),
     /// Runs the tests of a program in a sandbox.
     Code(CodeKeys),
     /// Runs a program of the user.
@@ -222,6 +227,7 @@ impl ScorerKind {
             ScorerKind::Format(_) => "form",
             ScorerKind::JsonSchema(_) => "json_schema",
             ScorerKind::Sql(_) => "sql",
+            ScorerKind::State(_) => "state",
             ScorerKind::Code(_) => "code",
             ScorerKind::Command(_) => "command",
             ScorerKind::Http(_) => "http",
@@ -250,7 +256,7 @@ impl ScorerKind {
             ScorerKind::Http(keys) => keys.check(),
             ScorerKind::Judge(keys) => keys.check(),
             ScorerKind::Python(keys) => keys.check(),
-            ScorerKind::Program(_) | ScorerKind::Environment(_) => Ok(()),
+            ScorerKind::State(_) | ScorerKind::Program(_) | ScorerKind::Environment(_) => Ok(()),
         }
     }
 
@@ -270,6 +276,7 @@ impl ScorerKind {
             ScorerKind::Format(scorer) => Arc::new(scorer.clone()),
             ScorerKind::JsonSchema(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Sql(scorer) => Arc::new(scorer.clone()),
+            ScorerKind::State(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Command(keys) => {
                 Arc::new(CommandScorer::new(keys.clone(), Supervisor::default()))
             }

@@ -169,7 +169,15 @@ pub async fn start(
         };
         let pick = pick(keys)?;
         let when = programs::when(name, keys)?;
-        agents.push(AgentSpec { name: name.to_owned(), backends, pick, tools, when, custom: None });
+        agents.push(AgentSpec {
+            name: name.to_owned(),
+            backends,
+            pick,
+            tools,
+            when,
+            user: None,
+            custom: None,
+        });
     }
     programs::put_in(recipe, &mut agents, environments, host).await?;
     let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;

@@ -1,5 +1,6 @@
 //! Agents that are programs: the gateway of a run, and the programs that call it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,9 +9,11 @@ use levade_agent::Program;
 use levade_agent::environments::{Environments, LedLoop};
 use levade_agent::game::GameWorkers;
 use levade_agent::program::workers;
+use levade_agent::user::SimulatedUser;
 use levade_gateway::{CallPattern, Gateway, Options, serve};
 use levade_process::{Launch, Supervisor};
 use levade_recipe::{AgentKeys, AgentKind, GameKeys, Recipe, RewardKeys, RunnersKeys};
+use levade_tools::PythonUsers;
 use levade_trainer::AgentSpec;
 use regex::Regex;
 use tokio::net::TcpListener;
@@ -111,7 +114,8 @@ impl ProgramGateway {
     }
 }
 
-/// Replaces the built-in loop by programs, environments and games, for the agents that use them.
+/// Replaces the built-in loop by programs, environments and games, for the agents that use them, and
+/// adds simulated users to the agents that talk to them.
 ///
 /// # Errors
 /// Returns the errors of [`ProgramGateway::start`], and an error if there is no game of the
@@ -123,6 +127,7 @@ pub async fn put_in(
     host: &Host,
 ) -> anyhow::Result<()> {
     let agents = recipe.agents();
+    put_in_users(recipe, parts, host.supervisor());
     if agents.iter().any(|(_, keys)| keys.kind == AgentKind::Game) {
         let workers = |keys: &GameKeys, timeout| {
             let launch = Launch {
@@ -154,6 +159,22 @@ pub async fn put_in(
         }
     }
     Ok(())
+}
+
+/// Adds simulated users to the agents that talk to them. Agents with the same user share its
+/// processes.
+fn put_in_users(recipe: &Recipe, parts: &mut [AgentSpec], supervisor: &Supervisor) {
+    let mut users: BTreeMap<String, Arc<SimulatedUser>> = BTreeMap::new();
+    for parts in parts {
+        let Some(keys) = recipe.agent_named(&parts.name) else { continue };
+        let name = &keys.user;
+        if !users.contains_key(name) {
+            let python = |keys: &_| PythonUsers::new(name, keys, supervisor.clone());
+            let Some(user) = recipe.simulated_user(name, python) else { continue };
+            users.insert(name.clone(), user.into());
+        }
+        parts.user = users.get(name).cloned();
+    }
 }
 
 /// Creates the program of an agent in the process of a runner, which calls a gateway elsewhere.

@@ -103,7 +103,9 @@ pub use nested::depth_error;
 pub use observation::{COMMON_METRICS, Observation, ObservationKind};
 pub use output::{Branch, CallError, ToolOutput};
 pub use permit::Permit;
-pub use python::{PythonKeys, PythonTools};
+pub use python::{
+    PythonKeys, PythonTools, PythonUser, PythonUserKeys, PythonUserReply, PythonUsers,
+};
 pub use result_summary::{CondenseKeys, SummarizedToolbox};
 pub use sandbox::{CodeTool, SandboxKeys};
 pub use search::{SearchKeys, SearchTool};

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use levade_agent::user::SimulatedUser;
 use levade_agent::{
     Agent, AgentLoop, Backend, BuiltInLoop, CallPattern, ChatApi, HelperAgent, OpeningLimit,
     Player, PolicyPicker, Roster, Teacher,
@@ -31,6 +32,8 @@ pub struct AgentSpec {
     pub tools: ToolSet,
     /// Calls of a program that are attributed to the agent although they do not name it.
     pub when: CallPattern,
+    /// User who answers the agent's replies. `None` if a reply without a tool call ends an attempt.
+    pub user: Option<Arc<SimulatedUser>>,
     /// An agent loop that replaces the built-in one. `None` for the built-in loop.
     pub custom: Option<Arc<dyn AgentLoop>>,
 }
@@ -53,6 +56,7 @@ impl AgentSpec {
             pick: None,
             tools,
             when: CallPattern::default(),
+            user: None,
             custom: None,
         }
     }
@@ -225,8 +229,11 @@ impl Agents {
             }
             let sampling = keys.sampling.clone();
             let players = policies.iter().zip(&parts.backends);
-            let players =
-                players.map(|(policy, chat_backend)| make_player(keys, policy, chat_backend));
+            let plays_user = recipe.plays_user(name);
+            let players = players.map(|(policy, chat_backend)| {
+                let player = make_player(keys, policy, chat_backend)?;
+                Ok(Player { is_trained: player.is_trained && !plays_user, ..player })
+            });
             let agent = Agent {
                 name: name.to_owned(),
                 players: players.collect::<Result<_, TrainerError>>()?,
@@ -235,6 +242,7 @@ impl Agents {
                 limits: keys.limits(),
                 samples: Arc::new(move |params| sampling.params(params)),
                 tools: parts.tools.clone(),
+                user: parts.user.clone(),
                 pattern: parts.when.clone(),
             };
             all.push(agent.clone());

@@ -329,6 +329,14 @@ pub enum TrainerError {
         /// Reason of the last failure.
         why: String,
     },
+    /// The curriculum of a phase does not fit the tasks.
+    #[error("the curriculum of phase {phase}: {why}")]
+    Curriculum {
+        /// Index of the phase.
+        phase: u32,
+        /// The reason.
+        why: String,
+    },
     /// A phase has a KL penalty, but no reference model was loaded.
     #[error("phase {0} has a KL penalty, but no reference model was loaded")]
     NoReference(usize),

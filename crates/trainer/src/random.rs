@@ -30,6 +30,11 @@ pub(crate) fn group_stream(index: &AttemptSlot) -> u64 {
     stream(purpose.name(), &[phase, step, group])
 }
 
+/// Returns the random stream from which the curriculum of a phase draws tasks.
+pub(crate) fn curriculum_stream(phase: u32) -> u64 {
+    stream("curriculum", &[phase])
+}
+
 /// Returns a random permutation of `0..n` for a purpose (Fisher–Yates, as in Knuth 3.4.2 P).
 pub(crate) fn order(seed: u64, name: &str, numbers: &[u32], n: usize) -> Vec<u32> {
     let stream = stream(name, numbers);

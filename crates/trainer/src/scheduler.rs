@@ -23,6 +23,7 @@
 //! function of its store, not of its recipe, and `replay` repeats it from the store.
 
 mod group;
+mod restore;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -37,6 +38,7 @@ use crate::agents::TokenLimits;
 use crate::batch::Targets;
 use crate::checkpoint::Versions;
 use crate::in_flight::{AttemptEvent, InFlight, completed_attempts};
+use crate::metrics::Metrics;
 use crate::observe::{Event, Observer};
 use crate::rewards;
 use crate::rollout::{AttemptMaker, ScorerOutage};
@@ -124,8 +126,14 @@ impl GroupScheduler {
             completions: 0,
             limits: rollouts.agents.token_limits(),
         };
+        scheduler.measure_taken(taken, rollouts).await?;
         scheduler.admit_until(end_position(taken), taken, rollouts, tasks).await?;
         Ok(scheduler)
+    }
+
+    /// Adds the state of the curriculum to the metrics of a step.
+    pub fn describe(&self, metrics: &mut Metrics) {
+        self.order.describe(metrics);
     }
 
     /// Returns the slot of an attempt. Its step and group encode the group's position in the task
@@ -149,7 +157,6 @@ impl GroupScheduler {
         rollouts: &AttemptMaker,
         tasks: &Tasks,
     ) -> Result<(), TrainerError> {
-        let Some(task) = tasks.train(self.order.task_index(position)) else { return Ok(()) };
         let num_started = self.keys.group_size + self.keys.oversample;
         let mut attempts = Vec::with_capacity(num_started);
         let mut waiting = Vec::new();
@@ -170,6 +177,11 @@ impl GroupScheduler {
                 waiting.push((position, GroupMember::Baseline));
             }
         }
+        let recorded = attempts.iter().chain([&baseline]).flatten().next();
+        let recorded = recorded.map(|attempt| &attempt.task);
+        let busy: Vec<usize> = self.open.values().map(|group| group.task_index).collect();
+        let task_index = self.order.task_index(position, recorded, &busy);
+        let Some(task) = tasks.train(task_index) else { return Ok(()) };
         let keys = (0..num_started as u32).map(GroupMember::Sample).chain([GroupMember::Baseline]);
         let mut unscored = Vec::new();
         for (member, recorded) in keys.zip(attempts.iter_mut().chain([&mut baseline])) {
@@ -183,6 +195,7 @@ impl GroupScheduler {
         }
         let group = Group {
             task,
+            task_index,
             admitted: u32::try_from(oldest_version)
                 .map_or(self.step, |oldest_version| oldest_version.min(self.step)),
             attempts,
@@ -458,7 +471,7 @@ impl GroupScheduler {
         let uninformative = uninformative - (positions.len() - self.keys.groups);
         self.count_taken(&positions);
         let mut excluded = Vec::with_capacity(positions.len());
-        let (groups, baselines) = positions
+        let (groups, baselines): (Vec<Vec<Attempt>>, _) = positions
             .iter()
             .filter_map(|position| self.open.remove(position))
             .map(|group| {
@@ -466,6 +479,9 @@ impl GroupScheduler {
                 (group.attempts.into_iter().flatten().collect(), group.baseline)
             })
             .unzip();
+        for (position, attempts) in positions.iter().zip(&groups) {
+            self.order.measure(*position, attempts);
+        }
         Some(StepGroups {
             positions,
             groups,
@@ -479,57 +495,6 @@ impl GroupScheduler {
     fn count_taken(&mut self, positions: &[u64]) {
         self.taken += positions.len() as u64;
         self.spent += (positions.len() as u64).saturating_sub(self.keys.groups as u64);
-    }
-
-    /// Restores the groups of a step that was planned before from the store.
-    pub async fn restore_step(
-        &mut self,
-        positions: &[u64],
-        rollouts: &AttemptMaker,
-        tasks: &Tasks,
-    ) -> Result<StepGroups, TrainerError> {
-        self.admit_until(end_position(positions), positions, rollouts, tasks).await?;
-        let mut groups = Vec::with_capacity(positions.len());
-        let mut baselines = Vec::new();
-        for position in positions {
-            self.open.remove(position);
-            let mut attempts = Vec::with_capacity(self.keys.group_size + self.keys.oversample);
-            for member in
-                (0..(self.keys.group_size + self.keys.oversample) as u32).map(GroupMember::Sample)
-            {
-                let recorded = rollouts.store.last_try(&self.slot(*position, member)).await?;
-                // An attempt without a score was cancelled, because its group was complete without
-                // it.
-                attempts.push(recorded.filter(|attempt| attempt.status != Status::Unscored));
-            }
-            if self.keys.oversample_keep == OversampleKeep::Started {
-                attempts.truncate(group_len(&attempts, &self.keys).unwrap_or(attempts.len()));
-            }
-            let attempts: Vec<Attempt> = attempts.into_iter().flatten().collect();
-            if attempts.len() < self.keys.group_size {
-                let missing = self.slot(*position, GroupMember::Sample(attempts.len() as u32));
-                return Err(TrainerError::MissingAttempt(missing));
-            }
-            groups.push(attempts);
-            let slot = self.slot(*position, GroupMember::Baseline);
-            let mut baseline = None;
-            if self.keys.needs_baseline() {
-                baseline = rollouts.store.last_try(&slot).await?;
-                if baseline.is_none() {
-                    return Err(TrainerError::MissingAttempt(slot));
-                }
-            }
-            baselines.push(baseline);
-        }
-        self.waiting.retain(|(position, _)| !positions.contains(position));
-        self.count_taken(positions);
-        Ok(StepGroups {
-            positions: positions.to_vec(),
-            groups,
-            excluded: Vec::new(),
-            baselines,
-            num_uninformative: 0,
-        })
     }
 
     /// Sets the number of completed steps, once the weights of the last one are published.

@@ -1,5 +1,6 @@
 //! The tasks of a run: the training tasks, their order, and the held-out tasks.
 
+mod curriculum;
 mod order;
 
 use std::collections::HashSet;

@@ -37,8 +37,8 @@ pub use probabilities::{MoveProbabilities, move_probabilities};
 pub use versus::{Contestant, MatchSeeds, play_versus};
 pub use workers::GameWorkers;
 
-use crate::attempt::{CLOSE_TIMEOUT, add_recorded_calls};
 use crate::cast::{Caller, PartyBuilder};
+use crate::recorded_calls::{CLOSE_TIMEOUT, add_recorded_calls};
 use crate::{AgentLoop, Attempt, AttemptContext};
 
 use player::SeatPlayer;

@@ -11,7 +11,7 @@ use levade_tree::{Finish, Outcome};
 use serde_json::{Value, json};
 
 use super::Program;
-use crate::attempt::to_context_cut;
+use crate::recorded_calls::to_context_cut;
 use crate::{Attempt, Limits};
 
 /// Key of the program's entry in an attempt's evidence.

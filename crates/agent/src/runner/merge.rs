@@ -5,8 +5,8 @@ use levade_policy::FinishReason;
 use levade_tree::{CallCounts, Finish, Outcome, TimedPart};
 
 use super::wire::ToolTime;
-use crate::attempt::add_recorded_calls;
 use crate::program::limit_finish;
+use crate::recorded_calls::add_recorded_calls;
 use crate::{Attempt, Limits};
 
 /// Returns the attempt of a tool loop that ended with `outcome` on a runner. Turns, tokens and

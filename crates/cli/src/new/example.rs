@@ -51,6 +51,7 @@ const EXAMPLES: &[Example] = &[
     example!("mcp", "README.md", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("nim", "README.md", "game.py", "recipe.toml"),
     example!("reasoning-gym", "README.md", "recipe-7b.toml", "recipe.toml"),
+    example!("retail", "README.md", "desk.py", "prepare.py", "recipe.toml", "user.py"),
     example!("retool", "README.md", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("search-r1", "README.md", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("sql", "README.md", "agent.py", "prepare.py", "recipe-7b.toml", "recipe.toml"),

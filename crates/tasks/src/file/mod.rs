@@ -199,6 +199,13 @@ impl FileRow {
     }
 }
 
+impl TaskRow {
+    /// Returns the value of the field at a path such as `extra_info.level`.
+    pub fn field(&self, path: &str) -> Option<&Value> {
+        fields::find(self, path)
+    }
+}
+
 /// Maximum number of tasks of a source whose rows are repeated. Each repetition is a separate task
 /// in memory.
 const MAX_REPEATED: usize = 1 << 24;

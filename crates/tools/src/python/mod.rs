@@ -15,6 +15,7 @@
 
 mod session;
 mod tool_schemas;
+mod user;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -31,6 +32,7 @@ use serde_json::{Value, json};
 use super::{OptionError, Session, ToolContext, ToolError, ToolOptions, Toolbox};
 use session::{PinnedInstances, PythonSession, describe};
 use tool_schemas::ToolSchemas;
+pub use user::{PythonUser, PythonUserKeys, PythonUserReply, PythonUsers};
 
 /// Python modules of a worker, each after the modules that it imports.
 const MODULES: [(&str, &str); 7] = [
@@ -46,7 +48,7 @@ const MODULES: [(&str, &str); 7] = [
 /// Time in which a worker must stop a cancelled call. After it, the worker is killed.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
 
-/// Maximum number of workers if the recipe does not set one.
+/// Maximum number of workers if the recipe does not set one, on a machine with many processors.
 const MAX_WORKERS: usize = 4;
 
 /// `[[tool]] kind = "python"`: functions and classes in Python. At least one of `file` and `config`
@@ -133,6 +135,11 @@ impl ToolOptions for PythonKeys {
     }
 }
 
+/// Returns the maximum number of workers if the recipe does not set one.
+fn default_workers() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS)
+}
+
 /// A toolbox of Python tools.
 pub struct PythonTools {
     name: String,
@@ -153,7 +160,7 @@ impl PythonTools {
     ) -> Result<Self, String> {
         let (file, config, start) = keys.parts()?;
         let max_workers = match keys.workers {
-            0 => std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS),
+            0 => default_workers(),
             count => count,
         };
         let shown = |path: Option<&Path>| path.map(|path| path.display().to_string());

@@ -31,7 +31,7 @@ impl PinnedInstances {
     /// Returns an error message if an instance cannot be created. The other instances are then
     /// released.
     pub async fn open(worker: &Arc<Worker>, attempt: &str, task: Value) -> Result<Self, String> {
-        let session = format!("{attempt}.{}", SESSIONS.fetch_add(1, Ordering::Relaxed));
+        let session = next_session(attempt);
         let worker = worker.affinity();
         // From here on the session is closed on every exit, including cancellation.
         let mut pinned = PinnedInstances { worker, session, is_closed: false, opening: None };
@@ -170,6 +170,11 @@ impl Session for PythonSession {
     }
 }
 
+/// Returns a name of a session in a worker, which is unique within this process.
+pub(super) fn next_session(attempt: &str) -> String {
+    format!("{attempt}.{}", SESSIONS.fetch_add(1, Ordering::Relaxed))
+}
+
 /// Describes an error of a worker to the model.
 pub(super) fn describe(error: WorkerError) -> String {
     match error {
@@ -182,7 +187,7 @@ pub(super) fn describe(error: WorkerError) -> String {
 }
 
 /// Returns the response of a worker, or its error message as an error.
-fn check_response(response: Value) -> Result<Value, String> {
+pub(super) fn check_response(response: Value) -> Result<Value, String> {
     match response["error"].as_str() {
         Some(_) => Err(response["text"].as_str().unwrap_or_default().to_owned()),
         None => Ok(response),
@@ -210,6 +215,6 @@ fn output(response: &Value) -> ToolOutput {
 }
 
 /// Parses a number. Workers send non-finite numbers as strings.
-fn number(value: &Value) -> Option<f64> {
+pub(super) fn number(value: &Value) -> Option<f64> {
     value.as_f64().or_else(|| value.as_str()?.parse().ok())
 }

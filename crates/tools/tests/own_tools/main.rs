@@ -6,6 +6,7 @@ mod command;
 mod hazards;
 mod python;
 mod toolbox;
+mod users;
 mod verl;
 
 use std::path::{Path, PathBuf};

@@ -228,3 +228,63 @@ async fn failed_reset_fails_open_and_closes_object() {
     assert!(error.contains("RuntimeError: no seed"), "{error}");
     assert!(dir.path().join("closed").exists());
 }
+
+const DESK: &str = r#"
+class Desk:
+    def __init__(self, orders):
+        self.orders = orders
+
+    def cancel(self, order: int):
+        """Cancels an order."""
+        if str(order) not in self.orders:
+            raise ValueError(f"there is no order {order}")
+        self.orders[str(order)]["status"] = "cancelled"
+
+    def final_state(self):
+        return self.orders
+"#;
+
+#[tokio::test]
+async fn final_state_stands_beside_state_after_expected_actions() {
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), DESK, LONG);
+    let orders = json!({ "1": { "status": "open" }, "2": { "status": "open" } });
+    let row = |actions: Value| json!({ "orders": orders, "expected_actions": actions });
+    let cancel = |order: u32| json!([{ "name": "cancel", "arguments": { "order": order } }]);
+    let mut open = open_for(&set, "a", row(cancel(2))).await;
+    assert_eq!(names(&open), ["cancel"], "the state is no tool");
+    call_tool(&mut open, "cancel", json!({ "order": 1 })).await;
+    let (found, errors) = open.scorer_input().await;
+    let statuses = |a: &str, b: &str| json!({ "1": { "status": a }, "2": { "status": b } });
+    assert_eq!(errors.len(), 0);
+    assert_eq!(
+        Value::Object(found)["own"]["Desk"],
+        json!({
+            "state": statuses("cancelled", "open"),
+            "expected_state": statuses("open", "cancelled"),
+        })
+    );
+    // The expected calls start from the row, not from what the agent has made of it.
+    let mut open = open_for(&set, "b", row(cancel(1))).await;
+    call_tool(&mut open, "cancel", json!({ "order": 1 })).await;
+    let found = Value::Object(open.scorer_input().await.0);
+    assert_eq!(found["own"]["Desk"]["state"], found["own"]["Desk"]["expected_state"]);
+    for (actions, why) in [
+        (
+            cancel(3),
+            "call 0 of `expected_actions`, of cancel, failed: ValueError: there is no order 3",
+        ),
+        (json!([{ "name": "pay" }]), "call 0 of `expected_actions` is of 'pay'; Desk has cancel"),
+        (json!("cancel"), "must be a list of calls"),
+    ] {
+        let mut open = open_for(&set, "c", row(actions)).await;
+        let found = Value::Object(open.scorer_input().await.0);
+        let facts = &found["own"]["Desk"];
+        assert!(facts["expected_error"].as_str().unwrap().contains(why), "{facts}");
+        assert_eq!(facts.get("expected_state"), None);
+    }
+    // Without such calls, there is only the state.
+    let mut open = open_for(&set, "d", json!({ "orders": orders })).await;
+    let found = Value::Object(open.scorer_input().await.0);
+    assert_eq!(found["own"]["Desk"], json!({ "state": orders }));
+}

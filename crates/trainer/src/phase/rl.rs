@@ -38,7 +38,7 @@ impl Rl {
         progress: &RunProgress,
     ) -> Result<Self, TrainerError> {
         let RunContext { recipe, tasks, rollouts, store, .. } = run;
-        let order = TaskOrder::new(recipe.run.seed, index, tasks.train_len());
+        let order = TaskOrder::of_phase(recipe.run.seed, index, tasks, keys.curriculum.as_ref())?;
         let done = progress.steps_done(index);
         let mut taken = Vec::new();
         for step in 0..done {
@@ -153,6 +153,7 @@ impl Rl {
 
         let mut metrics = Metrics::default();
         describe::attempts(&groups, &mut metrics);
+        scheduler.describe(&mut metrics);
         let lengths =
             |group: &&[Attempt]| group.iter().map(|a| a.trajectory.sampled_tokens()).collect();
         let lengths: Vec<Vec<usize>> = groups.iter().map(lengths).collect();

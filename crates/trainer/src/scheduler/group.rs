@@ -15,6 +15,8 @@ pub(super) enum GroupMember {
 /// An admitted group that no step has taken yet.
 pub(super) struct Group {
     pub(super) task: Task,
+    /// Index of the task among all training tasks.
+    pub(super) task_index: usize,
     /// Number of completed steps of the phase when the group was admitted. Lower if its recorded
     /// tokens are older.
     pub(super) admitted: u32,

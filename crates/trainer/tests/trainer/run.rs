@@ -237,10 +237,27 @@ impl Observer for StopAt {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_and_resumed_run_matches_uninterrupted() {
+    stop_and_resume(&[]).await;
+}
+
+/// A curriculum whose choices depend on the results of earlier steps.
+const CURRICULUM: [&str; 2] =
+    ["phase.1.curriculum={band=[0.1, 0.9], retest=0.3}", "tasks.0.train=12"];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopped_and_resumed_curriculum_matches_uninterrupted() {
+    let known = stop_and_resume(&CURRICULUM).await;
+    let last = known.iter().rev().find(|line| line.get("curriculum/unknown").is_some()).unwrap();
+    assert!(last["curriculum/unknown"].as_f64().unwrap() < 12.0, "{last}");
+}
+
+/// Stops and resumes a run many times, and compares it with one that is not stopped. Returns its
+/// metrics.
+async fn stop_and_resume(overrides: &[&str]) -> Vec<Value> {
     let root = tempfile::tempdir().unwrap();
     let uninterrupted = root.path().join("whole");
     let policy = simulator(Duration::ZERO, 0.0);
-    run(&uninterrupted, &policy, StartMode::Fresh, &[]).await.unwrap();
+    run(&uninterrupted, &policy, StartMode::Fresh, overrides).await.unwrap();
 
     let dir = root.path().join("stopped");
     let kinds: [(u32, Wanted); 6] = [
@@ -257,7 +274,9 @@ async fn stopped_and_resumed_run_matches_uninterrupted() {
         let fresh = simulator(Duration::from_micros(10), 0.0);
         let stop = StopFlag::default();
         let mut trainer =
-            Trainer::new(recipe(&dir, &[]), parts(&fresh, Duration::ZERO), start).await.unwrap();
+            Trainer::new(recipe(&dir, overrides), parts(&fresh, Duration::ZERO), start)
+                .await
+                .unwrap();
         let mut observer = StopAt { stop: stop.clone(), remaining: left, what };
         match trainer.run(&mut observer, &stop).await.unwrap() {
             RunEnd::Stopped { checkpoint, done, steps } => {
@@ -270,25 +289,32 @@ async fn stopped_and_resumed_run_matches_uninterrupted() {
     }
     assert!(stops >= 5, "{stops}");
     let fresh = simulator(Duration::ZERO, 0.0);
-    let RunEnd::Finished(summary) = run(&dir, &fresh, StartMode::Resume, &[]).await.unwrap() else {
-        panic!()
-    };
+    let resumed = run(&dir, &fresh, StartMode::Resume, overrides).await.unwrap();
+    let RunEnd::Finished(summary) = resumed else { panic!() };
     assert_eq!(summary.evals.len(), 5);
     assert_eq!(fresh.weights(), policy.weights());
-    assert_eq!(metrics(&dir), metrics(&uninterrupted));
+    let lines = metrics(&dir);
+    assert_eq!(lines, metrics(&uninterrupted));
+    lines
 }
 
 /// Without its checkpoints, a run is repeated from the store alone, and nothing is sampled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resume_without_checkpoints_samples_nothing() {
+    for overrides in [&[][..], &CURRICULUM[..]] {
+        repeat_from_store(overrides).await;
+    }
+}
+
+async fn repeat_from_store(overrides: &[&str]) {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
-    run(&dir, &policy, StartMode::Fresh, &[]).await.unwrap();
+    run(&dir, &policy, StartMode::Fresh, overrides).await.unwrap();
     let lines = metrics(&dir);
     std::fs::remove_dir_all(dir.join("checkpoints")).unwrap();
     let mute = simulator(Duration::ZERO, 1.0);
-    run(&dir, &mute, StartMode::Resume, &[]).await.unwrap();
+    run(&dir, &mute, StartMode::Resume, overrides).await.unwrap();
     assert_eq!(mute.weights(), policy.weights());
     assert_eq!(mute.device_stats().await.unwrap().unwrap().sampled, 0);
     assert_eq!(metrics(&dir), lines);

@@ -18,11 +18,17 @@ class Fault(Exception):
     """Something that the user must put right, in words."""
 
 
-def load(file, config, functions):
-    """All tools, in their order, by name."""
-    folder = os.path.dirname(os.path.abspath(file or config))
+def prepare(place):
+    """Lets the user's code import from its folder, which is returned, and the stand-ins."""
+    folder = os.path.dirname(os.path.abspath(place))
     sys.path[0:1] = [folder] + [path for path in [os.getcwd()] if path != folder]
     shims.install()
+    return folder
+
+
+def load(file, config, functions):
+    """All tools, in their order, by name."""
+    folder = prepare(file or config)
     found = []
     if file:
         found += of_file(file, functions)

@@ -3,6 +3,7 @@
 Functions that are coroutines run on one loop, all others in a thread for each call."""
 
 import asyncio
+import copy
 import ctypes
 import gc
 import inspect
@@ -12,7 +13,7 @@ import sys
 import threading
 
 from levade_worker import answers, load, protocol, schema, shims
-from levade_worker.tools import finished
+from levade_worker.tools import ACTIONS, Box, finished
 
 
 class Stopped(BaseException):
@@ -109,6 +110,8 @@ class Session:
         given = extra.get("tools_kwargs") if isinstance(extra, dict) else None
         self.given = given if isinstance(given, dict) else {}
         self.told = shims.AgentData(name, self.row, self.given)
+        # The row as it was: an object may change what it was made of.
+        self.fresh = copy.deepcopy((self.row, self.given)) if self.row.get(ACTIONS) is not None else None
 
     async def open(self, holders):
         """Makes the instances. Returns the texts that they begin with."""
@@ -120,7 +123,7 @@ class Session:
                 said.append(text)
         return said
 
-    async def evidence(self, holders):
+    async def evidence(self, holders, tools):
         found = {}
         for holder in holders:
             instance, given = self.instances[holder.name], self.given.get(holder.name)
@@ -128,6 +131,23 @@ class Session:
             if reward is not None:
                 value = answers.number(reward)
                 found[holder.name] = {"reward": answers.text_of(reward) if value is None else value}
+            if isinstance(holder, Box):
+                found.setdefault(holder.name, {}).update(await self.states(holder, tools, instance))
+        return {name: facts for name, facts in found.items() if facts}
+
+    async def states(self, box, tools, instance):
+        """The state of an object, and the state that the row expects, if it has the calls that lead there."""
+        state = await box.state(instance, run)
+        if state is None:
+            return {}
+        found = {"state": state}
+        if self.fresh is not None:
+            methods = {tool.name: tool for tool in tools if tool.holder is box}
+            row, given = copy.deepcopy(self.fresh)
+            try:
+                found["expected_state"] = await box.expected(row[ACTIONS], methods, given.get(box.name), row, run)
+            except schema.Unusable as error:
+                found["expected_error"] = str(error)
         return found
 
     async def close(self, holders):
@@ -217,7 +237,8 @@ class Server:
 
     async def evidence(self, order):
         session = self.sessions.get(order["session"])
-        return {"found": await session.evidence(self.holders) if session is not None else {}}
+        with_state = [tool for tool in self.tools.values() if tool.stateful]
+        return {"found": await session.evidence(self.holders, with_state) if session is not None else {}}
 
     async def close(self, order):
         session = self.sessions.pop(order["session"], None)

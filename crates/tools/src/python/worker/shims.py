@@ -153,6 +153,26 @@ class BaseTool:
         pass
 
 
+class BaseInteraction:
+    """The class from which interactions of verl are derived."""
+
+    def __init__(self, config):
+        self.config = config
+        self.name = config.get("name", "interaction_agent")
+
+    async def start_interaction(self, instance_id=None, **kwargs):
+        return instance_id or str(uuid.uuid4())
+
+    async def generate_response(self, instance_id, messages, **kwargs):
+        return False, "", 0.0, {}
+
+    async def calculate_score(self):
+        return 0.0
+
+    async def finalize_interaction(self):
+        pass
+
+
 def mark(function=None, **_):
     """A decorator, with options or without, that leaves a function as it is."""
     return function if callable(function) else lambda function: function
@@ -186,6 +206,8 @@ def install():
         "verl.tools.base_tool": {"BaseTool": BaseTool, "ToolResponse": ToolResponse},
         "verl.tools.schemas": {schema.__name__: schema for schema in schemas},
         "verl.tools.function_tool": {"function_tool": mark},
+        "verl.interactions": {},
+        "verl.interactions.base": {"BaseInteraction": BaseInteraction},
         "verl.experimental": {},
         "verl.experimental.agent_loop": {},
         "verl.experimental.agent_loop.tool_agent_loop": {"AgentData": AgentData},

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import enum
 import inspect
+import json
 import sys
 import weakref
 
@@ -183,8 +184,10 @@ class Stateful:
         return self.tool.release(instance, **kwargs_of(given, "release_kwargs"))
 
 
+# Field of a row with the calls after which a fresh object has the expected state.
+ACTIONS = "expected_actions"
 # Methods of a class of tools that begin and end an attempt, and so are no tools.
-LIFECYCLE = ("reset", "close", "calc_reward")
+LIFECYCLE = ("reset", "close", "calc_reward", "final_state")
 
 
 class Box:
@@ -266,6 +269,38 @@ class Box:
     async def evaluate(self, instance, _given, run):
         found = method_of(instance, "calc_reward")
         return await run(found, is_coroutine(found)) if found is not None else None
+
+    async def state(self, instance, run):
+        """What `final_state` of an object gives, as JSON; None where the class has no such method."""
+        found = method_of(instance, "final_state")
+        if found is None:
+            return None
+        value = await run(found, is_coroutine(found))
+        try:
+            return json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise schema.Unusable(f"{self.name}.final_state gave what cannot be written as JSON: {error}") from error
+
+    async def expected(self, actions, methods, given, row, run):
+        """The state of a fresh object after these calls, each a table with `name` and `arguments`."""
+        if not isinstance(actions, list):
+            raise schema.Unusable(f"`{ACTIONS}` of the row is {actions!r}, but must be a list of calls")
+        made, _ = await self.open(None, given, row, run)
+        try:
+            for at, action in enumerate(actions):
+                name = action.get("name") if isinstance(action, dict) else None
+                if name not in methods:
+                    there = ", ".join(methods)
+                    raise schema.Unusable(f"call {at} of `{ACTIONS}` is of {name!r}; {self.name} has {there}")
+                method, arguments = methods[name], action.get("arguments") or {}
+                try:
+                    await run(lambda m=method, a=arguments: m.call(made, a, None, None), method.is_async)
+                except Exception as error:
+                    what = f"{type(error).__name__}: {error}"
+                    raise schema.Unusable(f"call {at} of `{ACTIONS}`, of {name}, failed: {what}") from error
+            return await self.state(made, run)
+        finally:
+            await self.close(made, given, run)
 
     async def close(self, instance, _given, run):
         found = method_of(instance, "close")

@@ -1,0 +1,82 @@
+//! Simulated users: parties that play the user in the conversations of an agent of the tool loop.
+//!
+//! When the agent replies without a tool call, the user answers, and the loop continues. A user is
+//! played by an agent of the run, with a policy of any kind, or by a class in Python.
+//!
+//! # Guarantees
+//! - **The user's tokens are never trained.** They are recorded in conversations of their own,
+//!   under the name of the user's agent.
+//! - **An end.** The conversation ends if the user ends it, at the limit of the user's messages, or
+//!   at a limit of the agent.
+//! - **A user that fails breaks the attempt.** The error names the user and its policy: it did not
+//!   answer in time, its server failed, it wrote nothing, or its message had no end. Such an
+//!   attempt has no reward.
+
+mod session;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use levade_tools::PythonUsers;
+
+pub(crate) use session::{EndedUser, UserReply, UserSession};
+
+/// Default of [`UserAgent::prompt`].
+pub const USER_PROMPT: &str = "You are a customer who talks to a service agent. This is what you \
+know and want:\n{instruction}\nWrite one short message at a time, as a customer would. Give a \
+detail only when the agent asks for it, and never invent one. When the agent has done what you \
+want, or cannot do it, write only {stop}";
+
+/// Default of [`UserAgent::greeting`].
+pub const USER_GREETING: &str = "Hello, how can I help you?";
+
+/// Placeholder in [`UserAgent::prompt`] for the user's instruction.
+pub const INSTRUCTION: &str = "{instruction}";
+
+/// Placeholder in [`UserAgent::prompt`] for the stop mark.
+pub const STOP: &str = "{stop}";
+
+/// User of the conversations of an agent.
+pub struct SimulatedUser {
+    /// Name of the user in the recipe.
+    pub name: String,
+    /// Whether the user writes the first message, and the agent never sees the task's question.
+    pub opens: bool,
+    /// Maximum number of the user's messages in a conversation, at least 1.
+    pub max_turns: u32,
+    /// Text whose occurrence in a message of the user ends the conversation. Empty for none.
+    pub stop: String,
+    /// Timeout of a message of the user.
+    pub timeout: Duration,
+    /// What plays the user.
+    pub speaker: Speaker,
+}
+
+/// What plays a user.
+pub enum Speaker {
+    /// An agent of the run.
+    Agent(UserAgent),
+    /// A class in Python.
+    Python(Arc<PythonUsers>),
+}
+
+/// Agent that plays a user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UserAgent {
+    /// Name of the agent. Its policy, sampling parameters and `max_tokens` apply; its own prompts
+    /// and tools do not.
+    pub agent: String,
+    /// System prompt with the placeholders [`INSTRUCTION`] and [`STOP`].
+    pub prompt: String,
+    /// First message that the user's policy reads, as if the agent had written it.
+    pub greeting: String,
+    /// Field of the task's row with the user's instruction. Empty for the task's question.
+    pub instruction: String,
+}
+
+impl SimulatedUser {
+    /// Returns whether the user's message ends the conversation.
+    fn is_stop(&self, message: &str) -> bool {
+        !self.stop.is_empty() && message.contains(&self.stop)
+    }
+}

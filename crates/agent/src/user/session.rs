@@ -1,0 +1,303 @@
+//! A user while one attempt runs.
+
+use std::sync::Arc;
+
+use levade_call::{Cast, Input, Request};
+use levade_policy::FinishReason;
+use levade_text::{Message, Role};
+use levade_tools::PythonUser;
+use levade_tree::{Outcome, Trajectory};
+use serde_json::{Value, json};
+
+use super::{INSTRUCTION, STOP, SimulatedUser, Speaker, UserAgent};
+use crate::AttemptContext;
+use crate::cast::PartyBuilder;
+use crate::recorded_calls::{CLOSE_TIMEOUT, add_recorded_calls};
+use crate::roster::Player;
+
+/// User of one attempt.
+pub(crate) struct UserSession<'a> {
+    user: &'a SimulatedUser,
+    voice: Voice<'a>,
+    /// Messages that user and agent have exchanged, the first message of the user included.
+    exchange: Vec<Message>,
+    /// Number of the user's messages so far.
+    turns: u32,
+    /// Whether the attempt waits for the user.
+    is_waiting: bool,
+    /// Whether the user has ended the conversation.
+    has_ended: bool,
+}
+
+/// What plays the user in this attempt.
+enum Voice<'a> {
+    /// An agent, whose conversation has a recorder of its own.
+    Agent { cast: Cast, player: &'a Player, name: &'a str, history: Vec<Message> },
+    /// A class in Python.
+    Python(PythonUser),
+}
+
+/// Reply of a user.
+pub(crate) enum UserReply {
+    /// Message that the agent reads.
+    Message(String),
+    /// The user has ended the conversation.
+    End,
+    /// The user wants to continue, but has written as many messages as it may.
+    MaxTurns,
+}
+
+/// A user after its attempt.
+pub(crate) struct EndedUser {
+    /// Conversation of the user's agent, if an agent played the user.
+    pub recorded: Option<(Trajectory, Outcome)>,
+    /// Data for scorers.
+    pub scorer_input: Value,
+    /// Failure at the end.
+    pub warning: Option<String>,
+}
+
+impl<'a> UserSession<'a> {
+    /// Starts the user of the attempt of `context`.
+    ///
+    /// # Errors
+    /// Returns a message that names the user if its agent has no policy, if its row lacks the
+    /// instruction, or if no process can be started.
+    pub async fn open(
+        user: &'a SimulatedUser,
+        context: &'a AttemptContext,
+        parties: &PartyBuilder<'_>,
+    ) -> Result<Self, String> {
+        let failed = |why: String| format!("the user {} cannot start: {why}", user.name);
+        let voice = match &user.speaker {
+            Speaker::Agent(keys) => open_agent(user, keys, context, parties).map_err(failed)?,
+            Speaker::Python(users) => {
+                let own = context.own_agent().map_err(failed)?;
+                let tool_context = context.tool_context(own, context.limits.attempt_timeout);
+                let opening = users.open(&tool_context, user.opens);
+                let opened =
+                    context.player(own).map_err(failed)?.wait_within(user.timeout, opening);
+                let timeout = user.timeout;
+                let late = || Err(format!("it was not ready within {timeout:?}"));
+                Voice::Python(opened.await.unwrap_or_else(late).map_err(failed)?)
+            }
+        };
+        // The task's question is the first message of a user who does not open.
+        let asked = (!user.opens).then(|| Message::user(question(context)));
+        let exchange = Vec::from_iter(asked);
+        let turns = exchange.len() as u32;
+        Ok(UserSession { user, voice, exchange, turns, is_waiting: false, has_ended: false })
+    }
+
+    /// Returns whether the user writes the first message.
+    pub fn opens(&self) -> bool {
+        self.user.opens
+    }
+
+    /// Returns the message of an error if the attempt's time is up while it waits for the user.
+    pub fn timeout_error(&self) -> Option<String> {
+        let user = &self.user.name;
+        self.is_waiting
+            .then(|| format!("the user {user} had not answered when the attempt's time was up"))
+    }
+
+    /// Returns the first message of a user that opens the conversation.
+    ///
+    /// # Errors
+    /// Returns a message that names the user if it fails, or ends the conversation at once.
+    pub async fn opening(&mut self, player: &Player) -> Result<String, String> {
+        match self.next(player).await?.0 {
+            UserReply::Message(text) => Ok(text),
+            UserReply::End | UserReply::MaxTurns => {
+                Err(self.failure("it ended the conversation before its first message"))
+            }
+        }
+    }
+
+    /// Returns the user's reply to a message of the agent, and the score that the user gives the
+    /// agent's turn, if any. The clock is that of `player`, the agent's policy.
+    ///
+    /// # Errors
+    /// Returns a message that names the user if it fails.
+    pub async fn reply(
+        &mut self,
+        text: &str,
+        player: &Player,
+    ) -> Result<(UserReply, Option<f64>), String> {
+        self.exchange.push(Message::assistant(text));
+        if let Voice::Agent { history, .. } = &mut self.voice {
+            history.push(Message::user(text));
+        }
+        self.next(player).await
+    }
+
+    /// Returns the user's next message.
+    async fn next(&mut self, player: &Player) -> Result<(UserReply, Option<f64>), String> {
+        self.is_waiting = true;
+        let timeout = self.user.timeout;
+        // The clock of the policy that plays the user excludes the time in which its device trains.
+        let clock = match &self.voice {
+            Voice::Agent { player, .. } => *player,
+            Voice::Python(_) => player,
+        };
+        let written = clock.wait_within(timeout, self.voice.write(&self.exchange)).await;
+        self.is_waiting = false;
+        let written =
+            written.unwrap_or_else(|| Err(format!("it did not answer within {timeout:?}")));
+        let Written { text, ends, score } = written.map_err(|why| self.failure(&why))?;
+        let reply = match text {
+            _ if ends => UserReply::End,
+            Some(text) if self.user.is_stop(&text) => UserReply::End,
+            Some(text) if text.trim().is_empty() => {
+                return Err(self.failure("it wrote an empty message"));
+            }
+            Some(_) if self.turns >= self.user.max_turns => UserReply::MaxTurns,
+            Some(text) => {
+                self.turns += 1;
+                self.exchange.push(Message::user(text.as_str()));
+                UserReply::Message(text)
+            }
+            None => UserReply::End,
+        };
+        self.has_ended = matches!(reply, UserReply::End);
+        Ok((reply, score))
+    }
+
+    fn failure(&self, why: &str) -> String {
+        let user = &self.user.name;
+        match &self.voice {
+            Voice::Agent { player, .. } => {
+                format!("the policy {} failed as the user {user}: {why}", player.policy)
+            }
+            Voice::Python(_) => format!("the user {user} failed: {why}"),
+        }
+    }
+
+    /// Ends the user and returns what it has left. The clock is that of `player`, the agent's
+    /// policy.
+    pub async fn close(self, player: &Player) -> EndedUser {
+        let UserSession { user, voice, turns, has_ended, .. } = self;
+        let mut scorer_input = json!({ "name": user.name, "turns": turns, "ended": has_ended });
+        let mut warning = None;
+        let recorded = match voice {
+            Voice::Agent { cast, player, name, .. } => {
+                let recording = cast.recorder().close(CLOSE_TIMEOUT).await;
+                let mut outcome = Outcome::initial();
+                add_recorded_calls(&mut outcome, &recording);
+                outcome.cast.insert(name.to_owned(), player.policy.clone());
+                scorer_input["policy"] = json!(player.policy);
+                Some((recording.trajectory, outcome))
+            }
+            Voice::Python(python) => {
+                match player.wait_within(user.timeout, python.finish()).await {
+                    Some(Ok(score)) => {
+                        if let Some(score) = score {
+                            scorer_input["score"] = json!(score);
+                        }
+                    }
+                    Some(Err(why)) => warning = Some(why),
+                    None => warning = Some(format!("it was not done within {:?}", user.timeout)),
+                }
+                None
+            }
+        };
+        EndedUser { recorded, scorer_input, warning }
+    }
+}
+
+/// What a user has written.
+struct Written {
+    text: Option<String>,
+    ends: bool,
+    score: Option<f64>,
+}
+
+impl Voice<'_> {
+    /// Returns the user's next message, which continues `exchange`.
+    ///
+    /// # Errors
+    /// Returns a message if the user fails.
+    async fn write(&mut self, exchange: &[Message]) -> Result<Written, String> {
+        let (cast, name, history) = match self {
+            Voice::Agent { cast, name, history, .. } => (cast, *name, history),
+            Voice::Python(user) => {
+                let messages = exchange.iter().map(
+                    |message| json!({ "role": message.role, "content": message.content.as_str() }),
+                );
+                let reply = user.respond(messages.collect()).await?;
+                let score = reply.score.filter(|score| score.is_finite());
+                if reply.score.is_some() && score.is_none() {
+                    return Err("the score that it gave is not finite".to_owned());
+                }
+                return Ok(Written { text: reply.text, ends: reply.ends, score });
+            }
+        };
+        let request = Request::new(Input::Messages(history.clone()));
+        let reader = cast.call(name, request).await.map_err(|error| error.to_string())?;
+        let end = reader.completion().await.map_err(|error| error.to_string())?;
+        match end.finish {
+            FinishReason::StopId | FinishReason::StopString => {}
+            FinishReason::Length => {
+                return Err(format!("its message had not ended after {} tokens", end.tokens));
+            }
+            FinishReason::Context => return Err("its context is full".to_owned()),
+            FinishReason::Aborted => return Err("its sampler stopped".to_owned()),
+        }
+        let (text, has_calls, written) = match end.recorded_completion {
+            Some(recorded) => {
+                let calls = !recorded.parsed.calls.is_empty();
+                (recorded.parsed.content.clone(), calls, recorded.raw_message())
+            }
+            None => {
+                let calls = !end.message.tool_calls.is_empty();
+                (end.message.content.as_str().to_owned(), calls, end.message)
+            }
+        };
+        if has_calls {
+            return Err("it called a tool, and a user has none".to_owned());
+        }
+        history.push(written);
+        Ok(Written { text: Some(text), ends: false, score: None })
+    }
+}
+
+/// Starts a user that an agent plays.
+///
+/// # Errors
+/// Returns a message if there is no such agent or policy, or if the row lacks the instruction.
+fn open_agent<'a>(
+    user: &SimulatedUser,
+    keys: &'a UserAgent,
+    context: &'a AttemptContext,
+    parties: &PartyBuilder<'_>,
+) -> Result<Voice<'a>, String> {
+    let name = keys.agent.as_str();
+    let agent = context.roster.find(name);
+    let agent = agent.ok_or_else(|| format!("the agent {name} is not running here"))?;
+    let player = context.player(agent)?;
+    let party = parties.user(agent, player, user.timeout)?;
+    let task = &context.task;
+    let instruction = match keys.instruction.as_str() {
+        "" => task.question.clone(),
+        field => match task.row.field(field) {
+            Some(Value::String(text)) => text.clone(),
+            Some(Value::Null) | None => {
+                return Err(format!("the row of the task {} has no field `{field}`", task.id));
+            }
+            Some(other) => other.to_string(),
+        },
+    };
+    let prompt = keys.prompt.replace(STOP, &user.stop).replace(INSTRUCTION, &instruction);
+    let mut history = vec![Message::system(prompt), Message::user(keys.greeting.as_str())];
+    if !user.opens {
+        history.push(Message::assistant(question(context)));
+    }
+    let cast = Cast::new([Arc::new(party)], context.recorder(usize::MAX));
+    Ok(Voice::Agent { cast, player, name, history })
+}
+
+/// Returns the last message of the user with which the attempt starts.
+fn question(context: &AttemptContext) -> &str {
+    let asked = context.messages.iter().rfind(|message| message.role == Role::User);
+    asked.map_or(context.task.question.as_str(), |message| message.content.as_str())
+}

@@ -1,0 +1,211 @@
+//! Users in Python: classes of the user's file, and verl's interactions, that play the user of a
+//! conversation.
+//!
+//! They run in worker processes like Python tools, with the same isolation. Each attempt has its
+//! own conversation, which stays in one worker.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use levade_process::{
+    Affinity, Handshake, Launch, Pool, PoolOptions, Request, Supervisor, python_command,
+    python_first_line,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::session::{check_response, describe, next_session, number};
+use super::{CANCEL_GRACE, MODULES, default_workers};
+use crate::{OptionError, ToolContext};
+
+/// Name of the module that serves tools, which has this name for the modules of users.
+const SERVER: &str = "server";
+
+/// `[user.NAME] kind = "python"`: a class in Python that plays the user.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PythonUserKeys {
+    /// Python file with the class. Empty if `config` is set.
+    pub file: PathBuf,
+    /// Configuration of verl's interactions, in YAML or JSON. Empty if `file` is set.
+    pub config: PathBuf,
+    /// Name of the class in `file`, or of the interaction in `config`. Empty for the only one; with
+    /// a `config` of several, each row names one.
+    pub class: String,
+    /// Arguments of the class by name, or the configuration of verl's class. Only with `file`.
+    pub options: Map<String, Value>,
+    /// The Python interpreter, as a name or path.
+    pub python: String,
+    /// Names of environment variables that workers get in addition to the
+    /// [usual ones](levade_policy::environment::CHILD_VARIABLES).
+    pub environment: Vec<String>,
+    /// Maximum number of workers. 0 means one per processor, but at most four.
+    pub workers: usize,
+    /// Maximum number of concurrent replies in one worker.
+    pub worker_calls: usize,
+    /// Timeout for a worker to load the file, in seconds. It must be positive.
+    pub start_seconds: f64,
+}
+
+impl Default for PythonUserKeys {
+    fn default() -> Self {
+        PythonUserKeys {
+            file: PathBuf::new(),
+            config: PathBuf::new(),
+            class: String::new(),
+            options: Map::new(),
+            python: "python3".into(),
+            environment: Vec::new(),
+            workers: 0,
+            worker_calls: 16,
+            start_seconds: 120.0,
+        }
+    }
+}
+
+impl PythonUserKeys {
+    /// Checks the keys without starting anything.
+    ///
+    /// # Errors
+    /// Returns an error that names the key whose value is wrong.
+    pub fn check(&self) -> Result<(), OptionError> {
+        let [has_file, has_config] = [&self.file, &self.config].map(|path| !is_empty(path));
+        let file = self.file.display();
+        let range = "set to the file with the class, unless `config` is set";
+        OptionError::ensure(has_file || has_config, "file", format!("\"{file}\""), range)?;
+        let range = "left out if `config` is set, which names the files";
+        OptionError::ensure(!has_file || !has_config, "file", format!("\"{file}\""), range)?;
+        let range = "left out with `config`, which has the options of its classes";
+        OptionError::ensure(self.options.is_empty() || has_file, "options", "set", range)?;
+        OptionError::ensure(!self.python.is_empty(), "python", "\"\"", "an interpreter")?;
+        OptionError::ensure(self.worker_calls > 0, "worker_calls", 0, "at least 1")?;
+        let start = self.start_seconds;
+        let is_duration = Duration::try_from_secs_f64(start).is_ok_and(|start| !start.is_zero());
+        OptionError::ensure(is_duration, "start_seconds", start, "more than 0")
+    }
+}
+
+fn is_empty(path: &Path) -> bool {
+    path.as_os_str().is_empty()
+}
+
+/// Users in Python, with the worker processes that play them.
+pub struct PythonUsers {
+    pool: Pool,
+}
+
+impl PythonUsers {
+    /// Creates the users `name`. No process is started yet.
+    pub fn new(name: &str, keys: &PythonUserKeys, supervisor: Supervisor) -> Self {
+        let place = if is_empty(&keys.file) { &keys.config } else { &keys.file };
+        let shown = |path: &Path| (!is_empty(path)).then(|| path.display().to_string());
+        let first = json!({
+            "key": "id",
+            "file": shown(&keys.file),
+            "config": shown(&keys.config),
+            "class": keys.class,
+            "options": keys.options,
+        });
+        let shared = MODULES.map(|(name, source)| match name {
+            "serve" => (SERVER, source),
+            name => (name, source),
+        });
+        let mut modules = shared.to_vec();
+        modules.push(("serve", include_str!("worker/users.py")));
+        let pool = Pool::new(PoolOptions {
+            name: name.to_owned(),
+            supervisor,
+            launch: Launch {
+                command: python_command(&keys.python),
+                dir: place.parent().unwrap_or(Path::new("")).to_owned(),
+                passes: keys.environment.clone(),
+                variables: Vec::new(),
+            },
+            first: Some(python_first_line(&modules, first)),
+            handshake: Some(Handshake {
+                timeout: Duration::from_secs_f64(keys.start_seconds),
+                check: Arc::new(|_| Ok(())),
+            }),
+            id_key: "id",
+            max_workers: if keys.workers == 0 { default_workers() } else { keys.workers },
+            max_requests: keys.worker_calls,
+            cancel_grace: CANCEL_GRACE,
+        });
+        PythonUsers { pool }
+    }
+
+    /// Starts the conversation of an attempt. `opens` is whether the user writes the first message.
+    ///
+    /// # Errors
+    /// Returns an error message if no worker can be started, or if the class rejects the task.
+    pub async fn open(&self, attempt: &ToolContext, opens: bool) -> Result<PythonUser, String> {
+        let slot = self.pool.slot().await.map_err(describe)?;
+        let session = next_session(&attempt.attempt);
+        let user = PythonUser { worker: slot.worker().affinity(), session, is_closed: false };
+        let task = &attempt.task;
+        let task = json!({ "id": task.id, "question": task.question, "row": *task.row });
+        user.send("open", json!({ "task": task, "opens": opens })).await?;
+        Ok(user)
+    }
+}
+
+/// Reply of a user.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PythonUserReply {
+    /// Text of the user's message. `None` if the class only ends the conversation.
+    pub text: Option<String>,
+    /// Whether the user ends the conversation.
+    pub ends: bool,
+    /// Score that a class of verl's interactions gives the reply that it answers.
+    pub score: Option<f64>,
+}
+
+/// User of one attempt. If it is dropped, its object is released.
+pub struct PythonUser {
+    worker: Affinity,
+    session: String,
+    is_closed: bool,
+}
+
+impl PythonUser {
+    /// Returns the user's reply to a conversation: a list of messages with `role` and `content`.
+    ///
+    /// # Errors
+    /// Returns an error message if the class fails, or if its process has exited.
+    pub async fn respond(&self, messages: Value) -> Result<PythonUserReply, String> {
+        let response = self.send("respond", json!({ "messages": messages })).await?;
+        Ok(PythonUserReply {
+            text: response["text"].as_str().map(str::to_owned),
+            ends: response["ends"] == true,
+            score: number(&response["score"]),
+        })
+    }
+
+    /// Ends the conversation. Returns the score that the class gives it, if any.
+    ///
+    /// # Errors
+    /// Returns an error message if the class fails, or if its process has exited.
+    pub async fn finish(mut self) -> Result<Option<f64>, String> {
+        let response = self.send("finish", json!({})).await;
+        let closed = self.send("close", json!({})).await;
+        self.is_closed = true;
+        let score = number(&response?["score"]);
+        closed.map(|_| score)
+    }
+
+    async fn send(&self, verb: &str, mut order: Value) -> Result<Value, String> {
+        (order["do"], order["session"]) = (json!(verb), json!(self.session));
+        let response = self.worker.request(Request::new(verb, order)).await;
+        response.map_err(describe).and_then(check_response)
+    }
+}
+
+impl Drop for PythonUser {
+    fn drop(&mut self) {
+        if !self.is_closed {
+            let order = json!({ "do": "close", "session": self.session });
+            self.worker.notify(Request::new("close", order));
+        }
+    }
+}
