@@ -247,6 +247,11 @@ impl Recorder {
         Err(ApiError::new(ErrorKind::AttemptEnded, message))
     }
 
+    /// Returns the name of the attempt.
+    pub fn name(&self) -> &str {
+        &self.options.name
+    }
+
     /// Returns whether the recorder admits no further calls.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
@@ -260,6 +265,13 @@ impl Recorder {
         if !self.is_closed() {
             closing.await;
         }
+    }
+
+    /// Waits until no call is in flight.
+    pub async fn wait_until_idle(&self) {
+        let mut running = self.running.subscribe();
+        // The sender is in this recorder, so it is not dropped meanwhile.
+        let _ = running.wait_for(|running| *running == 0).await;
     }
 
     /// Waits until a call has had no reader for the grace period, or until the recorder closes.

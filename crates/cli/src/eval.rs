@@ -14,8 +14,9 @@ use levade_run::{model, programs, scorers};
 use levade_store::{EvalKey, Memory, Store};
 use levade_tasks::{MatchingRule, QuestionKey};
 use levade_trainer::{
-    AgentSpec, Agents, AttemptMaker, AttemptWarnings, ChatBackend, EvalResult, Scorers, StopFlag,
-    Tasks, Toolboxes, Tracer, chat_options, check_tasks, evaluate, matching, trained_questions,
+    AgentSpec, Agents, AttemptMaker, AttemptWarnings, ChatBackend, EvalResult, Scorers,
+    SessionRecords, StopFlag, Tasks, Toolboxes, Tracer, chat_options, check_tasks, evaluate,
+    matching, trained_questions,
 };
 use levade_tree::{Purpose, RunId};
 
@@ -250,6 +251,7 @@ async fn measure(
         // Attempts are recorded as in training, but the store is discarded.
         store: Arc::new(Memory::new(RunId("eval".into()))),
         tracer: Tracer::default(),
+        sessions: SessionRecords::default(),
         withdrawn: Arc::default(),
     };
     let stop = StopFlag::default();

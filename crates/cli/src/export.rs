@@ -66,7 +66,7 @@ pub struct Args {
     #[arg(long, value_name = "GLOB")]
     task: Option<Pattern>,
 
-    /// Purposes of the attempts, separated by commas: train, eval, baseline, demonstration
+    /// Purposes of the attempts, separated by commas: train, eval, baseline, demonstration, session
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "train",
         value_parser = purpose)]
     purpose: Vec<Purpose>,
@@ -135,7 +135,7 @@ impl FormatName {
 
 fn purpose(text: &str) -> Result<Purpose, String> {
     Purpose::parse(text)
-        .ok_or_else(|| format!("\"{text}\" is not train, eval, baseline or demonstration"))
+        .ok_or_else(|| format!("\"{text}\" is not train, eval, baseline, demonstration or session"))
 }
 
 fn status(text: &str) -> Result<Status, String> {

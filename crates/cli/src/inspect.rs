@@ -73,6 +73,10 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["eval", "demonstrations"])]
     prompts: bool,
 
+    /// Select the sessions of agents that ran elsewhere
+    #[arg(long, conflicts_with_all = ["eval", "demonstrations", "prompts", "phase", "step"])]
+    sessions: bool,
+
     /// Show this attempt
     #[arg(long, value_name = "ID", conflicts_with_all = ["phase", "eval", "demonstrations", "prompts"])]
     attempt: Option<String>,
@@ -107,7 +111,7 @@ pub struct Args {
     graph: Option<graph::Format>,
 
     /// Say what is wrong with the last phase of the run, or with --phase, since when and what to do
-    #[arg(long, conflicts_with_all = ["attempt", "step", "eval", "demonstrations", "prompts", "best", "worst", "failed", "graph"])]
+    #[arg(long, conflicts_with_all = ["attempt", "step", "eval", "demonstrations", "prompts", "sessions", "best", "worst", "failed", "graph"])]
     alarms: bool,
 
     /// Print the terms as JSON, one line per token, or the alarms as one object
@@ -121,6 +125,7 @@ impl Args {
             Args { eval: true, .. } => Purpose::Eval,
             Args { demonstrations: true, .. } => Purpose::Demonstration,
             Args { prompts: true, .. } => Purpose::Prompt,
+            Args { sessions: true, .. } => Purpose::Session,
             _ => Purpose::Train,
         }
     }
@@ -174,8 +179,8 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
             if args.best || args.worst {
                 store.attempt(&select_extreme(&summaries, args.best)?).await?
             } else {
-                let list =
-                    if args.step.is_some() { attempts(&summaries) } else { steps(&summaries) };
+                let lists_attempts = args.step.is_some() || args.sessions;
+                let list = if lists_attempts { attempts(&summaries) } else { steps(&summaries) };
                 screen::print(&list);
                 None
             }

@@ -26,8 +26,8 @@ pub async fn find_attempt(store: &dyn Store, name: &str) -> anyhow::Result<Optio
     let id = id.ok_or_else(|| {
         unusable(format!(
             "--attempt {name}: an attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as in \
-             train/1/3/0/2, or by its id of 32 digits; the purposes are train, baseline, eval and \
-             demonstration"
+             train/1/3/0/2, or by its id of 32 digits; the purposes are train, baseline, eval, \
+             demonstration and session"
         ))
     })?;
     Ok(store.attempt(&id).await?)

@@ -5,14 +5,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use levade_agent::environments::Environments;
-use levade_recipe::Override;
+use levade_recipe::{Override, Recipe};
 use levade_run::dir::RunDir;
 use levade_run::scorers;
-use levade_trainer::{Parting, Rescored, Scorers, checkpoints, rescore, rescoring_keys};
+use levade_trainer::{
+    Checkpoint, Parting, Rescored, Scorers, checkpoints, rescore, rescoring_keys,
+};
 use serde_json::{Value, json};
 
 use crate::lines::LinesFile;
-use crate::screen::{self, Style};
+use crate::screen::{self, Style, quoted};
 use crate::{host, recipe};
 
 /// Score the recorded attempts of a run again, and find the step from which the scores part
@@ -80,6 +82,11 @@ async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
         Some(parting) => checkpoint_before(&args, &found, parting)?,
         None => None,
     };
+    let command = match &before {
+        Some(checkpoint) => Some(command_from(&args, &recipe, checkpoint)?),
+        None => None,
+    };
+    let dir = before.map(|checkpoint| checkpoint.dir.display().to_string());
     if args.json {
         let parting = found.parting.map(|parting| {
             let name = |index: usize| {
@@ -88,7 +95,8 @@ async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
             };
             json!({
                 "at": name(parting.step), "low": name(parting.low), "high": name(parting.high),
-                "change": parting.change, "p_value": parting.p_value, "checkpoint": before,
+                "change": parting.change, "p_value": parting.p_value, "checkpoint": dir,
+                "command": command,
             })
         });
         let attempts = found.attempts.len();
@@ -107,7 +115,7 @@ async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
                 step["attempts"]
             ));
         }
-        screen::print_line(&conclusion(&found, before.as_deref()));
+        screen::print_line(&conclusion(&found, dir.as_deref().zip(command.as_deref())));
     }
     for (reason, count) in &reasons {
         eprintln!("{} {count} without a new score: {reason}", Style::stderr().dim("note:"));
@@ -138,21 +146,34 @@ fn checkpoint_before(
     args: &Args,
     found: &Rescored,
     parting: &Parting,
-) -> anyhow::Result<Option<String>> {
+) -> anyhow::Result<Option<Checkpoint>> {
     let first = found.steps[parting.low];
-    let is_before = |c: &&levade_trainer::Checkpoint| (c.position.phase, c.position.step) <= first;
-    let all = checkpoints(&args.run)?;
-    Ok(all.iter().rfind(is_before).map(|checkpoint| checkpoint.dir.display().to_string()))
+    let is_before = |c: &Checkpoint| (c.position.phase, c.position.step) <= first;
+    Ok(checkpoints(&args.run)?.into_iter().rfind(is_before))
 }
 
-fn conclusion(found: &Rescored, checkpoint: Option<&str>) -> String {
+/// Returns the command by which the run goes on from a checkpoint with the new reward.
+fn command_from(args: &Args, recipe: &Recipe, checkpoint: &Checkpoint) -> anyhow::Result<String> {
+    Ok(format!(
+        "{} train {} --resume --from {} --set {}",
+        screen::program(),
+        quoted(&args.run.to_string_lossy()),
+        checkpoint.position.global_step,
+        quoted(&recipe.reward_override()?)
+    ))
+}
+
+fn conclusion(found: &Rescored, way_back: Option<(&str, &str)>) -> String {
     let Some(Parting { step, low, high, change, p_value }) = found.parting else {
         return "the scores do not part: no step is named".into();
     };
     let name =
         |index: usize| format!("phase {} step {}", found.steps[index].0, found.steps[index].1);
-    let back = match checkpoint {
-        Some(dir) => format!("the last checkpoint before it is {dir}"),
+    let back = match way_back {
+        Some((dir, command)) => format!(
+            "the last checkpoint before it is {dir}; to go on from there with the new reward:\n  \
+             {command}"
+        ),
         None => "no checkpoint before it exists; start a new run with the new reward".into(),
     };
     format!(

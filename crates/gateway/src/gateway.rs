@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use levade_call::{
@@ -18,6 +18,7 @@ use crate::key;
 use crate::responses::Memory;
 use crate::route::choose;
 use crate::session::{Session, SessionOptions};
+use crate::session_host::{EndRequest, SessionHost};
 
 /// Settings of a gateway.
 #[derive(Debug, Clone)]
@@ -81,6 +82,8 @@ pub struct Caller {
     pub body: Option<u128>,
     /// Whether the client marks the request as a retry.
     pub retries: bool,
+    /// Id of the conversation in the header `x-session-id`, for calls outside of attempts.
+    pub traffic_id: Option<String>,
 }
 
 /// Endpoints of models and attempts. Clones share one state.
@@ -91,6 +94,8 @@ pub(crate) struct Inner {
     pub options: Options,
     models: RwLock<Vec<Model>>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
+    /// Host of the sessions that clients start. Unset if they cannot start any.
+    host: OnceLock<Weak<dyn SessionHost>>,
     slots: Arc<Semaphore>,
     /// Number of calls that wait for a permit.
     pub waiting: AtomicU64,
@@ -109,6 +114,7 @@ impl Gateway {
             options,
             models: RwLock::new(models),
             sessions: Mutex::default(),
+            host: OnceLock::new(),
             waiting: AtomicU64::new(0),
             rejoined: AtomicU64::new(0),
             metrics: Arc::default(),
@@ -143,6 +149,17 @@ impl Gateway {
         let mut sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.insert(attempt, Arc::clone(&session));
         session
+    }
+
+    /// Lets clients start sessions, which `host` records, until the host is dropped. Only the first
+    /// call has an effect.
+    pub fn set_session_host(&self, host: &Arc<dyn SessionHost>) {
+        let _ = self.0.host.set(Arc::downgrade(host));
+    }
+
+    /// Returns the host of the sessions that clients start, if there is one.
+    pub(crate) fn host(&self) -> Option<Arc<dyn SessionHost>> {
+        self.0.host.get()?.upgrade()
     }
 
     /// Removes the session of a finished attempt. From now on, requests with its keys get status
@@ -251,6 +268,24 @@ impl Gateway {
         let party = self.party(caller, &call)?;
         let permit = self.acquire_permit().await?;
         let options = CallOptions { permit: Some(Box::new(permit)), batch };
+        if caller.session.is_none()
+            && let Some(host) = self.host()
+            && let Some(session) =
+                host.traffic(caller.traffic_id.as_deref(), call.request.sampling.seed).await?
+        {
+            let route = choose(&session.options.routes, None, &call);
+            let party = route.map_or(party, |route| Arc::clone(&route.party));
+            let reader = levade_call::call(session.recorder(), &party, call.request, options).await;
+            if caller.traffic_id.is_none() {
+                // The call is a session of its own, which ends with the call.
+                tokio::spawn(async move {
+                    session.recorder().wait_until_idle().await;
+                    // The host logs a failure.
+                    let _ = host.end(&session, EndRequest::default()).await;
+                });
+            }
+            return reader;
+        }
         let Some(session) = &caller.session else {
             let recorder =
                 Recorder::standalone(call.request.sampling.seed, Arc::clone(&self.0.metrics));

@@ -84,11 +84,15 @@
 //!   waiting client receives keep-alive messages.
 //! - **Errors** have the format of the API, and name the field, its value and a remedy.
 //!
+//! Agents that run elsewhere join by sessions that they start themselves, if the gateway has a
+//! [`SessionHost`], which records them.
+//!
 //! Out of scope: sampling (`levade-policy` and its implementations), starting programs
 //! (`levade-agent`), and the use of rewards (`levade-trainer`).
 
 mod anthropic;
 mod call;
+mod client_sessions;
 mod gateway;
 mod http;
 mod info;
@@ -101,6 +105,7 @@ mod responses;
 mod rewards;
 mod route;
 mod session;
+mod session_host;
 mod sglang;
 mod tokens;
 mod tool_types;
@@ -136,3 +141,4 @@ pub use gateway::{Caller, Gateway, Model, Options};
 pub use http::serve;
 pub use route::{CallPattern, Route};
 pub use session::{Reward, Session, SessionOptions};
+pub use session_host::{EndRequest, EndedSession, SessionHost, StartRequest};

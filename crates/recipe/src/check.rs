@@ -419,6 +419,7 @@ impl Recipe {
 
         checker.environments(self)?;
         checker.game(self)?;
+        checker.sessions(self)?;
         checker.policies(self)?;
         checker.learner(self)?;
         checker.samplers(self)?;

@@ -68,6 +68,7 @@ fn names_of(recipe: &Recipe) -> Vec<(String, Vec<String>)> {
             (options.path.name(), paths.map(|name| name.to_string_lossy().into_owned()).collect())
         }
         TaskSource::Seeds(_) => (SeedKeys::SOURCE.to_owned(), Vec::new()),
+        TaskSource::Sessions(_) => (levade_agent::SESSION_SOURCE.to_owned(), Vec::new()),
         environment => {
             let options = environment.environment();
             (

@@ -125,8 +125,27 @@ impl fmt::Display for Difference {
     }
 }
 
+/// Returns whether a key may change when a run goes back to an earlier step: the steps after it are
+/// scored again, and are recorded in another store.
+fn can_differ_from_step(key: &str) -> bool {
+    key == "reward" || key.starts_with("reward.") || key == "run.store"
+}
+
 /// Returns the first difference that prevents resuming, in the key order of the earlier recipe.
 pub(super) fn difference(before: &Table, now: &Table) -> Option<Difference> {
+    first_difference(before, now, |_| false)
+}
+
+/// Returns the first difference that prevents resuming from an earlier step.
+pub(super) fn difference_from_step(before: &Table, now: &Table) -> Option<Difference> {
+    first_difference(before, now, can_differ_from_step)
+}
+
+fn first_difference(
+    before: &Table,
+    now: &Table,
+    is_allowed: impl Fn(&str) -> bool,
+) -> Option<Difference> {
     let phases = before.get("phase").and_then(Value::as_array);
     let is_sft = |phase: usize| {
         let kind = phases.and_then(|phases| phases.get(phase)?.get(KIND)?.as_str());
@@ -139,7 +158,9 @@ pub(super) fn difference(before: &Table, now: &Table) -> Option<Difference> {
         Some(&Value::Table(now.clone())),
         &mut found,
     );
-    found.into_iter().find(|one| !can_differ(&one.key) && !extends_training(one, is_sft))
+    found.into_iter().find(|one| {
+        !can_differ(&one.key) && !is_allowed(&one.key) && !extends_training(one, is_sft)
+    })
 }
 
 /// Collects every key whose value differs.

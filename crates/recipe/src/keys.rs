@@ -26,6 +26,7 @@ use super::prompt::PromptKeys;
 use super::reward::RewardKeys;
 use super::rl::RlKeys;
 use super::runners::RunnersKeys;
+use super::sessions::SessionKeys;
 use super::tools::ToolKeys;
 use super::user::UserKeys;
 
@@ -227,13 +228,18 @@ pub enum TaskSource {
     OpenEnv(OpenEnvOptions),
     /// Seeds of a game.
     Seeds(SeedKeys),
+    /// Recorded sessions of agents that run elsewhere.
+    Sessions(SessionKeys),
 }
 
 impl TaskSource {
     /// Returns the environment's options, or `None` if this source is not an environment.
     pub fn environment(&self) -> Option<EnvironmentOptions> {
         match self {
-            TaskSource::Arithmetic(_) | TaskSource::File(_) | TaskSource::Seeds(_) => None,
+            TaskSource::Arithmetic(_)
+            | TaskSource::File(_)
+            | TaskSource::Seeds(_)
+            | TaskSource::Sessions(_) => None,
             TaskSource::ReasoningGym(options) => {
                 Some(EnvironmentOptions::ReasoningGym(options.clone()))
             }

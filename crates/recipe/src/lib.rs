@@ -60,6 +60,7 @@ mod check_prompt;
 mod check_reward;
 mod check_runners;
 mod check_samplers;
+mod check_sessions;
 mod check_sizes;
 mod check_user;
 mod choice;
@@ -83,6 +84,7 @@ mod reward;
 mod rl;
 mod roles;
 mod runners;
+mod sessions;
 mod set;
 mod tools;
 mod user;
@@ -118,6 +120,7 @@ pub use rl::{
     OversampleKeep, ProximalPolicy, RlKeys, TrainFilterKeys, Unit, ZeroVarianceGroups,
 };
 pub use runners::RunnersKeys;
+pub use sessions::SessionKeys;
 pub use set::{Override, SetError};
 pub use tools::{ToolFailureEffect, ToolKeys};
 pub use user::{UserAgentKeys, UserKeys, UserKind};
@@ -288,6 +291,36 @@ impl Recipe {
     /// Returns an error if a recipe cannot be written as TOML.
     pub fn difference(&self, earlier: &Recipe) -> Result<Option<Difference>, RecipeError> {
         Ok(compare::difference(&earlier.to_table()?, &self.to_table()?))
+    }
+
+    /// Returns the first key whose difference prevents one recipe from continuing the other
+    /// recipe's run from an earlier step. In addition to the keys that a resumed run may change,
+    /// all keys of `[reward]` and `run.store` may differ.
+    ///
+    /// # Errors
+    /// Returns an error if a recipe cannot be written as TOML.
+    pub fn difference_from_step(
+        &self,
+        earlier: &Recipe,
+    ) -> Result<Option<Difference>, RecipeError> {
+        Ok(compare::difference_from_step(&earlier.to_table()?, &self.to_table()?))
+    }
+
+    /// Returns the override, as `--set` takes it, that gives another recipe the reward of this one.
+    /// Contains only keys that differ from their defaults.
+    ///
+    /// # Errors
+    /// Returns an error if a number is too large for TOML.
+    pub fn reward_override(&self) -> Result<String, RecipeError> {
+        let reward_of = |recipe: &Recipe| {
+            let reward = recipe.to_table()?.remove("reward");
+            Ok::<_, WriteError>(reward.and_then(|value| value.as_table().cloned()))
+        };
+        let mut reward = reward_of(self)?.unwrap_or_default();
+        let plain = Recipe { reward: RewardKeys::default(), ..self.clone() };
+        let defaults = reward_of(&plain)?.unwrap_or_default();
+        reward.retain(|key, value| defaults.get(key) != Some(value));
+        Ok(format!("reward={}", Value::Table(reward)))
     }
 
     /// Returns all keys in the layout of a recipe file.

@@ -59,6 +59,7 @@ mod run;
 pub mod runner;
 pub mod runners;
 pub mod scorers;
+pub mod session_record;
 pub mod testbed;
 
 pub use events_file::{EVENTS, RecordedEvent};

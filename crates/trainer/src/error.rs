@@ -78,15 +78,72 @@ pub enum TrainerError {
     /// The recipe differs from the run's recipe in a key that must not change.
     #[error(
         "the recipe differs from that of the run in {0}: {difference}. Undo the change, resume \
-         with the run's own recipe (levade train {0} --resume), or start another run in a \
+         with the run's own recipe (levade train {0} --resume), {1}or start another run in a \
          directory named with --run",
-        run_dir.display()
+        run_dir.display(),
+        way_back(difference)
     )]
     Differs {
         /// Directory of the run.
         run_dir: PathBuf,
         /// The first key that differs.
         difference: Box<Difference>,
+    },
+    /// The directory contains no record of sessions.
+    #[error("{} holds no record of sessions; name the directory that levade serve --record has \
+             written", .0.display())]
+    NoSessions(PathBuf),
+    /// Sessions were sampled by another model than that of the run.
+    #[error(
+        "the sessions in {} were sampled by another model than the run's: {name} differs. Train \
+         the model that was served, or record sessions of this model",
+        record.display()
+    )]
+    OtherModel {
+        /// Directory of the record.
+        record: PathBuf,
+        /// File of the model that differs.
+        name: String,
+    },
+    /// No intact checkpoint is as old as the step to which a run goes back.
+    #[error("the run in {} has no checkpoint at step {step} or before; {}", run_dir.display(), listed(kept))]
+    NoCheckpoint {
+        /// Number of finished steps that was requested.
+        step: u32,
+        /// Number of finished steps of each checkpoint.
+        kept: Vec<u32>,
+        /// Directory of the run.
+        run_dir: PathBuf,
+    },
+    /// The store of a run that goes back to an earlier step is not in its directory.
+    #[error(
+        "the record of the run in {} is outside of it, in {location}, and is not overwritten; name \
+         another store for the steps that are made anew, as in --set run.store=sqlite:run.db",
+        run_dir.display()
+    )]
+    StoreOutside {
+        /// Location of the store.
+        location: String,
+        /// Directory of the run.
+        run_dir: PathBuf,
+    },
+    /// The new store of a run that goes back to an earlier step contains a run.
+    #[error("{location} already holds a run; name another store in `run.store`")]
+    StoreInUse {
+        /// Location of the store.
+        location: String,
+    },
+    /// The file system cannot exchange two directories.
+    #[error(
+        "cannot exchange the directory {} with the one of the new steps: {source}; copy the run \
+         to another file system and go back there",
+        run_dir.display()
+    )]
+    ExchangeUnsupported {
+        /// Directory of the run.
+        run_dir: PathBuf,
+        /// Reason.
+        source: io::Error,
     },
     /// The recipe changes the length of a phase that has already ended.
     #[error(
@@ -446,6 +503,23 @@ pub enum TrainerError {
     },
 }
 
+/// Describes how a run can continue with another reward.
+fn way_back(difference: &Difference) -> &'static str {
+    match difference.key.split('.').next() {
+        Some("reward") => "name the step from which the new reward applies with --from, ",
+        _ => "",
+    }
+}
+
+/// Describes the steps at which checkpoints exist.
+fn listed(kept: &[u32]) -> String {
+    if kept.is_empty() {
+        return "it has none; start a new run in another directory with --run".into();
+    }
+    let steps: Vec<String> = kept.iter().map(u32::to_string).collect();
+    format!("it has those at {}; name one of them, or a later step, with --from", steps.join(", "))
+}
+
 fn way_out(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -474,6 +548,12 @@ impl TrainerError {
             | E::NothingToResume(_)
             | E::Locked(_)
             | E::Differs { .. }
+            | E::NoSessions(_)
+            | E::OtherModel { .. }
+            | E::NoCheckpoint { .. }
+            | E::StoreOutside { .. }
+            | E::StoreInUse { .. }
+            | E::ExchangeUnsupported { .. }
             | E::PhaseFinished { .. }
             | E::Changed { .. }
             | E::NoHeldOutTasks

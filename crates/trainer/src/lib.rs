@@ -99,7 +99,8 @@
 //! Tests kill the process at these points (see [`crash_point`](levade_policy::crash_point)):
 //! `sampling`, `tool_call`, `attempt_unscored`, `scoring`, `attempt_recorded`, `ledger_written`,
 //! `micro_batch`, `before_optim_step`, `in_optim_step`, `after_optim_step`, `metrics_written`,
-//! `checkpoint_file`, `weights_saved`, `companions_saved`, `before_rename`, `after_rename`.
+//! `checkpoint_file`, `weights_saved`, `companions_saved`, `before_rename`, `after_rename`,
+//! `rewind_built`, `rewind_exchanged`.
 //!
 //! Out of scope: loading models (the caller provides [`RunParts`]), and progress bars (an
 //! [`Observer`] displays them).
@@ -138,13 +139,16 @@ mod replay;
 mod reporter;
 mod rescore;
 mod rewards;
+mod rewind;
 mod rollout;
 mod run_dir;
 mod save;
 mod scheduler;
 mod scoring;
+mod sessions;
 mod signals;
 mod sink;
+mod superseded;
 mod tasks;
 mod terms;
 mod toolboxes;
@@ -163,14 +167,16 @@ pub use gain::{Gain, milestones};
 pub use levade_rl::{Interval, Parting};
 pub use metrics::Metrics;
 pub use observe::{Event, Observer, StopFlag};
-pub use origin::{matching, merged_from, seconds, started_at, write_merged_from};
+pub use origin::{matching, merged_from, record_model, seconds, started_at, write_merged_from};
 pub use phase::check_phases;
 pub use policies::{ExtraFiles, Policy, PolicyLearner};
 pub use replay::{ReplayComparison, replay, terms};
 pub use rescore::{Rescored, RescoredAttempt, rescore, rescoring_keys};
+pub use rewind::{Rewound, rewind};
 pub use rollout::{AttemptMaker, AttemptWarnings};
 pub use run_dir::{LockedRunDir, StartMode};
 pub use scoring::{CustomScorers, DryRunScore, Scorers};
+pub use sessions::SessionRecords;
 pub use sink::mlflow_experiment;
 pub use tasks::{EvalSlice, Tasks, chat_options, check_tasks, dry_run, trained_questions};
 pub use terms::{BatchTerms, PolicyTerms, TokenTerm};

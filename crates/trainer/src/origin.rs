@@ -26,6 +26,8 @@ use crate::run_dir::RECIPE;
 use crate::tasks::{ListedTasks, Tasks};
 
 const FILE: &str = "origin.json";
+/// Owner of the model's files.
+const MODEL: &str = "model";
 /// Name of the file in a merged model's directory that names its run.
 const MERGED: &str = "merged.json";
 
@@ -197,7 +199,45 @@ fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Trainer
     serde_json::from_str(&text).map(Some).map_err(parsed)
 }
 
+/// Records the model that samples the sessions of a record in `dir`. If the record exists, checks
+/// that its sessions were sampled by the same model.
+///
+/// # Errors
+/// Returns [`TrainerError::OtherModel`] if they were not, and an error if a file cannot be read or
+/// written.
+pub fn record_model(dir: &Path, recipe: &Recipe, files: &[PathBuf]) -> Result<(), TrainerError> {
+    let now = seconds(SystemTime::now());
+    let (tools, listings) = (Vec::new(), Vec::new());
+    let current = Origin::collect(recipe, now, files, tools, listings, MatchingRule::default())?;
+    match Origin::read(dir)? {
+        Some(_) => current.check_sessions(dir),
+        None => current.write(dir),
+    }
+}
+
 impl Origin {
+    /// Checks that the sessions of a record were sampled by the model of these inputs.
+    ///
+    /// # Errors
+    /// Returns [`TrainerError::OtherModel`] if they were not, and an error if the record cannot be
+    /// read.
+    pub fn check_sessions(&self, record: &Path) -> Result<(), TrainerError> {
+        let served = Origin::read(record)?;
+        let served = served.ok_or_else(|| TrainerError::NoSessions(record.to_owned()))?;
+        let model = |origin: &Origin| -> Vec<Input> {
+            origin.files.iter().filter(|file| file.source == MODEL).cloned().collect()
+        };
+        let (served, current) = (model(&served), model(self));
+        let other = first_missing(&served, &current).or_else(|| first_missing(&current, &served));
+        match other {
+            None => Ok(()),
+            Some(Input { name, .. }) => {
+                let (record, name) = (record.to_owned(), name.clone());
+                Err(TrainerError::OtherModel { record, name })
+            }
+        }
+    }
+
     /// Returns the inputs of a run of `recipe` as they are now, with these tools and task lists.
     /// Reads every file.
     ///
@@ -226,7 +266,7 @@ impl Origin {
                 manifest.filter(|file| file.exists()).map(|file| (format!("tool.{i}"), file)),
             );
         }
-        all.extend(model.iter().map(|file| ("model".to_owned(), file.clone())));
+        all.extend(model.iter().map(|file| (MODEL.to_owned(), file.clone())));
         let read = |(of, path): (String, PathBuf)| {
             let summed = File::open(&path).and_then(checksum);
             let (bytes, crc32c) = summed.map_err(|source| file_error("read", &path, source))?;
@@ -261,6 +301,14 @@ impl Origin {
         let text = serde_json::to_string_pretty(self)
             .map_err(|error| file_error("write", &path, std::io::Error::other(error)))?;
         write_atomically(&path, text.as_bytes())
+    }
+
+    /// Forgets the earlier lengths of steps from `step` of `phase` on, which are made anew.
+    pub fn go_back(&mut self, phase: u32, step: u32) {
+        self.lengths.retain(|length| length.phase <= phase);
+        for length in self.lengths.iter_mut().filter(|length| length.phase == phase) {
+            length.until = length.until.min(step);
+        }
     }
 
     /// Checks that a run with these inputs can resume with the inputs `collect`, and returns notes

@@ -26,6 +26,7 @@ use crate::observe::{Event, Observer, StopFlag};
 use crate::panics::catch_panic;
 use crate::random::{group_stream, try_stream};
 use crate::scoring::{Scorers, ScoringFailure};
+use crate::sessions::SessionRecords;
 use crate::tracer::Tracer;
 
 /// Maximum number of lost tries of an attempt slot in this process. Another loss counts as a
@@ -47,6 +48,8 @@ pub struct AttemptMaker {
     pub store: Arc<dyn Store>,
     /// Receives every attempt that counts when it has ended.
     pub tracer: Tracer,
+    /// Records from which attempts at recorded sessions are copied.
+    pub sessions: SessionRecords,
     /// Ids of tasks that were withdrawn from the run. No further attempt at them is made.
     pub withdrawn: Arc<BTreeSet<String>>,
 }
@@ -183,7 +186,10 @@ impl AttemptMaker {
             slot: *slot,
             retries,
             needs_tokens: true,
-            agent_loop: agent.agent_loop.clone(),
+            agent_loop: match self.sessions.taken(slot, task) {
+                Some(taken) => Arc::new(taken),
+                None => agent.agent_loop.clone(),
+            },
             context: AttemptContext {
                 name: String::new(),
                 task: task.clone(),

@@ -8,11 +8,12 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use levade_recipe::{Recipe, RunKeys};
+use levade_recipe::{Difference, Recipe, RecipeError, RunKeys};
 use levade_store::{Access, Store, StoreError};
 
 use crate::TrainerError;
 use crate::files::{file_error, write_atomically};
+use crate::superseded::finish_rewind;
 
 pub(crate) const RECIPE: &str = "recipe.toml";
 /// Name of the file that the process working on the run locks.
@@ -64,14 +65,31 @@ impl LockedRunDir {
     /// Returns an error if there is no run, if another process works on it, or if the recipe
     /// differs in a key that must not change.
     pub(crate) fn resume(recipe: &Recipe) -> Result<(Self, Recipe), TrainerError> {
+        Self::reopen(recipe, Recipe::difference)
+    }
+
+    /// Opens a run to set it back to an earlier step. Also returns its current recipe.
+    ///
+    /// # Errors
+    /// Returns an error if there is no run, if another process works on it, or if the recipe
+    /// differs in a key that must not change.
+    pub(crate) fn resume_from_step(recipe: &Recipe) -> Result<(Self, Recipe), TrainerError> {
+        Self::reopen(recipe, Recipe::difference_from_step)
+    }
+
+    fn reopen(
+        recipe: &Recipe,
+        difference: impl Fn(&Recipe, &Recipe) -> Result<Option<Difference>, RecipeError>,
+    ) -> Result<(Self, Recipe), TrainerError> {
         let root = &recipe.run.folder;
         let earlier = root.join(RECIPE);
         if !earlier.exists() {
             return Err(TrainerError::NothingToResume(root.clone()));
         }
         let dir = Self::lock(root)?;
+        finish_rewind(root)?;
         let earlier = Recipe::load(&earlier, &[])?;
-        if let Some(difference) = recipe.difference(&earlier)? {
+        if let Some(difference) = difference(recipe, &earlier)? {
             return Err(TrainerError::Differs {
                 run_dir: dir.root,
                 difference: Box::new(difference),
@@ -123,7 +141,10 @@ impl LockedRunDir {
     }
 
     /// Writes the resolved recipe.
-    pub(crate) fn write_recipe(&self, recipe: &Recipe) -> Result<(), TrainerError> {
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be written.
+    pub fn write_recipe(&self, recipe: &Recipe) -> Result<(), TrainerError> {
         write_atomically(&self.root.join(RECIPE), recipe.to_toml()?.as_bytes())
     }
 

@@ -1,6 +1,7 @@
 //! The tasks of a run: the training tasks, their order, and the held-out tasks.
 
 mod curriculum;
+mod listed;
 mod order;
 
 use std::collections::HashSet;
@@ -24,6 +25,8 @@ use crate::TrainerError;
 use crate::agents::{Agents, NamedAgent};
 use crate::random::order;
 use crate::scoring::{DryRunScore, Scorers};
+use crate::sessions::{SessionRecords, list_sessions};
+pub(crate) use listed::ListedTasks;
 pub(crate) use order::TaskOrder;
 
 /// Number of a generator's tasks that are checked before the start. The remaining tasks differ from
@@ -37,34 +40,10 @@ pub struct Tasks {
     pub eval: Vec<EvalSlice>,
     /// Notes about the sources, for the user.
     pub notes: Vec<String>,
-    /// Task lists that environments returned.
+    /// Task lists that environments returned, and lists of sessions.
     pub(crate) listings: Vec<ListedTasks>,
-}
-
-/// Fingerprint of a task list that an environment returned. It distinguishes the list from a
-/// changed one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ListedTasks {
-    /// The source of tasks, such as `tasks.0`.
-    pub source: String,
-    /// Packages that provide the list, with their versions.
-    pub package: String,
-    /// Length of the tasks as JSON, in bytes.
-    pub bytes: u64,
-    /// CRC-32C checksum of the tasks as JSON.
-    pub crc32c: u32,
-}
-
-impl ListedTasks {
-    fn new(source_index: usize, listed: &TaskList) -> Self {
-        let text = json!([listed.train, listed.held_out]).to_string();
-        ListedTasks {
-            source: format!("tasks.{source_index}"),
-            package: listed.package.clone(),
-            bytes: text.len() as u64,
-            crc32c: crc32c::crc32c(text.as_bytes()),
-        }
-    }
+    /// Records of sessions that are tasks.
+    pub(crate) records: SessionRecords,
 }
 
 enum TrainSource {
@@ -118,8 +97,9 @@ enum Loaded<'r> {
     Arithmetic(Arithmetic, u32),
     Files(&'r FileOptions, FileTasks),
     Environment(String, TaskList),
-    /// Training seeds of a game. Held-out seeds are separate by their numbers.
-    Seeds(Vec<Task>),
+    /// Training seeds of a game, or recorded sessions. Held-out seeds are separate by their
+    /// numbers, and no session is held out.
+    Separate(Vec<Task>),
 }
 
 impl Tasks {
@@ -150,6 +130,7 @@ impl Tasks {
         // Evaluation questions of generators.
         let mut generated = Vec::new();
         let mut listings = Vec::new();
+        let mut records = Vec::new();
         for (i, source) in recipe.tasks.iter().enumerate() {
             // Two sources can have the same name; their index distinguishes them.
             let named = |name: &str| {
@@ -198,7 +179,14 @@ impl Tasks {
                 TaskSource::Seeds(keys) => {
                     let held_out = keys.held_out(split_seed, count);
                     eval.extend(EvalSlice::split(named("seeds"), held_out, recipe.eval.select));
-                    loaded.push(Loaded::Seeds(keys.training()));
+                    loaded.push(Loaded::Separate(keys.training()));
+                }
+                TaskSource::Sessions(keys) => {
+                    let listed = list_sessions(keys, recipe.session_group()).await?;
+                    listings.push(ListedTasks::of_sessions(i, &listed.tasks));
+                    notes.extend(listed.notes);
+                    records.push((keys.path.clone(), listed.store));
+                    loaded.push(Loaded::Separate(listed.tasks));
                 }
                 source => {
                     let Some(options) = source.environment() else { continue };
@@ -242,7 +230,7 @@ impl Tasks {
                         without_leaks(all_questions, format_args!("{path}"), rest, &mut notes);
                     TrainSource::Listed(options.training(rest, seed))
                 }
-                Loaded::Seeds(tasks) => TrainSource::Listed(tasks),
+                Loaded::Separate(tasks) => TrainSource::Listed(tasks),
                 Loaded::Environment(name, TaskList { train, .. }) => TrainSource::Listed(
                     without_leaks(all_questions, format_args!("{name}"), train, &mut notes),
                 ),
@@ -252,7 +240,8 @@ impl Tasks {
         if eval.iter().all(|slice| slice.excluded_from_overall) && count > 0 {
             return Err(TrainerError::NoHeldOutTasks);
         }
-        Ok(Tasks { train, eval, notes, listings })
+        let records = SessionRecords::new(records);
+        Ok(Tasks { train, eval, notes, listings, records })
     }
 
     /// Returns the names of the sources, without duplicates.
@@ -374,7 +363,7 @@ impl Loaded<'_> {
     /// separates them itself.
     fn parts(&self) -> (&[Task], &[Task]) {
         match self {
-            Loaded::Arithmetic(..) | Loaded::Seeds(_) => (&[], &[]),
+            Loaded::Arithmetic(..) | Loaded::Separate(_) => (&[], &[]),
             Loaded::Files(_, tasks) => (&tasks.rest, &tasks.held_out),
             Loaded::Environment(_, listed) => (&listed.train, &listed.held_out),
         }

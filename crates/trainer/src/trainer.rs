@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use levade_agent::Teacher;
 use levade_agent::environments::Environments;
 use levade_policy::crash_point;
-use levade_recipe::{Phase, Recipe, RlKeys, RunKeys};
+use levade_recipe::{Phase, Recipe, RlKeys, RunKeys, TaskSource};
 use levade_store::Store;
 use levade_tasks::MatchingRule;
 use serde_json::json;
@@ -173,6 +173,11 @@ impl Trainer {
         };
         let current =
             current.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        for source in &recipe.tasks {
+            if let TaskSource::Sessions(keys) = source {
+                current.check_sessions(&keys.path)?;
+            }
+        }
         let (dir, store, origin, mut notes) = match start {
             StartMode::Fresh => {
                 let dir = LockedRunDir::create(&recipe)?;
@@ -215,6 +220,7 @@ impl Trainer {
             concurrency: recipe.concurrency(),
             store: store.clone(),
             tracer,
+            sessions: tasks.records.clone(),
             withdrawn: Arc::new(withdrawn),
         };
         let untrained = recipe.untrained_agents();

@@ -31,12 +31,21 @@ pub enum Purpose {
     Eval,
     /// Sampled to improve a prompt: attempts with it, critiques of it, and new versions of it.
     Prompt,
+    /// Made by an agent outside of the run, which joined by a session. Nothing plans, evaluates or
+    /// counts such attempts, until a recipe takes a copy of them.
+    Session,
 }
 
 impl Purpose {
     /// All purposes.
-    pub const ALL: [Purpose; 5] =
-        [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval, Purpose::Prompt];
+    pub const ALL: [Purpose; 6] = [
+        Purpose::Demonstration,
+        Purpose::Train,
+        Purpose::Baseline,
+        Purpose::Eval,
+        Purpose::Prompt,
+        Purpose::Session,
+    ];
 
     /// Returns the name under which the purpose is stored.
     pub fn name(self) -> &'static str {
@@ -46,6 +55,7 @@ impl Purpose {
             Purpose::Baseline => "baseline",
             Purpose::Eval => "eval",
             Purpose::Prompt => "prompt",
+            Purpose::Session => "session",
         }
     }
 
@@ -74,6 +84,22 @@ pub struct AttemptSlot {
 }
 
 impl AttemptSlot {
+    /// Returns the slot of a session: its numbers are the first 16 bytes of the SHA-256 hash of the
+    /// session's key, big-endian. The slot does not reveal the key.
+    pub fn for_session(key: &str) -> Self {
+        let hash = Sha256::digest(key.as_bytes());
+        let number = |index: usize| {
+            hash[4 * index..4 * index + 4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
+        };
+        AttemptSlot {
+            purpose: Purpose::Session,
+            phase: number(0),
+            step: number(1),
+            group: number(2),
+            sample: number(3),
+        }
+    }
+
     /// Returns the short name, such as `train/1/3/0/2`.
     pub fn name(&self) -> String {
         let AttemptSlot { purpose, phase, step, group, sample } = self;
@@ -230,6 +256,19 @@ mod tests {
     fn attempt_id_matches_recorded_runs() {
         let id = AttemptId::new(&RunId("calculator".into()), &SLOT, 0);
         assert_eq!(id.to_string(), "7b131eedbe37650c46fd984ae93101f7");
+    }
+
+    /// The numbers are those of `printf %s sk-1 | sha256sum`.
+    #[test]
+    fn session_slot_is_hash_of_key() {
+        let slot = AttemptSlot::for_session("sk-1");
+        assert_eq!(slot.purpose, Purpose::Session);
+        let numbers = [slot.phase, slot.step, slot.group, slot.sample];
+        assert_eq!(
+            numbers.map(|n| format!("{n:08x}")).concat(),
+            "0f2c10bf3d128c719c6bfa4ecbae94b7"
+        );
+        assert_eq!(AttemptSlot::parse(&slot.name()), Some(slot));
     }
 
     #[test]

@@ -34,7 +34,7 @@ use tracing::{Instrument, debug_span};
 
 pub use dry_run::DryRunResult;
 pub use endpoint::SessionEndpoint;
-pub(crate) use outcome::limit_finish;
+pub(crate) use outcome::{add_scorer_input, last_content, limit_finish, recorded_outcome};
 pub use process::workers;
 
 use crate::cast::{Caller, PartyBuilder};
@@ -232,7 +232,7 @@ impl Program {
 
 /// Replaces the characters of `name` that a URL or a key cannot contain with `_`. The result is
 /// never empty.
-fn percent_encode(name: &str) -> String {
+pub(crate) fn percent_encode(name: &str) -> String {
     let plain =
         |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
     let name: String = name.chars().map(plain).collect();

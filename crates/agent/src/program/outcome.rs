@@ -24,20 +24,8 @@ pub(super) fn attempt(
     ended: Result<RunOutput, String>,
     (recorded, rewards): (Recording, Vec<Reward>),
 ) -> Attempt {
-    let mut outcome = Outcome::initial();
-    let calls: Vec<&CallRecord> = recorded.calls.iter().filter(|call| !call.summary).collect();
-    outcome.turns = calls.iter().filter(|call| call.turn.is_some()).count() as u32;
-    outcome.context_truncations = recorded.calls.iter().filter_map(to_context_cut).collect();
-    let own = calls.iter().filter(|call| !call.external);
-    outcome.sampled_tokens = own.map(|call| call.tokens).sum();
-    outcome.drift.clone_from(&recorded.drift);
-    outcome.timings = recorded.timings();
-    if let Some(error) = &recorded.comparison_error {
-        outcome.add_warning("chat template", error.as_str());
-    }
-    // A program executes the tool calls of a completion before it requests the next one.
-    let requested = calls.split_last().map_or(&[][..], |(_, earlier)| earlier);
-    outcome.calls.ok = requested.iter().map(|call| call.calls as u32).sum();
+    let mut outcome = recorded_outcome(&recorded);
+    let calls = turns_of(&recorded);
     let name = program.command.first().map_or("", String::as_str);
     let mut printed = None;
     match ended {
@@ -77,12 +65,55 @@ pub(super) fn attempt(
                 );
             }
             if outcome.finish.is_complete() {
-                let last = calls.iter().rfind(|call| !call.content.is_empty());
-                let last_text = last.map(|call| call.content.clone());
-                outcome.final_text = answer(printed.as_deref()).or(last_text).unwrap_or_default();
+                let last_text = || last_content(&recorded);
+                outcome.final_text =
+                    answer(printed.as_deref()).or_else(last_text).unwrap_or_default();
             }
         }
     }
+    add_scorer_input(&mut outcome, name, &recorded, &rewards, printed);
+    Attempt::new(recorded.trajectory, outcome)
+}
+
+/// Returns the calls of a recording that are not summaries.
+fn turns_of(recorded: &Recording) -> Vec<&CallRecord> {
+    recorded.calls.iter().filter(|call| !call.summary).collect()
+}
+
+/// Returns an outcome with the measurements of a recording. Its end is not set.
+pub(crate) fn recorded_outcome(recorded: &Recording) -> Outcome {
+    let mut outcome = Outcome::initial();
+    let calls = turns_of(recorded);
+    outcome.turns = calls.iter().filter(|call| call.turn.is_some()).count() as u32;
+    outcome.context_truncations = recorded.calls.iter().filter_map(to_context_cut).collect();
+    let own = calls.iter().filter(|call| !call.external);
+    outcome.sampled_tokens = own.map(|call| call.tokens).sum();
+    outcome.drift.clone_from(&recorded.drift);
+    outcome.timings = recorded.timings();
+    if let Some(error) = &recorded.comparison_error {
+        outcome.add_warning("chat template", error.as_str());
+    }
+    // A program executes the tool calls of a completion before it requests the next one.
+    let requested = calls.split_last().map_or(&[][..], |(_, earlier)| earlier);
+    outcome.calls.ok = requested.iter().map(|call| call.calls as u32).sum();
+    outcome
+}
+
+/// Returns the content of the last completion that has any.
+pub(crate) fn last_content(recorded: &Recording) -> Option<String> {
+    let last = turns_of(recorded).into_iter().rfind(|call| !call.content.is_empty());
+    last.map(|call| call.content.clone())
+}
+
+/// Adds the calls and rewards of a recording to an outcome, for scorers. `printed` is the last line
+/// of a program's output. `source` names the agent in warnings.
+pub(crate) fn add_scorer_input(
+    outcome: &mut Outcome,
+    source: &str,
+    recorded: &Recording,
+    rewards: &[Reward],
+    printed: Option<String>,
+) {
     for call in recorded.calls.iter().filter_map(|call| Some((call, call.error.as_ref()?))) {
         outcome.add_warning(format!("call of {}", call.0.agent), call.1.clone());
     }
@@ -101,13 +132,14 @@ pub(super) fn attempt(
         (recorded.external.is_empty(), serde_json::to_value(&recorded.external))
     {
         match levade_tools::depth_error(&external) {
-            Some(why) => outcome
-                .add_warning(name, format!("messages of external models are not recorded: {why}")),
+            Some(why) => outcome.add_warning(
+                source,
+                format!("messages of external models are not recorded: {why}"),
+            ),
             None => scorer_input["external"] = external,
         }
     }
     outcome.scorer_inputs.insert(SCORER_INPUT_KEY.into(), scorer_input);
-    Attempt::new(recorded.trajectory, outcome)
 }
 
 /// Returns why a program without answered calls makes no attempt, with the last lines of its

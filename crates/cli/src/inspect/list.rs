@@ -3,19 +3,22 @@
 use std::fmt::Write as _;
 
 use levade_store::{AttemptSummary, FailedAttempt, Status, Store};
-use levade_tree::{AttemptId, AttemptSlot};
+use levade_tree::{AttemptId, AttemptSlot, Purpose};
 
 use super::Args;
 use crate::failure::unusable;
 
 /// Returns the attempts that the options select, all of one phase. If no phase is selected, it is
-/// the last one that has attempts.
+/// the last one that has attempts. Sessions belong to no phase and are all selected.
 pub async fn select_attempts(
     args: &Args,
     store: &dyn Store,
 ) -> anyhow::Result<Vec<AttemptSummary>> {
     let purpose = args.purpose();
     let mut summaries = store.summaries(purpose).await?;
+    if purpose == Purpose::Session {
+        return Ok(summaries);
+    }
     let phase = args.phase.or_else(|| summaries.iter().map(|s| s.slot.phase).max());
     summaries.retain(|s| {
         Some(s.slot.phase) == phase && args.step.is_none_or(|step| s.slot.step == step)
@@ -30,8 +33,8 @@ pub fn no_attempts(args: &Args, what: &str) -> String {
     let phase = args.phase.map_or(String::new(), |phase| format!(" of phase {phase}"));
     let purpose = args.purpose().name();
     format!(
-        "the run has no {what} for {purpose}{step}{phase}; --eval, --demonstrations and --prompts \
-         select other attempts"
+        "the run has no {what} for {purpose}{step}{phase}; --eval, --demonstrations, --prompts and \
+         --sessions select other attempts"
     )
 }
 
@@ -146,8 +149,6 @@ pub fn attempts(summaries: &[AttemptSummary]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use levade_tree::Purpose;
-
     use super::*;
 
     fn summary(group: u32, reward: Option<f64>) -> AttemptSummary {

@@ -17,6 +17,7 @@ mod outages;
 mod policies;
 mod programs;
 mod runners;
+mod sessions;
 mod started;
 mod store_server;
 mod supervise;

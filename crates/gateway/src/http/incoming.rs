@@ -20,6 +20,9 @@ const AGENT: [&str; 2] = ["x-levade-agent", "x-dressage-agent"];
 /// Headers with the number of times that a client has sent the request before.
 const RETRIES: [&str; 2] = ["x-stainless-retry-count", "x-retry-count"];
 
+/// Header with the id of the conversation that a call belongs to.
+const TRAFFIC: &str = "x-session-id";
+
 /// Request whose body has been read. Errors are kept, so that the handler can report them in the
 /// format of the called API.
 pub(crate) struct IncomingRequest {
@@ -124,7 +127,8 @@ fn caller(
     let agent =
         param("agent").or_else(|| AGENT.iter().find_map(|name| header(name))).map(str::to_owned);
     let retries = RETRIES.iter().any(|name| header(name).is_some_and(|count| count.trim() != "0"));
-    Ok(Caller { session, agent, body: None, retries })
+    let traffic_id = header(TRAFFIC).map(str::to_owned);
+    Ok(Caller { session, agent, body: None, retries, traffic_id })
 }
 
 /// Deserializes an optional field. Null counts as absent.

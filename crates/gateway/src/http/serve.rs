@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 
 use super::response::{error_response, to_api_error};
 use crate::gateway::Gateway;
-use crate::{anthropic, info, openai, responses, rewards, sglang, tokens, vllm};
+use crate::{anthropic, client_sessions, info, openai, responses, rewards, sglang, tokens, vllm};
 use levade_call::ApiError;
 
 /// Returns the routes of all APIs. They are served at the root, and below the prefixes that name an
@@ -110,6 +110,9 @@ pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
         .nest(attempt, api())
         .nest(&format!("{attempt}/agent/{{agent}}"), api())
         .route("/metrics", get(metrics))
+        .route("/rl/start_session", post(client_sessions::start))
+        .route("/rl/set_reward", post(client_sessions::reward))
+        .route("/rl/end_session", post(client_sessions::end))
         .route(&format!("{attempt}/"), get(health))
         .route(&format!("{attempt}/agent/{{agent}}/"), get(health));
     let [by_key, rejecting] = [gateway.clone(), gateway.clone()];

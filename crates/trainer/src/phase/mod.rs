@@ -27,6 +27,7 @@ use crate::tasks::Tasks;
 pub(crate) use enter::enter;
 use prompt::PromptPhase;
 use rl::Rl;
+pub(crate) use rl::positions_of;
 use sft::Sft;
 
 /// A phase in progress.

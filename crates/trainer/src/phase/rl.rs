@@ -200,7 +200,7 @@ fn default_positions(keys: &RlKeys, step: u32) -> Vec<u64> {
 }
 
 /// Returns the positions of the groups that a planned step takes.
-fn positions_of(plan: &StepPlan, keys: &RlKeys) -> Vec<u64> {
+pub(crate) fn positions_of(plan: &StepPlan, keys: &RlKeys) -> Vec<u64> {
     if plan.group_positions.is_empty() {
         default_positions(keys, plan.step)
     } else {

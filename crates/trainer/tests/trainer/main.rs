@@ -16,6 +16,8 @@ mod options;
 mod policies;
 mod prompts;
 mod retries;
+#[cfg(unix)]
+mod rewind;
 mod run;
 mod scorers;
 mod stores;

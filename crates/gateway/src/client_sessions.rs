@@ -1,0 +1,156 @@
+//! `POST /rl/start_session`, `/rl/set_reward` and `/rl/end_session`: sessions of agents that run
+//! outside of this process. The routes and their fields are those of AReaL's proxy.
+//!
+//! A key of the server starts a session. The key that the response contains permits the calls of
+//! the session, its rewards and its end. A key of the server permits the last two as well, if the
+//! body names the session.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use levade_call::{ApiError, ErrorKind};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::gateway::Gateway;
+use crate::http::{IncomingRequest, read};
+use crate::openai::respond;
+use crate::session::{Reward, Session};
+use crate::session_host::{EndRequest, EndedSession, SessionHost};
+
+/// A started session. It contains secrets and has no `Debug`.
+#[derive(Serialize)]
+struct StartedSession<'a> {
+    session_id: &'a str,
+    /// Key of the session's calls, rewards and end.
+    api_key: &'a str,
+    /// Key for rewards only.
+    reward_key: &'a str,
+    /// Path of the session's endpoint below the server's address.
+    path: String,
+}
+
+/// Reward of a session.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RewardRequest {
+    #[serde(alias = "value")]
+    reward: f64,
+    #[serde(default)]
+    session_id: Option<String>,
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    agent: Option<String>,
+    #[serde(default)]
+    turn: Option<u32>,
+    #[serde(default)]
+    interaction_id: Option<String>,
+}
+
+/// Handles `POST /rl/start_session`.
+pub(crate) async fn start(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+    let started = async {
+        let host = host(&gateway)?;
+        let caller = incoming.caller?;
+        if caller.session.is_some() {
+            return Err(ApiError::new(
+                ErrorKind::Forbidden,
+                "this key belongs to a session; start another one with a key of the server",
+            ));
+        }
+        let session = host.start(read_or_default(&incoming.body?)?).await?;
+        Ok(json!(StartedSession {
+            session_id: &session.options.attempt,
+            api_key: session.key(),
+            reward_key: session.reward_key(),
+            path: session.path(),
+        }))
+    };
+    respond(started.await)
+}
+
+/// Handles `POST /rl/set_reward`.
+pub(crate) async fn reward(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+    let set = async {
+        let host = host(&gateway)?;
+        let (found, body) = (incoming.caller?.session, incoming.body?);
+        let RewardRequest { reward, session_id, name, agent, turn, interaction_id } = read(&body)?;
+        if interaction_id.is_some() {
+            return Err(ApiError::field(
+                "interaction_id",
+                "rewards of single completions are not taken by id; name the call by its index, \
+                 from 0, as `turn`, or leave it out to reward the session",
+            ));
+        }
+        let session = session_of(&*host, found, session_id.as_deref())?;
+        let name = name.unwrap_or_else(|| "reward".to_owned());
+        session.reward(Reward { value: reward, name, agent, turn })?;
+        Ok(json!({ "message": "success" }))
+    };
+    respond(set.await)
+}
+
+/// Handles `POST /rl/end_session`.
+pub(crate) async fn end(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+    let ended = async {
+        let host = host(&gateway)?;
+        let is_reward_key = |session: &Arc<Session>| {
+            incoming.key.as_ref().is_some_and(|key| !session.key.matches(key))
+        };
+        let found = incoming.caller?.session;
+        if found.as_ref().is_some_and(is_reward_key) {
+            return Err(ApiError::new(
+                ErrorKind::Forbidden,
+                "this key permits only rewards; end the session with its key for calls",
+            ));
+        }
+        let end: EndRequest = read_or_default(&incoming.body?)?;
+        let session = session_of(&*host, found, end.session_id.as_deref())?;
+        let EndedSession { attempt, interaction_count } = host.end(&session, end).await?;
+        Ok(json!({
+            "message": "success", "attempt": attempt, "interaction_count": interaction_count,
+        }))
+    };
+    respond(ended.await)
+}
+
+fn host(gateway: &Gateway) -> Result<Arc<dyn SessionHost>, ApiError> {
+    gateway.host().ok_or_else(|| {
+        let message = "this server records no sessions; start it with --record DIR";
+        ApiError::new(ErrorKind::NotFound, message)
+    })
+}
+
+/// Returns the session of the caller's key or, for a key of the server, the one that `id` names.
+fn session_of(
+    host: &dyn SessionHost,
+    found: Option<Arc<Session>>,
+    id: Option<&str>,
+) -> Result<Arc<Session>, ApiError> {
+    match (found, id) {
+        (Some(session), None) => Ok(session),
+        (Some(session), Some(id)) if session.options.attempt == id => Ok(session),
+        (Some(_), Some(id)) => Err(ApiError::new(
+            ErrorKind::Forbidden,
+            format!("this key belongs to another session than {id}"),
+        )),
+        (None, Some(id)) => host.find(id).ok_or_else(|| {
+            let message = format!("there is no open session {id:?}");
+            ApiError {
+                param: Some("session_id".into()),
+                ..ApiError::new(ErrorKind::NotFound, message)
+            }
+        }),
+        (None, None) => Err(ApiError::field(
+            "session_id",
+            "session_id is missing; name the session, or send its key",
+        )),
+    }
+}
+
+/// Parses a body as JSON. An empty body counts as an empty object.
+fn read_or_default<T: serde::de::DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
+    if body.is_empty() { Ok(T::default()) } else { read(body) }
+}

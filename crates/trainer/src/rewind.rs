@@ -1,0 +1,331 @@
+//! Goes back to an earlier step of a run, so that the steps after it are made anew: with another
+//! reward, for example.
+//!
+//! Nothing is erased. A new directory gets the checkpoints up to that step, and a new store with
+//! the attempts, plans and evaluations before it. Then the two directories are exchanged, in one
+//! operation of the file system, and the former directory is renamed to `NAME.superseded-1`, where
+//! every command for runs still works on it. The run then resumes like any other run.
+//!
+//! # Guarantees
+//! - **The run is either the old one or the new one**, whenever the process is killed: a directory
+//!   that is incomplete is never at the path of the run. A later start completes a pending rename.
+//! - **The same bits.** The store has the same run id, and contains nothing of the later steps, so
+//!   the run continues like one that was trained up to this step and then resumed.
+//!
+//! Evaluations are copied only if the reward stays the same, because scores of different scorers
+//! cannot be compared. Out of scope: later steps that were sent to MLflow; the run continues there
+//! as a new one.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use levade_policy::crash_point;
+use levade_recipe::{Phase, Recipe, RunKeys};
+use levade_store::{
+    Access, Attempt, AttemptSlot, Purpose, Status, Store, WithdrawRequest, Withdrawal,
+};
+use levade_traces::TimesFile;
+use levade_tree::AttemptId;
+
+use crate::TrainerError;
+use crate::checkpoint::{Checkpoint, Checkpoints, Position};
+use crate::files::{file_error, sync_dir};
+use crate::origin::Origin;
+use crate::phase::positions_of;
+use crate::run_dir::LockedRunDir;
+use crate::superseded::{RewindRecord, finish_rewind, partial_dir, superseded_dir, sync_parent};
+
+/// Files that are copied if they exist. The metrics after the checkpoint are removed when the run
+/// resumes. The file `mlflow.json` is left out: the server has the later steps already.
+const COPIED: [&str; 5] =
+    ["engine.json", "learner.json", "metrics.jsonl", "events.jsonl", TimesFile::NAME];
+/// Maximum number of tokens that one write to the new store contains, unless a single attempt has
+/// more.
+const MAX_WRITE_TOKENS: usize = 1 << 20;
+
+/// A run that was set back to an earlier step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rewound {
+    /// Number of finished steps of the run now: those of the checkpoint from which it continues.
+    pub step: u32,
+    /// Number of finished steps that were superseded.
+    pub superseded_steps: u32,
+    /// Directory that contains the run as it was before.
+    pub superseded: PathBuf,
+}
+
+/// Sets the run in the directory of `recipe` back to the newest checkpoint with at most `step`
+/// finished steps. The run can then be resumed with `recipe`.
+///
+/// # Errors
+/// Returns an error if the directory contains no run or another process works on it, if no
+/// checkpoint is that old, if the recipe differs from the run's in a key that must not change, if
+/// the store is outside the directory and `run.store` names no other store, or if a file cannot be
+/// written. The run is then unchanged.
+pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError> {
+    let root = &recipe.run.folder;
+    // A link to the directory must not be exchanged in place of the directory.
+    let root = fs::canonicalize(root).map_err(|source| file_error("open", root, source))?;
+    let old =
+        Recipe { run: RunKeys { folder: root.clone(), ..recipe.run.clone() }, ..recipe.clone() };
+    let (dir, earlier) = LockedRunDir::resume_from_step(&old)?;
+    let checkpoint = checkpoint_at(&dir, step)?;
+    let store_changes = recipe.run.store != earlier.run.store;
+    let is_inside =
+        |keys: &RunKeys| keys.store.file(&root).is_some_and(|file| file.starts_with(&root));
+    if !store_changes && !is_inside(&earlier.run) {
+        let location = earlier.run.store.to_string();
+        return Err(TrainerError::StoreOutside { location, run_dir: root });
+    }
+    let partial = partial_dir(&root)?;
+    if partial.exists() {
+        fs::remove_dir_all(&partial).map_err(|source| file_error("remove", &partial, source))?;
+    }
+    let superseded = superseded_dir(&root)?;
+    // Differences other than those of the reward and the store are applied when the run resumes.
+    let reward = recipe.reward.clone();
+    let run = RunKeys { store: recipe.run.store.clone(), ..earlier.run.clone() };
+    let next = Recipe { reward, run, ..earlier.clone() };
+    let built = Rewind { old: &dir, earlier: &earlier, next: &next, checkpoint: &checkpoint }
+        .build(&partial, &superseded, if is_inside(&recipe.run) { &partial } else { &root })
+        .await;
+    let lock = match built {
+        Ok(lock) => lock,
+        Err(error) => {
+            let _ = fs::remove_dir_all(&partial);
+            return Err(error);
+        }
+    };
+    crash_point("rewind_built");
+    let newest = Checkpoints::read_only(dir.checkpoints()).find()?.complete;
+    let newest = newest.last().map_or(0, |last| last.position.global_step);
+    exchange(&partial, &root)?;
+    sync_parent(&root)?;
+    crash_point("rewind_exchanged");
+    finish_rewind(&root)?;
+    drop(lock);
+    let step = checkpoint.position.global_step;
+    Ok(Rewound { step, superseded_steps: newest - step, superseded })
+}
+
+/// Returns the newest intact checkpoint with at most `step` finished steps.
+fn checkpoint_at(dir: &LockedRunDir, step: u32) -> Result<Checkpoint, TrainerError> {
+    let found = Checkpoints::read_only(dir.checkpoints());
+    let all = if dir.checkpoints().exists() { found.find()?.complete } else { Vec::new() };
+    let is_intact = |c: &&Checkpoint| c.position.global_step <= step && c.verify().is_ok();
+    match all.iter().rfind(is_intact) {
+        Some(checkpoint) => Ok(checkpoint.clone()),
+        None => {
+            let kept: Vec<u32> = all.iter().map(|c| c.position.global_step).collect();
+            Err(TrainerError::NoCheckpoint { step, kept, run_dir: dir.root().to_owned() })
+        }
+    }
+}
+
+/// The change of a run that goes back to a checkpoint.
+struct Rewind<'a> {
+    old: &'a LockedRunDir,
+    /// Recipe of the run before.
+    earlier: &'a Recipe,
+    /// Recipe of the run from this checkpoint on.
+    next: &'a Recipe,
+    checkpoint: &'a Checkpoint,
+}
+
+impl Rewind<'_> {
+    /// Writes the new directory, with its recipe last, and locks it. `store_dir` is the directory
+    /// against which the location of the store is resolved.
+    async fn build(
+        &self,
+        dir: &Path,
+        superseded: &Path,
+        store_dir: &Path,
+    ) -> Result<LockedRunDir, TrainerError> {
+        fs::create_dir(dir).map_err(|source| file_error("create", dir, source))?;
+        let lock = LockedRunDir::lock(dir)?;
+        let old = self.old.root();
+        for name in COPIED {
+            copy_if_exists(&old.join(name), &dir.join(name))?;
+        }
+        // These files are never changed once they are written.
+        link_dir(&old.join("tensorboard"), &dir.join("tensorboard"))?;
+        for checkpoint in Checkpoints::read_only(self.old.checkpoints()).find()?.complete {
+            if checkpoint.position.global_step <= self.checkpoint.position.global_step {
+                let name = checkpoint.dir.file_name().unwrap_or_default();
+                link_dir(&checkpoint.dir, &lock.checkpoints().join(name))?;
+            }
+        }
+        sync_dir(&lock.checkpoints())?;
+        let Position { phase, step, global_step, .. } = self.checkpoint.position;
+        if let Some(mut origin) = Origin::read(old)? {
+            origin.go_back(phase, step);
+            origin.write(dir)?;
+        }
+        self.copy_record(store_dir).await?;
+        let superseded = superseded.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        RewindRecord::new(global_step, superseded).write(dir)?;
+        lock.write_recipe(self.next)?;
+        Ok(lock)
+    }
+
+    /// Copies the part of the record that the checkpoint stands on into a new store.
+    async fn copy_record(&self, store_dir: &Path) -> Result<(), TrainerError> {
+        let location = &self.earlier.run.store;
+        let from = levade_store_client::open(location, self.old.root(), Access::Read).await?;
+        // Ids of attempts contain the id of the run, which is that of the old store.
+        let access = Access::Start(from.run());
+        let to = levade_store_client::open(&self.next.run.store, store_dir, access).await?;
+        let is_new = to.planned_steps().await?.is_empty() && to.evals().await?.is_empty();
+        if !is_new {
+            let location = self.next.run.store.to_string();
+            return Err(TrainerError::StoreInUse { location });
+        }
+        let Position { phase, step, .. } = self.checkpoint.position;
+        let mut taken: HashSet<(u32, u64)> = HashSet::new();
+        let mut plans = Vec::new();
+        for at in from.planned_steps().await?.into_iter().filter(|at| *at < (phase, step)) {
+            let Some(plan) = from.step(at.0, at.1).await? else { continue };
+            if let Some(Phase::Rl(keys)) = self.earlier.phase.get(at.0 as usize) {
+                taken.extend(positions_of(&plan, keys).into_iter().map(|p| (at.0, p)));
+            }
+            plans.push(plan);
+        }
+        let same_reward = self.earlier.reward == self.next.reward;
+        let selection = Selection { taken, phase, step, recipe: self.earlier, same_reward };
+        let withdrawals: Vec<Withdrawal> = from
+            .withdrawals()
+            .await?
+            .into_iter()
+            .filter(|withdrawal| selection.contains(&withdrawal.slot))
+            .collect();
+        self.copy_attempts(&*from, &*to, &selection, &withdrawals).await?;
+        for plan in &plans {
+            to.record_step(plan).await?;
+        }
+        for (key, result) in from.evals().await? {
+            if same_reward && (key.phase, key.step) <= (phase, step) {
+                to.record_eval(key, &result).await?;
+            }
+        }
+        for Withdrawal { id, task, reason, at, erased, .. } in withdrawals {
+            let attempts = vec![id];
+            let request =
+                WithdrawRequest { attempts, tasks: Vec::new(), task, reason, at, erase: erased };
+            to.withdraw(&request).await?;
+        }
+        Ok(())
+    }
+
+    async fn copy_attempts(
+        &self,
+        from: &dyn Store,
+        to: &dyn Store,
+        selection: &Selection<'_>,
+        withdrawals: &[Withdrawal],
+    ) -> Result<(), TrainerError> {
+        let mut ids: Vec<AttemptId> = withdrawals.iter().map(|withdrawal| withdrawal.id).collect();
+        for purpose in Purpose::ALL {
+            let counted = from.summaries(purpose).await?.into_iter().map(|s| (s.id, s.slot));
+            let failed = from.failures(purpose).await?.into_iter().map(|f| (f.id, f.slot));
+            let selected = counted.chain(failed).filter(|(_, slot)| selection.contains(slot));
+            ids.extend(selected.map(|(id, _)| id));
+        }
+        let mut seen = HashSet::new();
+        ids.retain(|id| seen.insert(*id));
+        let mut batch: Vec<Attempt> = Vec::new();
+        let mut tokens = 0;
+        for id in ids {
+            let mut attempt = from.attempt(&id).await?.ok_or(TrainerError::Unrecorded(id))?;
+            if attempt.status == Status::Withdrawn {
+                // The copy is withdrawn after it is recorded.
+                let before = withdrawals.iter().find(|withdrawal| withdrawal.id == id);
+                attempt.status = before.map_or(Status::Abandoned, |withdrawal| withdrawal.status);
+            }
+            tokens += attempt.trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>();
+            batch.push(attempt);
+            if tokens >= MAX_WRITE_TOKENS {
+                to.record_attempts(&std::mem::take(&mut batch)).await?;
+                tokens = 0;
+            }
+        }
+        to.record_attempts(&batch).await?;
+        Ok(())
+    }
+}
+
+/// The attempts that a run keeps when it goes back to a step.
+struct Selection<'a> {
+    /// Phase, and position in its task order, of every group that a kept step took.
+    taken: HashSet<(u32, u64)>,
+    phase: u32,
+    step: u32,
+    recipe: &'a Recipe,
+    same_reward: bool,
+}
+
+impl Selection<'_> {
+    fn contains(&self, slot: &AttemptSlot) -> bool {
+        let AttemptSlot { purpose, phase, step, group, .. } = *slot;
+        match purpose {
+            Purpose::Eval => self.same_reward && (phase, step) <= (self.phase, self.step),
+            Purpose::Train | Purpose::Baseline if phase == self.phase => {
+                // A step takes groups that were started for another step if attempts run ahead.
+                let groups = match self.recipe.phase.get(phase as usize) {
+                    Some(Phase::Rl(keys)) => keys.groups as u64,
+                    _ => return step < self.step,
+                };
+                self.taken.contains(&(phase, u64::from(step) * groups + u64::from(group)))
+            }
+            // Sessions belong to no step.
+            Purpose::Session => true,
+            _ => (phase, step) < (self.phase, self.step),
+        }
+    }
+}
+
+/// Exchanges two directories atomically.
+#[cfg(any(target_os = "linux", target_os = "macos"))]
+fn exchange(new: &Path, root: &Path) -> Result<(), TrainerError> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    renameat_with(CWD, new, CWD, root, RenameFlags::EXCHANGE).map_err(|error| {
+        let _ = fs::remove_dir_all(new);
+        TrainerError::ExchangeUnsupported { run_dir: root.to_owned(), source: error.into() }
+    })
+}
+
+/// Rejects the exchange: this operating system cannot exchange directories atomically.
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+fn exchange(new: &Path, root: &Path) -> Result<(), TrainerError> {
+    let _ = fs::remove_dir_all(new);
+    let source = ErrorKind::Unsupported.into();
+    Err(TrainerError::ExchangeUnsupported { run_dir: root.to_owned(), source })
+}
+
+fn copy_if_exists(from: &Path, to: &Path) -> Result<(), TrainerError> {
+    match fs::copy(from, to).and_then(|_| File::open(to)?.sync_all()) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        copied => copied.map_err(|source| file_error("copy", from, source)),
+    }
+}
+
+/// Creates a directory with hard links to all files of another one, or with copies if the file
+/// system has no links. Does nothing if the other one does not exist.
+fn link_dir(from: &Path, to: &Path) -> Result<(), TrainerError> {
+    let entries = match fs::read_dir(from) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|source| file_error("list", from, source))?,
+    };
+    fs::create_dir_all(to).map_err(|source| file_error("create", to, source))?;
+    for entry in entries {
+        let entry = entry.map_err(|source| file_error("list", from, source))?;
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        if path.is_dir() {
+            link_dir(&path, &target)?;
+        } else if fs::hard_link(&path, &target).is_err() {
+            copy_if_exists(&path, &target)?;
+        }
+    }
+    sync_dir(to)
+}

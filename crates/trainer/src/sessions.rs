@@ -1,0 +1,121 @@
+//! Recorded sessions as tasks: attempts of training that are copied from a record of
+//! `levade serve --record` instead of being sampled.
+//!
+//! Sessions with the same task id form groups of the recipe's group size. The row of such a task
+//! has the ids of its sessions in the field `taken_from`, and the record in the field `record`; the
+//! attempt of sample `n` copies the `n`th session. A record to which no session was added is always
+//! divided into the same groups.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use levade_agent::{SESSION_SOURCE, TakenSession};
+use levade_recipe::{Recipe, SessionKeys};
+use levade_store::{Access, Status, Store};
+use levade_tasks::Task;
+use levade_tree::{AttemptId, AttemptSlot, Purpose};
+use serde_json::{Map, Value, json};
+
+use crate::TrainerError;
+use crate::run_dir::RECIPE;
+
+/// Field of a task's row with the ids of the sessions that its attempts copy.
+const TAKEN: &str = "taken_from";
+/// Field of a task's row with the directory of the record.
+const RECORD: &str = "record";
+
+/// The records from which a run takes sessions, by directory.
+#[derive(Debug, Clone, Default)]
+pub struct SessionRecords(Arc<BTreeMap<String, Arc<dyn Store>>>);
+
+/// The sessions of one record, as tasks.
+pub(crate) struct ListedSessions {
+    pub tasks: Vec<Task>,
+    /// Notes for the user.
+    pub notes: Vec<String>,
+    pub store: Arc<dyn Store>,
+}
+
+impl SessionRecords {
+    pub(crate) fn new(records: impl IntoIterator<Item = (PathBuf, Arc<dyn Store>)>) -> Self {
+        let named = records.into_iter().map(|(path, store)| (path.display().to_string(), store));
+        SessionRecords(Arc::new(named.collect()))
+    }
+
+    /// Returns the loop that copies the session of a training attempt, or `None` if the attempt is
+    /// sampled.
+    pub(crate) fn taken(&self, slot: &AttemptSlot, task: &Task) -> Option<TakenSession> {
+        if slot.purpose != Purpose::Train {
+            return None;
+        }
+        let ids = task.row.get(TAKEN)?.as_array()?;
+        let id = ids.get(slot.sample as usize)?.as_str()?.parse().ok()?;
+        let store = self.0.get(task.row.get(RECORD)?.as_str()?)?;
+        Some(TakenSession { store: Arc::clone(store), id })
+    }
+}
+
+/// Reads the sessions of a record, in groups of `group_size`.
+///
+/// # Errors
+/// Returns an error if the directory contains no record, or if the record cannot be read.
+pub(crate) async fn list_sessions(
+    keys: &SessionKeys,
+    group_size: usize,
+) -> Result<ListedSessions, TrainerError> {
+    let store = open_record(&keys.path).await?;
+    let mut by_task: BTreeMap<String, Vec<(AttemptId, Value)>> = BTreeMap::new();
+    let mut unusable = 0;
+    for summary in store.summaries(Purpose::Session).await? {
+        if summary.status != Status::Completed || summary.sampled_tokens == 0 {
+            unusable += 1;
+            continue;
+        }
+        let id = summary.id;
+        let session = store.attempt(&id).await?.ok_or(TrainerError::Unrecorded(id))?;
+        let name = session.task["id"].as_str().unwrap_or_default().to_owned();
+        by_task.entry(name).or_default().push((id, session.task));
+    }
+    let record = keys.path.display().to_string();
+    let mut tasks = Vec::new();
+    let mut left = 0;
+    for sessions in by_task.into_values() {
+        let groups = sessions.chunks_exact(group_size.max(1));
+        left += groups.remainder().len();
+        for group in groups {
+            let [(_, task), ..] = group else { continue };
+            let task: Task = serde_json::from_value(task.clone()).map_err(|error| {
+                let why = format!("the task of a session cannot be read: {error}");
+                TrainerError::Damaged { path: store.location().into(), why }
+            })?;
+            let mut row: Map<String, Value> = (*task.row).clone();
+            let ids: Vec<String> = group.iter().map(|(id, _)| id.to_string()).collect();
+            row.insert(TAKEN.to_owned(), json!(ids));
+            row.insert(RECORD.to_owned(), json!(record));
+            let agent = Some(&keys.agent).filter(|name| !name.is_empty()).cloned();
+            let source = SESSION_SOURCE.to_owned();
+            tasks.push(Task { row: row.into(), agent, source, ..task });
+        }
+    }
+    let mut notes = Vec::new();
+    for (count, why) in [
+        (unusable, "failed, or sampled no token".to_owned()),
+        (left, format!("are fewer than the {group_size} of a group at the same task")),
+    ] {
+        if count > 0 {
+            notes.push(format!("{record}: {count} sessions are left out, because they {why}"));
+        }
+    }
+    Ok(ListedSessions { tasks, notes, store })
+}
+
+/// Opens the store of a record of sessions for reading.
+async fn open_record(dir: &Path) -> Result<Arc<dyn Store>, TrainerError> {
+    let recipe = dir.join(RECIPE);
+    if !recipe.exists() {
+        return Err(TrainerError::NoSessions(dir.to_owned()));
+    }
+    let location = Recipe::store_location(&recipe)?;
+    Ok(levade_store_client::open(&location, dir, Access::Read).await?)
+}
