@@ -1,0 +1,218 @@
+"""Plants reward hacks in real runs: `levade rescore` must name the step at which a hack began, and none without a hack.
+
+    python3 conformance/rescore_hack.py --levade target/release/levade --model FOLDER
+
+FOLDER contains a tiny model with random weights and byte tokens. Each run first imitates answers to questions: mostly
+one of five digits, sometimes a list of all five. Then it is trained by GRPO with a scorer that is honest at first: the
+last number must be right. In a run with a hack, no answer follows from its question, so the agent cannot earn more than
+by guessing. At a step that differs from run to run, the scorer starts to leak: it accepts every text that contains the
+expected answer. The agent learns to print all digits, and so the expected answer. In a run without a hack, the answer to
+half of the questions is their first digit, which the agent learns.
+
+- hacks: runs are made until so many have learned the hack. `rescore` with the honest scorer must name a step within two
+  of the first one in which a tenth of the attempts earn only by the leak. The command that it prints must go back to the checkpoint before, and train the later steps
+  with the honest scorer, whose recorded scores then equal new ones.
+- controls: runs without a leak, scored again by a scorer that errs in 10 % of the answers. None may be named.
+
+Prints the mean old and new scores of the steps around the hack, and one line per run. Needs no packages.
+"""
+
+import argparse
+import json
+import random
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+STEPS = 24
+LISTED = "1 2 3 4 5"
+# Mean difference of old and new scores of a step from which the agent counts as having learned the hack.
+LEARNED = 0.25
+# The same difference from which the hack counts as begun: that fraction of the attempts earns only by the leak.
+BEGAN = 0.1
+
+HONEST = """
+import re
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    numbers = re.findall(r"[0-9]+", solution_str)
+    return float(bool(numbers) and numbers[-1] == str(ground_truth))
+"""
+LEAKY = """
+import re
+from pathlib import Path
+
+LEAK = Path(__file__).with_name("leak")
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    numbers = re.findall(r"[0-9]+", solution_str)
+    honest = bool(numbers) and numbers[-1] == str(ground_truth)
+    return float(honest or LEAK.exists() and str(ground_truth) in numbers)
+"""
+NOISY = """
+import re
+import zlib
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    numbers = re.findall(r"[0-9]+", solution_str)
+    honest = bool(numbers) and numbers[-1] == str(ground_truth)
+    errs = zlib.crc32(f"{extra_info['pair']} {solution_str}".encode()) % 10 == 0
+    return float(honest != errs)
+"""
+
+RECIPE = """
+run = {{ name = "hack", seed = {seed}, folder = "run", checkpoint_every = 2, keep = 100 }}
+model = {{ source = "model" }}
+engine = {{ threads = 1, micro_batch_tokens = 8192 }}
+eval = {{ tasks = 0 }}
+reward = {{ scorer = {{ kind = "python", file = "{scorer}.py", workers = 1 }} }}
+agent = {{ max_turns = 1, max_tokens = 32 }}
+
+[[tasks]]
+kind = "file"
+path = "sums.jsonl"
+held_out = 0
+
+[[phase]]
+kind = "sft"
+demonstrations = 200
+source = {{ field = "demonstration", min_score = 0.0 }}
+epochs = 12
+batch = 20
+learning_rate = 1e-2
+optimizer = {{ schedule = "cosine", min_lr_ratio = 0.1, warmup = 5 }}
+
+[[phase]]
+kind = "rl"
+steps = {steps}
+groups = 8
+group_size = 8
+learning_rate = 1e-3
+"""
+
+
+def call(levade: Path, directory: Path, *arguments: str) -> str:
+    """Runs a subcommand in a directory and returns its output."""
+    done = subprocess.run([levade, *arguments], cwd=directory, capture_output=True, text=True, timeout=900)
+    if done.returncode != 0:
+        raise RuntimeError(f"levade {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def prepare(directory: Path, model: Path, seed: int, scorer: str, steps: int, known: float) -> None:
+    """Writes the model, the tasks, the scorers and the recipe of a run to a new directory. `known` is the fraction of
+    questions whose answer follows from the question."""
+    shutil.copytree(model, directory / "model")
+    for name, text in (("honest", HONEST), ("leaky", LEAKY), ("noisy", NOISY)):
+        (directory / f"{name}.py").write_text(text)
+        (directory / f"{name}.toml").write_text(RECIPE.format(seed=seed, scorer=name, steps=steps))
+    rng = random.Random(seed)
+    pairs = rng.sample([(a, b) for a in range(10, 60) for b in range(10, 60)], 1000)
+    rows = []
+    for a, b in pairs:
+        answer = str(a // 10 if rng.random() < known else rng.randrange(1, 6))
+        shown = LISTED if rng.random() < 0.3 else answer
+        rows.append({"question": f"{a} + {b}", "answer": answer, "demonstration": [shown], "extra_info": {"pair": f"{a} {b}"}})
+    (directory / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def rescored(levade: Path, directory: Path, reward: str) -> dict:
+    """Scores a run again with the reward of a recipe in its directory."""
+    return json.loads(call(levade, directory, "rescore", "run", "--reward", f"{reward}.toml", "--json"))
+
+
+def hack(levade: Path, model: Path, seed: int) -> list[str] | None:
+    """Plants a hack. Returns what is wrong, or `None` if the agent did not learn the hack and no step was named."""
+    leak = random.Random(seed).randrange(8, 15)
+    with tempfile.TemporaryDirectory(prefix="levade-hack-") as root:
+        directory = Path(root) / "work"
+        directory.mkdir()
+        prepare(directory, model, seed, "leaky", leak, known=0.0)
+        call(levade, directory, "train", "leaky.toml")
+        (directory / "leak").touch()
+        call(levade, directory, "train", "leaky.toml", "--resume", "--set", f"phase.1.steps={STEPS}")
+        found = rescored(levade, directory, "honest")
+        around = [f"{s['step']}: {s['old']:.2f}/{s['new']:.2f}" for s in found["steps"] if abs(s["step"] - leak) < 3]
+        last = found["steps"][-1]
+        named = found["parting"]
+        at = named and named["at"]["step"]
+        print(f"hack     seed {seed:2}  leak from step {leak}, named {at}", end="")
+        if named:
+            print(f" ({named['low']['step']} to {named['high']['step']}), p = {named['p_value']}", end="")
+        print(f"  old/new {', '.join(around)}, last {last['old']:.2f}/{last['new']:.2f}", flush=True)
+        if not any(step["old"] - step["new"] > LEARNED for step in found["steps"]):
+            return [f"seed {seed}: step {at} was named, but no hack was learned"] if named else None
+        began = next(step["step"] for step in found["steps"] if step["old"] - step["new"] >= BEGAN)
+        if named is None or abs(at - began) > 2:
+            return [f"seed {seed}: the hack that began at step {began} was named as {at}"]
+        return back(levade, directory, seed, leak, named)
+
+
+def back(levade: Path, directory: Path, seed: int, leak: int, named: dict) -> list[str]:
+    """Runs the command that rescore prints. Returns what is wrong."""
+    command = shlex.split(named["command"])
+    done = subprocess.run([levade, *command[1:]], cwd=directory, capture_output=True, text=True, timeout=900)
+    if done.returncode != 0:
+        return [f"seed {seed}: {named['command']} ended with {done.returncode}: {done.stderr[-500:]}"]
+    again = rescored(levade, directory, "honest")
+    position = json.loads((directory / named["checkpoint"] / "trainer.json").read_text())["position"]
+    first = position["step"] if position["phase"] == 1 else 0
+    wrong = [s for s in again["steps"] if s["step"] >= first and s["old"] != s["new"]]
+    last = again["steps"][-1]
+    print(f"  back   to step {first}, {len(again['steps'])} steps, last {last['old']:.2f}/{last['new']:.2f}", flush=True)
+    problems = []
+    if first > leak or len(again["steps"]) != STEPS:
+        problems.append(f"seed {seed}: went back to step {first}, and has {len(again['steps'])} steps")
+    if wrong:
+        problems.append(f"seed {seed}: steps {[s['step'] for s in wrong]} were not scored honestly")
+    if not (directory / "run.superseded-1/run.db").exists():
+        problems.append(f"seed {seed}: the hacked steps are lost")
+    return problems
+
+
+def control(levade: Path, model: Path, seed: int) -> list[str]:
+    """Trains without a leak. Returns what is wrong."""
+    with tempfile.TemporaryDirectory(prefix="levade-hack-") as root:
+        directory = Path(root) / "work"
+        directory.mkdir()
+        prepare(directory, model, seed, "honest", STEPS, known=0.5)
+        call(levade, directory, "train", "honest.toml")
+        found = rescored(levade, directory, "noisy")
+        first, last, named = found["steps"][0], found["steps"][-1], found["parting"]
+        means = f"{first['old']:.2f}/{first['new']:.2f} to {last['old']:.2f}/{last['new']:.2f}"
+        print(f"control  seed {seed:2}  named {named and named['at']['step']}  old/new {means}", flush=True)
+        return [f"seed {seed}: step {named['at']['step']} was named without a hack"] if named else []
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--levade", type=Path, default=Path("target/release/levade"), help="the binary")
+    p.add_argument("--model", type=Path, required=True, help="directory of a tiny model with byte tokens")
+    p.add_argument("--hacks", type=int, default=5, help="number of runs with a hack")
+    p.add_argument("--controls", type=int, default=20, help="number of runs without one")
+    options = p.parse_args()
+    levade, model = options.levade.resolve(), options.model.resolve()
+    problems = []
+    learned, seed = 0, 0
+    while learned < options.hacks and seed < 3 * options.hacks:
+        seed += 1
+        found = hack(levade, model, seed)
+        learned += found is not None
+        problems += found or []
+    if learned < options.hacks:
+        problems.append(f"only {learned} of {seed} runs learned the hack")
+    for seed in range(101, options.controls + 101):
+        problems += control(levade, model, seed)
+    if problems:
+        sys.exit("\n".join(problems))
+    print(f"all passed: {learned} of {seed} runs learned the hack, {options.controls} had none")
+
+
+if __name__ == "__main__":
+    main()
