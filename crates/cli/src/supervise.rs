@@ -17,7 +17,8 @@ const STABLE_UPTIME: Duration = Duration::from_secs(600);
 /// Options that only the first process handles: it goes back to an earlier step once.
 const REMOVED: [&str; 2] = ["--restarts", "--from"];
 
-/// Runs this program as a child process with the same arguments except [`REMOVED`], and restarts it until it exits normally or has failed more than `restarts` times in a row.
+/// Runs this program as a child process with the same arguments except [`REMOVED`], and restarts it
+/// until it exits normally or has failed more than `restarts` times in a row.
 ///
 /// Adds `--resume` as soon as `resumable` returns true. A child is not restarted if it exits
 /// because of input that the user must correct (exit code 2), or because it was asked to stop

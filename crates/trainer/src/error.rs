@@ -94,11 +94,8 @@ pub enum TrainerError {
              written", .0.display())]
     NoSessions(PathBuf),
     /// Sessions were sampled by another model than that of the run.
-    #[error(
-        "the sessions in {} were sampled by another model than the run's: {name} differs. Train \
-         the model that was served, or record sessions of this model",
-        record.display()
-    )]
+    #[error("the sessions in {} were sampled by another model than the run's: {name} differs; \
+             train the model that was served", record.display())]
     OtherModel {
         /// Directory of the record.
         record: PathBuf,
@@ -513,10 +510,10 @@ fn way_back(difference: &Difference) -> &'static str {
 
 /// Describes the steps at which checkpoints exist.
 fn listed(kept: &[u32]) -> String {
-    if kept.is_empty() {
+    let steps: Vec<String> = kept.iter().map(u32::to_string).collect();
+    if steps.is_empty() {
         return "it has none; start a new run in another directory with --run".into();
     }
-    let steps: Vec<String> = kept.iter().map(u32::to_string).collect();
     format!("it has those at {}; name one of them, or a later step, with --from", steps.join(", "))
 }
 
