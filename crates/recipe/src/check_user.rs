@@ -1,7 +1,9 @@
-//! Checks simulated users: `[user.NAME]`, and the agents that talk to them.
+//! Creates and checks simulated users: `[user.NAME]`, and the agents that talk to them.
 
-use levade_agent::user::{INSTRUCTION, STOP};
-use levade_tools::OptionError;
+use std::time::Duration;
+
+use levade_agent::user::{INSTRUCTION, STOP, SimulatedUser, Speaker, UserAgent};
+use levade_tools::{OptionError, PythonUserKeys, PythonUsers};
 use levade_tree::DEFAULT;
 
 use super::RecipeError;
@@ -10,10 +12,46 @@ use super::check::Checker;
 use super::check_agents::format_choices;
 use super::keys::Recipe;
 use super::read::ReadError;
-use super::user::{UserAgentKeys, UserKind};
+use super::user::{UserAgentKeys, UserKeys, UserKind};
 
 /// Name under which scorers get the data of the user, which no toolbox may have.
 const USER: &str = "user";
+
+impl Recipe {
+    /// Returns whether an agent plays a user, so that its tokens are never trained.
+    pub fn plays_user(&self, agent: &str) -> bool {
+        self.user.values().any(|keys| keys.agent() == Some(agent))
+    }
+
+    /// Returns the user named `name`, or `None` if the recipe has none. `python` starts a class in
+    /// Python.
+    pub fn simulated_user(
+        &self,
+        name: &str,
+        python: impl FnOnce(&PythonUserKeys) -> PythonUsers,
+    ) -> Option<SimulatedUser> {
+        let UserKeys { opens, max_turns, stop, seconds, options } = self.user.get(name)?;
+        let speaker = match options {
+            UserKind::Python(keys) => Speaker::Python(python(keys).into()),
+            UserKind::Agent(UserAgentKeys { agent, prompt, greeting, instruction }) => {
+                Speaker::Agent(UserAgent {
+                    agent: agent.clone(),
+                    prompt: prompt.clone(),
+                    greeting: greeting.clone(),
+                    instruction: instruction.clone(),
+                })
+            }
+        };
+        Some(SimulatedUser {
+            name: name.to_owned(),
+            opens: *opens,
+            max_turns: *max_turns,
+            stop: stop.clone(),
+            timeout: Duration::from_secs_f64(*seconds),
+            speaker,
+        })
+    }
+}
 
 impl Checker<'_> {
     /// Checks users, the agents that play them, and the agents that talk to them.

@@ -54,6 +54,7 @@ mod check;
 mod check_agents;
 mod check_args;
 mod check_cluster;
+mod check_curriculum;
 mod check_game;
 mod check_helpers;
 mod check_prompt;

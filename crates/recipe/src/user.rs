@@ -1,12 +1,8 @@
 //! Keys of simulated users: `[user.NAME]`.
 
-use std::time::Duration;
-
-use levade_agent::user::{SimulatedUser, Speaker, USER_GREETING, USER_PROMPT, UserAgent};
-use levade_tools::{PythonUserKeys, PythonUsers};
+use levade_agent::user::{USER_GREETING, USER_PROMPT};
+use levade_tools::PythonUserKeys;
 use serde::{Deserialize, Serialize};
-
-use super::keys::Recipe;
 
 /// `[user.NAME]`: keys of every simulated user, and the options of its kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -89,41 +85,5 @@ impl UserKeys {
             UserKind::Agent(keys) => Some(&keys.agent),
             UserKind::Python(_) => None,
         }
-    }
-}
-
-impl Recipe {
-    /// Returns whether an agent plays a user, so that its tokens are never trained.
-    pub fn plays_user(&self, agent: &str) -> bool {
-        self.user.values().any(|keys| keys.agent() == Some(agent))
-    }
-
-    /// Returns the user named `name`, or `None` if the recipe has none. `python` starts a class in
-    /// Python.
-    pub fn simulated_user(
-        &self,
-        name: &str,
-        python: impl FnOnce(&PythonUserKeys) -> PythonUsers,
-    ) -> Option<SimulatedUser> {
-        let UserKeys { opens, max_turns, stop, seconds, options } = self.user.get(name)?;
-        let speaker = match options {
-            UserKind::Python(keys) => Speaker::Python(python(keys).into()),
-            UserKind::Agent(UserAgentKeys { agent, prompt, greeting, instruction }) => {
-                Speaker::Agent(UserAgent {
-                    agent: agent.clone(),
-                    prompt: prompt.clone(),
-                    greeting: greeting.clone(),
-                    instruction: instruction.clone(),
-                })
-            }
-        };
-        Some(SimulatedUser {
-            name: name.to_owned(),
-            opens: *opens,
-            max_turns: *max_turns,
-            stop: stop.clone(),
-            timeout: Duration::from_secs_f64(*seconds),
-            speaker,
-        })
     }
 }

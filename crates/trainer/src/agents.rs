@@ -232,7 +232,10 @@ impl Agents {
             let plays_user = recipe.plays_user(name);
             let players = players.map(|(policy, chat_backend)| {
                 let player = make_player(keys, policy, chat_backend)?;
-                Ok(Player { is_trained: player.is_trained && !plays_user, ..player })
+                Ok::<_, TrainerError>(Player {
+                    is_trained: player.is_trained && !plays_user,
+                    ..player
+                })
             });
             let agent = Agent {
                 name: name.to_owned(),

@@ -224,7 +224,7 @@ impl Voice<'_> {
                 let messages = exchange.iter().map(
                     |message| json!({ "role": message.role, "content": message.content.as_str() }),
                 );
-                let reply = user.respond(messages.collect()).await?;
+                let reply = user.reply(messages.collect()).await?;
                 let score = reply.score.filter(|score| score.is_finite());
                 if reply.score.is_some() && score.is_none() {
                     return Err("the score that it gave is not finite".to_owned());

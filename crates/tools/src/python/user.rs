@@ -173,7 +173,7 @@ impl PythonUser {
     ///
     /// # Errors
     /// Returns an error message if the class fails, or if its process has exited.
-    pub async fn respond(&self, messages: Value) -> Result<PythonUserReply, String> {
+    pub async fn reply(&self, messages: Value) -> Result<PythonUserReply, String> {
         let response = self.send("respond", json!({ "messages": messages })).await?;
         Ok(PythonUserReply {
             text: response["text"].as_str().map(str::to_owned),

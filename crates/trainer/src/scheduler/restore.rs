@@ -9,7 +9,10 @@ impl GroupScheduler {
         taken: &[u64],
         rollouts: &AttemptMaker,
     ) -> Result<(), TrainerError> {
-        for position in taken.iter().filter(|_| self.order.needs_results()) {
+        if !self.order.needs_results() {
+            return Ok(());
+        }
+        for position in taken {
             let attempts = self.recorded_samples(*position, rollouts).await?;
             self.order.measure(*position, &attempts);
         }

@@ -103,10 +103,10 @@ impl Curriculum {
             ));
         }
         let all = (0..count).filter_map(|index| tasks.train(index));
-        Curriculum::of(keys, seed, phase, all)
+        Curriculum::from_tasks(keys, seed, phase, all)
     }
 
-    fn of(
+    fn from_tasks(
         keys: &CurriculumKeys,
         seed: u64,
         phase: u32,

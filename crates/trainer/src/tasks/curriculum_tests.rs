@@ -17,7 +17,7 @@ fn tasks(levels: &[&str]) -> Vec<Task> {
 }
 
 fn curriculum(text: &str, levels: &[&str]) -> Curriculum {
-    Curriculum::of(&keys(text), 3, 0, tasks(levels).into_iter()).unwrap()
+    Curriculum::from_tasks(&keys(text), 3, 0, tasks(levels).into_iter()).unwrap()
 }
 
 /// Number of groups of a step, and of attempts of a group.
@@ -183,7 +183,7 @@ fn unsuitable_pools_are_named() {
         ("pool_by = 'level'\nstages = ['a', 'z']", "`stages` names \"z\", but the pools are a, b"),
         ("pool_by = 'level'\nweights = { a = 1 }", "`weights` does not name the pool \"b\""),
     ] {
-        let made = Curriculum::of(&keys(text), 1, 0, tasks(&["a", "b"]).into_iter());
+        let made = Curriculum::from_tasks(&keys(text), 1, 0, tasks(&["a", "b"]).into_iter());
         let error = made.map(|_| ()).unwrap_err();
         assert!(error.contains(wrong), "{error}");
     }

@@ -18,6 +18,7 @@ use levade_trainer::{Event, Observer, RunEnd, StartMode, StopFlag, Trainer, Trai
 use levade_tree::{
     AttemptId, AttemptSlot, Purpose, RunId, Segment, SegmentId, Trajectory, TreeBatch, VersionRun,
 };
+use serde_json::Value;
 
 use crate::common::{Notes, metrics, parts, recipe, simulator};
 
