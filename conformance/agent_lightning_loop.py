@@ -203,7 +203,7 @@ def orchestrate(args: argparse.Namespace, folder: Path) -> int:
                 stdout=out if name != "algorithm" else None,
                 stderr=out,
                 # litellm and agentops would use the network.
-                env=os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "AGENTOPS_LOG_LEVEL": "ERROR"} | variables,
+                env=os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "AGENTOPS_LOG_LEVEL": "ERROR", "AGENTOPS_LOGGING_TO_FILE": "False"} | variables,
                 start_new_session=True,
             )
         running.append(process)

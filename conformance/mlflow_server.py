@@ -58,6 +58,7 @@ class Server:
                 return
             except OSError:
                 time.sleep(0.2)
+        self.stop()
         sys.exit(f"the server did not answer within {START} s:\n{(self.folder / 'server.log').read_text()[-2000:]}")
 
     def stop(self) -> None:
