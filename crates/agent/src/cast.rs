@@ -64,8 +64,8 @@ impl<'a> PartyBuilder<'a> {
         Ok(Party { summarizer, ..self.without_summarizer(agent, player) })
     }
 
-    /// Returns the party of `agent` when it plays a user. No teacher answers in its place. `timeout`
-    /// is the timeout of a completion.
+    /// Returns the party of `agent` when it plays a user. No teacher answers in its place.
+    /// `timeout` is the timeout of a completion.
     ///
     /// # Errors
     /// Returns the errors of [`party`](Self::party).

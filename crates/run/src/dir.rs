@@ -106,8 +106,8 @@ impl RunDir {
     }
 }
 
-/// Returns the directory of the checkpoint whose policy is in `path`: the parent of the directory of
-/// policies, or `path` itself.
+/// Returns the directory of the checkpoint whose policy is in `path`: the parent of the directory
+/// of policies, or `path` itself.
 fn checkpoint_of(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     let policies = path.parent().filter(|parent| parent.ends_with(POLICIES));

@@ -114,8 +114,8 @@ impl ProgramGateway {
     }
 }
 
-/// Replaces the built-in loop by programs, environments and games, for the agents that use them, and
-/// adds simulated users to the agents that talk to them.
+/// Replaces the built-in loop by programs, environments and games, for the agents that use them,
+/// and adds simulated users to the agents that talk to them.
 ///
 /// # Errors
 /// Returns the errors of [`ProgramGateway::start`], and an error if there is no game of the

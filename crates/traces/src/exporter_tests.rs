@@ -9,9 +9,9 @@ use crate::collector::CollectorOptions;
 use crate::spans::TraceOptions;
 use crate::testing::{STARTED_AT, attempt, chats};
 
-/// A collector that answers with these statuses, then with 200. For the status 0, it answers nothing
-/// until the client closes the connection. It sends the names of the spans of
-/// each accepted request, and the value of the header `x-key`.
+/// A collector that answers with these statuses, then with 200. For the status 0, it answers
+/// nothing until the client closes the connection. It sends the names of the spans of each accepted
+/// request, and the value of the header `x-key`.
 fn collector(mut statuses: Vec<u16>) -> (String, Receiver<(Vec<String>, String)>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/v1/traces", listener.local_addr().unwrap());

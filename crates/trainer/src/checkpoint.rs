@@ -27,6 +27,7 @@ use tracing::info;
 use crate::TrainerError;
 use crate::files::{file_error, sync_dir, write_atomically};
 use crate::policies::{CRITIC, REFERENCE};
+use crate::prompt_version::{PromptVersion, Prompts};
 
 /// Version of `trainer.json` that this build reads and writes. Version 2 added checksums.
 const SCHEMA: u32 = 2;
@@ -35,18 +36,6 @@ const TEMPORARY: &str = ".tmp-";
 
 /// Version of each policy by name: the number of steps that have trained it.
 pub(crate) type Versions = BTreeMap<String, u64>;
-
-/// Version of a system prompt.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct PromptVersion {
-    /// Number of the version in its phase; 0 is the prompt of the recipe.
-    pub version: u32,
-    /// The prompt.
-    pub text: String,
-}
-
-/// Improved system prompts, by agent.
-pub(crate) type Prompts = BTreeMap<String, PromptVersion>;
 
 /// Progress of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

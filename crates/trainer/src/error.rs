@@ -16,6 +16,8 @@ use levade_tree::{AttemptId, AttemptSlot, TreeError};
 
 use levade_recipe::{Difference, RecipeError};
 
+use crate::remedies::{listed_steps, way_back, way_out};
+
 /// An error that ends a training run or prevents its start.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainerError {
@@ -103,7 +105,7 @@ pub enum TrainerError {
         name: String,
     },
     /// No intact checkpoint is as old as the step to which a run goes back.
-    #[error("the run in {} has no checkpoint at step {step} or before; {}", run_dir.display(), listed(kept))]
+    #[error("the run in {} has no checkpoint at step {step} or before; {}", run_dir.display(), listed_steps(kept))]
     NoCheckpoint {
         /// Number of finished steps that was requested.
         step: u32,
@@ -498,32 +500,6 @@ pub enum TrainerError {
         /// Description of the damage.
         why: String,
     },
-}
-
-/// Describes how a run can continue with another reward.
-fn way_back(difference: &Difference) -> &'static str {
-    match difference.key.split('.').next() {
-        Some("reward") => "name the step from which the new reward applies with --from, ",
-        _ => "",
-    }
-}
-
-/// Describes the steps at which checkpoints exist.
-fn listed(kept: &[u32]) -> String {
-    let steps: Vec<String> = kept.iter().map(u32::to_string).collect();
-    if steps.is_empty() {
-        return "it has none; start a new run in another directory with --run".into();
-    }
-    format!("it has those at {}; name one of them, or a later step, with --from", steps.join(", "))
-}
-
-fn way_out(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; free space and continue with --resume: earlier checkpoints are intact"
-        }
-        _ => "",
-    }
 }
 
 impl TrainerError {

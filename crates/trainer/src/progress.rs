@@ -1,7 +1,8 @@
 //! Tracks the progress of a run.
 
-use crate::checkpoint::{Checkpoint, Position, Prompts, Versions};
+use crate::checkpoint::{Checkpoint, Position, Versions};
 use crate::eval_result::EvalResult;
+use crate::prompt_version::Prompts;
 
 /// The state of a run between two steps: position, weight versions, checkpoint, evaluations.
 pub(crate) struct RunProgress {

@@ -1,8 +1,9 @@
 //! The directories next to a run directory that a run leaves when it goes back to an earlier step.
 //!
-//! `NAME.partial` is the directory that is being built. Once it is exchanged with the run directory,
-//! it contains the former run, and is renamed to `NAME.superseded-1`. The file `rewind.json` of the
-//! new run names that directory, so that a later process can complete the rename.
+//! `NAME.partial` is the directory that is being built. Once it is exchanged with the run
+//! directory, it contains the former run, and is renamed to `NAME.superseded-1`. The file
+//! `rewind.json` of the new run names that directory, so that a later process can complete the
+//! rename.
 
 use std::fs;
 use std::io::{self, ErrorKind};

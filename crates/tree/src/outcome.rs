@@ -13,8 +13,8 @@ use crate::{Component, Timings};
 pub enum Finish {
     /// The model ended its turn without calling a tool.
     Answered,
-    /// A tool or a simulated user ended the attempt: a game is over, an answer was submitted, or the
-    /// user has nothing more to say.
+    /// A tool or a simulated user ended the attempt: a game is over, an answer was submitted, or
+    /// the user has nothing more to say.
     Ended,
     /// The last allowed completion called a tool.
     MaxTurns,

@@ -221,8 +221,8 @@ pub fn agents_of_seats(options: &GameOptions, seats: &[Seat]) -> anyhow::Result<
 /// Returns the probabilities of the choices at all information sets, for each of `all`.
 ///
 /// # Errors
-/// Returns an error if a seat has no agent, if a model cannot be opened, or if a policy cannot score
-/// a move.
+/// Returns an error if a seat has no agent, if a model cannot be opened, or if a policy cannot
+/// score a move.
 pub async fn score_moves(
     all: &[&Players],
     (options, tree): (&GameOptions, &GameTree),

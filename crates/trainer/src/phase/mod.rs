@@ -16,12 +16,12 @@ use levade_tree::{AttemptId, RunId, Trajectory};
 
 use crate::TrainerError;
 use crate::agents::Agents;
-use crate::checkpoint::PromptVersion;
 use crate::context::RunContext;
 use crate::exit::Exit;
 use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
 use crate::progress::RunProgress;
+use crate::prompt_version::PromptVersion;
 use crate::tasks::Tasks;
 
 pub(crate) use enter::enter;

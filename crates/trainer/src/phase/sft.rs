@@ -13,7 +13,6 @@ use serde_json::json;
 use super::{by_id, describe, imitate, teacher};
 use crate::TrainerError;
 use crate::agents::Agents;
-use crate::checkpoint::PromptVersion;
 use crate::context::RunContext;
 use crate::exit::Exit;
 use crate::learn::{Progress, UpdateSettings, run_plan};
@@ -21,6 +20,7 @@ use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
 use crate::plan;
 use crate::progress::RunProgress;
+use crate::prompt_version::PromptVersion;
 use crate::random::order;
 use crate::tasks::Tasks;
 

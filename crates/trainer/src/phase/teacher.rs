@@ -18,9 +18,9 @@ use crate::random::order;
 use crate::rollout::AttemptMaker;
 use crate::tasks::Tasks;
 
-/// Returns the attempts that a phase imitates, with their tasks: makes attempts at training tasks in
-/// a seeded order, until enough of them reach the minimum score. Without a teacher, the policies of
-/// the agents make them. Returns `None` if stopped; attempts recorded until then stay.
+/// Returns the attempts that a phase imitates, with their tasks: makes attempts at training tasks
+/// in a seeded order, until enough of them reach the minimum score. Without a teacher, the policies
+/// of the agents make them. Returns `None` if stopped; attempts recorded until then stay.
 ///
 /// # Errors
 /// Returns [`TrainerError::TooFewLessons`] if too few attempts reach the score, and an error if

@@ -32,12 +32,12 @@ use serde_json::json;
 
 use crate::TrainerError;
 use crate::agents::Agents;
-use crate::checkpoint::PromptVersion;
 use crate::context::RunContext;
 use crate::exit::Exit;
 use crate::files::{file_error, write_atomically};
 use crate::metrics::Metrics;
 use crate::observe::StopFlag;
+use crate::prompt_version::PromptVersion;
 use crate::random::order;
 use crate::rollout::AttemptMaker;
 use crate::tasks::Tasks;
