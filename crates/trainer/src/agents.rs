@@ -199,7 +199,7 @@ impl Agents {
                     (name.clone(), Backend::Messages(Arc::clone(api)), None, usize::MAX)
                 }
             };
-            Ok(Player {
+            Ok::<_, TrainerError>(Player {
                 is_trained: is_trained(keys, name),
                 opening: OpeningLimit {
                     max_tokens: keys.prompt_limit(context),
@@ -232,10 +232,7 @@ impl Agents {
             let plays_user = recipe.plays_user(name);
             let players = players.map(|(policy, chat_backend)| {
                 let player = make_player(keys, policy, chat_backend)?;
-                Ok::<_, TrainerError>(Player {
-                    is_trained: player.is_trained && !plays_user,
-                    ..player
-                })
+                Ok(Player { is_trained: player.is_trained && !plays_user, ..player })
             });
             let agent = Agent {
                 name: name.to_owned(),

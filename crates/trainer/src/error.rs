@@ -529,6 +529,7 @@ impl TrainerError {
             | E::ExchangeUnsupported { .. }
             | E::PhaseFinished { .. }
             | E::Changed { .. }
+            | E::Curriculum { .. }
             | E::NoHeldOutTasks
             | E::NothingToTrainOn
             | E::TooFewDemonstrations { .. }
