@@ -194,7 +194,7 @@ fn record_is_no_run_and_run_is_no_record() {
     );
     let greedy = ["check", "taken.toml", "--set", "phase.0.algorithm=remax"];
     let rejected = workspace.levade().args(greedy).output().unwrap();
-    assert!(stderr(&rejected).contains("phase.0.advantage"), "{}", stderr(&rejected));
+    assert!(stdout(&rejected).contains("phase.0.advantage"), "{}", stdout(&rejected));
 }
 
 #[test]
