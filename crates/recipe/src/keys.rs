@@ -435,8 +435,8 @@ impl Phase {
         }
     }
 
-    /// Returns the name of the external policy that the phase imitates, or of the policy that edits
-    /// its prompts. Returns `None` if there is neither.
+    /// Returns the name of the policy that the phase imitates, or of the policy that edits its
+    /// prompts. Returns `None` if there is neither.
     pub fn teacher(&self) -> Option<&str> {
         match self {
             Phase::Sft(keys) => keys.source.as_ref().and_then(|source| source.policy.as_deref()),

@@ -160,6 +160,7 @@ impl Trainer {
             }
             if let (Phase::Sft(_), Some(name)) = (phase, phase.teacher())
                 && !teachers.contains_key(name)
+                && !recipe.trained_policies().iter().any(|own| own == name)
             {
                 return Err(TrainerError::MissingPart(format!("the teacher {name}")));
             }

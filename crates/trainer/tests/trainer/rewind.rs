@@ -15,11 +15,11 @@ use serde_json::Value;
 
 use crate::common::{last_checkpoint, metrics, parts, recipe, simulator, trained};
 
-/// Five SFT steps, then RL steps with a checkpoint after each.
+/// Six SFT steps, then RL steps with a checkpoint after each.
 const COMMON: [&str; 3] =
     ["phase.1.optimizer.schedule=constant", "run.checkpoint_every=1", "run.keep=20"];
 /// Number of SFT steps.
-const SFT: u32 = 5;
+const SFT: u32 = 6;
 /// Another reward than that of the recipe.
 const REWARD: &str = "reward.unfinished=0.5";
 
@@ -164,14 +164,13 @@ async fn rewind_takes_nearest_checkpoint_before_and_names_all() {
     train(recipe_of(&dir, 4, &every), StartMode::Fresh).await;
     let go_back = |step| rewind(recipe_for(&dir, &every), step);
     let error = go_back(3).await.unwrap_err();
-    assert!(
-        matches!(&error, TrainerError::NoCheckpoint { step: 3, kept, .. } if kept[..] == [4, 5, 8, 9])
-    );
+    let TrainerError::NoCheckpoint { step, kept, .. } = &error else { panic!("{error}") };
+    assert_eq!((*step, &kept[..]), (3, &[4, 6, 8, 10][..]));
     let text = error.to_string();
-    assert!(text.contains("step 3 or before; it has those at 4, 5, 8, 9"), "{text}");
-    assert_eq!(num_steps(&dir), 9, "the run is unchanged");
+    assert!(text.contains("step 3 or before; it has those at 4, 6, 8, 10"), "{text}");
+    assert_eq!(num_steps(&dir), 10, "the run is unchanged");
     let rewound = go_back(7).await.unwrap();
-    assert_eq!((rewound.step, rewound.superseded_steps, num_steps(&dir)), (5, 4, 5));
+    assert_eq!((rewound.step, rewound.superseded_steps, num_steps(&dir)), (6, 4, 6));
 }
 
 /// Returns a recipe that lives as long as the test process.
