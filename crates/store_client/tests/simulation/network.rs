@@ -85,7 +85,7 @@ impl Link {
 
     async fn exchange(&self, request: ClientRequest) -> Result<Response<Bytes>, HttpError> {
         let host = || "store".to_owned();
-        let fate = self.world.with_random(|random, faults| Fate::new(random, faults));
+        let fate = self.world.with_random(Fate::new);
         self.travel(fate.delay, fate.is_lost).await;
         let down = || HttpError::Connect { host: host(), why: "connection refused".to_owned() };
         if let Some(delay) = fate.repetition {

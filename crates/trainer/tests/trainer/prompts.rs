@@ -167,7 +167,7 @@ async fn prompt_phase_finds_better_prompt_and_later_phases_use_it() {
 const BAKED: &str = "phase=[{kind='prompt', editor='editor', rounds=3, beam_width=2, \
     branch_factor=2, gradient_tasks=2, selection_tasks=4}, \
     {kind='rl', steps=1, groups=2, group_size=2, learning_rate=0.05}, \
-    {kind='sft', source={policy='default'}, system='', demonstrations=4, batch=2, epochs=1, \
+    {kind='sft', source={policy='default', tasks=64}, system='', demonstrations=4, batch=2, epochs=1, \
     learning_rate=0.05}]";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -108,7 +108,7 @@ async fn rewound_run_matches_run_that_got_new_reward_at_that_step() {
     // The superseded steps are a run of their own, with its record, evaluations and weights.
     assert_eq!(rewound.superseded, root.path().canonicalize().unwrap().join("run.superseded-1"));
     assert!(attempts(&rewound.superseded) == before);
-    assert_eq!(evaluated_steps(&rewound.superseded), [(0, 0), (0, 3), (0, 5), (1, 3), (1, 4)]);
+    assert_eq!(evaluated_steps(&rewound.superseded), [(0, 0), (0, 3), (0, 6), (1, 3), (1, 4)]);
     for dir in [&dir, &rewound.superseded] {
         assert_eq!(replayed(dir).await, (SFT + 4, true), "{}", dir.display());
     }
