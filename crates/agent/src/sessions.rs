@@ -62,7 +62,7 @@ pub struct SessionsOptions {
     pub records_traffic: bool,
 }
 
-/// Recorder of sessions. See the [module](self).
+/// Records sessions of agents that run elsewhere.
 pub struct Sessions {
     options: SessionsOptions,
     /// The same value, for tasks that outlive a call.
