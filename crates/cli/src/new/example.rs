@@ -42,6 +42,7 @@ macro_rules! example {
 }
 
 const EXAMPLES: &[Example] = &[
+    example!("apo", "README.md", "editor.py", "recipe.toml"),
     example!("bring-your-own-agent", "README.md", "agent.py", "recipe.toml"),
     example!("calc-x", "README.md", "agent.py", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("calculator", "README.md", "recipe.toml"),
@@ -136,8 +137,10 @@ mod tests {
                 .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
                 .collect();
             names.sort();
+            let has_kind =
+                |file: &&str| file.rsplit('.').next().is_some_and(|kind| KINDS.contains(&kind));
             let embedded: Vec<_> =
-                example.files.iter().map(|(file, _)| (*file).to_owned()).collect();
+                example.files.iter().map(|(file, _)| *file).filter(has_kind).collect();
             assert_eq!(embedded, names);
         }
     }
