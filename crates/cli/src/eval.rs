@@ -118,9 +118,12 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 /// Returns whether the user sets a system prompt, which then replaces those that the run improved.
 fn sets_system_prompt(overrides: &[Override]) -> bool {
-    let is_set =
-        |path: &[String]| matches!(path, [first, .., last] if first == "agent" && last == "system");
-    overrides.iter().any(|change| is_set(&change.path))
+    let is_set = |change: &Override| {
+        let is_last = change.path.last().is_some_and(|last| last == "system");
+        change.path.first().is_some_and(|first| first == "agent")
+            && (is_last || change.value.get("system").is_some())
+    };
+    overrides.iter().any(is_set)
 }
 
 /// Prints a warning if the model was trained on evaluated tasks, according to the store of its run
