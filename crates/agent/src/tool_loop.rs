@@ -158,7 +158,7 @@ impl ToolLoop<'_, '_> {
         let Some((user, player)) = &mut self.user else {
             return Ok(Answer::End(Finish::Answered));
         };
-        let responded = user.respond(&self.outcome.final_text, player).await;
+        let responded = user.respond_to(&self.outcome.final_text, player).await;
         let (response, score) = responded.map_err(LoopError::User)?;
         if let Some(score) = score {
             self.outcome.rewards_by_turn.push((turn, score));

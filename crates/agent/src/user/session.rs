@@ -119,7 +119,7 @@ impl<'a> UserSession<'a> {
     ///
     /// # Errors
     /// Returns a message that names the user if it fails.
-    pub async fn respond(
+    pub async fn respond_to(
         &mut self,
         text: &str,
         player: &Player,
@@ -224,7 +224,7 @@ impl Voice<'_> {
                 let messages = exchange.iter().map(
                     |message| json!({ "role": message.role, "content": message.content.as_str() }),
                 );
-                let response = user.respond(messages.collect()).await?;
+                let response = user.respond_to(messages.collect()).await?;
                 let score = response.score.filter(|score| score.is_finite());
                 if response.score.is_some() && score.is_none() {
                     return Err("the score that it gave is not finite".to_owned());

@@ -173,7 +173,7 @@ impl PythonUser {
     ///
     /// # Errors
     /// Returns an error message if the class fails, or if its process has exited.
-    pub async fn respond(&self, messages: Value) -> Result<PythonUserResponse, String> {
+    pub async fn respond_to(&self, messages: Value) -> Result<PythonUserResponse, String> {
         let response = self.send("respond", json!({ "messages": messages })).await?;
         Ok(PythonUserResponse {
             text: response["text"].as_str().map(str::to_owned),

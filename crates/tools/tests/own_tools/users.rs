@@ -51,12 +51,12 @@ async fn python_user_keeps_state_of_each_attempt() {
     let users = users_of(dir.path(), CUSTOMER);
     let ann = open(&users, "a", json!({ "wish": "A pen", "mood": "cross" })).await.unwrap();
     let bob = open(&users, "b", json!({ "wish": "A mug" })).await.unwrap();
-    assert_eq!(ann.respond(json!([])).await.unwrap(), message("A pen (cross)"));
-    assert_eq!(bob.respond(json!([])).await.unwrap(), message("A mug (calm)"));
-    assert_eq!(ann.respond(agent_message("Hi")).await.unwrap(), message("Hi"));
-    assert_eq!(ann.respond(agent_message("Yes?")).await.unwrap(), message("Hi, Yes?"));
-    assert_eq!(bob.respond(agent_message("One")).await.unwrap(), message("One"));
-    let end = ann.respond(agent_message("bye")).await.unwrap();
+    assert_eq!(ann.respond_to(json!([])).await.unwrap(), message("A pen (cross)"));
+    assert_eq!(bob.respond_to(json!([])).await.unwrap(), message("A mug (calm)"));
+    assert_eq!(ann.respond_to(agent_message("Hi")).await.unwrap(), message("Hi"));
+    assert_eq!(ann.respond_to(agent_message("Yes?")).await.unwrap(), message("Hi, Yes?"));
+    assert_eq!(bob.respond_to(agent_message("One")).await.unwrap(), message("One"));
+    let end = ann.respond_to(agent_message("bye")).await.unwrap();
     assert_eq!(end, PythonUserResponse { text: None, ends: true, score: None });
     assert_eq!(ann.finish().await, Ok(Some(1.5)));
     assert_eq!(bob.finish().await, Ok(Some(0.5)));
@@ -69,9 +69,9 @@ async fn failures_of_python_user_are_named() {
     let missing = open(&users, "a", json!({ "mood": "calm" })).await.err().unwrap();
     assert!(missing.contains("needs 'wish'"), "{missing}");
     let user = open(&users, "b", json!({ "wish": "A pen" })).await.unwrap();
-    let broken = user.respond(agent_message("break")).await.unwrap_err();
+    let broken = user.respond_to(agent_message("break")).await.unwrap_err();
     assert!(broken.contains("ValueError: too rude (user.py, line 11"), "{broken}");
-    let odd = user.respond(agent_message("odd")).await.unwrap_err();
+    let odd = user.respond_to(agent_message("odd")).await.unwrap_err();
     assert!(odd.contains("Customer.respond gave 7"), "{odd}");
     for (text, why) in [
         ("def respond(messages):\n    return ''\n", "has 0 classes"),
@@ -134,11 +134,11 @@ async fn verl_interactions_run_unchanged() {
             score: Some(score),
         };
         assert_eq!(
-            user.respond(agent_message(wrong)).await.unwrap(),
+            user.respond_to(agent_message(wrong)).await.unwrap(),
             response("Try again.", false, 0.0)
         );
         assert_eq!(
-            user.respond(agent_message(right)).await.unwrap(),
+            user.respond_to(agent_message(right)).await.unwrap(),
             response("Right.", true, 1.0)
         );
         assert_eq!(user.finish().await, Ok(Some(1.0)));
