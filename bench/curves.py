@@ -6,7 +6,7 @@ stopped runs resume.
 
 With `--slow-tools`, measures the cost of waiting for tools instead: rollouts per minute at η = 0 and η = 1 with tools
 that take a given number of seconds, in steps of `--groups` groups. η = 1 can gain at most the fraction of a step in
-which η = 0 leaves the processor idle (`perf/idle_share`).
+which η = 0 leaves the processor idle (`perf/idle_fraction`).
 """
 
 import argparse

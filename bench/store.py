@@ -1,18 +1,19 @@
-"""`levade store serve` beside Agent Lightning's own server (`agl store`), under the same load.
+"""Compares `levade store serve` with Agent Lightning's own server (`agl store`) under the same load.
 
-The load generator is compiled (`crates/store_server/examples/store_load.rs`). Each round starts both servers anew, in turns, and runs three workloads
-against each: rollouts (enqueue, dequeue, one span, success), spans of 1 kB one by one, and OTLP batches of 100 spans. Levade keeps its data in a file and
-flushes every write to the disk before it answers; with `--memory` it keeps them in memory, as Agent Lightning's server always does. Server and load share
-the machine, so the CPU time of the server for one operation is reported as well: it depends less on what else runs there.
+The load generator is a compiled program (`crates/store_server/examples/store_load.rs`). Each round starts one server
+after the other, and runs three workloads against each: rollouts (enqueue, dequeue, one span, success), single spans of
+1 kB, and OTLP batches of 100 spans. Levade stores its data in a file and flushes every write to the disk before it
+responds. With `--memory`, it keeps them in memory, as Agent Lightning's server always does. Server and load generator
+share the machine, so the script also prints the server's CPU time per operation, which a busy machine disturbs less.
 
-- Closed loop (always): as many operations as the connections can finish.
-- Open loop (`--open`): arrivals at fixed times, at 1, 5 and 20 times the closed-loop rate of Agent Lightning's server, or of `--rates`. Latencies
-  count from the time at which an operation was due.
-- `--spans N`: the resident memory after N spans in OTLP batches.
+- Closed loop (always): each connection sends its next operation when the previous one has ended.
+- Open loop (`--open`): operations arrive at fixed times, at 1, 5 and 20 times the closed-loop rate of Agent Lightning's
+  server, or at `--rates`. A latency counts from the time at which the operation was due.
+- `--spans N`: the resident memory of Levade after N spans in OTLP batches.
 
     cargo build --release -p levade && cargo build --release -p levade-store-server --example store_load
     uv venv VENV && uv pip install --python VENV/bin/python agentlightning==0.3.0
-    python3 bench/store.py --agl VENV/bin/agl       # without it, Levade alone
+    python3 bench/store.py --agl VENV/bin/agl       # without --agl, only Levade
 """
 
 import argparse
@@ -64,7 +65,9 @@ def load(args: argparse.Namespace, port: int, workload: str, seconds: float, rat
     return json.loads(done.stdout)
 
 
-def measure(command: list[str], args: argparse.Namespace, port: int, rates: dict[str, list[float]], spans: int) -> dict[str, dict]:
+def measure(
+    command: list[str], args: argparse.Namespace, port: int, rates: dict[str, list[float]], spans: int
+) -> dict[str, dict]:
     """Starts a server, and returns the figures of each workload, the time of the start and the peak of memory."""
     environment = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     start = time.monotonic()
@@ -123,7 +126,9 @@ def main() -> None:
     for name, all_rounds in rounds.items():
         for part in all_rounds[-1] if all_rounds else ():
             of_part = [r[part] for r in all_rounds if part in r]
-            of = {key: [of[key] for of in of_part] for key, value in of_part[0].items() if isinstance(value, (int, float))}
+            of = {
+                key: [of[key] for of in of_part] for key, value in of_part[0].items() if isinstance(value, (int, float))
+            }
             shown = (f"{k} {statistics.median(v):.4g} ({min(v):.4g}-{max(v):.4g})" for k, v in of.items())
             print(f"{name:7} {part:22} " + ", ".join(shown))
     if args.agl:

@@ -1,4 +1,4 @@
-"""Measures what traces cost a run: the time of a step with `metrics.traces` and without.
+"""Measures the cost of traces: the time of a run's step with `metrics.traces`, and without.
 
 Runs a recipe alternately without and with a collector, which decompresses each request and counts its spans in another
 process. The median over the steps of a run is the run's step time; each pair gives a ratio. The processor time of the
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def collect(port: "multiprocessing.Queue[int]", received: "multiprocessing.sharedctypes.Synchronized[int]") -> None:
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             body = gzip.decompress(self.rfile.read(int(self.headers["content-length"])))
             with received.get_lock():
                 received.value += len(body)
@@ -84,7 +84,9 @@ def main() -> None:
         )
     for name, values in (("step time", ratios), ("processor time", processor)):
         median, low, high = statistics.median(values), min(values), max(values)
-        print(f"{name}: {100 * median - 100:+.2f} % ({100 * low - 100:+.2f} to {100 * high - 100:+.2f}, n = {len(values)})")
+        print(
+            f"{name}: {100 * median - 100:+.2f} % ({100 * low - 100:+.2f} to {100 * high - 100:+.2f}, n = {len(values)})"
+        )
     print(f"the collector received {received.value / 1e6:.1f} MB")
 
 

@@ -1,17 +1,18 @@
-"""Agents of Agent Lightning 0.1 and the tests of 1.0 against `levade store serve`.
+"""Runs agents of Agent Lightning 0.1 and the tests of 1.0 against `levade store serve`.
 
-0.1: the published `agentlightning==0.1.2`, unmodified. Its trainer pulls tasks (`GET /task`), reads resources and posts
-reports (`POST /rollout`), in two worker processes. Checks: each task is executed once; rewards and triplets come back
-as the agent returned them; a failed agent is retried, and its report of nothing is never a reward.
+Version 0.1 is the published package `agentlightning==0.1.2`, unmodified. Its trainer pulls tasks (`GET /task`), reads
+resources and posts reports (`POST /rollout`), in two worker processes. Checks: each task is executed once; rewards and
+triplets come back as the agent returned them; a failed agent is retried, and an empty report is never a reward.
 
-1.0: its own tests of the routes of rollouts and events, `tests/server/test_endpoints.py`, over HTTP. The tests are not
-part of this repository. Give a checkout of https://github.com/microsoft/agent-lightning at the tag v1.0.0 with
-`--checkout`; without it this part is skipped. Four of the 14 tests are left out: those of the registry of models and
-of the proxy, which a gateway answers. One expects `next_after` to be an index, which is a cursor here.
+Version 1.0 runs its own tests of the routes of rollouts and events (`tests/server/test_endpoints.py`) over HTTP. The
+tests are not part of this repository: `--checkout` names a checkout of
+https://github.com/microsoft/agent-lightning at the tag v1.0.0. Without it, this part is skipped. Four of the 14 tests
+are left out: they test the registry of models and the proxy, which belong to a gateway. One test is known to fail: it
+expects `next_after` to be an index, which is a cursor here.
 
     python3 conformance/agent_lightning_clients.py --checkout DIR
 
-Needs `uv`; the environments are created below `--environment`, and kept.
+Needs `uv`. The environments are created below `--environment`, and kept.
 """
 
 import argparse
@@ -33,7 +34,7 @@ NEW = ["pytest", "httpx"]
 LEFT_OUT = ["test_model_endpoints", "test_proxy"]
 KNOWN = ["test_terminal_rollouts_cursor_pagination"]
 
-AGENT = '''
+AGENT = """
 import sys
 from agentlightning.litagent import LitAgent
 from agentlightning.trainer import Trainer
@@ -54,7 +55,12 @@ class Agent(LitAgent):
         if number % 2:
             return number / 8
         triplets = [
-            Triplet(prompt={"token_ids": [1, number]}, response={"token_ids": [turn]}, reward=float(turn), metadata={"response_id": f"{number}-{turn}", "agent_name": "wolf"})
+            Triplet(
+                prompt={"token_ids": [1, number]},
+                response={"token_ids": [turn]},
+                reward=float(turn),
+                metadata={"response_id": f"{number}-{turn}", "agent_name": "wolf"},
+            )
             for turn in range(2)
         ]
         return triplets
@@ -73,9 +79,9 @@ if __name__ == "__main__":
             return []
 
     Trainer(n_workers=2, max_tasks=int(sys.argv[2]), tracer=Silent()).fit(Agent(), sys.argv[1])
-'''
+"""
 
-CONFTEST = '''
+CONFTEST = """
 import os
 import pytest, httpx
 
@@ -106,12 +112,14 @@ def client():
 @pytest.fixture
 def auth_headers():
     return {"Authorization": f"Bearer {AGL_KEY}"}
-'''
+"""
 
 
 def request(url: str, body: object = None) -> object:
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data, {"content-type": "application/json"}), timeout=30) as response:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, data, {"content-type": "application/json"}), timeout=30
+    ) as response:
         return json.load(response)
 
 
@@ -128,7 +136,11 @@ def old_agents(args: argparse.Namespace, python: Path, folder: Path) -> bool:
     port = free_port()
     url, log = f"http://127.0.0.1:{port}", folder / "store.log"
     with log.open("w") as out:
-        store = subprocess.Popen([args.levade.resolve(), "store", "serve", "--port", str(port), "--db", str(folder / "r.db")], stdout=out, stderr=out)
+        store = subprocess.Popen(
+            [args.levade.resolve(), "store", "serve", "--port", str(port), "--db", str(folder / "r.db")],
+            stdout=out,
+            stderr=out,
+        )
     try:
         wait_for(f"{url}/v1/agl/health", store, log)
         llm = {"resource_type": "llm", "endpoint": "http://gateway/v1", "model": "m", "sampling_parameters": {}}
@@ -141,7 +153,11 @@ def old_agents(args: argparse.Namespace, python: Path, folder: Path) -> bool:
             agents = subprocess.Popen([python, "agent.py", url, "5"], cwd=folder, stdout=out, stderr=out)
         ids = [rollout["rollout_id"] for rollout in rollouts]
         end = time.monotonic() + 120
-        while len(request(f"{url}/v1/agl/waits/rollouts", {"rollout_ids": ids, "timeout": 1})) < len(ids) and time.monotonic() < end and store.poll() is None:
+        while (
+            len(request(f"{url}/v1/agl/waits/rollouts", {"rollout_ids": ids, "timeout": 1})) < len(ids)
+            and time.monotonic() < end
+            and store.poll() is None
+        ):
             pass
         agents.terminate()
         agents.wait(20)
@@ -150,7 +166,10 @@ def old_agents(args: argparse.Namespace, python: Path, folder: Path) -> bool:
             number = task["input"]["number"]
             rollout = request(f"{url}/v1/agl/rollouts/{rollout_id}")
             read = request(f"{url}/v1/agl/rollouts/{rollout_id}/calls")
-            tokens = [(call["prompt_token_ids"], call["response_token_ids"], call["reward"], call["agent"]) for call in read["calls"]]
+            tokens = [
+                (call["prompt_token_ids"], call["response_token_ids"], call["reward"], call["agent"])
+                for call in read["calls"]
+            ]
             calls = [([1, number], [turn], float(turn), "wolf") for turn in range(2)] if number % 2 == 0 else []
             # The runner of 0.1 takes the last triplet's reward as the final one.
             reward = 1.0 if number % 2 == 0 else number / 8
@@ -160,7 +179,10 @@ def old_agents(args: argparse.Namespace, python: Path, folder: Path) -> bool:
                 is_good = check(False, f"0.1: task {number}: {found}, expected {('succeeded', tries, reward, calls)}")
         if not is_good:
             print((folder / "agent.log").read_text()[-3000:])
-        return check(is_good, f"0.1: {len(ids)} tasks of the client of 0.1.2 came back with their rewards and triplets, one after a retry")
+        return check(
+            is_good,
+            f"0.1: {len(ids)} tasks of the client of 0.1.2 came back with their rewards and triplets, one after a retry",
+        )
     finally:
         store.terminate()
         store.wait()
@@ -174,16 +196,26 @@ def new_tests(args: argparse.Namespace, python: Path, folder: Path) -> bool:
         (package / "__init__.py").touch()
     (tests / "conftest.py").write_text(CONFTEST)
     source = (args.checkout / "tests/server/test_endpoints.py").read_text()
-    (tests / "test_endpoints.py").write_text(source.replace("from fastapi.testclient import TestClient", "from httpx import Client as TestClient"))
+    (tests / "test_endpoints.py").write_text(
+        source.replace("from fastapi.testclient import TestClient", "from httpx import Client as TestClient")
+    )
     command = f"{args.levade.resolve()} store serve --db memory:"
     variables = os.environ | {"STORE_COMMAND": command, "STORE_KEY": "test-secret-key", "PYTHONPATH": "."}
     chosen = " and ".join(f"not {name}" for name in LEFT_OUT)
-    done = subprocess.run([python, "-m", "pytest", "-q", "--tb=line", "-rA", "-k", chosen, "tests/server"], cwd=folder, env=variables, capture_output=True, text=True)
-    named = {state: [line.split("::")[1].split(" ")[0] for line in done.stdout.splitlines() if line.startswith(f"{state} ")] for state in ("PASSED", "FAILED", "ERROR")}
+    tests_command = [python, "-m", "pytest", "-q", "--tb=line", "-rA", "-k", chosen, "tests/server"]
+    done = subprocess.run(tests_command, cwd=folder, env=variables, capture_output=True, text=True)
+    named: dict[str, list[str]] = {"PASSED": [], "FAILED": [], "ERROR": []}
+    for line in done.stdout.splitlines():
+        state, _, rest = line.partition(" ")
+        if state in named:
+            named[state].append(rest.split("::")[1].split(" ")[0])
     bad = [name for name in named["FAILED"] + named["ERROR"] if name not in KNOWN]
     if bad or not named["PASSED"]:
         print(done.stdout[-3000:], done.stderr[-2000:])
-    return check(bool(named["PASSED"]) and not bad, f"1.0: {len(named['PASSED'])} tests passed; not passed: {named['FAILED'] + named['ERROR']}")
+    return check(
+        bool(named["PASSED"]) and not bad,
+        f"1.0: {len(named['PASSED'])} tests passed; not passed: {named['FAILED'] + named['ERROR']}",
+    )
 
 
 def main() -> None:

@@ -1,29 +1,30 @@
-"""A full rollout loop with Agent Lightning 0.3.0's own runners: our store, our gateway, their tracer, their agent API.
+"""Runs a full rollout loop: Levade's store and gateway with the runners, the tracer and the agent API of Agent Lightning.
 
-Three programs run, none of them changed for Levade:
+Three programs run, none of them changed for this check:
 
 - `levade store serve` keeps tasks, leases, resources and spans in a file.
-- `levade serve` answers the model calls, over OpenAI's API.
+- `levade serve` responds to the model calls, over OpenAI's API.
 - Runners of `agentlightning==0.3.0` (this script with `--role runner`) start as Agent Lightning's documentation
   describes: `AGL_MANAGED_STORE=0 AGL_CURRENT_ROLE=runner … --n-runners N`. Their agent uses OpenAI's SDK and emits
   rewards; their tracer (AgentOps by default, or `--tracer otel`) sends spans to the store.
 
-The script is the algorithm: it publishes the gateway as resource `main_llm`, enqueues tasks, waits, and reads spans.
+The script itself is the algorithm: it publishes the gateway as resource `main_llm`, enqueues tasks, waits, and reads spans.
 Checks:
 
-- Every rollout succeeded, in one attempt; each attempt has spans in the order of their sequence ids.
-- The final reward of each rollout, as Agent Lightning's own `find_final_reward` reads it, is the one that the agent
-  computed for that task, and `GET …/calls` of Levade reads the same reward and the same model calls.
-- A second wave of tasks runs while the store is killed and restarted: no rollout is lost, none runs twice. Spans that
-  a runner could not send are lost, because their exporter drops them; these rollouts are unscored, and counted.
+- Every rollout succeeds, in one attempt; each attempt has spans in the order of their sequence ids.
+- Agent Lightning's own `find_final_reward` returns the reward that the agent computed for the task. `GET …/calls` of
+  Levade returns the same reward, and the same model calls.
+- A second wave of tasks runs while the store is killed and restarted: no rollout is lost, and none runs twice. Spans
+  that a runner cannot send are lost, because its exporter drops them. Their rollouts are unscored, and counted.
 
     python3 conformance/agent_lightning_loop.py --model DIR
 
-Needs `uv`; the environment (about 1 GB) is created where `--environment` says, and kept.
+Needs `uv`. The environment (about 1 GB) is created at `--environment`, and kept.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -127,20 +128,29 @@ async def wave(store, args: argparse.Namespace, name: str, restart: bool) -> Non
         numbers = [span.sequence_id for span in spans]
         if restart_seen and rollout.status == "succeeded" and agl.find_final_reward(spans) is None:
             # Their exporter drops spans that it could not send. Such a rollout is unscored.
-            check(get_calls(args, rollout_id)["final_reward"] is None, f"{name}: {rollout_id} lost spans and has no reward")
+            check(
+                get_calls(args, rollout_id)["final_reward"] is None,
+                f"{name}: {rollout_id} lost spans and has no reward",
+            )
             lost += 1
             continue
         if rollout.status != "succeeded" or numbers != sorted(set(numbers)) or not spans:
             check(False, f"{name}: {rollout_id} is {rollout.status} with spans {numbers}")
         if agl.find_final_reward(spans) != expected_reward(task):
-            check(False, f"{name}: the reward of {rollout_id} is {agl.find_final_reward(spans)}, not {expected_reward(task)}")
+            check(
+                False,
+                f"{name}: the reward of {rollout_id} is {agl.find_final_reward(spans)}, not {expected_reward(task)}",
+            )
         ours = get_calls(args, rollout_id)
         triplets = agl.TracerTraceToTriplet().adapt(spans)
         if ours["final_reward"] != expected_reward(task) or len(ours["calls"]) != len(triplets):
             check(False, f"{name}: Levade reads {json.dumps(ours)[:600]}, Agent Lightning {len(triplets)} calls")
         for call, triplet in zip(ours["calls"], triplets, strict=True):
             if call["reward"] != triplet.reward or call["response_id"] != triplet.metadata["response_id"]:
-                check(False, f"{name}: Levade reads {json.dumps(call)[:600]}, Agent Lightning {triplet.reward} for {triplet.metadata}")
+                check(
+                    False,
+                    f"{name}: Levade reads {json.dumps(call)[:600]}, Agent Lightning {triplet.reward} for {triplet.metadata}",
+                )
         calls += len(triplets)
     check(attempts == len(ids), f"{name}: {len(ids)} rollouts in {attempts} attempts succeeded in {seconds:.1f} s")
     # OtelTracer records no calls of OpenAI's client unless the agent instruments it.
@@ -203,7 +213,13 @@ def orchestrate(args: argparse.Namespace, folder: Path) -> int:
                 stdout=out if name != "algorithm" else None,
                 stderr=out,
                 # litellm and agentops would use the network.
-                env=os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "AGENTOPS_LOG_LEVEL": "ERROR", "AGENTOPS_LOGGING_TO_FILE": "False"} | variables,
+                env=os.environ
+                | {
+                    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+                    "AGENTOPS_LOG_LEVEL": "ERROR",
+                    "AGENTOPS_LOGGING_TO_FILE": "False",
+                }
+                | variables,
                 start_new_session=True,
             )
         running.append(process)
@@ -222,7 +238,9 @@ def orchestrate(args: argparse.Namespace, folder: Path) -> int:
         store = start_store()
         gateway, log = start("gateway", [args.levade.resolve(), "serve", args.model, "--port", gateway_port])
         wait_for(f"{gateway_url}/v1/models", gateway, log)
-        start("runners", [python, __file__, "--role", "runner", *common], AGL_MANAGED_STORE="0", AGL_CURRENT_ROLE="runner")
+        start(
+            "runners", [python, __file__, "--role", "runner", *common], AGL_MANAGED_STORE="0", AGL_CURRENT_ROLE="runner"
+        )
         algorithm, _ = start("algorithm", [python, __file__, "--role", "algorithm", *common])
         while algorithm.poll() is None:
             if restart.exists():
@@ -239,10 +257,8 @@ def orchestrate(args: argparse.Namespace, folder: Path) -> int:
                 process.wait(timeout=10)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 pass
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
 
 def main() -> None:

@@ -1,21 +1,25 @@
-"""The tests of Agent Lightning 0.3.0 against `levade store serve`, through its published client.
+"""Runs the tests of Agent Lightning 0.3.0 against `levade store serve`, through its published client.
 
-Agent Lightning tests its store in process. A pytest plugin (`PLUGIN` below) replaces the store by a process for each test: `levade store serve`
-with a store in memory, reached by the unmodified client of PyPI. Three files of tests are selected: raw HTTP, client and server, semantics. Without
-the markers `mongo` and `prometheus`, these are 239 tests. They run twice:
+Agent Lightning tests its store in process. A pytest plugin (`PLUGIN` below) replaces the store with a process for each
+test: `levade store serve` with a store in memory, and the unmodified client from PyPI. The script selects three test
+files: raw HTTP, client and server, semantics. Without the markers `mongo` and `prometheus`, these are 239 tests. They
+run twice:
 
-- strict: the client as it is. Their own server, in a process of its own, passes 198.
-- adapted: the plugin removes gaps of the client (it rejects waits above 0.1 s, drops the page of a query of workers, raises errors of HTTP instead of
-  ValueError, and compares the name of the store with that of a class). Their own server passes 217.
+- strict: with the unmodified client. Agent Lightning's own server, in a process of its own, passes 198 tests.
+- adapted: the plugin removes gaps of the client, which rejects waits above 0.1 s, drops the page of a query of workers,
+  raises HTTP errors instead of ValueError, and compares the name of the store with that of a class. Agent Lightning's
+  own server passes 217 tests.
 
-The other 22 look into the process of the store: private methods, a changed clock, captured logs, arguments of the constructor.
+The other 22 tests inspect the process of the store: private methods, a changed clock, captured logs, arguments of the
+constructor.
 
-The tests are not part of this repository. Give a checkout of https://github.com/microsoft/agent-lightning at the tag v0.3.0:
+The tests are not part of this repository. `--checkout` names a checkout of
+https://github.com/microsoft/agent-lightning at the tag v0.3.0:
 
     git clone --depth 1 --branch v0.3.0 https://github.com/microsoft/agent-lightning DIR
     python3 conformance/agent_lightning_store.py --checkout DIR
 
-Needs `uv`. The environment (about 1 GB) is created where `--environment` says, and kept.
+Needs `uv`. The environment (about 1 GB) is created at `--environment`, and kept.
 """
 
 import argparse
@@ -148,15 +152,43 @@ def environment(folder: Path, packages: list[str]) -> Path:
 def run(mode: str, python: Path, checkout: Path, command: str, plugin: Path) -> tuple[int, int, list[str]]:
     """Runs the selected tests. Returns the number that passed, the number selected, and the names of the others."""
     # litellm would fetch a table of prices when it is imported.
-    variables = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "STORE_COMMAND": command, "PYTHONPATH": f".{os.pathsep}{plugin}"}
+    variables = os.environ | {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "STORE_COMMAND": command,
+        "PYTHONPATH": f".{os.pathsep}{plugin}",
+    }
     if mode == "adapted":
         variables["STORE_ADAPTED"] = "1"
-    arguments = ["-p", "agl_foreign", "-p", "no:cacheprovider", "-q", "-rfE", "--tb=no", *FILES, "-m", "not mongo and not prometheus"]
-    done = subprocess.run([str(python), "-m", "pytest", *arguments], cwd=checkout, env=variables, capture_output=True, text=True)
-    counts = {name: int(count) for count, name in re.findall(r"(\d+) (passed|failed|error|skipped)", done.stdout.splitlines()[-1] if done.stdout else "")}
+    arguments = [
+        "-p",
+        "agl_foreign",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "-rfE",
+        "--tb=no",
+        *FILES,
+        "-m",
+        "not mongo and not prometheus",
+    ]
+    done = subprocess.run(
+        [str(python), "-m", "pytest", *arguments], cwd=checkout, env=variables, capture_output=True, text=True
+    )
+    counts = {
+        name: int(count)
+        for count, name in re.findall(
+            r"(\d+) (passed|failed|error|skipped)", done.stdout.splitlines()[-1] if done.stdout else ""
+        )
+    }
     if not counts:
         sys.exit(f"pytest ran no tests:\n{done.stdout}\n{done.stderr}")
-    others = sorted({line.split(" - ")[0].split(" ", 1)[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))})
+    others = sorted(
+        {
+            line.split(" - ")[0].split(" ", 1)[1]
+            for line in done.stdout.splitlines()
+            if line.startswith(("FAILED ", "ERROR "))
+        }
+    )
     return counts.get("passed", 0), sum(counts.values()), others
 
 

@@ -54,14 +54,27 @@ def environment(directory: Path) -> Path:
         subprocess.run([*pip, *PACKAGES], check=True)
         subprocess.run([*pip, "--no-deps", *BARE_PACKAGES], check=True)
         # Only the models of trajectories are used, which need pydantic alone, and work with any Python.
-        subprocess.run([*pip, "--no-deps", "--target", directory / "harbor", "--ignore-requires-python", "--only-binary=:all:", "harbor"], check=True)
+        subprocess.run(
+            [
+                *pip,
+                "--no-deps",
+                "--target",
+                directory / "harbor",
+                "--ignore-requires-python",
+                "--only-binary=:all:",
+                "harbor",
+            ],
+            check=True,
+        )
     return python
 
 
 def export(levade: Path, run: Path, out: Path, *options: str, code: int = 0) -> str:
     """Exports a run and returns what was printed to standard error."""
     target = f"{out}/" if out.suffix == "" else str(out)
-    done = subprocess.run([levade, "export", run, "--out", target, *options], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [levade, "export", run, "--out", target, *options], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == code, f"{options} ended with {done.returncode}: {done.stderr}"
     return done.stderr
 
@@ -106,7 +119,11 @@ def same(a: object, b: object) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
     absent = [value is None or (isinstance(value, float) and math.isnan(value)) for value in (a, b)]
-    return all(absent) or (not any(absent) and a == b) or (isinstance(a, float) and isinstance(b, float) and struct.pack("f", a) == struct.pack("f", b))
+    return (
+        all(absent)
+        or (not any(absent) and a == b)
+        or (isinstance(a, float) and isinstance(b, float) and struct.pack("f", a) == struct.pack("f", b))
+    )
 
 
 def check(directory: Path, harbor: Path) -> None:
@@ -121,7 +138,9 @@ def check(directory: Path, harbor: Path) -> None:
     out, attempts = directory / "out", recorded(directory / "run")
     lines = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
     frame = pandas.read_parquet(out / "rows.parquet")
-    loaded = datasets.load_dataset("parquet", data_files=str(out / "rows.parquet"), split="train", cache_dir=str(directory / "cache"))
+    loaded = datasets.load_dataset(
+        "parquet", data_files=str(out / "rows.parquet"), split="train", cache_dir=str(directory / "cache")
+    )
     # By default, `datasets` 5 rewrites rows with messages of different fields, and rounds their numbers to ten decimals.
     options = {"data_files": str(out / "rows.jsonl"), "split": "train", "cache_dir": str(directory / "cache")}
     jsonl = datasets.load_dataset("json", **options, on_mixed_types=None)
@@ -141,12 +160,16 @@ def check(directory: Path, harbor: Path) -> None:
         score, segments = attempts[line["attempt"]]
         assert line["score"] == score
         # The model samples single bytes.
-        assert all("malformed" in problem or "not UTF-8" in problem for problem in line["problems"] or []), line["problems"]
+        assert all("malformed" in problem or "not UTF-8" in problem for problem in line["problems"] or []), line[
+            "problems"
+        ]
         assert line["messages"] and line["text"] is None, line["slot"]
         if line["sequences"] == 1:
             assert line["token_ids"] == [token for ids, _ in segments for token in ids]
             sampled = [p for p in line["logprobs"] if p is not None]
-            assert [struct.pack("f", p) for p in sampled] == [struct.pack("f", p) for _, all_p in segments for p in all_p]
+            assert [struct.pack("f", p) for p in sampled] == [
+                struct.pack("f", p) for _, all_p in segments for p in all_p
+            ]
             assert [mask for mask in line["loss_mask"] if mask] == [True] * line["target_tokens"]
         tokens += len(line["token_ids"])
 
@@ -165,7 +188,9 @@ def check(directory: Path, harbor: Path) -> None:
         data = [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
         counts[name] = len(data)
         assert data and all(is_conversational(row) for row in data), f"TRL does not detect {name}"
-        data = datasets.load_dataset("json", data_files=str(out / f"{name}.jsonl"), split="train", cache_dir=str(directory / "cache"))
+        data = datasets.load_dataset(
+            "json", data_files=str(out / f"{name}.jsonl"), split="train", cache_dir=str(directory / "cache")
+        )
         assert all(is_conversational(row) for row in data)
         for row in data if name == "pairs" else []:
             assert row["score_chosen"] > row["score_rejected"] and row["chosen"] != row["rejected"]
@@ -214,9 +239,15 @@ def damage(levade: Path, directory: Path) -> None:
     run = directory / "run"
     whole = subprocess.run([levade, "store", "check", run], capture_output=True, text=True)
     assert whole.returncode == 0, whole.stdout + whole.stderr
-    subprocess.run([sys.executable, "-c", "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('PRAGMA wal_checkpoint(TRUNCATE)')", run / "run.db"], check=True)
+    checkpoint = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('PRAGMA wal_checkpoint(TRUNCATE)')"
+    subprocess.run([sys.executable, "-c", checkpoint, run / "run.db"], check=True)
     with sqlite3.connect(run / "run.db") as db:
-        blob = next(row[0] for row in db.execute("SELECT logprobs FROM segments WHERE kind = 'sampled' AND length(logprobs) BETWEEN 40 AND 400"))
+        blob = next(
+            row[0]
+            for row in db.execute(
+                "SELECT logprobs FROM segments WHERE kind = 'sampled' AND length(logprobs) BETWEEN 40 AND 400"
+            )
+        )
     data = bytearray((run / "run.db").read_bytes())
     at = data.index(blob)
     data[at + 9] ^= 4
@@ -237,7 +268,9 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--levade", type=Path, default=Path(__file__).resolve().parent.parent / "target/release/levade")
     p.add_argument("--model", type=Path, help="directory of a tiny model that calls the calculator")
-    p.add_argument("--environment", type=Path, default=Path(".export"), help="environment with the packages, created if missing")
+    p.add_argument(
+        "--environment", type=Path, default=Path(".export"), help="environment with the packages, created if missing"
+    )
     p.add_argument("--check", type=Path, help=argparse.SUPPRESS)
     args = p.parse_args()
     harbor = args.environment.resolve() / "harbor"

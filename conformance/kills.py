@@ -1,4 +1,4 @@
-"""Kills the store server, runners and the trainer of rollouts at random moments (kill -9), and checks what is left.
+"""Kills the store server, runners and the trainer of rollouts at random moments (kill -9), and checks the file that remains.
 
 Starts a `levade store serve` on an SQLite file, several `levade runner`s whose agent is a program of a few
 milliseconds, and a trainer: a client of the server that enqueues attempts and counts their results, without a model.
@@ -18,6 +18,7 @@ Not checked: power failures (data that the kernel has accepted survives a killed
 
 import argparse
 import http.client
+import itertools
 import json
 import os
 import random
@@ -253,22 +254,30 @@ def check(folder: Path, database: Path) -> list[str]:
             ends = {of[0]: of[1] for of in tries.get(rollout, [])}
             if status.get(rollout) != "succeeded" or ends.get(int(number)) != "succeeded" or made != slot:
                 wrong.append(f"slot {slot} was trained on {rollout}, {status.get(rollout)}: {ends}, made for {made}")
-    wrong += [f"slot {slot} was trained {len(trained.get(slot, []))} times" for slot in started
-              if len(trained.get(slot, [])) != 1]
-    wrong += [f"the rollout {of} is still {name}" for of, name in status.items()
-              if name not in ("succeeded", "failed", "cancelled")]
+    wrong += [
+        f"slot {slot} was trained {len(trained.get(slot, []))} times"
+        for slot in started
+        if len(trained.get(slot, [])) != 1
+    ]
+    wrong += [
+        f"the rollout {of} is still {name}"
+        for of, name in status.items()
+        if name not in ("succeeded", "failed", "cancelled")
+    ]
     for rollout, all_tries in tries.items():
         if [of[0] for of in all_tries] != list(range(1, len(all_tries) + 1)):
             wrong.append(f"the tries of {rollout} are {all_tries}")
         if sum(of[1] == "succeeded" for of in all_tries) > 1:
             wrong.append(f"two tries of {rollout} succeeded")
-        for before, after in zip(all_tries, all_tries[1:], strict=False):
+        for before, after in itertools.pairwise(all_tries):
             if before[3] is None and after[2] <= before[4] + LEASE:
                 wrong.append(f"two tries of {rollout} had leases at once: {before}, {after}")
     if db.execute("PRAGMA integrity_check").fetchone() != ("ok",):
         wrong.append("the file is damaged")
-    print(f"  {len(started)} slots, {enqueued} acknowledged rollouts, {len(known)} in the file, "
-          f"{sum(map(len, tries.values()))} tries, {len(wrong)} violations")
+    print(
+        f"  {len(started)} slots, {enqueued} acknowledged rollouts, {len(known)} in the file, "
+        f"{sum(map(len, tries.values()))} tries, {len(wrong)} violations"
+    )
     return wrong
 
 

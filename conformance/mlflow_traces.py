@@ -18,8 +18,9 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from mlflow_server import ROOT, Server
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from mlflow_server import ROOT, Server
 
 
 class Collector:
@@ -30,7 +31,7 @@ class Collector:
         spans = self.spans
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:  # noqa: N802
+            def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 if self.headers["content-encoding"] == "gzip":
                     body = gzip.decompress(body)
@@ -93,7 +94,11 @@ def check_trace(name: str, attempt: dict, trace: object) -> list[str]:
             wrong.append(f"the time of {span.name} was not measured")
         if not root.start_time_ns <= span.start_time_ns <= span.end_time_ns <= root.end_time_ns:
             wrong.append(f"{span.name} lies outside of the attempt")
-        if is_executed and str(span.span_type) == "TOOL" and not {"gen_ai.tool.call.arguments", "gen_ai.tool.name"} <= set(span.attributes):
+        if (
+            is_executed
+            and str(span.span_type) == "TOOL"
+            and not {"gen_ai.tool.call.arguments", "gen_ai.tool.name"} <= set(span.attributes)
+        ):
             wrong.append(f"{span.name} lacks its arguments")
     answer = json.dumps(outcome["final_text"] or "", ensure_ascii=False)[1:-1]
     if answer not in json.dumps(root.outputs, ensure_ascii=False):
@@ -143,8 +148,10 @@ def main() -> None:
 
             # A user looks for the attempts of a step, for a sample, and for one attempt.
             name = next(name for name in attempts if name.startswith("train/"))
-            _, phase, step, group, sample = name.split("/")
-            query = f"tags.`levade.purpose` = 'train' AND tags.`levade.phase` = '{phase}' AND tags.`levade.step` = '{step}'"
+            _, phase, step, _group, sample = name.split("/")
+            query = (
+                f"tags.`levade.purpose` = 'train' AND tags.`levade.phase` = '{phase}' AND tags.`levade.step` = '{step}'"
+            )
             in_step = [n for n in attempts if n.startswith(f"train/{phase}/{step}/")]
             in_sample = [n for n in in_step if n.endswith(f"/{sample}")]
             for part, expected in (
@@ -155,7 +162,9 @@ def main() -> None:
                 names = sorted(trace.info.tags["levade.attempt"] for trace in traces(part))
                 if names != sorted(expected):
                     sys.exit(f"{part}: found {names}, expected {sorted(expected)}")
-            print(f"ok    filters: {len(in_step)} attempts of a step, {len(in_sample)} of a sample, 1 by name", flush=True)
+            print(
+                f"ok    filters: {len(in_step)} attempts of a step, {len(in_sample)} of a sample, 1 by name", flush=True
+            )
 
             levade(arguments, "traces", run, "--mlflow", server.url)
             if len(traces()) != len(attempts):

@@ -1,4 +1,4 @@
-"""The MongoDB backend against a server: the contracts of both traits, and runs that equal those on SQLite to the bit.
+"""Checks the MongoDB backend on a server: the contracts of both traits, and runs that equal those on SQLite to the bit.
 
     pip install pymongo
     python3 conformance/mongo.py --url mongodb://127.0.0.1:27017 --levade target/release/levade --model FOLDER
@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pymongo
+
 from bits import by_time, call, difference, numbers, prepare, record, summary, train
 from bits_recipes import RECIPES
 
@@ -173,7 +174,9 @@ class Check:
             found = mongo_record(database, directory)
             abandoned = database.attempts.count_documents({"status": "abandoned"})
             running = database.attempts.count_documents({"status": "running"})
-        what = f"{kills} kills, {abandoned} attempts abandoned, second trainer {'rejected' if rejected else 'not tried'}"
+        what = (
+            f"{kills} kills, {abandoned} attempts abandoned, second trainer {'rejected' if rejected else 'not tried'}"
+        )
         return difference(want, found) or (f"{running} attempts still run" if running else None), what
 
     def second_trainer_is_rejected(self, root: Path) -> bool:

@@ -207,8 +207,10 @@ def main() -> None:
         server.kill()
         server.start()
         server.wait(options.seconds)
-        report.expect("a restarted server is recognized by its label", client.label() != "levade-asleep", client.label())
-        check("and draws from what it was started with", 0, "v")
+        report.expect(
+            "a restarted server is recognized by its label", client.label() != "levade-asleep", client.label()
+        )
+        check("and samples with its initial weights", 0, "v")
     finally:
         server.kill()
     print(f"logs are in {root}" if report.failures else "")

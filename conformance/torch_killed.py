@@ -123,7 +123,14 @@ def invalid_requests(report: Report, run: Run, group: Group) -> None:
     unknown = batch | {"reference": np.full_like(batch["reference"], np.nan)}
     outside = {"folder": "/tmp", "with_optimiser": True}
     cases = [
-        ("a cut that lacks paths", 409, "is missing from the micro-batch plan", "train", control | {"cut": fewer}, update),
+        (
+            "a cut that lacks paths",
+            409,
+            "is missing from the micro-batch plan",
+            "train",
+            control | {"cut": fewer},
+            update,
+        ),
         ("a cut for other ranks", 409, "is for 7 ranks", "train", control | {"cut": cut | {"world_size": 7}}, update),
         ("an id beyond the vocabulary", 400, "vocabulary has", "logprobs", {}, beyond),
         ("a body without a column", 400, "no tensor 'reference'", "logprobs", {}, bare),

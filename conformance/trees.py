@@ -1,7 +1,7 @@
 """Creates training batches: sequences of different lengths with shared prefixes and targets, for Levade and for
 PyTorch.
 
-A sequence has the JSON form of `PathInput` of the crate `levade-tree`; a loss has that of `Loss` of `levade-rl`. The
+A sequence has the JSON form of `SequenceInput` of the crate `levade-tree`; a loss has that of `Loss` of `levade-rl`. The
 losses are reimplemented here in PyTorch, on each sequence separately.
 """
 

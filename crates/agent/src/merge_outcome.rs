@@ -14,11 +14,11 @@ pub(crate) fn merge_outcome(
     let Outcome {
         calls: own,
         calls_by_turn,
-        rewards_by_turn: earned_by_turn,
+        rewards_by_turn: turn_rewards,
         tool_metrics,
         drift,
-        context_truncations: cuts,
-        warnings: troubles,
+        context_truncations: truncations,
+        warnings: failures,
         timings,
         ..
     } = helped;
@@ -28,7 +28,7 @@ pub(crate) fn merge_outcome(
         .extend(calls_by_turn.into_iter().map(|(turn, counts)| (first + turn, counts)));
     outcome
         .rewards_by_turn
-        .extend(earned_by_turn.into_iter().map(|(turn, reward)| (first + turn, reward)));
+        .extend(turn_rewards.into_iter().map(|(turn, reward)| (first + turn, reward)));
     for (name, value) in tool_metrics {
         let sum = outcome.tool_metrics.entry(name).or_default();
         *sum = clamp_finite(*sum + value);
@@ -37,10 +37,12 @@ pub(crate) fn merge_outcome(
         .drift
         .extend(drift.into_iter().map(|drift| Drift { turn: first + drift.turn, ..drift }));
     outcome.context_truncations.extend(
-        cuts.into_iter().map(|event| ContextTruncation { turn: first + event.turn, ..event }),
+        truncations
+            .into_iter()
+            .map(|event| ContextTruncation { turn: first + event.turn, ..event }),
     );
     outcome.timings.0.extend(timings.as_branch(first));
-    for failure in troubles {
+    for failure in failures {
         outcome.add_warning(failure.source, failure.message);
     }
 }

@@ -22,7 +22,7 @@ pub(crate) fn add_recorded_calls(outcome: &mut Outcome, recorded: &Recording) {
     });
     outcome.turns = turns.count() as u32;
     outcome.sampled_tokens = calls.filter(|call| !call.external).map(|call| call.tokens).sum();
-    outcome.context_truncations.extend(recorded.calls.iter().filter_map(to_context_cut));
+    outcome.context_truncations.extend(recorded.calls.iter().filter_map(to_context_truncation));
     outcome.context_truncations.sort_by_key(|event| event.turn);
     if let Some(error) = &recorded.comparison_error {
         outcome.add_warning("chat template", error.as_str());
@@ -34,7 +34,7 @@ pub(crate) fn add_recorded_calls(outcome: &mut Outcome, recorded: &Recording) {
 
 /// Returns the outcome's entry for a call whose prompt a context policy truncated, or `None` for
 /// other calls.
-pub(crate) fn to_context_cut(call: &CallRecord) -> Option<ContextTruncation> {
+pub(crate) fn to_context_truncation(call: &CallRecord) -> Option<ContextTruncation> {
     match call.origin {
         Some(Origin::Forked(Fork { reason, .. })) if reason.is_truncation() => {
             let turn = call.turn.unwrap_or_default();

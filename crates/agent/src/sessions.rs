@@ -54,7 +54,7 @@ pub struct SessionsOptions {
     pub gateway: Gateway,
     /// Store in which the sessions are recorded.
     pub store: Arc<dyn Store>,
-    /// Party that answers the calls, as it is served outside of sessions.
+    /// Party that answers calls, the same as outside of sessions.
     pub party: Arc<Party>,
     /// Time after its start at which a session is closed.
     pub timeout: Duration,
@@ -65,10 +65,11 @@ pub struct SessionsOptions {
 /// Records sessions of agents that run elsewhere.
 pub struct Sessions {
     options: SessionsOptions,
-    /// The same value, for tasks that outlive a call.
+    /// Reference to this value, for tasks that outlive a call.
     this: Weak<Sessions>,
     state: Mutex<State>,
-    /// Held while a session of traffic is created, so that a conversation has one session.
+    /// Lock that is held while a session of traffic is created, so that a conversation has one
+    /// session.
     creating: AsyncMutex<()>,
 }
 
@@ -196,12 +197,12 @@ impl Sessions {
             state.open.get(id).filter(|_| is_traffic).map(|open| Arc::clone(&open.session))
         };
         if let Some(session) = traffic {
-            // Clients of production know nothing of sessions, so their calls are not aborted.
+            // Production clients do not know sessions, so their calls are not aborted.
             let idle = session.recorder().wait_until_idle();
             process_time::with_timeout(timeout, idle).await;
         }
         let Some(mut open) = self.remove(id) else { return };
-        // This is the task itself.
+        // This code runs in the task `deadline`, which must not abort itself.
         open.deadline = None;
         // A failure is logged.
         let _ = self.finish(open, Ending::Timeout(timeout)).await;

@@ -132,7 +132,7 @@ async fn session_records_calls_rewards_and_end() {
     assert_eq!(rewards[0], json!({ "value": 0.5, "name": "reward", "agent": null, "turn": null }));
     assert_eq!((&rewards[1]["name"], &rewards[1]["turn"]), (&json!("form"), &json!(0)));
     // Every token that the clients were billed for is recorded, with its log-probability.
-    let tokens = |reply: &Value| reply["usage"]["completion_tokens"].as_u64().unwrap();
+    let tokens = |response: &Value| response["usage"]["completion_tokens"].as_u64().unwrap();
     let segments = session.trajectory.segments();
     let sampled: Vec<_> = segments.iter().filter(|s| s.kind == Kind::Sampled).collect();
     assert_eq!(summary.sampled_tokens, tokens(&first) + tokens(&second));
@@ -243,16 +243,16 @@ async fn traffic_is_recorded_by_conversation_or_by_call() {
         call
     };
     // A client that sets a seed gets the same completion again.
-    let content = |reply: &Value| reply["choices"][0]["message"].clone();
-    let alone = server.ok("/v1/chat/completions", KEY, &seeded("a?")).await;
+    let content = |response: &Value| response["choices"][0]["message"].clone();
+    let first = server.ok("/v1/chat/completions", KEY, &seeded("a?")).await;
     let again = server.ok("/v1/chat/completions", KEY, &seeded("a?")).await;
-    assert_eq!(content(&alone), content(&again));
+    assert_eq!(content(&first), content(&again));
     quiet.ok("/v1/chat/completions", KEY, &seeded("a?")).await;
     let id = "x-session-id: chat-7\r\n";
     for text in ["b?", "c?"] {
         let path = "/v1/chat/completions";
-        let (status, reply) = server.post_with(path, KEY, id, &question(text)).await;
-        assert_eq!(status, 200, "{reply}");
+        let (status, response) = server.post_with(path, KEY, id, &question(text)).await;
+        assert_eq!(status, 200, "{response}");
     }
     let (status, _) = server
         .post(
@@ -292,8 +292,8 @@ async fn conversation_after_its_deadline_is_another_session() {
     let id = "x-session-id: chat\r\n";
     for _ in 0..2 {
         let path = "/v1/chat/completions";
-        let (status, reply) = server.post_with(path, KEY, id, &question("a?")).await;
-        assert_eq!(status, 200, "{reply}");
+        let (status, response) = server.post_with(path, KEY, id, &question("a?")).await;
+        assert_eq!(status, 200, "{response}");
         let closed = async {
             while server.sessions.num_open() > 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -317,9 +317,9 @@ async fn traffic_is_served_although_it_cannot_be_recorded() {
     let read_only = Arc::new(Sqlite::open_existing(&file).await.unwrap());
     let server = Server::with_store(read_only, Duration::from_secs(60), true).await;
     server.ok("/v1/chat/completions", KEY, &question("a?")).await;
-    let (status, reply) =
+    let (status, response) =
         server.post_with("/v1/chat/completions", KEY, "x-session-id: b\r\n", &question("b?")).await;
-    assert_eq!(status, 200, "{reply}");
+    assert_eq!(status, 200, "{response}");
     // A client that asks for a record gets an error.
     let (status, error) = server.post("/rl/start_session", KEY, &json!({})).await;
     assert!(status == 503 && error.to_string().contains("cannot be recorded"), "{status} {error}");

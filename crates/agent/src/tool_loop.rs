@@ -10,7 +10,7 @@ use tracing::debug;
 
 use crate::merge_outcome::{clamp_finite, merge_outcome};
 use crate::roster::Player;
-use crate::user::{UserReply, UserSession};
+use crate::user::{UserResponse, UserSession};
 
 /// Reason for which an attempt failed.
 #[derive(Debug, thiserror::Error)]
@@ -158,19 +158,19 @@ impl ToolLoop<'_, '_> {
         let Some((user, player)) = &mut self.user else {
             return Ok(Answer::End(Finish::Answered));
         };
-        let replied = user.reply(&self.outcome.final_text, player).await;
-        let (reply, score) = replied.map_err(LoopError::User)?;
+        let responded = user.respond_to(&self.outcome.final_text, player).await;
+        let (response, score) = responded.map_err(LoopError::User)?;
         if let Some(score) = score {
             self.outcome.rewards_by_turn.push((turn, score));
         }
-        Ok(match reply {
-            UserReply::End => Answer::End(Finish::Ended),
-            UserReply::MaxTurns => Answer::End(Finish::MaxTurns),
-            UserReply::Message(_) if is_last => Answer::End(Finish::MaxTurns),
-            UserReply::Message(_) if self.cast.recorder().remaining_tokens() == 0 => {
+        Ok(match response {
+            UserResponse::End => Answer::End(Finish::Ended),
+            UserResponse::MaxTurns => Answer::End(Finish::MaxTurns),
+            UserResponse::Message(_) if is_last => Answer::End(Finish::MaxTurns),
+            UserResponse::Message(_) if self.cast.recorder().remaining_tokens() == 0 => {
                 Answer::End(Finish::MaxTokens)
             }
-            UserReply::Message(text) => Answer::Message(text),
+            UserResponse::Message(text) => Answer::Message(text),
         })
     }
 

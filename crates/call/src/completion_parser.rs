@@ -487,10 +487,10 @@ mod tests {
             let whole: String = parts.concat();
             prop_assume!(!whole.contains(&stop));
             let stops = [stop];
-            let mut held = HeldText::default();
-            let mut told: String = parts.iter().map(|part| held.push(part, &stops)).collect();
-            told += &held.end(&stops, false).0;
-            prop_assert_eq!(told, whole);
+            let mut buffer = HeldText::default();
+            let mut streamed: String = parts.iter().map(|part| buffer.push(part, &stops)).collect();
+            streamed += &buffer.end(&stops, false).0;
+            prop_assert_eq!(streamed, whole);
         }
     }
 }

@@ -131,7 +131,7 @@ pub fn task_id(task: &Value) -> String {
     }
 }
 
-/// Returns what made the weights of a step or version: its steps, latest first.
+/// Returns the steps that led to the weights of a step or version, latest first.
 async fn backward(
     args: &Args,
     store: &dyn Store,

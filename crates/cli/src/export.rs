@@ -188,7 +188,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         Some(id) => Ok(vec![vec![id]]),
         None => runtime.block_on(filter.select(&*store)),
     };
-    let (progress, place) = match &target {
+    let (progress, location) = match &target {
         Target::Stream => {
             let mut to = std::io::BufWriter::new(std::io::stdout().lock());
             (exporter.write_stream(&select()?, &mut to)?, "standard output".to_owned())
@@ -212,14 +212,14 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             (exporter.write_part(part, &target, &mut |_| {})?, args.out.clone())
         }
     };
-    report(&progress, &place);
+    report(&progress, &location);
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints a summary to standard error.
-fn report(progress: &Progress, place: &str) {
+fn report(progress: &Progress, location: &str) {
     let Progress { groups, rows, skipped, first_skipped, .. } = progress;
-    eprintln!("{} {rows} rows of {groups} groups to {place}", Style::stderr().dim("wrote"));
+    eprintln!("{} {rows} rows of {groups} groups to {location}", Style::stderr().dim("wrote"));
     if let Some(first) = first_skipped {
         eprintln!("{} {skipped} without a row; the first: {first}", Style::stderr().dim("note:"));
     }

@@ -75,7 +75,7 @@ pub fn message(error: &anyhow::Error) -> String {
              a run from its last checkpoint"
         );
     }
-    // An error that only says what failed has the reason as its source.
+    // An error that only names the failed action has the reason as its source.
     error.chain().skip(1).fold(error.to_string(), |text, source| {
         let source = source.to_string();
         if text.contains(&source) { text } else { format!("{text}: {source}") }

@@ -110,7 +110,8 @@ pub struct Args {
     #[arg(long, value_name = "FORMAT", conflicts_with_all = ["terms", "logprobs", "failed"])]
     graph: Option<graph::Format>,
 
-    /// Say what is wrong with the last phase of the run, or with --phase, since when and what to do
+    /// Report the problems of the last phase of the run (or of --phase), since which step, and what
+    /// to do
     #[arg(long, conflicts_with_all = ["attempt", "step", "eval", "demonstrations", "prompts", "sessions", "best", "worst", "failed", "graph"])]
     alarms: bool,
 

@@ -132,8 +132,8 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let servers = print_samplers(&recipe, &shape, context, device, (args.devices, &learner))?;
     // The tasks determine which agents act, and the plan does not read them: the agent with the
     // most tokens is assumed.
-    let most = recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0);
-    let completion = args.completion.unwrap_or((most as u64).div_ceil(2));
+    let max_tokens = recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0);
+    let completion = args.completion.unwrap_or((max_tokens as u64).div_ceil(2));
     let is_colocated = learner.is_colocated;
     let handoff = if is_colocated { time::handoff_seconds(&shape, learner.moved) } else { 0.0 };
     if !args.fleet.is_empty() {

@@ -7,7 +7,7 @@ mod value;
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
 
-use levade_game::{Ask, Choice, Event, Move, Next, Seat, Start};
+use levade_game::{Choice, Event, Move, MoveRequest, Next, Seat, Start};
 use levade_policy::uniform;
 use serde_json::Value;
 
@@ -92,21 +92,21 @@ impl<R: BufRead, W: Write> Table<R, W> {
         writeln!(self.output, "{}\n", seats[self.seat].instructions)?;
         self.show(&events)?;
         for turn in 0.. {
-            let asks = match state.next() {
+            let requests = match state.next() {
                 Next::Over(outcomes) => {
                     for (Seat { name, role, .. }, outcome) in seats.iter().zip(outcomes) {
                         writeln!(self.output, "{name} ({role}): {}", outcome.reward)?;
                     }
                     break;
                 }
-                Next::Ask(asks) => asks,
+                Next::Requests(requests) => requests,
             };
-            let mut moves = Vec::with_capacity(asks.len());
-            for ask in &asks {
-                let own = ask.seat == self.seat;
+            let mut moves = Vec::with_capacity(requests.len());
+            for request in &requests {
+                let own = request.seat == self.seat;
                 moves.push((
-                    ask.seat,
-                    if own { self.read(ask)? } else { self.random_move(ask, turn) },
+                    request.seat,
+                    if own { self.read(request)? } else { self.random_move(request, turn) },
                 ));
             }
             let events = state.apply(&moves)?;
@@ -123,17 +123,17 @@ impl<R: BufRead, W: Write> Table<R, W> {
     }
 
     /// Returns a random move of a seat that no player takes.
-    fn random_move(&self, ask: &Ask, turn: u64) -> Move {
-        let Choice::OneOf(choices) = &ask.choice else { return ask.default.clone() };
-        let u = uniform(self.seed, 1 + ask.seat as u64, turn);
+    fn random_move(&self, request: &MoveRequest, turn: u64) -> Move {
+        let Choice::OneOf(choices) = &request.choice else { return request.default.clone() };
+        let u = uniform(self.seed, 1 + request.seat as u64, turn);
         let index = (u * choices.len() as f64) as usize;
-        Move { choice: choices[index].clone(), ..ask.default.clone() }
+        Move { choice: choices[index].clone(), ..request.default.clone() }
     }
 
     /// Asks the player until a move is legal.
-    fn read(&mut self, ask: &Ask) -> anyhow::Result<Move> {
-        writeln!(self.output, "\n{}", ask.prompt)?;
-        let choices = match &ask.choice {
+    fn read(&mut self, request: &MoveRequest) -> anyhow::Result<Move> {
+        writeln!(self.output, "\n{}", request.prompt)?;
+        let choices = match &request.choice {
             Choice::OneOf(choices) => choices.clone(),
             Choice::None | Choice::Schema(_) => Vec::new(),
         };
@@ -147,8 +147,8 @@ impl<R: BufRead, W: Write> Table<R, W> {
             if self.input.read_line(&mut line)? == 0 {
                 return Err(unusable("the input ended before the game was over".to_owned()));
             }
-            let played = parse(ask, &choices, line.trim());
-            match played.and_then(|played| ask.check(&played).map(|()| played)) {
+            let played = parse(request, &choices, line.trim());
+            match played.and_then(|played| request.check(&played).map(|()| played)) {
                 Ok(played) => return Ok(played),
                 Err(why) => writeln!(self.output, "{why}")?,
             }
@@ -160,9 +160,9 @@ impl<R: BufRead, W: Write> Table<R, W> {
 ///
 /// # Errors
 /// Returns a message if the line starts with no number of a choice.
-fn parse(ask: &Ask, choices: &[Value], line: &str) -> Result<Move, String> {
+fn parse(request: &MoveRequest, choices: &[Value], line: &str) -> Result<Move, String> {
     if choices.is_empty() {
-        return match &ask.choice {
+        return match &request.choice {
             Choice::Schema(_) => {
                 let choice = serde_json::from_str(line).map_err(|error| error.to_string())?;
                 Ok(Move::choice(choice))

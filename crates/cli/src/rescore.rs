@@ -19,9 +19,9 @@ use crate::{host, recipe};
 
 /// Score the recorded attempts of a run again, and find the step from which the scores part
 ///
-/// Samples nothing and changes nothing in the run. From the step that is named, the recorded scores
-/// promise more than the new ones hold: a reward hack. An attempt that the new scorers cannot
-/// decide is unscored, and takes no part in the comparison.
+/// Samples nothing and changes nothing in the run. From the named step on, the recorded scores are
+/// too high compared with the new ones, as after a reward hack. An attempt that the new scorers
+/// cannot decide is unscored, and excluded from the comparison.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade rescore runs/calculator --reward honest.toml
@@ -152,7 +152,7 @@ fn checkpoint_before(
     Ok(checkpoints(&args.run)?.into_iter().rfind(is_before))
 }
 
-/// Returns the command by which the run goes on from a checkpoint with the new reward.
+/// Returns the command by which the run continues from a checkpoint with the new reward.
 fn command_from(args: &Args, recipe: &Recipe, checkpoint: &Checkpoint) -> anyhow::Result<String> {
     Ok(format!(
         "{} train {} --resume --from {} --set {}",

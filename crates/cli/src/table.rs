@@ -26,7 +26,7 @@ pub fn line(result: &EvalResult) -> String {
     if result.overall.failed > 0 {
         line.push_str(&format!(" · {} broken, counted as wrong", result.overall.failed));
     }
-    for slice in result.slices.iter().filter(|slice| slice.apart) {
+    for slice in result.slices.iter().filter(|slice| slice.is_separate) {
         line.push_str(&part(slice, &format!(" · {} ", slice.name)));
     }
     for at in &result.overall.at {
@@ -81,9 +81,9 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
         text.push_str(&eval.uncalled.as_ref().map_or(String::new(), format_uncalled));
     }
     // A single slice that counts would repeat the overall result.
-    let counted = first.slices.iter().filter(|slice| !slice.apart).count();
-    for slice in first.slices.iter().filter(|slice| slice.apart || counted > 1) {
-        let note = match (slice.selects, slice.apart) {
+    let counted = first.slices.iter().filter(|slice| !slice.is_separate).count();
+    for slice in first.slices.iter().filter(|slice| slice.is_separate || counted > 1) {
+        let note = match (slice.selects, slice.is_separate) {
             (true, _) => " (separate: these select the best checkpoint)",
             (_, true) => " (separate: not in the result above)",
             _ => "",

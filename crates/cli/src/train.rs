@@ -45,7 +45,7 @@ pub struct Args {
     resume: bool,
 
     /// Go back to the checkpoint after STEP finished steps, or to the newest one before; the later
-    /// steps are kept in another directory, and made anew
+    /// steps are kept in another directory, and repeated
     #[arg(long, value_name = "STEP", requires = "resume")]
     from: Option<u32>,
 

@@ -53,7 +53,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
     let run = RunDir::open(&args.run)?;
-    // A process that works on the run would go on using the attempts.
+    // A process that works on the run would continue to use the attempts.
     let _guard = LockedRunDir::lock(run.root())?;
     let location = Recipe::store_location(&run.root().join(RECIPE))?;
     let id = run.recipe()?.run.id();

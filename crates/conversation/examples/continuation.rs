@@ -121,20 +121,18 @@ fn talk(case: &RequestLine) -> Result<Value, Box<dyn Error>> {
         let sampled_tokens = chat.assistant(step_message, opened)?;
         let mut completion = Completion::default();
         completion.extend(&sampled_tokens, &vec![-0.5; sampled_tokens.len()], 0);
-        let reply_completion =
-            conversation.record(prepared, completion, &SamplingParams::default())?;
-        let message = reply_completion.message();
+        let recorded = conversation.record(prepared, completion, &SamplingParams::default())?;
+        let message = recorded.message();
         if message.tool_calls.len() != step_message.tool_calls.len() {
             return Err(format!(
                 "the tool calls of a completion cannot be parsed: {:?}",
-                reply_completion.text
+                recorded.text
             )
             .into());
         }
-        let reasoning =
-            Some(reply_completion.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());
+        let reasoning = Some(recorded.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());
         full_messages.push(Message { reasoning_content: reasoning, ..message.clone() });
-        written.push(reply_completion.raw_message());
+        written.push(recorded.raw_message());
         sent.push(message);
         turns.push((completions > 0, fork, equal));
         completions += 1;

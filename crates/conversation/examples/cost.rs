@@ -44,28 +44,28 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut sent = 0;
     let mut fork = 0;
     for turn in 0..turns {
-        let mut request_completion =
-            |conversation: &mut Conversation, messages: &[Message], text: String| {
-                let request =
-                    Request { agent: "", policy: "", format: &format, messages, tools: &tools };
-                let started = Instant::now();
-                let prepared = conversation.prepare(&request)?;
-                let prepared_in = started.elapsed();
-                sent += prepared.prompt.len();
-                let mut ids = format.chat().tokenizer().encode(&text);
-                ids.extend(format.chat().stop_ids().first());
-                let mut completion = Completion::default();
-                completion.extend(&ids, &vec![-0.5; ids.len()], 0);
-                let started = Instant::now();
-                let reply_completion =
-                    conversation.record(prepared, completion, &SamplingParams::default())?;
-                Ok::<_, Box<dyn Error>>((reply_completion, prepared_in, started.elapsed()))
-            };
+        let mut request_completion = |conversation: &mut Conversation,
+                                      messages: &[Message],
+                                      text: String| {
+            let request =
+                Request { agent: "", policy: "", format: &format, messages, tools: &tools };
+            let started = Instant::now();
+            let prepared = conversation.prepare(&request)?;
+            let prepared_in = started.elapsed();
+            sent += prepared.prompt.len();
+            let mut ids = format.chat().tokenizer().encode(&text);
+            ids.extend(format.chat().stop_ids().first());
+            let mut completion = Completion::default();
+            completion.extend(&ids, &vec![-0.5; ids.len()], 0);
+            let started = Instant::now();
+            let recorded = conversation.record(prepared, completion, &SamplingParams::default())?;
+            Ok::<_, Box<dyn Error>>((recorded, prepared_in, started.elapsed()))
+        };
         let call = format!("{turn} {}", "x".repeat(half));
         let call = format!(
             "<tool_call>\n{{\"name\": \"look_up\", \"arguments\": {{\"q\": \"{call}\"}}}}\n</tool_call>"
         );
-        let (reply_completion, prepared_in, recorded_in) =
+        let (recorded, prepared_in, recorded_in) =
             request_completion(&mut conversation, &messages, call)?;
         prepare.push(prepared_in);
         record.push(recorded_in);
@@ -76,8 +76,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         request_completion(&mut conversation, &fork_messages, "No.".into())?;
         fork += 1;
-        messages.push(reply_completion.message());
-        let id = reply_completion.message().tool_calls.first().map(|call| call.id.clone());
+        messages.push(recorded.message());
+        let id = recorded.message().tool_calls.first().map(|call| call.id.clone());
         messages.push(Message {
             tool_call_id: id,
             ..Message::tool(format!("{turn} {}", "y".repeat(half)))

@@ -86,7 +86,10 @@ fn rewritten_completion_is_continued_and_counted() {
             // Later prompts repeat both completions.
             messages.extend([second.message(), Message::user("Sure?")]);
             let prepared = talk.prepare(&messages);
-            assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4));
+            assert_eq!(
+                (prepared.origin, prepared.repeated.up_to_completion),
+                (Origin::Continued, 4)
+            );
             assert_eq!(talk.conversation.finish(), []);
         }
     }
@@ -126,7 +129,10 @@ fn edited_completion_with_call_ids_forks() {
         edit(&mut sent);
         messages.extend([sent, result(&completion.message().tool_calls[0])]);
         let prepared = talk.prepare(&messages);
-        assert_eq!((prepared.origin, prepared.repeated.to_reply), (fork_origin(1, reason), 0));
+        assert_eq!(
+            (prepared.origin, prepared.repeated.up_to_completion),
+            (fork_origin(1, reason), 0)
+        );
     }
 }
 
@@ -191,7 +197,10 @@ fn appended_text_becomes_context_after_sampled_tokens() {
             // The conversation continues below the extended completion, and so does the next turn.
             messages.extend([second.message(), Message::user("3?")]);
             let (prepared, third) = talk.prepare_and_record(&messages, "z = 3");
-            assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4));
+            assert_eq!(
+                (prepared.origin, prepared.repeated.up_to_completion),
+                (Origin::Continued, 4)
+            );
             assert!(
                 prepared
                     .prompt
@@ -247,7 +256,11 @@ fn extended_completion_is_separate_from_original() {
     for (sent, completion) in [("x = 1", &plain), ("x = 1</a>", &one), ("x = 1</b>", &two)] {
         let messages = [with(sent), vec![completion.message(), Message::user("3?")]].concat();
         let prepared = talk.prepare(&messages);
-        assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4), "{sent}");
+        assert_eq!(
+            (prepared.origin, prepared.repeated.up_to_completion),
+            (Origin::Continued, 4),
+            "{sent}"
+        );
         assert!(
             prepared
                 .prompt
@@ -256,11 +269,11 @@ fn extended_completion_is_separate_from_original() {
         // The completion after an extension is not that after another extension.
         let messages =
             [with("x = 1</c>"), vec![completion.message(), Message::user("3?")]].concat();
-        assert_eq!(talk.prepare(&messages).repeated.to_reply, 2, "{sent}");
+        assert_eq!(talk.prepare(&messages).repeated.up_to_completion, 2, "{sent}");
     }
     // The end of a request is the end of the extended completion.
     let prepared = talk.prepare(&with("x = 1</a>")[..2]);
-    assert!(prepared.repeated.extended && prepared.repeated.to_reply == 2);
+    assert!(prepared.repeated.extended && prepared.repeated.up_to_completion == 2);
 }
 
 #[test]
@@ -281,7 +294,7 @@ fn different_text_does_not_extend_completion() {
         let messages = [Message::user("1?"), Message::assistant(sent), Message::user("2?")];
         let prepared = talk.prepare(&messages);
         assert_eq!(
-            (prepared.origin, prepared.repeated.to_reply),
+            (prepared.origin, prepared.repeated.up_to_completion),
             (fork_origin(1, Reason::CompletionEdited), 0)
         );
     }
@@ -375,7 +388,7 @@ fn results_between_calls_continue_completion() {
     assert_eq!(talk.prepare(&together).prompt, prepared.prompt);
     let next = [separated.clone(), vec![second.message(), Message::user("Sure?")]].concat();
     let prepared = talk.prepare(&next);
-    assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 5));
+    assert_eq!((prepared.origin, prepared.repeated.up_to_completion), (Origin::Continued, 5));
     // A changed value in one of the calls makes another completion, and so does a missing call.
     let mut edited = separated.clone();
     edited[3].tool_calls[0].arguments.insert("a".into(), json!("13 * 3"));

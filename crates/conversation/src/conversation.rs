@@ -71,7 +71,7 @@ pub struct RepeatedHistory {
     pub messages: usize,
     /// Number of messages up to the last repeated completion, included; the prompt continues its
     /// tokens.
-    pub to_reply: usize,
+    pub up_to_completion: usize,
     /// Number of completions that differ in white space around their content.
     pub trimmed: u32,
     /// Number of completions whose reasoning is missing, completely or in part.
@@ -285,7 +285,7 @@ impl Conversation {
         });
         let repeated = hit.map_or_else(RepeatedHistory::default, |hit| RepeatedHistory {
             messages: hit.messages,
-            to_reply: hit.up_to_completion,
+            up_to_completion: hit.up_to_completion,
             trimmed: hit.trimmed.0,
             unsaid: hit.unsaid.0,
             altered: hit.altered.0,
@@ -300,7 +300,7 @@ impl Conversation {
             format: Arc::clone(format),
             origin,
             repeated,
-            new: messages[after.as_ref().map_or(0, |_| repeated.to_reply)..].to_vec(),
+            new: messages[after.as_ref().map_or(0, |_| repeated.up_to_completion)..].to_vec(),
             continuation: after,
             turn: self.turns,
         }
@@ -473,15 +473,9 @@ impl Conversation {
                 call.id = format!("{prefix}{position}");
             }
         }
-        let thought = chat.reasoning(&completion_text, in_reasoning);
-        let completion = RecordedCompletion {
-            segment,
-            turn,
-            text: completion_text,
-            reasoning: thought,
-            parsed,
-            finish,
-        };
+        let reasoning = chat.reasoning(&completion_text, in_reasoning);
+        let completion =
+            RecordedCompletion { segment, turn, text: completion_text, reasoning, parsed, finish };
         let completion_record = CompletionRecord {
             segment,
             in_reasoning,

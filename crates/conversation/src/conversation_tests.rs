@@ -57,7 +57,7 @@ fn record_conversation(talk: &mut Talk) -> (Vec<Message>, RecordedCompletion, Re
     messages.extend(results(&first));
     let (prepared, second) =
         talk.prepare_and_record(&messages, "\n The answers are **3.5** and 7. ");
-    assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 3));
+    assert_eq!((prepared.origin, prepared.repeated.up_to_completion), (Origin::Continued, 3));
     messages.push(second.message());
     messages.push(Message::user("Thanks. 5+6?"));
     (messages, first, second)
@@ -86,7 +86,12 @@ fn completion_is_parsed_and_continued() {
     assert_eq!((prepared.origin, prepared.drift.clone()), (Origin::Continued, None));
     assert_eq!(
         prepared.repeated,
-        RepeatedHistory { messages: 6, to_reply: 6, unsaid: 1, ..RepeatedHistory::default() }
+        RepeatedHistory {
+            messages: 6,
+            up_to_completion: 6,
+            unsaid: 1,
+            ..RepeatedHistory::default()
+        }
     );
     // The tokens are those that were sampled, including reasoning, followed by the new ones.
     let path = talk.conversation.trajectory().sequence_tokens(second.segment);
@@ -202,7 +207,11 @@ fn reformatted_history_is_continued() {
         edit(&mut messages);
         let prepared = talk.prepare(&messages);
         assert_eq!(prepared.origin, Origin::Continued, "{name}");
-        assert_eq!((prepared.repeated.to_reply, prepared.repeated.trimmed), (6, trimmed), "{name}");
+        assert_eq!(
+            (prepared.repeated.up_to_completion, prepared.repeated.trimmed),
+            (6, trimmed),
+            "{name}"
+        );
         assert!(prepared.prompt == want, "{name}");
     }
     let unsaid = |messages: &[Message]| talk.prepare(messages).repeated.unsaid;
@@ -235,7 +244,7 @@ fn split_completion_is_continued() {
         let sent = [&messages[..2], &parts, &messages[3..]].concat();
         let prepared = talk.prepare(&sent);
         assert_eq!(
-            (prepared.origin, prepared.repeated.to_reply),
+            (prepared.origin, prepared.repeated.up_to_completion),
             (Origin::Continued, 5 + parts.len())
         );
         assert!(prepared.prompt == want);
@@ -258,7 +267,7 @@ fn missing_reasoning_is_counted_only_if_sampled() {
         let completion_end = 3;
         let want = RepeatedHistory {
             messages: completion_end,
-            to_reply: completion_end,
+            up_to_completion: completion_end,
             unsaid,
             ..RepeatedHistory::default()
         };

@@ -98,10 +98,10 @@ fn parse_message(chat: &Chat, message: &Message, tools: &[ToolSpec]) -> Message 
     if message.role != Role::Assistant || !is_written {
         return message.clone();
     }
-    let thought =
-        Some(chat.reasoning(&message.content, false)).filter(|thought| !thought.is_empty());
+    let reasoning =
+        Some(chat.reasoning(&message.content, false)).filter(|reasoning| !reasoning.is_empty());
     Message {
-        reasoning_content: thought,
+        reasoning_content: reasoning,
         ..parsed_message(&chat.parse(&message.content, false, tools))
     }
 }

@@ -142,7 +142,7 @@ fn edited_history_forks_with_reason() {
         edit(&mut messages);
         let prepared = talk.prepare(&messages);
         assert_eq!(prepared.origin, fork_origin(at, reason), "{messages:#?}");
-        assert_eq!(prepared.repeated.to_reply, completion_end, "{reason:?}");
+        assert_eq!(prepared.repeated.up_to_completion, completion_end, "{reason:?}");
         // The template renders everything that was not recorded.
         let format = &talk.format;
         let printed = format.chat().prompt(&messages, &talk.tools).unwrap();

@@ -334,7 +334,8 @@ impl Simulation {
         // reasoning that the template does not render, its message is another one.
         let prefix = &prompt[..];
         let from = self.recorded.iter().find(|(_, recorded)| {
-            recorded.messages.len() == repeated.to_reply && prefix.starts_with(&recorded.ids)
+            recorded.messages.len() == repeated.up_to_completion
+                && prefix.starts_with(&recorded.ids)
         });
         let common_length = from.map_or(0, |(_, recorded)| recorded.ids.len());
         prop_assert!(stored(trajectory) <= stored(&before) + ids.len() - common_length + 1);
@@ -344,10 +345,11 @@ impl Simulation {
             Some((_, recorded)) => (recorded.messages.clone(), recorded.completions.clone()),
             None => (Vec::new(), Vec::new()),
         };
-        full_run.extend(messages[repeated.to_reply..].iter().cloned());
+        full_run.extend(messages[repeated.up_to_completion..].iter().cloned());
         full_run.push(kept.raw_message());
-        let said = NaiveCompletion { reasoning: kept.reasoning.clone(), shown: kept.message() };
-        completions.push((full_run.len() - 1, said));
+        let naive_completion =
+            NaiveCompletion { reasoning: kept.reasoning.clone(), shown: kept.message() };
+        completions.push((full_run.len() - 1, naive_completion));
         let other = tools != self.tools;
         self.recorded.push((
             other,
@@ -420,11 +422,11 @@ proptest! {
         for (question, answer) in turns {
             messages.push(Message::user(question));
             raw.push(Message::user(question));
-            let (prepared, reply) = talk.prepare_and_record(&messages, answer);
+            let (prepared, recorded) = talk.prepare_and_record(&messages, answer);
             prop_assert_eq!(&prepared.prompt, &talk.format.chat().prompt(&raw, &[]).unwrap());
             prop_assert!(matches!(prepared.origin, Origin::Started | Origin::Continued));
-            messages.push(if written { reply.raw_message() } else { reply.message() });
-            raw.push(reply.raw_message());
+            messages.push(if written { recorded.raw_message() } else { recorded.message() });
+            raw.push(recorded.raw_message());
         }
         prop_assert_eq!(talk.conversation.finish(), vec![]);
         prop_assert_eq!(talk.conversation.trajectory().leaves().len(), 1);

@@ -139,10 +139,10 @@ proptest! {
                     (given.branch(&mut trajectory, OWNER, end, &tokens, 0).unwrap(), tokens)
                 }
                 _ => {
-                    let place = end.map(|end| {
+                    let position = end.map(|end| {
                         (end, trajectory.segments()[end.0 as usize].tokens.len() as u32)
                     });
-                    let new = given.add(&mut trajectory, OWNER, place, &tokens, 0).unwrap();
+                    let new = given.add(&mut trajectory, OWNER, position, &tokens, 0).unwrap();
                     (new, [path, tokens].concat())
                 }
             };
@@ -151,11 +151,11 @@ proptest! {
         for (end, path) in &paths {
             prop_assert_eq!(&end.map_or(Vec::new(), |end| trajectory.sequence_tokens(end)), path);
         }
-        let mut begins = std::collections::HashSet::new();
+        let mut starts = std::collections::HashSet::new();
         let ends: Vec<SegmentId> = given.ends.values().copied().collect();
         for segment in trajectory.segments() {
             if segment.kind == Kind::Context && !ends.contains(&segment.id) {
-                prop_assert!(begins.insert((segment.parent, segment.after, segment.tokens[0])));
+                prop_assert!(starts.insert((segment.parent, segment.after, segment.tokens[0])));
             }
         }
     }

@@ -413,7 +413,9 @@ mod tests {
         );
         // If shortening is not enough, the oldest turns are dropped.
         assert!(
-            truncation.extend(&messages, &[], 3000, &budget).is_some_and(|(gone, _)| gone.end == 5)
+            truncation
+                .extend(&messages, &[], 3000, &budget)
+                .is_some_and(|(omitted, _)| omitted.end == 5)
         );
         assert_eq!(truncation.extend(&messages, &[], 3000, &budget), None);
     }

@@ -236,9 +236,9 @@ mod tests {
                 prop_assert_eq!(found.len, expected);
                 prop_assert_eq!(found.blocks.len(), expected.div_ceil(BLOCK));
                 for (index, block) in found.blocks.iter().enumerate() {
-                    let held = &model.contents[*block as usize];
+                    let stored = &model.contents[*block as usize];
                     let wanted = &path[..found.len.min((index + 1) * BLOCK)];
-                    prop_assert!(held.starts_with(wanted), "block {} of {:?}", index, found);
+                    prop_assert!(stored.starts_with(wanted), "block {} of {:?}", index, found);
                 }
                 let blocks = model.blocks(path);
                 let kept = &mut model.kept;

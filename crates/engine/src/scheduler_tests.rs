@@ -74,7 +74,7 @@ fn run(
         }
         scheduler.step(model, published);
         assert!(
-            scheduler.cache.occupancy().iter().all(|share| *share <= 1.0),
+            scheduler.cache.occupancy().iter().all(|fraction| *fraction <= 1.0),
             "more than the memory given"
         );
     }
@@ -319,8 +319,10 @@ async fn adjusted_completions_are_independent_of_batch_and_aborts() {
         run(&mut scheduler, &model, &FIRST, |_| false);
         separate.push(collect(completion).await);
     }
-    assert!(separate.iter().any(|reply| reply.end == Some(FinishReason::StopId)));
-    assert!(separate.iter().all(|reply| reply.tokens[..12].iter().all(|token| *token >= 20)));
+    assert!(separate.iter().any(|completion| completion.end == Some(FinishReason::StopId)));
+    assert!(
+        separate.iter().all(|completion| completion.tokens[..12].iter().all(|token| *token >= 20))
+    );
     for (stream, completion) in separate.iter().enumerate() {
         assert!(
             completion.top.len() == completion.tokens.len()

@@ -91,11 +91,11 @@ impl Filter {
                 }
             }
             // Tries that do not count have no score.
-            let others = [Status::Superseded, Status::Abandoned];
-            if others.iter().any(|status| self.statuses.contains(status)) {
+            let uncounted = [Status::Superseded, Status::Abandoned];
+            if uncounted.iter().any(|status| self.statuses.contains(status)) {
                 for one in store.failures(purpose).await? {
-                    let is_other = others.contains(&one.status);
-                    if is_other && self.includes(&one.slot, one.status, None, None) {
+                    let is_uncounted = uncounted.contains(&one.status);
+                    if is_uncounted && self.includes(&one.slot, one.status, None, None) {
                         found.push((one.slot, one.number, one.id));
                     }
                 }

@@ -106,7 +106,7 @@ impl Format {
     }
 }
 
-/// Why a sequence without messages has no row in a format that consists of messages.
+/// Reason why a sequence without messages has no row in a format that consists of messages.
 pub const NO_MESSAGES: &str = "the sequence has no messages";
 
 /// Returns the number of messages before the first completion.

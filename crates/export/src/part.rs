@@ -78,7 +78,7 @@ impl Part {
         if target.exists() {
             return Err(ExportError::Exists(target.to_owned()));
         }
-        let path = beside(target, ".part");
+        let path = sibling(target, ".part");
         let failed = ExportError::io(&path);
         let mut options_of_file = OpenOptions::new();
         let file = options_of_file.read(true).write(true).create(true).truncate(false).open(&path);
@@ -88,12 +88,12 @@ impl Part {
             Err(TryLockError::WouldBlock) => return Err(ExportError::Busy(target.to_owned())),
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
-        let (plan, progress) = match read::<Plan>(&beside(target, ".part.plan"))? {
+        let (plan, progress) = match read::<Plan>(&sibling(target, ".part.plan"))? {
             Some(plan) if plan.options != options => return Err(ExportError::OtherOptions(path)),
-            Some(plan) => (plan, read(&beside(target, ".part.position"))?.unwrap_or_default()),
+            Some(plan) => (plan, read(&sibling(target, ".part.position"))?.unwrap_or_default()),
             None => {
                 let plan = Plan { options: options.to_owned(), groups: select()? };
-                replace(&beside(target, ".part.plan"), &plan)?;
+                replace(&sibling(target, ".part.plan"), &plan)?;
                 (plan, Progress::default())
             }
         };
@@ -124,7 +124,7 @@ impl Part {
     /// # Errors
     /// Returns an error if writing fails.
     pub fn write_group(&mut self, rows: &[Value], skipped: &[String]) -> Result<(), ExportError> {
-        let failed = ExportError::io(&beside(&self.target, ".part"));
+        let failed = ExportError::io(&sibling(&self.target, ".part"));
         for row in rows {
             let line = format!("{row}\n");
             self.rows.write_all(line.as_bytes()).map_err(&failed)?;
@@ -147,10 +147,10 @@ impl Part {
     /// # Errors
     /// Returns an error if writing fails.
     pub fn save(&mut self) -> Result<(), ExportError> {
-        let path = beside(&self.target, ".part");
+        let path = sibling(&self.target, ".part");
         self.rows.flush().map_err(ExportError::io(&path))?;
         self.rows.get_ref().sync_data().map_err(ExportError::io(&path))?;
-        replace(&beside(&self.target, ".part.position"), &self.progress)?;
+        replace(&sibling(&self.target, ".part.position"), &self.progress)?;
         self.saved = Instant::now();
         Ok(())
     }
@@ -165,7 +165,7 @@ impl Part {
     ) -> Result<BTreeSet<String>, ExportError> {
         let mut keys = BTreeSet::new();
         self.save()?;
-        for_each_row(&beside(&self.target, ".part"), |row| {
+        for_each_row(&sibling(&self.target, ".part"), |row| {
             keys.extend(key(&row));
             Ok(())
         })?;
@@ -179,12 +179,12 @@ impl Part {
     /// Returns an error if converting or writing fails. The part is then kept.
     pub fn finish(mut self, convert: Option<&Convert<'_>>) -> Result<Progress, ExportError> {
         self.save()?;
-        let rows = beside(&self.target, ".part");
+        let rows = sibling(&self.target, ".part");
         let failed = ExportError::io(&self.target);
         match convert {
             None => fs::rename(&rows, &self.target).map_err(&failed)?,
             Some(convert) => {
-                let converted = beside(&self.target, ".part.converted");
+                let converted = sibling(&self.target, ".part.converted");
                 // Left behind by a process that was killed while it converted.
                 remove(&converted).map_err(ExportError::io(&converted))?;
                 convert(&rows, &converted)?;
@@ -193,7 +193,7 @@ impl Part {
             }
         }
         for suffix in [".part.plan", ".part.position"] {
-            let path = beside(&self.target, suffix);
+            let path = sibling(&self.target, suffix);
             remove(&path).map_err(ExportError::io(&path))?;
         }
         Ok(self.progress)
@@ -217,7 +217,7 @@ pub fn for_each_row(
 }
 
 /// Returns a path beside `target`, with a suffix.
-fn beside(target: &Path, suffix: &str) -> PathBuf {
+fn sibling(target: &Path, suffix: &str) -> PathBuf {
     let mut name = target.components().as_path().as_os_str().to_owned();
     name.push(suffix);
     name.into()

@@ -146,10 +146,10 @@ impl PromptParser {
     /// messages between them.
     fn probe_continuation(&self, messages: &[Message]) -> Vec<Separator> {
         let history = [Message::user("Hi")];
-        let said = self.chat.tokenizer().encode("Done");
-        let ended = self.chat.stop_ids().iter().map(|&stop| [&said[..], &[stop]].concat());
+        let completion = self.chat.tokenizer().encode("Done");
+        let ended = self.chat.stop_ids().iter().map(|&stop| [&completion[..], &[stop]].concat());
         let mut found = Vec::new();
-        for sampled in [said.clone()].into_iter().chain(ended) {
+        for sampled in [completion.clone()].into_iter().chain(ended) {
             let tokens = self.chat.continuation(&history, &sampled, messages, &self.tools);
             let Ok(tokens) = tokens else { continue };
             let all = [&history[..], &[Message::assistant("Done")], messages].concat();

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use crate::options::read_position;
 use crate::{
-    Ask, Audience, Choice, Event, Game, GameError, Move, Next, Seat, SeatOutcome, Start, State,
-    moves_in_seat_order, read_options, shuffle,
+    Audience, Choice, Event, Game, GameError, Move, MoveRequest, Next, Seat, SeatOutcome, Start,
+    State, moves_in_seat_order, read_options, shuffle,
 };
 
 const NAME: &str = "kuhn";
@@ -150,7 +150,7 @@ impl State for Deal {
             return Next::Over((0..2).map(outcome).collect());
         };
         let names: Vec<&str> = legal.iter().map(|action| action.name()).collect();
-        Next::Ask(vec![Ask {
+        Next::Requests(vec![MoveRequest {
             seat: self.actions.len() % 2,
             kind: default.name().to_owned(),
             prompt: format!("Your turn: {}?", names.join(" or ")),
@@ -161,11 +161,11 @@ impl State for Deal {
     }
 
     fn apply(&mut self, moves: &[(usize, Move)]) -> Result<Vec<Event>, GameError> {
-        let Next::Ask(asks) = self.next() else {
+        let Next::Requests(requests) = self.next() else {
             return moves_in_seat_order(&[], moves).map(|_| Vec::new());
         };
         let mut events = Vec::new();
-        for (seat, played) in moves_in_seat_order(&asks, moves)? {
+        for (seat, played) in moves_in_seat_order(&requests, moves)? {
             let chosen = self.legal().iter().find(|action| played.choice == action.name());
             self.actions.extend(chosen);
             let action = chosen.map(|action| action.name()).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Rules of games for several seats, without models, clocks or I/O.
 //!
 //! A [`Game`] starts matches. A [`State`] is the position of one match: it reports which seats act
-//! next ([`Next::Ask`]), applies their moves, and reports the outcome of every seat
+//! next ([`Next::Requests`]), applies their moves, and reports the outcome of every seat
 //! ([`Next::Over`]). The moves come from the caller, such as the game loop of `levade-agent`, which
 //! lets policies play the seats. A [`GameTree`] computes the exact values of strategies in a small
 //! game, and [`elo`] rates players by their matches.
@@ -21,17 +21,17 @@
 //! let game = find("tic_tac_toe")?;
 //! let mut state = game.start(&json!({}), 7)?.state;
 //! for cell in [1, 4, 2, 5, 3] {
-//!     let Next::Ask(asks) = state.next() else { unreachable!() };
-//!     state.apply(&[(asks[0].seat, Move::choice(json!(cell)))])?;
+//!     let Next::Requests(requests) = state.next() else { unreachable!() };
+//!     state.apply(&[(requests[0].seat, Move::choice(json!(cell)))])?;
 //! }
 //! let Next::Over(outcomes) = state.next() else { unreachable!() };
 //! assert_eq!([outcomes[0].reward, outcomes[1].reward], [1.0, -1.0]);
 //! # Ok::<(), levade_game::GameError>(())
 //! ```
 
-mod ask;
 mod elo;
 mod kuhn;
+mod move_request;
 mod moves;
 mod options;
 mod shuffle;
@@ -42,9 +42,9 @@ mod werewolf;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use ask::{Ask, Choice, Move};
 pub use elo::{PairedGame, Rating, elo};
 pub use kuhn::Kuhn;
+pub use move_request::{Choice, Move, MoveRequest};
 pub use moves::moves_in_seat_order;
 pub use options::read_options;
 pub use shuffle::shuffle;
@@ -146,8 +146,8 @@ pub trait State: Send {
     /// Returns the seats that act next, or the outcomes if the match is over.
     fn next(&self) -> Next;
 
-    /// Applies one move for each ask of [`next`](Self::next), in any order, and returns what the
-    /// seats observe.
+    /// Applies one move for each request of [`next`](Self::next), in any order, and returns what
+    /// the seats observe.
     ///
     /// # Errors
     /// Returns an error if a move is missing, illegal or not asked for. The position is unchanged.
@@ -193,7 +193,7 @@ pub struct Seat {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Next {
     /// These seats act at once, without seeing the moves of each other.
-    Ask(Vec<Ask>),
+    Requests(Vec<MoveRequest>),
     /// The match is over. There is one outcome for each seat, in order.
     Over(Vec<SeatOutcome>),
 }

@@ -1,29 +1,31 @@
-//! Checks the moves of a turn against its asks.
+//! Checks the moves of a turn against its requests.
 
-use crate::{Ask, GameError, Move};
+use crate::{GameError, Move, MoveRequest};
 
-/// Returns one legal move for each ask, in the order of the asks.
+/// Returns one legal move for each request, in the order of the requests.
 ///
 /// # Errors
 /// Returns [`GameError::Move`] if a move is missing, illegal, duplicated or not asked for.
 pub fn moves_in_seat_order<'a>(
-    asks: &[Ask],
+    requests: &[MoveRequest],
     moves: &'a [(usize, Move)],
 ) -> Result<Vec<(usize, &'a Move)>, GameError> {
     let error = |seat, message: &str| GameError::Move { seat, message: message.to_owned() };
-    if let Some((seat, _)) = moves.iter().find(|(seat, _)| asks.iter().all(|a| a.seat != *seat)) {
+    if let Some((seat, _)) = moves.iter().find(|(seat, _)| requests.iter().all(|a| a.seat != *seat))
+    {
         return Err(error(*seat, "this seat does not act in this turn"));
     }
-    let find = |ask: &Ask| {
-        let mut own = moves.iter().filter(|(seat, _)| *seat == ask.seat);
-        let (seat, played) = own.next().ok_or_else(|| error(ask.seat, "the move is missing"))?;
+    let find = |request: &MoveRequest| {
+        let mut own = moves.iter().filter(|(seat, _)| *seat == request.seat);
+        let (seat, played) =
+            own.next().ok_or_else(|| error(request.seat, "the move is missing"))?;
         if own.next().is_some() {
             return Err(error(*seat, "there are several moves for one turn"));
         }
-        ask.check(played).map_err(|message| GameError::Move { seat: *seat, message })?;
+        request.check(played).map_err(|message| GameError::Move { seat: *seat, message })?;
         Ok((*seat, played))
     };
-    asks.iter().map(find).collect()
+    requests.iter().map(find).collect()
 }
 
 #[cfg(test)]
@@ -34,8 +36,8 @@ mod tests {
     use crate::Choice;
 
     #[test]
-    fn moves_must_match_asks() {
-        let ask = |seat| Ask {
+    fn moves_must_match_requests() {
+        let request = |seat| MoveRequest {
             seat,
             kind: "vote".to_owned(),
             prompt: String::new(),
@@ -43,10 +45,10 @@ mod tests {
             choice: Choice::OneOf(vec![json!(1)]),
             default: Move::choice(json!(1)),
         };
-        let asks = [ask(0), ask(2)];
+        let requests = [request(0), request(2)];
         let one = |seat| (seat, Move::choice(json!(1)));
         let seats = |moves: &[(usize, Move)]| {
-            moves_in_seat_order(&asks, moves)
+            moves_in_seat_order(&requests, moves)
                 .map(|found| found.into_iter().map(|(seat, _)| seat).collect::<Vec<_>>())
                 .map_err(|error| error.to_string())
         };

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use crate::options::read_position;
 use crate::{
-    Ask, Audience, Choice, Event, Game, GameError, Move, Next, Seat, SeatOutcome, Start, State,
-    moves_in_seat_order, read_options,
+    Audience, Choice, Event, Game, GameError, Move, MoveRequest, Next, Seat, SeatOutcome, Start,
+    State, moves_in_seat_order, read_options,
 };
 
 const NAME: &str = "tic_tac_toe";
@@ -113,7 +113,7 @@ impl State for Board {
             };
             return Next::Over((0..2).map(outcome).collect());
         };
-        Next::Ask(vec![Ask {
+        Next::Requests(vec![MoveRequest {
             seat: self.seat(),
             kind: "mark".to_owned(),
             prompt: format!("The board:\n{}\nChoose an empty cell.", self.print()),
@@ -124,11 +124,11 @@ impl State for Board {
     }
 
     fn apply(&mut self, moves: &[(usize, Move)]) -> Result<Vec<Event>, GameError> {
-        let Next::Ask(asks) = self.next() else {
+        let Next::Requests(requests) = self.next() else {
             return moves_in_seat_order(&[], moves).map(|_| Vec::new());
         };
         let mut events = Vec::new();
-        for (seat, played) in moves_in_seat_order(&asks, moves)? {
+        for (seat, played) in moves_in_seat_order(&requests, moves)? {
             let cell = played.choice.as_u64().unwrap_or_default() as usize;
             self.cells[cell - 1] = Some(seat);
             let name = ["X", "O"][seat];

@@ -1,7 +1,7 @@
 //! Complete trees of small games, and exact expected values of strategies.
 //!
 //! A tree contains every start of a match and every sequence of legal moves. Positions that a seat
-//! cannot tell apart, because it has observed the same texts and made the same moves, form an
+//! cannot distinguish, because it has observed the same texts and made the same moves, form an
 //! [`InformationSet`]. A strategy assigns a probability to each choice at each information set, so
 //! that expected values are sums over the leaves, without sampling.
 //!
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use crate::{Ask, Choice, Event, Game, GameError, Move, Next, Seat, Start, State};
+use crate::{Choice, Event, Game, GameError, Move, MoveRequest, Next, Seat, Start, State};
 
 /// Probabilities of the choices at each information set of a tree, in the order of
 /// [`GameTree::information_sets`].
@@ -34,7 +34,7 @@ enum Node {
     Decision { set: usize, children: Vec<usize> },
 }
 
-/// Positions that the acting seat cannot tell apart.
+/// Positions that the acting seat cannot distinguish.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InformationSet {
     /// Seat that acts.
@@ -45,7 +45,7 @@ pub struct InformationSet {
     /// Texts that the seat has observed since its previous move.
     pub observed: Vec<String>,
     /// Request for the move.
-    pub ask: Ask,
+    pub request: MoveRequest,
     /// Legal choices.
     pub choices: Vec<Value>,
     /// One of the positions.
@@ -140,9 +140,9 @@ impl GameTree {
         self.sets.iter().map(|set| game.equilibrium(&set.position)).collect()
     }
 
-    /// Returns the strategy in which `seat` plays `own`, and the remaining seats play `others`.
-    pub fn combine(&self, seat: usize, own: &Strategy, others: &Strategy) -> Strategy {
-        let pairs = self.sets.iter().zip(own.iter().zip(others));
+    /// Returns the strategy in which `seat` plays `own`, and the remaining seats play `rest`.
+    pub fn combine(&self, seat: usize, own: &Strategy, rest: &Strategy) -> Strategy {
+        let pairs = self.sets.iter().zip(own.iter().zip(rest));
         let pick = |(set, (own, other)): (&InformationSet, (&Vec<f64>, &Vec<f64>))| {
             if set.seat == seat { own.clone() } else { other.clone() }
         };
@@ -187,18 +187,18 @@ impl GameTree {
     }
 
     /// Returns the strategy in which `seat` has the largest expected reward if the remaining seats
-    /// play `others`, which it knows.
-    pub fn best_response(&self, seat: usize, others: &Strategy) -> Strategy {
+    /// play `rest`, which it knows.
+    pub fn best_response(&self, seat: usize, rest: &Strategy) -> Strategy {
         // Probability of a node as far as chance and the remaining seats determine it.
         let own = |set: usize| self.sets[set].seat == seat;
-        let reach = self.node_reach(|set, choice| if own(set) { 1.0 } else { others[set][choice] });
+        let reach = self.node_reach(|set, choice| if own(set) { 1.0 } else { rest[set][choice] });
         let mut nodes_of_set = vec![Vec::new(); self.sets.len()];
         for (index, node) in self.nodes.iter().enumerate() {
             if let Node::Decision { set, .. } = node {
                 nodes_of_set[*set].push(index);
             }
         }
-        let mut strategy = others.clone();
+        let mut strategy = rest.clone();
         // A set stands after the previous set of its seat, so later choices are known first.
         for set in (0..self.sets.len()).rev().filter(|set| own(*set)) {
             let value = |choice: usize| {
@@ -251,7 +251,7 @@ impl GameTree {
 impl Builder<'_> {
     /// Adds the position of `state` and all positions after it. Returns the index of its node.
     fn expand(&mut self, state: &mut dyn State, views: &[View]) -> Result<usize, GameError> {
-        let asks = match state.next() {
+        let requests = match state.next() {
             Next::Over(outcomes) => {
                 let reward = |outcome: &crate::SeatOutcome| {
                     let moves: f64 = outcome.transitions.iter().map(|(_, reward)| reward).sum();
@@ -259,20 +259,20 @@ impl Builder<'_> {
                 };
                 return Ok(self.push(Node::Leaf(outcomes.iter().map(reward).collect())));
             }
-            Next::Ask(asks) => asks,
+            Next::Requests(requests) => requests,
         };
-        let (ask, choices) = match &asks[..] {
-            [ask @ Ask { has_speech: false, choice: Choice::OneOf(choices), .. }] => {
-                (ask, choices.clone())
+        let (request, choices) = match &requests[..] {
+            [request @ MoveRequest { has_speech: false, choice: Choice::OneOf(choices), .. }] => {
+                (request, choices.clone())
             }
             _ => {
                 let why = "several seats move at once, or a move is no choice from a list";
                 return Err(tree_error(self.game, why.to_owned()));
             }
         };
-        let seat = ask.seat;
+        let seat = request.seat;
         let position = state.save();
-        let set = self.find_set(ask, &choices, &position, &views[seat])?;
+        let set = self.find_set(request, &choices, &position, &views[seat])?;
         let mut children = Vec::with_capacity(choices.len());
         for (index, choice) in choices.into_iter().enumerate() {
             state.load(&position)?;
@@ -288,12 +288,12 @@ impl Builder<'_> {
     /// Returns the index of the information set of a position, which is added if it is new.
     fn find_set(
         &mut self,
-        ask: &Ask,
+        request: &MoveRequest,
         choices: &[Value],
         position: &Value,
         view: &View,
     ) -> Result<usize, GameError> {
-        let key = (ask.seat, view.previous, view.observed.clone(), ask.prompt.clone());
+        let key = (request.seat, view.previous, view.observed.clone(), request.prompt.clone());
         if let Some(set) = self.known.get(&key) {
             return Ok(*set);
         }
@@ -302,10 +302,10 @@ impl Builder<'_> {
             return Err(tree_error(self.game, why));
         }
         self.sets.push(InformationSet {
-            seat: ask.seat,
+            seat: request.seat,
             previous: view.previous,
             observed: view.observed.clone(),
-            ask: ask.clone(),
+            request: request.clone(),
             choices: choices.to_vec(),
             position: position.clone(),
         });

@@ -3,7 +3,7 @@
 
 mod naive_werewolf;
 
-use levade_game::{Ask, Choice, Event, Move, Next, SeatOutcome, Start, find};
+use levade_game::{Choice, Event, Move, MoveRequest, Next, SeatOutcome, Start, find};
 use naive_werewolf::{Decision, pick};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -11,14 +11,15 @@ use serde_json::{Value, json};
 /// Maximum number of turns of a match. A match that takes more hangs.
 const MAX_TURNS: usize = 5000;
 
-/// Returns the move of a scripted player: a function of the seed, the seat and its earlier asks.
-fn scripted(seed: u64, ask: &Ask, asked: &mut [u64]) -> Move {
-    let count = asked[ask.seat];
-    asked[ask.seat] += 1;
-    let say = if ask.has_speech { format!("s{count}") } else { String::new() };
-    let choice = match &ask.choice {
+/// Returns the move of a scripted player: a function of the seed, the seat and its earlier
+/// requests.
+fn scripted(seed: u64, request: &MoveRequest, num_requests: &mut [u64]) -> Move {
+    let count = num_requests[request.seat];
+    num_requests[request.seat] += 1;
+    let say = if request.has_speech { format!("s{count}") } else { String::new() };
+    let choice = match &request.choice {
         Choice::None => Value::Null,
-        Choice::OneOf(values) => values[pick(seed, ask.seat, count, values.len())].clone(),
+        Choice::OneOf(values) => values[pick(seed, request.seat, count, values.len())].clone(),
         Choice::Schema(_) => panic!("these games have no free choices"),
     };
     Move { say, choice }
@@ -37,7 +38,7 @@ struct Played {
 /// Plays a match with scripted players. `shuffled` passes the moves of each turn in reverse.
 fn play(game: &str, options: &Value, seed: u64, shuffled: bool) -> Played {
     let Start { seats, events, mut state } = find(game).unwrap().start(options, seed).unwrap();
-    let mut asked = vec![0; seats.len()];
+    let mut num_requests = vec![0; seats.len()];
     let mut played = Played {
         decisions: Vec::new(),
         moves: Vec::new(),
@@ -46,21 +47,21 @@ fn play(game: &str, options: &Value, seed: u64, shuffled: bool) -> Played {
         outcomes: Vec::new(),
     };
     for _ in 0..MAX_TURNS {
-        let asks = match state.next() {
-            Next::Ask(asks) => asks,
+        let requests = match state.next() {
+            Next::Requests(requests) => requests,
             Next::Over(outcomes) => return Played { outcomes, ..played },
         };
-        assert!(!asks.is_empty());
+        assert!(!requests.is_empty());
         let mut moves: Vec<(usize, Move)> = Vec::new();
-        for ask in &asks {
-            ask.check(&ask.default).unwrap();
-            let own = scripted(seed, ask, &mut asked);
+        for request in &requests {
+            request.check(&request.default).unwrap();
+            let own = scripted(seed, request, &mut num_requests);
             played.decisions.push(Decision {
-                seat: ask.seat,
-                kind: ask.kind.clone(),
+                seat: request.seat,
+                kind: request.kind.clone(),
                 choice: own.choice.clone(),
             });
-            moves.push((ask.seat, own));
+            moves.push((request.seat, own));
         }
         if shuffled {
             moves.reverse();
@@ -110,7 +111,7 @@ fn werewolf_matches_naive_rules_in_1000_games_of_each_variant() {
             *winners.entry(naive.winner).or_insert(0) += 1;
         }
     }
-    // Every kind of end occurs.
+    // All kinds of ends occur.
     assert!(["wolves", "good", "nobody"].iter().all(|side| winners[side] > 50), "{winners:?}");
 }
 
@@ -251,7 +252,7 @@ fn unknown_options_are_rejected() {
 }
 
 #[test]
-fn seeds_seat_every_role_everywhere() {
+fn seeds_put_every_role_on_every_seat() {
     let seats = |seed| find("werewolf").unwrap().start(&json!(null), seed).unwrap().seats;
     let witches: std::collections::BTreeSet<usize> = (0..100)
         .map(|seed| seats(seed).iter().position(|seat| seat.role == "witch").unwrap())

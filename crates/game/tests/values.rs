@@ -88,7 +88,7 @@ fn kuhn_values_match_payoff_table() {
 fn best_response_matches_best_pure_strategy() {
     let tree = kuhn();
     let bets = [[[0.1, 0.25, 0.7], [0.05, 0.4, 0.9]], [[0.3, 0.2, 0.8], [0.15, 0.45, 0.95]]];
-    let others = to_strategy(&tree, bets);
+    let strategy = to_strategy(&tree, bets);
     for seat in 0..2 {
         let pure = (0..64u32).map(|bits| {
             let bet = |bit: usize| f64::from(bits >> bit & 1);
@@ -96,7 +96,7 @@ fn best_response_matches_best_pure_strategy() {
             all[seat] = [[bet(0), bet(1), bet(2)], [bet(3), bet(4), bet(5)]];
             [1.0, -1.0][seat] * naive_kuhn(all)
         });
-        let best = tree.best_response(seat, &others);
+        let best = tree.best_response(seat, &strategy);
         assert_close(tree.values(&best)[seat], pure.fold(f64::MIN, f64::max));
     }
 }

@@ -562,8 +562,8 @@ proptest! {
         run(async {
             let served = TestGateway::scripted(&["One."]);
             let own = served.session.key().to_owned();
-            let cut = own.split_at(own.len() - 1).0.to_owned();
-            let keys = [own.clone(), own.clone(), own.clone(), cut, served.session.reward_key().to_owned(), OUTSIDE_KEY.into(), String::new(), own.to_uppercase()];
+            let truncated = own.split_at(own.len() - 1).0.to_owned();
+            let keys = [own.clone(), own.clone(), own.clone(), truncated, served.session.reward_key().to_owned(), OUTSIDE_KEY.into(), String::new(), own.to_uppercase()];
             let bearer = if scheme == "authorization" { "Bearer " } else { "" };
             let mut request = Request::builder().method(method).uri(&uri).header(scheme, format!("{bearer}{}", keys[key]));
             if let Some(agent) = agent {

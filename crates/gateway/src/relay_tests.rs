@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use crate::session::Session;
-use crate::testing::{LIMITS, TestGateway, TestResponse as Reply};
+use crate::testing::{LIMITS, TestGateway, TestResponse};
 use crate::{CallPattern, Route, SessionOptions};
 
 /// Chat API that returns the deltas in `parts`, and records its queries.
@@ -83,7 +83,7 @@ fn gateway_with_parrot(parrot: Parrot) -> (TestGateway, Arc<Session>, Arc<Parrot
     (served, session, parrot)
 }
 
-async fn post(served: &TestGateway, session: &Session, path: &str, body: &Value) -> Reply {
+async fn post(served: &TestGateway, session: &Session, path: &str, body: &Value) -> TestResponse {
     served.send("POST", path, session.key(), &body.to_string()).await
 }
 

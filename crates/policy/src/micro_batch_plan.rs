@@ -70,16 +70,16 @@ impl MicroBatchPlan {
     /// Returns an error if a sequence is empty.
     pub fn pack(update: &UpdateSequences) -> Result<Self, PolicyError> {
         let max_tokens = update.micro_batch_tokens;
-        let mut pieces: Vec<&[Tokens]> = Vec::new();
+        let mut chunks: Vec<&[Tokens]> = Vec::new();
         for group in &update.groups {
             if count_merged_tokens(group)? <= max_tokens {
-                pieces.push(group);
+                chunks.push(group);
             } else {
-                pieces.extend(group.chunks(1));
+                chunks.extend(group.chunks(1));
             }
         }
         let mut filled: Vec<Vec<&Tokens>> = Vec::new();
-        for chunk in pieces.into_iter().filter(|chunk| !chunk.is_empty()) {
+        for chunk in chunks.into_iter().filter(|chunk| !chunk.is_empty()) {
             if let Some(last) = filled.last_mut()
                 && count_merged_tokens(last.iter().copied().chain(chunk))? <= max_tokens
             {

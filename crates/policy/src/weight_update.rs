@@ -63,7 +63,7 @@ mod tests {
     #[async_trait]
     impl Sampler for SlowSampler {
         async fn sample(&self, _: SampleRequest) -> Result<SampleStream, PolicyError> {
-            Err(PolicyError::Stopped("a sampler that only adopts".into()))
+            Err(PolicyError::Stopped("a sampler that only loads weights".into()))
         }
 
         async fn abort(&self, _: Option<u64>) -> Result<usize, PolicyError> {

@@ -113,11 +113,11 @@ impl Checker<'_> {
             )?;
         }
         if let Some(system) = &keys.system {
-            let is_alone = recipe.agents.is_empty() && recipe.agent.kind == AgentKind::Tools;
+            let is_single_loop = recipe.agents.is_empty() && recipe.agent.kind == AgentKind::Tools;
             let range = "left out unless the phase has a `source` and the recipe has one agent, \
                          which uses the built-in loop";
             let key = format!("phase.{phase}.system");
-            self.check(keys.source.is_some() && is_alone, key, format!("{system:?}"), range)?;
+            self.check(keys.source.is_some() && is_single_loop, key, format!("{system:?}"), range)?;
         }
         self.parameter(phase, keys.normalizer.check())
     }

@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CurriculumKeys {
-    /// What divides the tasks into pools: `source`, `kind`, or a field of their rows. All tasks are
-    /// one pool if empty.
+    /// Property that divides the tasks into pools: `source`, `kind`, or a field of their rows. All
+    /// tasks are one pool if empty.
     pub pool_by: String,
-    /// Weights with which the pools are drawn, by value of `pool_by`. If empty, every task is drawn
-    /// equally often.
+    /// Weights with which the pools are sampled, by value of `pool_by`. If empty, every task is
+    /// sampled equally often.
     pub weights: BTreeMap<String, f64>,
-    /// Values of `pool_by` in the order of their stages. A pool is drawn while the gates of all
-    /// earlier pools are open. If empty, all pools are drawn.
+    /// Values of `pool_by` in the order of their stages. A pool is sampled while the gates of all
+    /// earlier pools are open. If empty, all pools are sampled.
     pub stages: Vec<String>,
     /// Success in a pool at which its gate opens, in 0..=1.
     pub gate: f64,
     /// Success in a pool below which its gate closes again, at most `gate`.
     pub back: f64,
-    /// Least and largest success of the tasks that are drawn. Tasks of medium success are drawn
-    /// most. If not set, the tasks of a pool are drawn equally often.
+    /// Minimum and maximum success of the tasks that are sampled. Tasks of medium success are
+    /// sampled most often. If not set, the tasks of a pool are sampled equally often.
     pub band: Option<[f64; 2]>,
-    /// Fraction of the draws that measure tasks outside of the band again, in 0..=1.
+    /// Fraction of the samples that measure tasks outside of the band again, in 0..=1.
     pub retest: f64,
     /// Weight of the earlier attempts at a task with each new group, in 0..=1 but not 1. 0 counts
     /// only the last group.

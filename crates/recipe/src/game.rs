@@ -14,7 +14,8 @@ use serde_json::{Map, Value, json};
 pub struct GameKeys {
     /// Name of the game: a built-in one, or any name if `command` is set.
     pub name: String,
-    /// Program and its arguments that has the rules of the game. Empty for a built-in game.
+    /// Program that implements the rules of the game, with its arguments. Empty for a built-in
+    /// game.
     pub command: Vec<String>,
     /// Working directory of the program; by default the directory of the recipe.
     pub folder: PathBuf,
@@ -29,20 +30,20 @@ pub struct GameKeys {
     /// Agent of each seat, by the seat's name, role or side; the first of these counts. The agent
     /// under `other` plays the remaining seats; by default the agent of `[agent]`.
     pub agents: BTreeMap<String, String>,
-    /// Maximum number of further replies if a reply is no legal move. After them, the default move
-    /// of the rules is played.
+    /// Maximum number of further completions if a completion is no legal move. After them, the
+    /// default move of the rules is played.
     pub retries: u32,
-    /// Reward of a reply that is no legal move.
+    /// Reward of a completion that is no legal move.
     pub illegal: f64,
     /// Reward of a default move.
     pub default: f64,
-    /// Maximum number of tokens of one reply; 0 leaves the limit to the agent.
+    /// Maximum number of tokens of one completion; 0 leaves the limit to the agent.
     pub move_tokens: usize,
-    /// Whether the sampler restricts replies to the JSON schema of the move.
+    /// Whether the sampler restricts completions to the JSON schema of the move.
     pub constrained: bool,
-    /// Whether the described format of a reply has a field for private reasoning.
+    /// Whether the described format of a completion has a field for private reasoning.
     pub reasoning: bool,
-    /// Text after each request for a move; `{format}` is replaced by the format of the reply.
+    /// Text after each request for a move; `{format}` is replaced by the format of the completion.
     pub format: String,
 }
 

@@ -47,9 +47,9 @@ fn game_errors_name_key_and_choices() {
         assert!(wants.iter().all(|want| error.contains(want)), "{change}: {error}");
     }
     // A seat is compared with itself, whatever the estimator.
-    let alone =
+    let single_attempt =
         ["phase.0.group_size=1", "phase.0.advantage={kind='reinforce_plus_plus', gamma=1.0}"];
-    let error = load(GAME, &alone).unwrap_err();
+    let error = load(GAME, &single_attempt).unwrap_err();
     assert!(error.contains("the same seat"), "{error}");
     // Names of agents cannot contain the separator of seats.
     let seat = ["agent={kind='game', policy='wolf', 'wolf@3'={}}", "game.agents={}"];

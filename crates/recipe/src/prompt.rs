@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How a prompt phase searches.
+/// Search algorithm of a prompt phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromptAlgorithm {
@@ -38,7 +38,7 @@ pub struct PromptKeys {
     /// Name of the agent whose system prompt is improved; by default the agent of `[agent]`.
     #[serde(default)]
     pub agent: String,
-    /// How the phase searches.
+    /// Search algorithm.
     #[serde(default)]
     pub algorithm: PromptAlgorithm,
     /// Prompts that compete with the agent's own prompt from the start.

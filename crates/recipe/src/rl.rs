@@ -103,7 +103,7 @@ pub struct RlKeys {
     /// Attempts that are compared with each other.
     #[serde(default)]
     pub group_by: GroupBy,
-    /// What averages over rollouts count as one rollout.
+    /// Unit that averages over rollouts count as one rollout.
     #[serde(default)]
     pub unit: Unit,
     /// Number of attempts at each task that are started in addition to `group_size`.
@@ -113,7 +113,7 @@ pub struct RlKeys {
     /// Selection of a group's attempts if more were started than it needs.
     #[serde(default)]
     pub oversample_keep: OversampleKeep,
-    /// Which tasks are trained on. By default, every task is trained on once per epoch.
+    /// Selection of the training tasks. By default, every task is trained on once per epoch.
     #[serde(default)]
     pub curriculum: Option<CurriculumKeys>,
     /// Filter on the attempts that are trained. The remaining attempts still count in the
@@ -266,7 +266,7 @@ pub enum GroupBy {
     Step,
 }
 
-/// What averages over rollouts count as one rollout.
+/// Unit that averages over rollouts count as one rollout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {

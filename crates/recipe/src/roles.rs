@@ -66,7 +66,7 @@ impl Recipe {
     pub fn policies_of(&self, agent: &AgentKeys) -> Vec<String> {
         match agent.policy.weights() {
             [] => self.policy_of(agent).into_iter().collect(),
-            shares => shares.iter().map(|fraction| fraction.name.clone()).collect(),
+            weights => weights.iter().map(|policy| policy.name.clone()).collect(),
         }
     }
 

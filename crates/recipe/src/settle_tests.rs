@@ -179,7 +179,7 @@ fn adapters_reject_tensor_and_expert_parallelism() {
 }
 
 #[test]
-fn shared_placement_requires_servers_and_torch_learner() {
+fn colocated_placement_requires_servers_and_torch_learner() {
     let colocated = "cluster.placement=colocated";
     let learner = "cluster.learner={kind='torch', start=true}";
     let samplers = "cluster.samplers={kind='vllm', start=true}";

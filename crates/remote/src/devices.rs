@@ -35,11 +35,11 @@ pub trait Offload: Send + Sync {
 /// An owner of devices that can hand them to sleeping samplers.
 #[async_trait]
 pub(crate) trait Wake: Send + Sync {
-    /// Hands the devices to the samplers, and returns once they have loaded the newest adopted
+    /// Hands the devices to the samplers, and returns once they have loaded the newest
     /// weights again.
     ///
     /// # Errors
-    /// Returns an error if the learner cannot be offloaded, no weights were adopted yet, or no
+    /// Returns an error if the learner cannot be offloaded, there are no weights yet, or no
     /// sampler loads them.
     async fn wake(&self) -> Result<(), PolicyError>;
 }

@@ -146,8 +146,8 @@ impl External {
         let sizes = [
             ("most_running", options.max_running),
             ("tries", options.tries),
-            ("most_bytes", options.max_bytes),
-            ("most_event_bytes", options.max_event_bytes),
+            ("max_bytes", options.max_bytes),
+            ("max_event_bytes", options.max_event_bytes),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(ExternalError::Invalid(format!("{name} is 0, but must be at least 1")));

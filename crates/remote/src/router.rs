@@ -165,7 +165,7 @@ impl Router {
         self.gate.resume();
     }
 
-    /// Stops probing until weights are adopted next, because the replicas have given up their
+    /// Stops probing until the next weights are loaded, because the replicas have given up their
     /// devices. Calls are still sent to the replicas, and wait there.
     pub(crate) fn rest(&self) {
         self.pool.rest();
@@ -233,7 +233,7 @@ impl Sampler for Router {
     }
 
     async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
-        self.pool.adopt(weights).await
+        self.pool.update_weights(weights).await
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {

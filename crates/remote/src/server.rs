@@ -229,7 +229,7 @@ impl Sampler for Server {
     }
 
     async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
-        self.0.adopt(weights).await
+        self.0.update_weights(weights).await
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {

@@ -332,7 +332,7 @@ fn f1_counts_shared_words() {
 
 /// Reference values come from running Search-R1's `qa_em_format` with 0.2, 0.1 and 0.1.
 #[test]
-fn form_score_matches_search_r1() {
+fn format_score_matches_search_r1() {
     let format = FormatScore { structure: 0.2, last: 0.1, retrieval: 0.1 };
     let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-12, "{got} {want}");
     close(format.score(true, true, false), 1.0);

@@ -434,7 +434,7 @@ mod tests {
         fn last_in_preserves_code_in_any_position(
             lines in prop::collection::vec("( {0,8}[a-z=~`\"']{0,9}|)", 1..8),
             indent in 0usize..4,
-            place in 0usize..5,
+            position in 0usize..5,
             longer in 0usize..3,
             tilde: bool,
         ) {
@@ -443,14 +443,14 @@ mod tests {
             let mark = if tilde { "~" } else { "`" };
             let longest = code.lines().map(|line| line.matches(mark).count()).max().unwrap_or(0);
             let fence = mark.repeat(longest.max(2) + 1 + longer);
-            let (first, further) = match place {
+            let (first, further) = match position {
                 0 => (String::new(), String::new()),
                 1 => ("1. ".to_owned(), "   ".to_owned()),
                 2 => ("- x\n  - ".to_owned(), "    ".to_owned()),
                 3 => ("> ".to_owned(), "> ".to_owned()),
                 _ => ("x\n\n".to_owned(), String::new()),
             };
-            let pad = " ".repeat(if matches!(place, 1 | 2) { 0 } else { indent });
+            let pad = " ".repeat(if matches!(position, 1 | 2) { 0 } else { indent });
             let body: String = code.lines().map(|line| format!("{further}{pad}{line}\n")).collect();
             let text = format!("{first}{pad}{fence}python\n{body}{further}{pad}{fence}\nEnd.\n");
             prop_assert_eq!(last(&text), Some(code), "{:?}", text);

@@ -66,7 +66,7 @@ pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
             let is_stated = || {
                 !is_denied(&text[..*start], &text[word.min(owner)..])
                     && is_own_value(*start..end)
-                    && (want.text != "no" || STANDS_ALONE.is_match(&text[word.min(owner)..]))
+                    && (want.text != "no" || AFTER_STANDALONE_NO.is_match(&text[word.min(owner)..]))
             };
             let is_any = is_it(end)
                 || (owner != end && is_it(owner))
@@ -148,7 +148,7 @@ static MARKS: LazyLock<Regex> = LazyLock::new(|| pattern(r"[，。；：！？�
 static LINK: LazyLock<Regex> = LazyLock::new(|| pattern(r"\[([^\]\n]*)\]\([^()\s]*\)"));
 static INITIALS: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[A-Z]\.\s+[A-Z]\."));
 /// Text after a "no" that is an answer, and not part of "no idea".
-static STANDS_ALONE: LazyLock<Regex> = LazyLock::new(|| {
+static AFTER_STANDALONE_NO: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r#"(?i)^\W*$|^['"*_`]*\s*[.,;:!\n)–—-]|^\s+(?:it|they|he|she|we|i|this|that|there|because|since)\b"#,
     )

@@ -218,8 +218,8 @@ fn trust_region_narrows_with_age() {
 }
 
 proptest! {
-    /// Central differences, away from kinks, of every loss whose `slope` is the derivative of its
-    /// value.
+    /// Central differences, away from kinks, of every loss whose `derivative` is the derivative of
+    /// its value.
     #[test]
     fn derivative_matches_finite_differences(
         logp in -6.0f64..-0.1,
@@ -260,8 +260,8 @@ proptest! {
                     marked: true, ..Point::default()
                 });
                 let step = 1e-6;
-                let slope = (at(logp + step).loss - at(logp - step).loss) / (2.0 * step);
-                prop_assert!((at(logp).derivative - slope).abs() < 1e-5, "{:?}: {} {}", loss, at(logp).derivative, slope);
+                let quotient = (at(logp + step).loss - at(logp - step).loss) / (2.0 * step);
+                prop_assert!((at(logp).derivative - quotient).abs() < 1e-5, "{:?}: {} {}", loss, at(logp).derivative, quotient);
             }
         }
     }
@@ -271,14 +271,14 @@ proptest! {
     fn constant_factors_scale_reinforce_gradient(logp in -6.0f64..-0.1, x in -1.5f64..1.5, advantage in -2.0f64..2.0) {
         let trust = TrustRegion { cap: 1e9, ..TrustRegion::default() };
         let at = Point { logp, advantage, old: Some(logp - x), ..Point::default() };
-        let slope = |policy| Loss::new(policy).at(&at).derivative;
+        let derivative = |policy| Loss::new(policy).at(&at).derivative;
         let close = |a: f64, b: f64| (a - b).abs() < 1e-12;
-        let weighted = slope(PolicyLoss::MiniRl { low: 0.2, high: 0.2, trust });
+        let weighted = derivative(PolicyLoss::MiniRl { low: 0.2, high: 0.2, trust });
         prop_assert!(close(weighted, -advantage * x.exp()));
-        let weighted = slope(PolicyLoss::Cispo { low: 0.2, high: 0.3 });
+        let weighted = derivative(PolicyLoss::Cispo { low: 0.2, high: 0.3 });
         prop_assert!(close(weighted, -advantage * x.exp().clamp(0.8, 1.3)));
         let measure = Divergence::Kl;
-        let weighted = slope(PolicyLoss::Divergence { measure, below: 1e9, above: 1e9, cap: 1.5 });
+        let weighted = derivative(PolicyLoss::Divergence { measure, below: 1e9, above: 1e9, cap: 1.5 });
         prop_assert!(close(weighted, -advantage * x.exp().min(1.5)));
     }
 

@@ -9,11 +9,11 @@
 //! score minus the mean of its stratum, and s² is the variance of its stratum. Every step t gets
 //! the sums R(t) = Σ r and V(t) = Σ s². The statistic of a split before step k is
 //! Z(k) = Σ_{t<k} R(t) / √(Σ_{t<k} V · Σ_{t≥k} V / Σ V), and the test takes max Z(k): new scores
-//! fall while old ones do not, which is what a reward hack does. The opposite is not named. It is
-//! divided by √φ, where φ is the mean squared difference of successive R/√V, halved, and at least 1
-//! (Rice 1984): attempts of a step whose errors are correlated then do not count as independent.
-//! The p-value is that of a permutation test, in which new scores move between the attempts of a
-//! stratum.
+//! fall while old ones do not, as after a reward hack. A rise of new scores is ignored. The
+//! statistic is divided by √φ, where φ is the mean squared difference of successive R/√V, halved,
+//! and at least 1 (Rice 1984): attempts of a step whose errors are correlated then do not count as
+//! independent. The p-value is that of a permutation test, in which new scores move between the
+//! attempts of a stratum.
 //!
 //! # Onset
 //! Residuals are recomputed against the strata before the split. The onset is the start j of the
@@ -235,14 +235,14 @@ impl Onset {
             .residuals
             .iter()
             .zip(&self.variances)
-            .map(|(of_step, least)| {
+            .map(|(of_step, min_variance)| {
                 let n = of_step.len() as f64;
                 if of_step.is_empty() {
                     return (0.0, 0.0);
                 }
                 let mean = of_step.iter().sum::<f64>() / n;
                 let spread = of_step.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / n;
-                (mean, n / spread.max(*least))
+                (mean, n / spread.max(*min_variance))
             })
             .collect();
         let mut best: Option<(f64, usize, f64)> = None;
@@ -266,12 +266,12 @@ impl Onset {
         best.map(|(_, start, height)| (start, height))
     }
 
-    /// Draws the attempts of each step with replacement.
+    /// Samples the attempts of each step with replacement.
     fn resample(&self, random: &mut SplitMix) -> Self {
-        let mut draw = |of_step: &Vec<f64>| -> Vec<f64> {
+        let mut resample = |of_step: &Vec<f64>| -> Vec<f64> {
             of_step.iter().map(|_| of_step[random.below(of_step.len())]).collect()
         };
-        let residuals = self.residuals.iter().map(&mut draw).collect();
+        let residuals = self.residuals.iter().map(&mut resample).collect();
         Onset { residuals, variances: self.variances.clone() }
     }
 }

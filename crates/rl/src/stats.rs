@@ -316,8 +316,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn wilson_contains_estimate(trials in 1u64..500, share in 0.0f64..=1.0) {
-            let successes = (share * trials as f64) as u64;
+        fn wilson_contains_estimate(trials in 1u64..500, rate in 0.0f64..=1.0) {
+            let successes = (rate * trials as f64) as u64;
             let i = wilson(successes, trials).unwrap();
             prop_assert!(0.0 <= i.low && i.high <= 1.0 && i.contains(i.estimate), "{:?}", i);
         }

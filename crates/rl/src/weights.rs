@@ -157,15 +157,15 @@ mod tests {
             let rollouts: Vec<_> =
                 counts.iter().map(|&(group, tokens)| RolloutTokens { group, tokens }).collect();
             prop_assume!(rollouts.iter().any(|r| r.tokens > 0));
-            for normaliser in [
+            for normalizer in [
                 Normalizer::TokenMean,
                 Normalizer::RolloutMean,
                 Normalizer::GroupTokenMean,
                 Normalizer::GroupRolloutMean,
             ] {
-                let weights = normaliser.weights(&rollouts);
+                let weights = normalizer.weights(&rollouts);
                 let sum: f64 = weights.iter().zip(&rollouts).map(|(w, r)| w * r.tokens as f64).sum();
-                prop_assert!((sum - 1.0).abs() < 1e-12, "{:?}: {}", normaliser, sum);
+                prop_assert!((sum - 1.0).abs() < 1e-12, "{:?}: {}", normalizer, sum);
             }
         }
     }

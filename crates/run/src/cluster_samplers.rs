@@ -139,7 +139,7 @@ pub async fn start(
     tokio::select! {
         there = servers => there?,
         // If the learner has exited, it must be restarted first.
-        gone = await_learner_exit(wants.group) => return Err(gone.into()),
+        exit = await_learner_exit(wants.group) => return Err(exit.into()),
     }
     for (name, server) in &named_servers {
         // Some servers may still be starting. Report only the servers that respond.

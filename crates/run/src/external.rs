@@ -96,9 +96,9 @@ impl ChatApi for Api {
         tokio::spawn(async move {
             tokio::select! {
                 () = sender.closed() => {}
-                asked = stream_completion(&api, query, &sender) => if let Err(fault) = asked {
+                result = stream_completion(&api, query, &sender) => if let Err(error) = result {
                     // The receiver may have been dropped.
-                    let _ = sender.send(Err(fault));
+                    let _ = sender.send(Err(error));
                 },
             }
         });

@@ -204,7 +204,7 @@ mod tests {
         url
     }
 
-    fn evidence() -> ScorerInput {
+    fn scorer_input() -> ScorerInput {
         ScorerInput {
             attempt: AttemptId::from_bytes([1; 16]),
             task: json!({ "question": "2 + 3?", "answer": "5" }),
@@ -240,9 +240,9 @@ mod tests {
         )
         .unwrap();
         assert_eq!(made.len(), 2, "one is built in");
-        let components = made["service"].score(&evidence()).await.unwrap();
+        let components = made["service"].score(&scorer_input()).await.unwrap();
         assert_eq!(components, [Component::score(0.5), Component::new("style", 1.0)]);
-        assert_eq!(made["judge"].score(&evidence()).await.unwrap(), [Component::score(1.0)]);
+        assert_eq!(made["judge"].score(&scorer_input()).await.unwrap(), [Component::score(1.0)]);
     }
 
     #[tokio::test]
@@ -250,7 +250,7 @@ mod tests {
         for (status, may_pass) in [("500 Oh", true), ("401 Who", true), ("400 No", false)] {
             let url = server(status, json!({ "error": "oh" })).await;
             let keys = HttpKeys { tries: 1, ..HttpKeys::new(url) };
-            let error = http(&keys).unwrap().score(&evidence()).await.unwrap_err();
+            let error = http(&keys).unwrap().score(&scorer_input()).await.unwrap_err();
             assert_eq!(error.is_temporary(), may_pass, "{error}");
         }
         let keys = JudgeKeys {

@@ -18,7 +18,7 @@ fn keys() -> CodeKeys {
     }
 }
 
-fn evidence(code_block: &str, tests: Value) -> ScorerInput {
+fn scorer_input(code_block: &str, tests: Value) -> ScorerInput {
     let outcome = Outcome::demonstrated(code_block);
     let task = json!({ "row": { "tests": tests } });
     ScorerInput {
@@ -31,7 +31,7 @@ fn evidence(code_block: &str, tests: Value) -> ScorerInput {
 
 async fn score(scorer: &Arc<dyn Scorer>, program: &str, tests: Value) -> Vec<f64> {
     let code_block = format!("```python\n{program}\n```");
-    let components: Vec<Component> = scorer.score(&evidence(&code_block, tests)).await.unwrap();
+    let components: Vec<Component> = scorer.score(&scorer_input(&code_block, tests)).await.unwrap();
     components.iter().map(|component| component.value).collect()
 }
 
@@ -105,7 +105,7 @@ async fn service_runs_programs() {
 
     let unreachable =
         scorer(&CodeKeys { url: Some("http://127.0.0.1:9".into()), ..keys() }).unwrap();
-    let error = unreachable.score(&evidence("```\n1\n```", tests())).await.unwrap_err();
+    let error = unreachable.score(&scorer_input("```\n1\n```", tests())).await.unwrap_err();
     assert!(error.is_temporary(), "{error}");
     assert!(unreachable.check_ready(&Value::Null).await.is_err());
     let keyed =

@@ -118,7 +118,8 @@ pub(crate) struct Report {
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum JailMessage {
-    Keeper(#[allow(dead_code, reason = "a mark")] bool),
+    #[serde(rename = "keeper")]
+    Supervisor(#[allow(dead_code, reason = "a mark")] bool),
     Missing(std::collections::BTreeMap<String, String>),
     Failed(String),
     #[serde(rename = "refused")]
@@ -218,7 +219,7 @@ impl Jail {
             return Err(broken("the keeper of the run is gone; is memory short?"));
         };
         match serde_json::from_slice(&frame).map_err(|error| broken(&error.to_string()))? {
-            JailMessage::Keeper(_) => {
+            JailMessage::Supervisor(_) => {
                 self.supervisor = self.line.descriptor.take();
                 self.pid = self.supervisor.as_ref().and_then(memory::process);
                 self.was_watched = self.pid.is_some_and(memory::can_watch);

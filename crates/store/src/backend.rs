@@ -1,5 +1,5 @@
-//! What a backend in another crate needs: the checks of every write, failures without a location,
-//! and the encodings that all backends share.
+//! Functions for a backend in another crate: the checks of every write, failures without a
+//! location, and the encodings that all backends share.
 //!
 //! A backend checks a write with these functions before it changes anything, and adds its location
 //! to a [`Failure`] with [`Failure::into_error`]. So every backend accepts the same values and

@@ -40,8 +40,8 @@ impl WithdrawRequest {
     }
 
     /// Returns the tombstone that this request adds for an attempt. `earlier` are the tombstones
-    /// that the attempt has. Returns `None` if they already say as much: an attempt gets a second
-    /// tombstone only if it is erased after it was withdrawn.
+    /// that the attempt has. Returns `None` if they already contain this information: an attempt
+    /// gets a second tombstone only if it is erased after it was withdrawn.
     pub fn tombstone(&self, attempt: &Attempt, earlier: &[Withdrawal]) -> Option<Withdrawal> {
         if earlier.iter().any(|earlier| earlier.erased || !self.erase) {
             return None;
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn erase_quotes_clears_only_named_attempts() {
         let names = HashSet::from(["eval/0/0/1/0".to_owned()]);
-        let of = |attempt: &str, reply: &str| json!({"attempt": attempt, "reply": reply, "n": 1});
+        let of = |attempt: &str, completion: &str| json!({"attempt": attempt, "completion": completion, "n": 1});
         let mut document = json!({"a": [of("eval/0/0/1/0", "secret"), of("eval/0/0/2/0", "kept")]});
         assert!(erase_quotes(&mut document, &names));
         assert_eq!(document, json!({"a": [of("eval/0/0/1/0", ""), of("eval/0/0/2/0", "kept")]}));

@@ -107,7 +107,7 @@ async fn resumed_run_fences_the_earlier_trainer() {
 }
 
 #[tokio::test]
-async fn trainer_of_another_directory_is_rejected_while_the_first_lives() {
+async fn trainer_of_another_directory_is_rejected_while_first_trainer_runs() {
     let server = RunServer::start(Duration::from_millis(2400)).await;
     let first = server.open("a", Access::Start(&run())).await.unwrap();
     let error = server.open("b", Access::Resume(&run())).await.err().unwrap();

@@ -119,7 +119,7 @@ fn server_code(error: &Error) -> Option<i32> {
     }
 }
 
-/// Returns whether all that failed is that documents with the same unique key exist.
+/// Returns whether the only failures are documents whose unique key exists already.
 pub(crate) fn is_duplicate(error: &Error) -> bool {
     const DUPLICATE_KEY: i32 = 11000;
     if let ErrorKind::InsertMany(error) = &*error.kind

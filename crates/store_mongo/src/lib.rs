@@ -1,9 +1,10 @@
 //! MongoDB as a backend of the ledger ([`MongoStore`]) and of rollouts ([`MongoRollouts`]).
 //!
-//! Servers differ in what they can do: a single server has no transactions, and servers that only
-//! speak the protocol lack more. So every write is designed to be one update of one document. What
-//! belongs to it is written before and cannot be reached until then. A process that is killed
-//! between two writes leaves documents that no reader reaches, and a repeated call completes.
+//! Servers differ in what they can do: a single server has no transactions, and other servers of
+//! the protocol lack more features. So every write is one update of one document. Other documents
+//! that belong to the write are written before, and no reader reaches them until the update. A
+//! process that is killed between two writes leaves documents that no reader reaches, and a
+//! repeated call completes the write.
 //!
 //! # Guarantees
 //! - **Durable.** A write returns after the majority of the servers has it in its journal.

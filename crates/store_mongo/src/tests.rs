@@ -301,7 +301,7 @@ async fn bytes_of_a_long_attempt_are_proportional_to_its_tokens() {
             *bytes as f64 / f64::from(*tokens)
         );
     }
-    // 4 bytes per token, 4 more per sampled one, and a share of the fields of each segment.
+    // 4 bytes per token, 4 more per sampled one, and a part of the fields of each segment.
     let per_token = |index: usize| sizes[index].1 as f64 / f64::from(sizes[index].0);
     assert!(per_token(1) < 8.0 && (per_token(2) / per_token(1) - 1.0).abs() < 0.05);
     of.drop_all().await;

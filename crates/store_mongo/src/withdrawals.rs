@@ -30,7 +30,7 @@ pub(crate) async fn record(to: &Connection, request: &WithdrawRequest) -> Result
         let earlier = tombstones(document)?;
         next_order = earlier.iter().map(|(order, _)| order + 1).fold(next_order, i64::max);
         missing.remove(&head.attempt.id);
-        // The task of an erased attempt is gone, so only its id selects it.
+        // The task of an erased attempt was removed, so only its id selects it.
         if request.selects(&head.attempt) {
             selected.push((head, earlier));
         }

@@ -1,8 +1,8 @@
 //! Routes of Agent Lightning 0.1: an agent pulls a task, reads resources and posts one report.
 //!
 //! A report becomes spans of the latest try: one for each triplet, the spans of its trace, and one
-//! with the final reward. So a reader of spans treats it like the reports of later versions. A
-//! report of nothing, which a client sends after an exception, ends the try as failed.
+//! with the final reward. So a reader of spans treats it like the reports of later versions. An
+//! empty report, which a client sends after an exception, ends the try as failed.
 //!
 //! Clients of this version neither name their try nor send heartbeats. The timeouts of the
 //! rollout's configuration replace a lost agent, and a repeated report changes nothing.

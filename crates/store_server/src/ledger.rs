@@ -73,7 +73,7 @@ impl Call<'_> {
         decode(self.body).map_err(|what| self.invalid(what))
     }
 
-    fn reply(&self, result: &impl Record) -> Result<Vec<u8>, StoreError> {
+    fn encode_result(&self, result: &impl Record) -> Result<Vec<u8>, StoreError> {
         encode(result).map_err(|what| self.invalid(what))
     }
 
@@ -90,10 +90,11 @@ impl Call<'_> {
     async fn lease(&self) -> Result<Vec<u8>, StoreError> {
         let runs = self.service.runs();
         if self.method == "open" {
-            return self.reply(&runs.open(self.run, self.arguments::<OpenRequest>()?).await?);
+            return self
+                .encode_result(&runs.open(self.run, self.arguments::<OpenRequest>()?).await?);
         }
         runs.writer(self.run, self.epoch()?, "a heartbeat").await?;
-        self.reply(&())
+        self.encode_result(&())
     }
 
     async fn write(&self) -> Result<Vec<u8>, StoreError> {
@@ -101,24 +102,27 @@ impl Call<'_> {
         let locked = self.service.runs().writer(self.run, self.epoch()?, &key).await?;
         let store: &dyn Store = locked.store(self.run)?;
         match self.method {
-            "start" => self.reply(&store.start(&self.arguments::<AttemptStart>()?).await?),
+            "start" => self.encode_result(&store.start(&self.arguments::<AttemptStart>()?).await?),
             "append" => {
                 let (id, segments): (AttemptId, Vec<Segment>) = self.arguments()?;
-                self.reply(&store.append(&id, &segments).await?)
+                self.encode_result(&store.append(&id, &segments).await?)
             }
             "end" => {
                 let (id, end): (AttemptId, End) = self.arguments()?;
-                self.reply(&store.end(&id, &end).await?)
+                self.encode_result(&store.end(&id, &end).await?)
             }
-            "abandon_running" => self.reply(&store.abandon_running().await?),
-            "record_attempts" => {
-                self.reply(&store.record_attempts(&self.arguments::<Vec<Attempt>>()?).await?)
+            "abandon_running" => self.encode_result(&store.abandon_running().await?),
+            "record_attempts" => self
+                .encode_result(&store.record_attempts(&self.arguments::<Vec<Attempt>>()?).await?),
+            "record_step" => {
+                self.encode_result(&store.record_step(&self.arguments::<StepPlan>()?).await?)
             }
-            "record_step" => self.reply(&store.record_step(&self.arguments::<StepPlan>()?).await?),
-            "withdraw" => self.reply(&store.withdraw(&self.arguments::<WithdrawRequest>()?).await?),
+            "withdraw" => {
+                self.encode_result(&store.withdraw(&self.arguments::<WithdrawRequest>()?).await?)
+            }
             _ => {
                 let (key, result): (EvalKey, Value) = self.arguments()?;
-                self.reply(&store.record_eval(key, &result).await?)
+                self.encode_result(&store.record_eval(key, &result).await?)
             }
         }
     }
@@ -127,19 +131,23 @@ impl Call<'_> {
         let locked = self.service.runs().reader(self.run).await?;
         let store: &dyn Store = locked.store(self.run)?;
         match self.method {
-            "attempt" => self.reply(&store.attempt(&self.arguments::<AttemptId>()?).await?),
-            "last_try" => self.reply(&store.last_try(&self.arguments::<AttemptSlot>()?).await?),
-            "tries" => self.reply(&store.tries(&self.arguments::<AttemptSlot>()?).await?),
-            "tasks" => self.reply(&store.tasks(self.arguments::<Purpose>()?).await?),
-            "summaries" => self.reply(&store.summaries(self.arguments::<Purpose>()?).await?),
-            "failures" => self.reply(&store.failures(self.arguments::<Purpose>()?).await?),
+            "attempt" => self.encode_result(&store.attempt(&self.arguments::<AttemptId>()?).await?),
+            "last_try" => {
+                self.encode_result(&store.last_try(&self.arguments::<AttemptSlot>()?).await?)
+            }
+            "tries" => self.encode_result(&store.tries(&self.arguments::<AttemptSlot>()?).await?),
+            "tasks" => self.encode_result(&store.tasks(self.arguments::<Purpose>()?).await?),
+            "summaries" => {
+                self.encode_result(&store.summaries(self.arguments::<Purpose>()?).await?)
+            }
+            "failures" => self.encode_result(&store.failures(self.arguments::<Purpose>()?).await?),
             "step" => {
                 let (phase, step): (u32, u32) = self.arguments()?;
-                self.reply(&store.step(phase, step).await?)
+                self.encode_result(&store.step(phase, step).await?)
             }
-            "planned_steps" => self.reply(&store.planned_steps().await?),
-            "withdrawals" => self.reply(&store.withdrawals().await?),
-            _ => self.reply(&store.evals().await?),
+            "planned_steps" => self.encode_result(&store.planned_steps().await?),
+            "withdrawals" => self.encode_result(&store.withdrawals().await?),
+            _ => self.encode_result(&store.evals().await?),
         }
     }
 }

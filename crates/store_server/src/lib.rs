@@ -165,12 +165,12 @@ impl Server {
         Ok(Server { routes: router(Arc::clone(&service), options)?, service, stopping })
     }
 
-    /// Answers a request.
+    /// Responds to a request.
     ///
     /// # Errors
     /// Returns an error if the body of the response breaks off.
     pub async fn call(&self, request: Request<Bytes>) -> std::io::Result<Response<Bytes>> {
-        // A router is always ready, and fails never.
+        // A router is always ready, and never fails.
         let Ok(response) = self.routes.clone().call(request.map(Body::from)).await;
         let (head, body) = response.into_parts();
         let body = to_bytes(body, usize::MAX).await.map_err(std::io::Error::other)?;

@@ -22,7 +22,7 @@ use crate::request::{bytes, parse};
 use crate::response::{ApiError, RouteResult, ok};
 use crate::service::{Service, Shared};
 
-/// Maximum time for which a request is held. Clients that wait longer ask again.
+/// Maximum time for which a request is held. Clients that wait longer repeat the request.
 const MAX_HOLD: Duration = Duration::from_secs(3600);
 
 /// Header with the time of the store's clock.
@@ -50,62 +50,68 @@ async fn answer(
 async fn call(service: &Service, method: &str, body: &[u8]) -> RouteResult {
     let store = service.store();
     /// Parses the arguments, calls the method, and returns its result.
-    macro_rules! reply {
+    macro_rules! respond {
         (|$($argument:ident: $type:ty),*| $call:expr) => {{
             let ($($argument,)*): ($($type,)*) = parse(body)?;
             to_response($call.await)
         }};
     }
     match method {
-        "enqueue" => reply!(|new: Vec<NewRollout>| store.enqueue(&new)),
-        "start" => reply!(|new: NewRollout, worker: Option<String>| {
+        "enqueue" => respond!(|new: Vec<NewRollout>| store.enqueue(&new)),
+        "start" => respond!(|new: NewRollout, worker: Option<String>| {
             store.start(&new, worker.as_deref())
         }),
         "start_try" => {
-            reply!(|id: String, worker: Option<String>| { store.start_try(&id, worker.as_deref()) })
+            respond!(|id: String, worker: Option<String>| {
+                store.start_try(&id, worker.as_deref())
+            })
         }
-        "lease" => reply!(|request: LeaseRequest| lease(service, request)),
-        "heartbeat" => reply!(|lease: Lease| store.heartbeat(&lease)),
-        "finish" => reply!(|lease: Lease, end: LeaseEnd, metadata: Option<Json>| {
+        "lease" => respond!(|request: LeaseRequest| lease(service, request)),
+        "heartbeat" => respond!(|lease: Lease| store.heartbeat(&lease)),
+        "finish" => respond!(|lease: Lease, end: LeaseEnd, metadata: Option<Json>| {
             store.finish(&lease, end, metadata)
         }),
-        "cancel" => reply!(|ids: Vec<String>| store.cancel(&ids)),
+        "cancel" => respond!(|ids: Vec<String>| store.cancel(&ids)),
         "expire" => to_response(store.expire().await),
         "update_rollout" => {
-            reply!(|id: String, update: RolloutUpdate| { store.update_rollout(&id, &update) })
+            respond!(|id: String, update: RolloutUpdate| { store.update_rollout(&id, &update) })
         }
-        "update_try" => reply!(|id: String, name: TryName, update: TryUpdate| {
+        "update_try" => respond!(|id: String, name: TryName, update: TryUpdate| {
             store.update_try(&id, &name, &update)
         }),
-        "rollout" => reply!(|id: String| store.rollout(&id)),
+        "rollout" => respond!(|id: String| store.rollout(&id)),
         "rollouts" => {
-            reply!(|filter: RolloutFilter, page: PageRequest| { store.rollouts(&filter, &page) })
+            respond!(|filter: RolloutFilter, page: PageRequest| { store.rollouts(&filter, &page) })
         }
-        "tries" => reply!(|id: String, page: PageRequest| store.tries(&id, &page)),
+        "tries" => respond!(|id: String, page: PageRequest| store.tries(&id, &page)),
         "changes" => {
-            reply!(|since: u64, max: usize, wait: Duration| { changes(service, since, max, wait) })
+            respond!(|since: u64, max: usize, wait: Duration| {
+                changes(service, since, max, wait)
+            })
         }
         "wait_finished" => {
-            reply!(|ids: Vec<String>, wait: Duration| { wait_finished(service, &ids, wait) })
+            respond!(|ids: Vec<String>, wait: Duration| { wait_finished(service, &ids, wait) })
         }
         "put_resources" => {
-            reply!(|id: Option<String>, value: Json| { store.put_resources(id.as_deref(), &value) })
+            respond!(|id: Option<String>, value: Json| {
+                store.put_resources(id.as_deref(), &value)
+            })
         }
-        "resources" => reply!(|id: Option<String>, version: Option<u64>| {
+        "resources" => respond!(|id: Option<String>, version: Option<u64>| {
             store.resources(id.as_deref(), version)
         }),
-        "query_resources" => reply!(|filter: ResourcesFilter, page: PageRequest| {
+        "query_resources" => respond!(|filter: ResourcesFilter, page: PageRequest| {
             store.query_resources(&filter, &page)
         }),
-        "beat_worker" => reply!(|id: String, stats: Option<Json>| store.beat_worker(&id, stats)),
-        "worker" => reply!(|id: String| store.worker(&id)),
+        "beat_worker" => respond!(|id: String, stats: Option<Json>| store.beat_worker(&id, stats)),
+        "worker" => respond!(|id: String| store.worker(&id)),
         "workers" => {
-            reply!(|filter: WorkerFilter, page: PageRequest| { store.workers(&filter, &page) })
+            respond!(|filter: WorkerFilter, page: PageRequest| { store.workers(&filter, &page) })
         }
-        "add_spans" => reply!(|spans: Vec<NewSpan>| store.add_spans(spans)),
-        "spans" => reply!(|filter: SpanFilter, page: PageRequest| store.spans(&filter, &page)),
+        "add_spans" => respond!(|spans: Vec<NewSpan>| store.add_spans(spans)),
+        "spans" => respond!(|filter: SpanFilter, page: PageRequest| store.spans(&filter, &page)),
         "reserve_span_numbers" => {
-            reply!(|id: String, count: u64| { store.reserve_span_numbers(&id, count) })
+            respond!(|id: String, count: u64| { store.reserve_span_numbers(&id, count) })
         }
         "statistics" => to_response(store.statistics().await),
         _ => {

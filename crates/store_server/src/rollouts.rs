@@ -16,7 +16,7 @@ use crate::request::{
 use crate::response::{ApiError, RouteResult, created, ok};
 use crate::service::{Shared, WirePage};
 
-/// Maximum time of a wait that requests no limit. Clients that wait longer ask again.
+/// Maximum time of a wait that requests no limit. Clients that wait longer repeat the request.
 const MAX_WAIT: Duration = Duration::from_secs(3600);
 
 /// Returns the routes.

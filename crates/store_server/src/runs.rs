@@ -6,8 +6,8 @@
 //! trainer of the same run directory can take the run over.
 //!
 //! # Concurrency
-//! Calls hold the lock of their run shared. A trainer that takes the run over holds the lock alone:
-//! no write of the earlier trainer is in progress when the epoch rises.
+//! Calls hold the lock of their run shared. A trainer that takes the run over holds the lock
+//! exclusively: no write of the earlier trainer is in progress when the epoch rises.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -133,13 +133,13 @@ impl Runs {
         if is_new && !is_empty(store).await? {
             return Err(StoreError::NotEmpty { location: name.to_owned() });
         }
-        if let Some(held) = &run.lease
-            && held.record.trainer.owner != trainer.owner
-            && let Some(rest) = held.rest(self.ttl)
+        if let Some(lease) = &run.lease
+            && lease.record.trainer.owner != trainer.owner
+            && let Some(rest) = lease.rest(self.ttl)
         {
             return Err(StoreError::Leased {
                 location: name.to_owned(),
-                holder: held.record.trainer.name.clone(),
+                holder: lease.record.trainer.name.clone(),
                 seconds: rest.as_secs() + 1,
             });
         }
@@ -198,7 +198,7 @@ impl Runs {
         if in_background(name, "read", look).await? { Ok(()) } else { Err(absent(name)) }
     }
 
-    /// Opens the store of a run, which must be locked alone.
+    /// Opens the store of a run, which must be locked exclusively.
     async fn open_store(
         &self,
         run: &mut Run,

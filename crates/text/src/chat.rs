@@ -219,10 +219,10 @@ impl Chat {
     /// Returns the special tokens that are part of a reasoning or call tag, or contain such a tag.
     /// The end-of-turn token carries no meaning and is excluded.
     fn find_tag_ids(&self) -> Vec<u32> {
-        let thoughts =
+        let reasoning =
             self.reasoning_tags.pairs().iter().flat_map(|tags| [tags.open.as_str(), &tags.close]);
         let calls = self.format.syntax().syntax_tags().tags.iter().copied();
-        let tags: Vec<&str> = thoughts.chain(calls).chain(RESPONSE).collect();
+        let tags: Vec<&str> = reasoning.chain(calls).chain(RESPONSE).collect();
         let is_tag = |text: &str| tags.iter().any(|tag| tag.contains(text) || text.contains(tag));
         let ends = |id: u32, text: &str| {
             id == self.end_of_turn

@@ -331,23 +331,23 @@ impl Reader {
     ) -> bool {
         if !self.spoken && self.section.is_none() {
             let rest = &self.text[self.at..];
-            let begin = self.at + rest.len() - rest.trim_start().len();
+            let start = self.at + rest.len() - rest.trim_start().len();
             let content_start =
-                tags.syntax.classify_start(&self.text[begin..], self.calls > 0, tools, ended);
+                tags.syntax.classify_start(&self.text[start..], self.calls > 0, tools, ended);
             match content_start {
-                _ if begin == self.text.len() => {}
+                _ if start == self.text.len() => {}
                 ContentStart::More => {
-                    self.report_text(Part::Speech, begin, found);
+                    self.report_text(Part::Speech, start, found);
                     return false;
                 }
                 ContentStart::Call => {
-                    self.report_text(Part::Speech, begin, found);
+                    self.report_text(Part::Speech, start, found);
                     self.state = State::Call(Box::new(Unit::new(true)));
                     return true;
                 }
                 ContentStart::Silent(len) => {
-                    self.report_text(Part::Speech, begin, found);
-                    self.report_text(Part::CallTag, begin + len, found);
+                    self.report_text(Part::Speech, start, found);
+                    self.report_text(Part::CallTag, start + len, found);
                     return true;
                 }
                 ContentStart::Speech => {}

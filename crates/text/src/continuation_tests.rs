@@ -219,13 +219,13 @@ proptest! {
         with_tools in any::<bool>(),
     ) {
         for chat in all() {
-            let said = |texts: &[String]| texts.iter().map(|text| sampled(&chat, text)).collect::<Vec<_>>();
-            let one = between(&chat, &turns, &said(&first), with_tools);
-            prop_assert_eq!(&one, &between(&chat, &turns, &said(&second), with_tools));
+            let sample_all = |texts: &[String]| texts.iter().map(|text| sampled(&chat, text)).collect::<Vec<_>>();
+            let one = between(&chat, &turns, &sample_all(&first), with_tools);
+            prop_assert_eq!(&one, &between(&chat, &turns, &sample_all(&second), with_tools));
             // A truncated turn has its end in the context tokens.
-            let cut: Vec<Vec<u32>> = first.iter().map(|text| chat.tokenizer().encode(text)).collect();
-            for (whole, cut) in one.iter().zip(between(&chat, &turns, &cut, with_tools)) {
-                prop_assert!(cut.ends_with(whole) && cut.contains(&chat.stop_ids()[0]));
+            let truncated: Vec<Vec<u32>> = first.iter().map(|text| chat.tokenizer().encode(text)).collect();
+            for (whole, truncated) in one.iter().zip(between(&chat, &turns, &truncated, with_tools)) {
+                prop_assert!(truncated.ends_with(whole) && truncated.contains(&chat.stop_ids()[0]));
             }
         }
     }
@@ -234,19 +234,19 @@ proptest! {
     /// rendered at once.
     #[test]
     fn prompt_and_continuations_equal_full_rendering(
-        turns in turns(), said in proptest::collection::vec(completion_text(), 3), with_tools in any::<bool>(),
+        turns in turns(), texts in proptest::collection::vec(completion_text(), 3), with_tools in any::<bool>(),
     ) {
         let tools = if with_tools { vec![calculator()] } else { vec![] };
         for template in ["chatml", DEFAULT_SYSTEM, WITH_TOOLS] {
             let chat = chat(template, ChatOptions::default());
             let mut path = chat.prompt(&turns[0], &tools).unwrap();
             let mut messages = turns[0].clone();
-            for (new, said) in turns[1..].iter().zip(&said) {
-                let reply = chat.assistant(&Message::assistant(said), None).unwrap();
-                prop_assert_eq!(&chat.decode_completion(&reply), said);
-                path.extend(&reply);
-                path.extend(chat.continuation(&messages, &reply, new, &tools).unwrap());
-                messages.push(Message::assistant(said));
+            for (new, text) in turns[1..].iter().zip(&texts) {
+                let completion = chat.assistant(&Message::assistant(text), None).unwrap();
+                prop_assert_eq!(&chat.decode_completion(&completion), text);
+                path.extend(&completion);
+                path.extend(chat.continuation(&messages, &completion, new, &tools).unwrap());
+                messages.push(Message::assistant(text));
                 messages.extend(new.iter().cloned());
             }
             prop_assert_eq!(path, chat.prompt(&messages, &tools).unwrap());

@@ -135,11 +135,11 @@ macro_rules! families {
     ($($name:ident: $protocol:ident,)*) => {
         proptest! {
             $(#[test]
-            fn $name(parts in parts(), in_thought: bool) {
+            fn $name(parts in parts(), in_reasoning: bool) {
                 static CHAT: OnceLock<Arc<Chat>> = OnceLock::new();
                 let options = ChatOptions::default;
                 let chat = CHAT.get_or_init(|| Arc::new(family_chat(ToolProtocol::$protocol, options()).unwrap()));
-                reads_alike(chat, &parts, in_thought)?;
+                reads_alike(chat, &parts, in_reasoning)?;
             })*
         }
     };
@@ -249,7 +249,7 @@ proptest! {
         as_chat in 0..10u8,
     ) {
         let source = splice(first, &splices);
-        let begun = std::time::Instant::now();
+        let start = std::time::Instant::now();
         if let Ok(template) = ChatTemplate::at(&source, 0) {
             let messages = [
                 json!({"role": "system", "content": "Be brief."}),
@@ -266,11 +266,11 @@ proptest! {
         // Creating a chat probes the template, and a conversation follows. This takes longer, so it
         // is done for one case in ten.
         if as_chat == 0 && let Ok(chat) = Chat::new(tiny_tokenizer().unwrap(), Some(&source), ChatOptions::default()) {
-            let asked = [Message::user("Hi")];
-            let _ = chat.prompt(&asked, &[tool()]);
-            let reply = [u32::from(b'x'), crate::testing::IM_END];
-            let _ = chat.continuation(&asked, &reply, &[Message::user("More")], &[]);
+            let messages = [Message::user("Hi")];
+            let _ = chat.prompt(&messages, &[tool()]);
+            let completion = [u32::from(b'x'), crate::testing::IM_END];
+            let _ = chat.continuation(&messages, &completion, &[Message::user("More")], &[]);
         }
-        prop_assert!(begun.elapsed().as_secs() < 60, "{:?} for {source}", begun.elapsed());
+        prop_assert!(start.elapsed().as_secs() < 60, "{:?} for {source}", start.elapsed());
     }
 }

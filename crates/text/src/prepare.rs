@@ -376,10 +376,10 @@ impl Preparation<'_> {
             });
             value = format.message(prepared.content.clone(), calls.collect());
         }
-        if let (Role::Assistant, Some(field), Some(thought)) =
+        if let (Role::Assistant, Some(field), Some(reasoning)) =
             (message.role, self.message_format.reasoning, &message.reasoning_content)
         {
-            value[field] = self.guard_text(thought).into();
+            value[field] = self.guard_text(reasoning).into();
         }
         let is_result = self.message_format.calls.filter(|_| message.role == Role::Tool);
         let is_result = is_result.and_then(|_| ids.next_call_id(message.tool_call_id.as_deref()));

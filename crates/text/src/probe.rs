@@ -56,9 +56,10 @@ impl Chat {
         self.template.lists = !prints(&text) && prints(&listed);
         let knows_developer = self.template.source().contains("developer")
             && prints(&self.print_of("role", Role::Developer.as_str().into()));
-        let thought: Value = PROBE_REASONING.into();
+        let reasoning: Value = PROBE_REASONING.into();
         let reads = |field: &&str| {
-            self.print_of(field, thought.clone()).is_some_and(|text| text.contains(PROBE_REASONING))
+            self.print_of(field, reasoning.clone())
+                .is_some_and(|text| text.contains(PROBE_REASONING))
         };
         MessageFormat {
             parts: self.template.lists || (prints(&text) && text == listed),
@@ -114,12 +115,13 @@ impl Chat {
     pub(crate) fn prints_later(&self, role: Role) -> bool {
         const PROBE_COMPLETION_TEXT: &str = "LevadeProbeReply";
         let question = json!({ "role": "user", "content": "Hi" });
-        let mut said = json!({ "role": role.as_str(), "content": PROBE_TEXT });
+        let mut later_message = json!({ "role": role.as_str(), "content": PROBE_TEXT });
         let assistant_message = match self.takes_calls().filter(|_| role == Role::Tool) {
             None => json!({ "role": "assistant", "content": PROBE_COMPLETION_TEXT }),
             Some(call_format) => {
                 let id = probe_id(self.format);
-                (said["tool_call_id"], said["name"]) = (id.as_str().into(), PROBE_TOOL.into());
+                (later_message["tool_call_id"], later_message["name"]) =
+                    (id.as_str().into(), PROBE_TOOL.into());
                 call_format.message(
                     "".into(),
                     vec![call_format.call(
@@ -130,7 +132,7 @@ impl Chat {
                 )
             }
         };
-        let text = self.render(&[question, assistant_message, said], None, true, None);
+        let text = self.render(&[question, assistant_message, later_message], None, true, None);
         text.is_ok_and(|text| {
             text.rsplit_once(PROBE_COMPLETION_TEXT)
                 .is_some_and(|(_, after)| after.contains(PROBE_TEXT))
@@ -321,19 +323,19 @@ impl Chat {
             return false;
         }
         // A call without tags starts its completion.
-        let mut begin = 0;
+        let mut start = 0;
         if format == CallFormat::Llama {
             let question = [json!({ "role": "user", "content": PROBE_TEXT })];
             let prompt = self.render(&question, None, true, None).unwrap_or_default();
             let header = prompt.rsplit_once(PROBE_TEXT).map(|(_, header)| header.trim_end());
-            begin = text.find('{').unwrap_or(0);
-            if header != Some(text[..begin].trim_end()) {
+            start = text.find('{').unwrap_or(0);
+            if header != Some(text[..start].trim_end()) {
                 return false;
             }
         }
         let tags = Tags::new(&ReasoningTagSet::default(), syntax);
         let parsed = ParsedCompletion::from_findings(
-            Reader::read(&tags, &text[begin..], false, &[probe_tool()]).0,
+            Reader::read(&tags, &text[start..], false, &[probe_tool()]).0,
         );
         let same = |call: &ToolCall| call.name == PROBE_TOOL && call.arguments == probe_arguments();
         syntax.is_variant_of(text) && matches!(&parsed.calls[..], [Ok(call)] if same(call))

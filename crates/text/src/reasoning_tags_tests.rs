@@ -329,33 +329,33 @@ proptest! {
     #[test]
     fn spans_concatenate_to_text(
         text in "(</?think>|</?tool_call>|\\{\"name\": \"a\"\\}|[a-z\"{}<>/ ]{0,5}){0,10}",
-        in_thought: bool,
+        in_reasoning: bool,
     ) {
         let chat = tiny_chat().unwrap();
-        let spans = spans(chat.tags(), &text, in_thought);
+        let spans = spans(chat.tags(), &text, in_reasoning);
         prop_assert_eq!(spans.into_iter().map(|(_, span)| span).collect::<String>(), text.as_str());
     }
 
     #[test]
     fn stream_matches_complete_parse(
-        reply in prop_oneof![
+        completion in prop_oneof![
             well_formed(),
             "(</?think>|</?tool_call>|\\{\"name\": \"a\"\\}|[a-z\"{}<>/ \n]{0,5}){0,10}",
         ],
         unclosed in "(<think>[a-z <]{0,8})?",
-        in_thought: bool,
+        in_reasoning: bool,
     ) {
         let chat = Arc::new(tiny_chat().unwrap());
-        let begun = if in_thought { "hm</think>" } else { "" };
-        let reply = format!("{begun}{reply}{unclosed}");
-        let streamed = StreamedCompletion::collect(&chat, &chat.tokenizer().encode(&reply), in_thought);
-        prop_assert_eq!(&streamed.raw, &reply);
-        let (found, _) = Reader::read(chat.tags(), &reply, in_thought, &[]);
+        let opened = if in_reasoning { "hm</think>" } else { "" };
+        let completion = format!("{opened}{completion}{unclosed}");
+        let streamed = StreamedCompletion::collect(&chat, &chat.tokenizer().encode(&completion), in_reasoning);
+        prop_assert_eq!(&streamed.raw, &completion);
+        let (found, _) = Reader::read(chat.tags(), &completion, in_reasoning, &[]);
         if !found.contains(&Finding::Late) {
-            let parsed = chat.parse(&reply, in_thought, &[]);
+            let parsed = chat.parse(&completion, in_reasoning, &[]);
             prop_assert_eq!(streamed.speech, parsed.content);
             prop_assert_eq!(streamed.calls, parsed.calls);
-            prop_assert_eq!(streamed.reasoning, chat.reasoning(&reply, in_thought));
+            prop_assert_eq!(streamed.reasoning, chat.reasoning(&completion, in_reasoning));
         }
     }
 }

@@ -91,7 +91,7 @@ proptest! {
     #[test]
     fn byte_damage_never_panics(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
-        cut in prop::option::weighted(0.3, any::<prop::sample::Index>()),
+        truncation in prop::option::weighted(0.3, any::<prop::sample::Index>()),
         repeated in prop::option::weighted(0.3, (any::<prop::sample::Index>(), 1usize..64)),
     ) {
         let mut bytes = sound().to_string().into_bytes();
@@ -102,10 +102,10 @@ proptest! {
         }
         if let Some((at, length)) = repeated {
             let at = at.index(bytes.len());
-            let piece = bytes[at..(at + length).min(bytes.len())].to_vec();
-            bytes.splice(at..at, piece);
+            let range = bytes[at..(at + length).min(bytes.len())].to_vec();
+            bytes.splice(at..at, range);
         }
-        if let Some(at) = cut {
+        if let Some(at) = truncation {
             bytes.truncate(at.index(bytes.len()));
         }
         read(&bytes);

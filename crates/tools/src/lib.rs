@@ -104,7 +104,7 @@ pub use observation::{COMMON_METRICS, Observation, ObservationKind};
 pub use output::{Branch, CallError, ToolOutput};
 pub use permit::Permit;
 pub use python::{
-    PythonKeys, PythonTools, PythonUser, PythonUserKeys, PythonUserReply, PythonUsers,
+    PythonKeys, PythonTools, PythonUser, PythonUserKeys, PythonUserResponse, PythonUsers,
 };
 pub use result_summary::{CondenseKeys, SummarizedToolbox};
 pub use sandbox::{CodeTool, SandboxKeys};

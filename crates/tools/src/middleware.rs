@@ -58,8 +58,8 @@ pub struct WrappedSession<A> {
 }
 
 impl<A> MiddlewareToolbox<A> {
-    pub(super) fn with_middleware(toolbox: Arc<dyn Toolbox>, around: A) -> Self {
-        MiddlewareToolbox { toolbox, middleware: Arc::new(around) }
+    pub(super) fn with_middleware(toolbox: Arc<dyn Toolbox>, middleware: A) -> Self {
+        MiddlewareToolbox { toolbox, middleware: Arc::new(middleware) }
     }
 }
 

@@ -98,20 +98,20 @@ fn apply_truncates_errors_and_keeps_other_parts() {
 proptest! {
     #[test]
     fn truncate_keeps_any_text_valid_and_within_limits(
-        text in "\\PC{0,200}", most in 0usize..60, tokens in 0usize..30, side in 0..3,
+        text in "\\PC{0,200}", max_characters in 0usize..60, tokens in 0usize..30, side in 0..3,
     ) {
         let side = [Side::Left, Side::Right, Side::Middle][side as usize];
-        let cut = ResultTruncation { characters: Some(most), tokens: Some((tokens, chat())), side };
-        match cut.truncate(&text) {
-            None => prop_assert!(text.chars().count() <= most),
+        let truncation = ResultTruncation { characters: Some(max_characters), tokens: Some((tokens, chat())), side };
+        match truncation.truncate(&text) {
+            None => prop_assert!(text.chars().count() <= max_characters),
             Some(shortened) => {
                 let marker = shortened.split_once("[… ").map(|(before, rest)| (before, rest.split_once(" …]").unwrap()));
-                let (before, (said, after)) = marker.unwrap();
-                let gone: usize = said.split(' ').next().unwrap().parse().unwrap();
-                let kept = text.chars().count() - gone;
+                let (before, (note, after)) = marker.unwrap();
+                let omitted: usize = note.split(' ').next().unwrap().parse().unwrap();
+                let kept = text.chars().count() - omitted;
                 let breaks = before.ends_with('\n') as usize + after.starts_with('\n') as usize;
                 let there = before.chars().count() + after.chars().count();
-                prop_assert!(kept <= most && kept <= there && there <= kept + breaks);
+                prop_assert!(kept <= max_characters && kept <= there && there <= kept + breaks);
             }
         }
     }

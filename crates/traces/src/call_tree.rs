@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn unmeasured_tool_takes_place_between_calls() {
+    fn unmeasured_tool_gets_interval_between_calls() {
         let (chat, chats) = chats();
         let tree = CallTree::new(&attempt(&chat), &chats);
         let [first, second] = &tree.calls[0].tools[..] else { panic!("{tree:?}") };

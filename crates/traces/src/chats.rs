@@ -34,8 +34,8 @@ impl Chats {
     /// `writer.summary` has no format of its own.
     pub(crate) fn find(&self, agent: &str, policy: &str) -> Option<&ChatFormat> {
         self.0.get(&(agent.to_owned(), policy.to_owned())).or_else(|| {
-            let mut others = self.0.iter().filter(|((_, known), _)| known == policy);
-            others.next().map(|(_, format)| format)
+            let mut of_policy = self.0.iter().filter(|((_, known), _)| known == policy);
+            of_policy.next().map(|(_, format)| format)
         })
     }
 }

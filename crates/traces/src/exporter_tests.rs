@@ -9,8 +9,8 @@ use crate::collector::CollectorOptions;
 use crate::spans::TraceOptions;
 use crate::testing::{STARTED_AT, attempt, chats};
 
-/// A collector that answers with these statuses, then with 200. For the status 0, it answers
-/// nothing until the client closes the connection. It sends the names of the spans of each accepted
+/// A collector that responds with these statuses, then with 200. For the status 0, it sends nothing
+/// until the client closes the connection. It sends the names of the spans of each accepted
 /// request, and the value of the header `x-key`.
 fn collector(mut statuses: Vec<u16>) -> (String, Receiver<(Vec<String>, String)>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -101,13 +101,13 @@ fn slow_collector_gets_smaller_requests() {
     let options = CollectorOptions { url, headers: Vec::new() };
     let mut collector = Collector::with_timeout(options, Duration::from_secs(2));
     assert_eq!(collector.send_all(&traces), Ok(None));
-    // The collector records a request after it has answered it.
+    // The collector records a request after its response.
     let mut next = || received.recv_timeout(Duration::from_secs(20)).unwrap().0.len() / 6;
     assert_eq!([(); 5].map(|()| next()), [2, 2, 2, 2, 1], "requests of 9 and 4 time out");
 }
 
 #[test]
-fn collector_that_answers_nothing_is_reported() {
+fn silent_collector_is_reported() {
     let (url, _received) = collector(vec![0, 0, 0]);
     let (attempt, builder) = traced();
     let options = CollectorOptions { url: url.clone(), headers: Vec::new() };
@@ -131,7 +131,7 @@ fn rejected_traces_are_counted_and_reported_once() {
 
 #[test]
 fn full_queue_drops_attempts_without_delay() {
-    // Accepts connections in its backlog, and never answers.
+    // Accepts connections in its backlog, and never responds.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (attempt, exporter) = exporter(&format!("http://{}", listener.local_addr().unwrap()));
     let start = Instant::now();

@@ -4,7 +4,7 @@ use levade_tree::AttemptId;
 use sha2::{Digest, Sha256};
 
 /// Returns the id of an attempt's trace. Two runs of one recipe have the same attempt ids, so the
-/// start of the run, a Unix timestamp in seconds, tells their traces apart.
+/// start of the run, a Unix timestamp in seconds, distinguishes their traces.
 pub(crate) fn trace_id(attempt: &AttemptId, started_at: u64) -> [u8; 16] {
     truncate(Sha256::new().chain_update(attempt.bytes()).chain_update(started_at.to_le_bytes()))
 }

@@ -300,14 +300,16 @@ impl Trace<'_> {
             let versions = call.versions.iter().map(|version| int(*version));
             attributes.push(("levade.weight_versions", list(versions)));
         }
-        let earned =
+        let step_rewards =
             self.attempt.step_rewards.iter().filter(|reward| match &reward.credit_target {
                 CreditTarget::Turn(turn) => Some(*turn) == call.turn,
                 CreditTarget::Segment(segment) => Some(*segment) == call.completion,
                 CreditTarget::Agent(_) => false,
             });
-        let earned = earned.map(|reward| reward.reward).reduce(|sum, reward| sum + reward);
-        attributes.extend(earned.map(|earned| ("levade.step_reward", Any::DoubleValue(earned))));
+        let step_reward =
+            step_rewards.map(|reward| reward.reward).reduce(|sum, reward| sum + reward);
+        attributes
+            .extend(step_reward.map(|reward| ("levade.step_reward", Any::DoubleValue(reward))));
         let input = builder.messages("user", vec![builder.text_part(&call.prompt)], None);
         attributes.extend(input.map(|input| ("gen_ai.input.messages", input)));
         let output = builder.messages("assistant", output_parts(builder, call), Some(call.finish));

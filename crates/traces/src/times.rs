@@ -1,4 +1,4 @@
-//! Where the time of a span comes from.
+//! Origins of the times of spans.
 
 /// Origin of a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

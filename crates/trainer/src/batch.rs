@@ -162,8 +162,8 @@ pub(crate) fn trained_sequences(
                 }
             }
         }
-        let others = trained().filter(|part| !owned(part)).map(|part| part.segment);
-        let mut before: Vec<(u32, &str)> = others.map(|s| (s.turn, s.agent.as_str())).collect();
+        let earlier = trained().filter(|part| !owned(part)).map(|part| part.segment);
+        let mut before: Vec<(u32, &str)> = earlier.map(|s| (s.turn, s.agent.as_str())).collect();
         before.dedup();
         if !turns.is_empty() {
             sequences.push(TrainedSequence { leaf, turns_before: before.len(), turns });

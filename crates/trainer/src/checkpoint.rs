@@ -401,9 +401,9 @@ impl Checkpoints {
     /// visible.
     fn remove(&self, path: &Path) -> Result<(), TrainerError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let away = self.root.join(format!("{TEMPORARY}old-{name}"));
-        fs::rename(path, &away)
-            .and_then(|()| fs::remove_dir_all(&away))
+        let renamed = self.root.join(format!("{TEMPORARY}old-{name}"));
+        fs::rename(path, &renamed)
+            .and_then(|()| fs::remove_dir_all(&renamed))
             .map_err(|source| file_error("remove", path, source))
     }
 }

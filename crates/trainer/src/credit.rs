@@ -441,11 +441,14 @@ mod tests {
             (&[0.0, 1.0], Some(0.5), 1, false),
         ];
         assert_eq!(found.len(), want.len());
-        for (sequence, (tokens, cut, turns_before, masked)) in found.iter().zip(want) {
+        for (sequence, (tokens, truncation_value, turns_before, masked)) in found.iter().zip(want) {
             assert_eq!(sequence.values, tokens);
             assert_eq!(sequence.behaviour, tokens.iter().map(|i| -i).collect::<Vec<_>>());
             assert_eq!(sequence.concentration, tokens.iter().map(|i| i / 8.0).collect::<Vec<_>>());
-            assert_eq!((sequence.truncation_value, sequence.turns_before), (cut, turns_before));
+            assert_eq!(
+                (sequence.truncation_value, sequence.turns_before),
+                (truncation_value, turns_before)
+            );
             assert_eq!(sequence.masked, vec![masked; tokens.len()]);
         }
     }

@@ -50,7 +50,8 @@ pub struct SliceResult {
     /// Name of the slice.
     pub name: String,
     /// Whether the slice is excluded from the overall result.
-    pub apart: bool,
+    #[serde(rename = "apart")]
+    pub is_separate: bool,
     /// Whether the tasks serve only to select the best checkpoint.
     #[serde(default, skip_serializing_if = "is_false")]
     pub selects: bool,
@@ -184,7 +185,7 @@ impl SliceResult {
             attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
         Ok(SliceResult {
             name: name.to_owned(),
-            apart: is_separate,
+            is_separate,
             selects: false,
             tasks: by_task.len() as u64,
             correct,

@@ -40,7 +40,7 @@ impl Gain {
             let counted: Vec<bool> = eval
                 .slices
                 .iter()
-                .flat_map(|slice| (0..slice.tasks).map(|_| !slice.apart))
+                .flat_map(|slice| (0..slice.tasks).map(|_| !slice.is_separate))
                 .collect();
             let mut found: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
             for attempt in

@@ -61,7 +61,7 @@ pub(crate) struct UpdateOutcome {
     rejected: u64,
 }
 
-/// Returns the loss of a phase. A prompt phase trains no weights, so nothing asks for its loss.
+/// Returns the loss of a phase. A prompt phase trains no weights, so its loss is never requested.
 pub(crate) fn loss_of(phase: &Phase) -> Loss {
     match phase {
         Phase::Sft(_) | Phase::Prompt(_) => Loss::new(PolicyLoss::CrossEntropy),

@@ -70,14 +70,14 @@ mod tests {
 
     #[test]
     fn mismatch_is_classified_by_age_and_position() {
-        let mut apart = MismatchBreakdown::default();
+        let mut breakdown = MismatchBreakdown::default();
         for (age, position, difference) in
             [(0, 0, 0.5), (0, 63, 1.5), (1, 64, 2.0), (4, 4095, 3.0), (9, 9000, 5.0)]
         {
-            apart.add(age, position, difference);
+            breakdown.add(age, position, difference);
         }
         let mut metrics = Metrics::default();
-        apart.report(&mut metrics);
+        breakdown.report(&mut metrics);
         let of = |name: &str| metrics.get(&format!("rollout_corr/log_diff_{name}"));
         for (name, value) in [
             ("mean_age_0", Some(1.0)),

@@ -15,8 +15,8 @@ fn parts(weights: [f64; 3]) -> RlKeys {
 fn gdpo_normalizes_reward_components_separately() {
     // The first answer is correct, with a malformed call. The second is incorrect, without such a
     // call.
-    let earned = vec![StepReward { credit_target: CreditTarget::Turn(0), reward: -0.5 }];
-    let right = Attempt { score: Some(1.0), step_rewards: earned, ..turn_tokens(0, 1, 0.5) };
+    let step_rewards = vec![StepReward { credit_target: CreditTarget::Turn(0), reward: -0.5 }];
+    let right = Attempt { score: Some(1.0), step_rewards, ..turn_tokens(0, 1, 0.5) };
     let wrong = Attempt { score: Some(0.0), ..turn_tokens(1, 1, 0.0) };
     let plan = plan_of(&[vec![right, wrong]], &parts([1.0, 0.0, 2.0]), 1000).unwrap();
     // 1 × 0.5 − 2 × 0.25 for the first: the advantages cancel, as for the second.
@@ -58,11 +58,11 @@ fn truncated_attempt_bootstraps_from_critic_value() {
         ..Signals::default()
     };
     let plan = plan_with(&groups, &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
-    let [cut, ended] = &plan.updates[0].sequences[..] else { panic!("{plan:?}") };
+    let [truncated, ended] = &plan.updates[0].sequences[..] else { panic!("{plan:?}") };
     // δ₁ = 1 + γ · 2 − 0.25, δ₀ = γ · 0.25 − 0.5, and λ γ δ₁ more for the first.
-    assert_eq!(cut.advantage, PerToken::new([-0.375 + 0.25 * 1.75, 1.75]));
+    assert_eq!(truncated.advantage, PerToken::new([-0.375 + 0.25 * 1.75, 1.75]));
     assert_eq!(ended.advantage, PerToken::new([-0.375 + 0.25 * 0.75, 0.75]));
-    assert_eq!(cut.returns, Some(PerToken::new([0.5625, 2.0])));
+    assert_eq!(truncated.returns, Some(PerToken::new([0.5625, 2.0])));
 }
 
 #[test]
@@ -102,9 +102,10 @@ fn high_entropy_fraction_keeps_highest_entropy_tokens() {
 /// attempts, unless it is dropped.
 #[test]
 fn empty_attempts_are_compared_with_each_agent() {
-    let earned = vec![StepReward { credit_target: CreditTarget::Agent("b".into()), reward: 1.0 }];
+    let step_rewards =
+        vec![StepReward { credit_target: CreditTarget::Agent("b".into()), reward: 1.0 }];
     let group = [vec![
-        together(0, 2, 2.0, earned),
+        together(0, 2, 2.0, step_rewards),
         together(1, 1, 0.0, vec![]),
         attempt(0, 2, &[1, 2], &[], Some(-2.0)),
     ]];

@@ -275,7 +275,7 @@ fn match_of(sample: u32, wolf_rewards: [f64; 2], good: (&str, f64)) -> Attempt {
         let root = Segment { agent: agent.into(), ..Segment::context(None, vec![turn], turn) };
         let root = trajectory.push(root).unwrap();
         let tokens = turn + 1 + sample % 2;
-        let reply = Segment {
+        let completion = Segment {
             kind: Kind::Sampled,
             logprobs: vec![-1.0; tokens as usize],
             versions: vec![VersionRun { version: 0, len: tokens }],
@@ -283,7 +283,7 @@ fn match_of(sample: u32, wolf_rewards: [f64; 2], good: (&str, f64)) -> Attempt {
             policy: policy.into(),
             ..Segment::context(Some(root), vec![5 + sample; tokens as usize], turn)
         };
-        trajectory.push(reply).unwrap();
+        trajectory.push(completion).unwrap();
     }
     let rewards = [wolf_rewards[0], wolf_rewards[1], good.1];
     attempt.step_rewards = seats

@@ -49,20 +49,9 @@ fn attempt(
     let task = Value::Null;
     let outcome = Outcome::demonstrated("");
     let score = reward;
-    let earned = Vec::new();
+    let step_rewards = Vec::new();
     let status = Status::Completed;
-    Attempt {
-        id,
-        slot,
-        number: 0,
-        task,
-        outcome,
-        score,
-        reward,
-        step_rewards: earned,
-        status,
-        trajectory,
-    }
+    Attempt { id, slot, number: 0, task, outcome, score, reward, step_rewards, status, trajectory }
 }
 
 /// GRPO without scaling by the standard deviation.
@@ -212,16 +201,16 @@ proptest! {
             .map(|(g, group)| {
                 let prompt = [9, 9, 9, g as u32];
                 let attempts = group.iter().enumerate().map(|(s, (len, reward))| {
-                    let reply: Vec<u32> = (0..*len as u32).map(|i| 10 + s as u32 + i).collect();
-                    attempt(g as u32, s as u32, &prompt, &reply, Some(*reward))
+                    let completion: Vec<u32> = (0..*len as u32).map(|i| 10 + s as u32 + i).collect();
+                    attempt(g as u32, s as u32, &prompt, &completion, Some(*reward))
                 });
                 attempts.collect()
             })
             .collect();
         let whole = plan_of(&groups, &keys(), usize::MAX).unwrap();
-        let cut = plan_of(&groups, &keys(), budget).unwrap();
+        let bounded = plan_of(&groups, &keys(), budget).unwrap();
         let flat = |plan: &PolicyPlan| rows(&plan.updates[0]).concat();
-        prop_assert_eq!(flat(&cut), flat(&whole));
+        prop_assert_eq!(flat(&bounded), flat(&whole));
         prop_assert!(rows(&whole.updates[0]).len() <= 1);
         let input = |p: &PlannedSequence| {
             let (group, sample) = slot(p.attempt);
@@ -231,7 +220,7 @@ proptest! {
         let size = |paths: &[&PlannedSequence]| {
             TreeBatch::merge(&paths.iter().map(|p| input(p)).collect::<Vec<_>>()).unwrap().tokens.len()
         };
-        let batches = cut.updates[0].micro_batches();
+        let batches = bounded.updates[0].micro_batches();
         for batch in &batches {
             prop_assert!(!batch.is_empty());
             prop_assert!(batch.len() == 1 || size(batch) <= budget);
@@ -239,7 +228,7 @@ proptest! {
         for g in 0..groups.len() as u32 {
             let of_group = |batch: &Vec<&PlannedSequence>| batch.iter().filter(|p| slot(p.attempt).0 == g).count();
             let spread = batches.iter().filter(|b| of_group(b) > 0).count();
-            let paths: Vec<&PlannedSequence> = cut.updates[0].sequences.iter().filter(|p| slot(p.attempt).0 == g).collect();
+            let paths: Vec<&PlannedSequence> = bounded.updates[0].sequences.iter().filter(|p| slot(p.attempt).0 == g).collect();
             prop_assert!(spread <= 1 || size(&paths) > budget);
         }
     }
@@ -328,7 +317,7 @@ fn sampled_turns_carry_weight_of_skipped_turns() {
 /// Groups with equal rewards have no gradient, unless the estimator uses parts of the rewards that
 /// differ.
 #[test]
-fn is_idle_detects_groups_without_gradient() {
+fn is_uninformative_detects_groups_without_gradient() {
     let early = |reward| vec![StepReward { credit_target: CreditTarget::Turn(0), reward }];
     let group = |rewards: [f64; 2], parts: [f64; 2]| -> Vec<Attempt> {
         let of = |i: usize| Attempt {
@@ -339,29 +328,29 @@ fn is_idle_detects_groups_without_gradient() {
     };
     let complete = keys();
     let parts = RlKeys { group_by: GroupBy::Agent, ..keys() };
-    let idle = |keys: &RlKeys, group: &[Attempt]| {
+    let uninformative = |keys: &RlKeys, group: &[Attempt]| {
         is_uninformative(keys, &with_rewards(group.iter(), keys, &TokenLimits::default()))
     };
     let same = [0.5, 0.5];
     let different = [0.5, 0.25];
     assert_eq!(
-        [same, different].map(|earned| idle(&complete, &group([1.0, 1.0], earned))),
+        [same, different].map(|rewards| uninformative(&complete, &group([1.0, 1.0], rewards))),
         [true, true]
     );
     assert_eq!(
-        [same, different].map(|earned| idle(&parts, &group([1.0, 1.0], earned))),
+        [same, different].map(|rewards| uninformative(&parts, &group([1.0, 1.0], rewards))),
         [true, false]
     );
     assert_eq!(
-        [&complete, &parts].map(|keys| idle(keys, &group([1.0, 0.0], same))),
+        [&complete, &parts].map(|keys| uninformative(keys, &group([1.0, 0.0], same))),
         [false, false]
     );
-    assert!(idle(&complete, &[]));
+    assert!(uninformative(&complete, &[]));
     let critic = RlKeys {
         advantage: Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None }),
         ..keys()
     };
-    assert!(!idle(&critic, &group([1.0, 1.0], same)));
+    assert!(!uninformative(&critic, &group([1.0, 1.0], same)));
 }
 
 /// Sequences of attempts with a reward, with all of their targets.
@@ -382,31 +371,32 @@ fn every_path_covers_attempts_with_reward() {
         ((2, 0), 1, &[1, 8, 3, 3]),
         ((2, 1), 1, &[1, 8, 6]),
     ];
-    assert_eq!(found, want.map(|(place, leaf, tokens)| (place, leaf, tokens.to_vec())));
+    assert_eq!(found, want.map(|(slot, leaf, tokens)| (slot, leaf, tokens.to_vec())));
     assert!(sequences.iter().all(|(_, input)| input.targets.len() == input.tokens.len() - 2));
 }
 
 /// Returns an attempt in which "a" and "b" act in turn, two tokens each, starting with "a".
-fn together(sample: u32, acts: u32, reward: f64, earned: Vec<StepReward>) -> Attempt {
+fn together(sample: u32, acts: u32, reward: f64, step_rewards: Vec<StepReward>) -> Attempt {
     let mut attempt = turn_tokens(sample, acts, reward);
     let mut trajectory = Trajectory::new();
     for segment in attempt.trajectory.segments() {
         let agent = ["a", "b"][segment.turn as usize % 2].to_owned();
         trajectory.push(Segment { agent, ..segment.clone() }).unwrap();
     }
-    (attempt.trajectory, attempt.step_rewards) = (trajectory, earned);
+    (attempt.trajectory, attempt.step_rewards) = (trajectory, step_rewards);
     attempt
 }
 
 #[test]
 fn group_by_compares_tasks_agents_or_steps() {
-    let earned = |agent: &str, reward| StepReward {
+    let agent_reward = |agent: &str, reward| StepReward {
         credit_target: CreditTarget::Agent(agent.into()),
         reward,
     };
     // The reward of "b" is higher by 2 in the first attempt than in the second; the reward of "a"
     // is equal.
-    let groups = [vec![together(0, 2, 3.0, vec![earned("b", 2.0)]), together(1, 4, 1.0, vec![])]];
+    let groups =
+        [vec![together(0, 2, 3.0, vec![agent_reward("b", 2.0)]), together(1, 4, 1.0, vec![])]];
     let by = |group_by| plan_of(&groups, &RlKeys { group_by, ..keys() }, 1000).unwrap();
     let of = |plan: &PolicyPlan| -> Vec<Vec<f32>> {
         plan.updates[0]

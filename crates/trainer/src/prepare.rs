@@ -179,15 +179,16 @@ impl<'a> Preparer<'a> {
                     .iter_mut()
                     .for_each(|sequence| prepare::set_geometric_means(sequence, low, high));
             }
-            PolicyLoss::KlCov { fraction: share, .. } => {
-                update_points(&mut points, |all| prepare::mark_covarying(all, share))
+            PolicyLoss::KlCov { fraction, .. } => {
+                update_points(&mut points, |all| prepare::mark_covarying(all, fraction))
             }
-            PolicyLoss::ClipCov { fraction: share, lower, upper, .. } => {
+            PolicyLoss::ClipCov { fraction, lower, upper, .. } => {
                 let (seed, stream) = self.random;
                 let random = |i: usize| uniform(seed, stream, (update as u64) << 32 | i as u64);
                 update_points(&mut points, |all| {
                     let clipped = |point: &Point| loss.at(point).clipped;
-                    for i in prepare::select_covarying(all, clipped, share, lower, upper, random) {
+                    for i in prepare::select_covarying(all, clipped, fraction, lower, upper, random)
+                    {
                         all[i].marked = true;
                     }
                 });

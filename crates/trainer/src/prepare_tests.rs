@@ -158,10 +158,10 @@ async fn correction_weights_are_proximal_to_behavior_ratios() {
     let weights: Vec<f64> = found.iter().map(weight).collect();
     close(weights[0], 0.5 * 0.5f64.exp());
     assert_eq!(weights[1..], [0.0, 0.0]);
-    let away = keys(
+    let clamped = keys(
         "proximal = 'recompute'\ncorrection = { bound = { clamp = { low = 1.0, high = 1.0 } } }",
     );
-    let (found, _) = prepare(&away, true, vec![make_input(0, &STALE)]).await;
+    let (found, _) = prepare(&clamped, true, vec![make_input(0, &STALE)]).await;
     assert!(found.iter().all(|term| weight(term) == 0.5 && term.proximal.is_some()));
     // Ratios to the policy that sampled a token need no weight.
     let (found, num_queries) = prepare(&keys(""), true, vec![make_input(0, &STALE)]).await;
@@ -455,12 +455,12 @@ async fn critic_ignores_corrections_and_rejections() {
         returns: Some(PerToken::new([1.0, 2.0, 3.0])),
         values: Some(PerToken::new([0.5, 0.5, 0.5])),
     };
-    let cut = MicroBatchPlan::from_sizes([1]);
+    let micro_batch_plan = MicroBatchPlan::from_sizes([1]);
     let updates = vec![
         Update {
             sequences: vec![planned],
-            micro_batch_plan: cut.clone(),
-            critic_plan: Some(cut)
+            micro_batch_plan: micro_batch_plan.clone(),
+            critic_plan: Some(micro_batch_plan)
         };
         2
     ];
@@ -536,11 +536,11 @@ async fn critic_warmup_skips_policy_updates() {
     let values = Some(PerToken::uniform(0.5));
     let planned =
         PlannedSequence { attempt: id(0), leaf: SegmentId(1), advantage, weight, returns, values };
-    let cut = MicroBatchPlan::from_sizes([1]);
+    let micro_batch_plan = MicroBatchPlan::from_sizes([1]);
     let updates = vec![Update {
         sequences: vec![planned],
-        micro_batch_plan: cut.clone(),
-        critic_plan: Some(cut),
+        micro_batch_plan: micro_batch_plan.clone(),
+        critic_plan: Some(micro_batch_plan),
     }];
     let policy_plan = PolicyPlan { updates, ..PolicyPlan::default() };
     let plan =

@@ -30,7 +30,7 @@ pub(crate) fn group_stream(index: &AttemptSlot) -> u64 {
     stream(purpose.name(), &[phase, step, group])
 }
 
-/// Returns the random stream from which the curriculum of a phase draws tasks.
+/// Returns the random stream from which the curriculum of a phase samples tasks.
 pub(crate) fn curriculum_stream(phase: u32) -> u64 {
     stream("curriculum", &[phase])
 }

@@ -1,4 +1,4 @@
-//! Parts of error messages that tell what the user can do.
+//! Parts of error messages that describe what the user can do.
 
 use std::io;
 

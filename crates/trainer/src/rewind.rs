@@ -1,5 +1,5 @@
-//! Goes back to an earlier step of a run, so that the steps after it are made anew: with another
-//! reward, for example.
+//! Goes back to an earlier step of a run, so that the run repeats the later steps, for example with
+//! another reward.
 //!
 //! Nothing is erased. A new directory gets the checkpoints up to that step, and a new store with
 //! the attempts, plans and evaluations before it. Then the two directories are exchanged, in one
@@ -170,7 +170,7 @@ impl Rewind<'_> {
         Ok(lock)
     }
 
-    /// Copies the part of the record that the checkpoint stands on into a new store.
+    /// Copies the part of the record on which the checkpoint depends into a new store.
     async fn copy_record(&self, store_dir: &Path) -> Result<(), TrainerError> {
         let location = &self.earlier.run.store;
         let from = levade_store_client::open(location, self.old.root(), Access::Read).await?;

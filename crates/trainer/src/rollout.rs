@@ -30,7 +30,7 @@ use crate::sessions::SessionRecords;
 use crate::tracer::Tracer;
 
 /// Maximum number of lost tries of an attempt slot in this process. Another loss counts as a
-/// failure: the attempt may be what ends the processes that make it.
+/// failure: the attempt itself may end the processes that make it.
 const MAX_LOST_TRIES: u32 = 8;
 
 /// Generates attempts and records them.

@@ -237,7 +237,7 @@ impl Scorer for IndexScorer {
     }
 
     async fn score_group(&self, group: &[ScorerInput]) -> Result<Vec<Vec<Component>>, ScoreError> {
-        assert!(group.iter().all(|evidence| evidence.trajectory.segments().len() == 1));
+        assert!(group.iter().all(|input| input.trajectory.segments().len() == 1));
         let score_at = |index: usize| (index as f64 + 1.0) / group.len() as f64;
         Ok((0..group.len()).map(|index| vec![Component::score(score_at(index))]).collect())
     }
@@ -272,10 +272,10 @@ fn tool_rewards_add_to_call_penalties_of_turn() {
     made.outcome.calls_by_turn = vec![(0, calls(2)), (1, calls(1))];
     made.outcome.rewards_by_turn = vec![(1, 2.0), (2, 0.5)];
     let done = all.finish(made);
-    let earned: Vec<(CreditTarget, f64)> =
-        done.step_rewards.into_iter().map(|earned| (earned.credit_target, earned.reward)).collect();
+    let step_rewards: Vec<(CreditTarget, f64)> =
+        done.step_rewards.into_iter().map(|reward| (reward.credit_target, reward.reward)).collect();
     assert_eq!(
-        earned,
+        step_rewards,
         [(CreditTarget::Turn(0), -1.0), (CreditTarget::Turn(1), 1.5), (CreditTarget::Turn(2), 0.5)]
     );
     assert_eq!((done.score, done.reward), (Some(1.0), Some(2.0)));

@@ -58,12 +58,12 @@ impl Toolboxes {
                         return Err(wrong(why.to_owned()));
                     }
                 };
-                let cut = ResultTruncation {
+                let truncation = ResultTruncation {
                     characters: keys.max_characters,
                     tokens,
                     side: keys.truncate,
                 };
-                toolbox = Arc::new(TruncatingToolbox::new(toolbox, cut));
+                toolbox = Arc::new(TruncatingToolbox::new(toolbox, truncation));
             }
             if let Some(summarize) = &keys.summarize {
                 toolbox = Arc::new(SummarizedToolbox::new(toolbox, summarize.clone()));

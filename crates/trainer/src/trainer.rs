@@ -119,15 +119,8 @@ impl Trainer {
         parts: RunParts,
         start: StartMode,
     ) -> Result<Self, TrainerError> {
-        let RunParts {
-            policies,
-            agents,
-            scorers,
-            environments,
-            started_at: begun,
-            model_files,
-            teachers,
-        } = parts;
+        let RunParts { policies, agents, scorers, environments, started_at, model_files, teachers } =
+            parts;
         let policies = Policies::new(policies, &recipe.engine);
         let agents = Agents::new(&recipe, &agents, &policies)?;
         let matching = match start {
@@ -170,7 +163,7 @@ impl Trainer {
             let tools = OfferedTool::all(&tasks, &agents)?;
             let listings = tasks.listings.clone();
             tokio::task::spawn_blocking(move || {
-                Origin::collect(&recipe, begun, &model_files, tools, listings, matching)
+                Origin::collect(&recipe, started_at, &model_files, tools, listings, matching)
             })
         };
         let current =
@@ -208,7 +201,7 @@ impl Trainer {
             policies.publish(name, versions[name]).await?;
         }
         let reporter = Reporter::open(&recipe, &dir, latest.as_ref())?;
-        let tracer = Tracer::open(&recipe, dir.root(), begun, &agents)?;
+        let tracer = Tracer::open(&recipe, dir.root(), started_at, &agents)?;
         let withdrawn = store.withdrawals().await?.into_iter().filter_map(|w| w.task).collect();
         let prompts = latest.as_ref().map(|checkpoint| checkpoint.prompts.clone());
         let prompts = prompts.unwrap_or_default();

@@ -55,7 +55,7 @@ pub enum TimedPart {
 pub struct Timing {
     /// The part.
     pub part: TimedPart,
-    /// When it started and how long it took.
+    /// Start and duration of the part.
     pub interval: TimeInterval,
 }
 

@@ -204,7 +204,7 @@ mod tests {
     proptest! {
         /// Pieces are read, truncated, compared and serialized like the flat list.
         #[test]
-        fn pieces_behave_like_flat_list(ours in chunk_lists(), theirs in chunk_lists(), keep in 0..20usize) {
+        fn chunks_behave_like_flat_list(ours in chunk_lists(), theirs in chunk_lists(), keep in 0..20usize) {
             let (mut tokens, mut plain) = chunked_tokens(&ours);
             let (other, other_plain) = chunked_tokens(&theirs);
             prop_assert_eq!(tokens == other, plain == other_plain);
@@ -220,11 +220,11 @@ mod tests {
 
         /// The cursor advances past the common prefix, and keeps the remaining tokens.
         #[test]
-        fn cursor_keeps_tokens_after_common_prefix(ours in chunk_lists(), others in prop::collection::vec(0..3u32, 0..12)) {
+        fn cursor_keeps_tokens_after_common_prefix(ours in chunk_lists(), theirs in prop::collection::vec(0..3u32, 0..12)) {
             let (tokens, plain) = chunked_tokens(&ours);
             let mut rest = tokens.cursor();
-            let shared = plain.iter().zip(&others).take_while(|(a, b)| a == b).count();
-            prop_assert_eq!(rest.step_along(&others), shared);
+            let shared = plain.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
+            prop_assert_eq!(rest.step_along(&theirs), shared);
             prop_assert_eq!(rest.first(), plain.get(shared).copied());
             prop_assert_eq!(rest.to_vec(), &plain[shared..]);
         }

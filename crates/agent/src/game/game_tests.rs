@@ -14,25 +14,28 @@ use super::*;
 use crate::roster::{Agent, MixtureScope, Player};
 use crate::testing;
 
-type Reply = dyn Fn(usize, &ChatQuery) -> Option<Result<String, ApiError>> + Send + Sync;
+type CompletionFn = dyn Fn(usize, &ChatQuery) -> Option<Result<String, ApiError>> + Send + Sync;
 
-/// Chat API whose reply is a function of the call's number and the query. No reply hangs.
+/// Chat API whose completion is a function of the call's number and the query. No completion hangs.
 struct ScriptedApi {
-    reply: Box<Reply>,
+    completion: Box<CompletionFn>,
     queries: Mutex<Vec<ChatQuery>>,
     running: Arc<AtomicUsize>,
-    most_running: Arc<AtomicUsize>,
+    max_running: Arc<AtomicUsize>,
 }
 
 impl ScriptedApi {
     fn new(
-        reply: impl Fn(usize, &ChatQuery) -> Option<Result<String, ApiError>> + Send + Sync + 'static,
+        completion: impl Fn(usize, &ChatQuery) -> Option<Result<String, ApiError>>
+        + Send
+        + Sync
+        + 'static,
     ) -> Arc<Self> {
         Arc::new(ScriptedApi {
-            reply: Box::new(reply),
+            completion: Box::new(completion),
             queries: Mutex::default(),
             running: Arc::default(),
-            most_running: Arc::default(),
+            max_running: Arc::default(),
         })
     }
 }
@@ -41,14 +44,14 @@ impl ChatApi for ScriptedApi {
     fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
         let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
         let number = self.queries.lock().unwrap().len();
-        let reply = (self.reply)(number, &query);
+        let completion = (self.completion)(number, &query);
         self.queries.lock().unwrap().push(query);
-        let (running, most) = (Arc::clone(&self.running), Arc::clone(&self.most_running));
+        let (running, max) = (Arc::clone(&self.running), Arc::clone(&self.max_running));
         tokio::spawn(async move {
-            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            max.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             tokio::time::sleep(Duration::from_millis(1)).await;
             running.fetch_sub(1, Ordering::SeqCst);
-            let completion = |text: String| {
+            let done = |text: String| {
                 ChatDelta::Done(Box::new(ChatCompletion {
                     message: Message::assistant(text),
                     finish: FinishReason::StopId,
@@ -57,8 +60,8 @@ impl ChatApi for ScriptedApi {
                     reasoning_tokens: 0,
                 }))
             };
-            match reply {
-                Some(reply) => drop(sender.send(reply.map(completion))),
+            match completion {
+                Some(completion) => drop(sender.send(completion.map(done))),
                 None => std::future::pending().await,
             }
         });
@@ -74,13 +77,13 @@ fn last_text(query: &ChatQuery) -> String {
 fn legal(query: &ChatQuery) -> String {
     let mut texts = query.messages.iter().rev().map(|message| message.content.as_str());
     let text = texts.find(|text| text.contains("Reply with one JSON object")).unwrap();
-    let mut reply = json!({"reasoning": "SECRET", "say": "hello"});
+    let mut completion = json!({"reasoning": "SECRET", "say": "hello"});
     if let Some((_, choices)) = text.rsplit_once("\"move\": ") {
         let choices = choices.trim_end().trim_end_matches('}');
         let last = choices.rsplit(" | ").next().unwrap();
-        reply["move"] = serde_json::from_str(last).unwrap();
+        completion["move"] = serde_json::from_str(last).unwrap();
     }
-    reply.to_string()
+    completion.to_string()
 }
 
 fn api_agent(name: &str, api: Arc<ScriptedApi>) -> Agent {
@@ -150,7 +153,7 @@ fn check_replay(attempt: &Attempt, options: &Value) {
 }
 
 #[tokio::test]
-async fn match_is_played_to_end_by_legal_replies() {
+async fn match_is_played_to_end_by_legal_moves() {
     let api = ScriptedApi::new(|_, query| Some(Ok(legal(query))));
     let agents = vec![api_agent("default", api.clone()), api_agent("wolf", api.clone())];
     let options = json!({"players": 9, "max_days": 2});
@@ -164,8 +167,8 @@ async fn match_is_played_to_end_by_legal_replies() {
     assert!(names.iter().enumerate().all(|(i, name)| name.ends_with(&format!("@{}", i + 1))));
     assert_eq!(attempt.outcome.tool_metrics["game/wolf.defaults"], 0.0);
     // The votes of all living players are requested at once.
-    assert!(api.most_running.load(Ordering::SeqCst) >= 7);
-    // Reasoning stays in the seat's own replies, and statements reach the other seats.
+    assert!(api.max_running.load(Ordering::SeqCst) >= 7);
+    // Reasoning stays in the seat's own completions, and statements reach the other seats.
     let queries = api.queries.lock().unwrap();
     let heard = |text: &str| {
         let received = |message: &&Message| message.role == levade_text::Role::User;
@@ -177,7 +180,7 @@ async fn match_is_played_to_end_by_legal_replies() {
 }
 
 #[tokio::test]
-async fn illegal_reply_gets_reason_and_penalty() {
+async fn illegal_move_gets_reason_and_penalty() {
     let api = ScriptedApi::new(|number, query| {
         Some(Ok(if number == 0 { r#"{"move": 99}"#.to_owned() } else { legal(query) }))
     });
@@ -187,11 +190,14 @@ async fn illegal_reply_gets_reason_and_penalty() {
     let metrics = &attempt.outcome.tool_metrics;
     assert_eq!((metrics["game/default.illegal"], metrics["game/default.defaults"]), (1.0, 0.0));
     assert!(rewards(&attempt).contains(&("default@1".to_owned(), -0.25)));
-    let told = last_text(&api.queries.lock().unwrap()[1]);
-    assert!(told.contains("99") && told.contains("one of: 1, 2"), "{told}");
+    let retry_message = last_text(&api.queries.lock().unwrap()[1]);
+    assert!(
+        retry_message.contains("99") && retry_message.contains("one of: 1, 2"),
+        "{retry_message}"
+    );
 }
 
-/// Conversations whose moves are scored are those that the game loop holds.
+/// Moves are scored after the same conversations as in a match.
 #[tokio::test]
 async fn scored_conversations_match_those_of_matches() {
     let api = ScriptedApi::new(|number, _| {
@@ -228,12 +234,12 @@ async fn scored_conversations_match_those_of_matches() {
 #[tokio::test]
 async fn versus_scores_contestant_by_rewards_of_its_seats() {
     let contestant = |name: &str, moves: [&'static str; 2]| {
-        let reply = move |query: &ChatQuery| {
+        let completion = move |query: &ChatQuery| {
             let can = |choice: &&&str| last_text(query).contains(**choice);
             let choice = moves.iter().find(can).copied().unwrap();
             format!("{{\"move\": {choice}}}")
         };
-        let api = ScriptedApi::new(move |_, query| Some(Ok(reply(query))));
+        let api = ScriptedApi::new(move |_, query| Some(Ok(completion(query))));
         let agents = [("default".to_owned(), api_agent("default", api))].into();
         Contestant { name: name.to_owned(), agents }
     };
@@ -265,10 +271,10 @@ async fn chat_api_cannot_score_moves() {
     assert!(error.contains("default") && error.contains("chat API"), "{error}");
 }
 
-/// A policy that writes nonsense without end plays default moves, and two seats of one agent stay
-/// apart in the record.
+/// A policy that writes endless nonsense plays default moves. The record separates two seats of one
+/// agent.
 #[tokio::test]
-async fn nonsense_of_tokens_plays_default_moves() {
+async fn nonsense_completions_play_default_moves() {
     let options = json!({"players": 7, "max_days": 3});
     let game = game("werewolf", options.clone(), &[("wolves", "wolf")]);
     let agents = || vec![simulated_agent("default"), simulated_agent("wolf")];
@@ -287,7 +293,7 @@ async fn nonsense_of_tokens_plays_default_moves() {
         .collect();
     assert_eq!(seats.iter().filter(|name| agent_of(name) == "wolf").count(), 2, "{seats:?}");
     assert_eq!(attempt.outcome.cast.len(), 7);
-    // The attempt does not depend on the order in which replies arrive.
+    // The attempt does not depend on the order in which completions arrive.
     let again = game.run(context(agents(), 5)).await;
     assert_eq!(again.outcome.scorer_inputs["game"], attempt.outcome.scorer_inputs["game"]);
 }
@@ -328,7 +334,7 @@ async fn seat_without_agent_is_reported() {
     assert!(error.contains("\"nobody\""), "{error}");
 }
 
-/// The rules of the recipe `nim` are a program in Python, which is asked for every turn.
+/// The rules of the recipe `nim` are a Python program, which gets one request per turn.
 #[tokio::test]
 async fn rules_of_program_play_match() {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/nim");
@@ -347,12 +353,12 @@ async fn rules_of_program_play_match() {
     };
     let attempt = run(&["python3", "game.py"], json!({"stones": 7})).await;
     assert_eq!((attempt.outcome.error.as_deref(), attempt.outcome.finish), (None, Finish::Ended));
-    // Both take as much as they may: 3, 3 and 1.
+    // Both seats take as many as possible: 3, 3 and 1.
     let record = &attempt.outcome.scorer_inputs["game"];
     assert_eq!(record["moves"].as_array().unwrap().len(), 3);
     assert_eq!(record["positions"][3]["stones"], 0);
     assert_eq!(rewards(&attempt), [("default@1".to_owned(), 1.0), ("default@2".to_owned(), -1.0)]);
-    // A program that fails, that ends and that is no game fails the attempt.
+    // The attempt fails if the program fails, exits, or is not a game.
     for (command, options, why) in [
         (&["python3", "game.py"][..], json!({"stones": "many"}), "the game nim: "),
         (&["python3", "-c", "raise SystemExit('no rules')"], json!({}), "no rules"),

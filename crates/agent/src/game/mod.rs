@@ -1,9 +1,9 @@
 //! Agent loop of games: the rules ask seats for moves, and the policies of agents make them.
 //!
 //! Each seat has a conversation of its own, in which its player reads what the seat may observe. A
-//! reply is a JSON object with private `reasoning`, a public statement `say`, and a `move`. A
-//! reply that is no legal move is answered with the reason. After `retries` such replies, the
-//! default move of the rules is played.
+//! completion is a JSON object with private `reasoning`, a public statement `say`, and a `move`. A
+//! completion that is no legal move is answered with the reason. After `retries` such completions,
+//! the default move of the rules is played.
 //!
 //! # Guarantees
 //! - **Names.** A seat acts under the recorded name `AGENT@SEAT`, with seats counted from 1.
@@ -14,11 +14,11 @@
 //! - **Deadline.** A match that is not over in time fails, and its error names the seats that it
 //!   waited for. A failed match has no rewards.
 
+mod move_format;
 mod options;
 mod player;
 mod probabilities;
 mod record;
-mod reply;
 mod table;
 mod versus;
 mod workers;
@@ -161,22 +161,22 @@ impl Match<'_> {
     /// Returns a message that names the seat if a call fails, or the game if its rules fail.
     async fn play(&mut self) -> Result<Vec<SeatOutcome>, String> {
         loop {
-            let asks = match self.table.next() {
+            let requests = match self.table.next() {
                 Next::Over(outcomes) => return Ok(outcomes),
-                Next::Ask(asks) => asks,
+                Next::Requests(requests) => requests,
             };
-            self.waiting = self.describe(&asks);
+            self.waiting = self.describe(&requests);
             let cast = &self.cast;
             let options = self.options;
             let decisions = self.players.iter_mut().enumerate().filter_map(|(index, player)| {
-                let ask = asks.iter().find(|ask| ask.seat == index)?;
+                let request = requests.iter().find(|request| request.seat == index)?;
                 Some(async move {
-                    player.decide(cast, options, ask).await.map(|played| (index, played))
+                    player.decide(cast, options, request).await.map(|played| (index, played))
                 })
             });
             let moves: Vec<(usize, Move)> =
                 join_all(decisions).await.into_iter().collect::<Result<_, String>>()?;
-            if moves.len() != asks.len() {
+            if moves.len() != requests.len() {
                 return Err(format!(
                     "the game {} asked for a move of a seat that it does not have, or twice",
                     options.rules.name()
@@ -190,10 +190,11 @@ impl Match<'_> {
     }
 
     /// Returns the names of the seats that act, with the kinds of their moves.
-    fn describe(&self, asks: &[levade_game::Ask]) -> String {
+    fn describe(&self, requests: &[levade_game::MoveRequest]) -> String {
         let name = |seat: usize| self.players.get(seat).map_or("?", |player| player.name.as_str());
-        let asked = asks.iter().map(|ask| format!("{} ({})", name(ask.seat), ask.kind));
-        asked.collect::<Vec<_>>().join(", ")
+        let seats =
+            requests.iter().map(|request| format!("{} ({})", name(request.seat), request.kind));
+        seats.collect::<Vec<_>>().join(", ")
     }
 
     /// Shows events to the seats that may observe them.

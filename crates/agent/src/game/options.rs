@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::workers::GameWorkers;
 
-/// Default text that asks for the format of a reply.
+/// Default text that asks for the format of a completion.
 pub const DEFAULT_FORMAT: &str = "Reply with one JSON object: {format}";
 
 /// Placeholder in a system prompt for the rules' instructions of a seat.
@@ -70,19 +70,19 @@ pub struct GameOptions {
     /// System prompts by agent. `{instructions}` stands for the rules' instructions of the seat,
     /// which are the system prompt of the remaining agents.
     pub systems: BTreeMap<String, String>,
-    /// Maximum number of replies to one ask after the first one.
+    /// Maximum number of completions to one request after the first one.
     pub retries: u32,
-    /// Reward of a reply that is no legal move.
+    /// Reward of a completion that is no legal move.
     pub illegal_reward: f64,
     /// Reward of a default move that was played instead.
     pub default_reward: f64,
-    /// Maximum number of tokens of one reply. 0 leaves the limit to the agent.
+    /// Maximum number of tokens of one completion. 0 leaves the limit to the agent.
     pub move_tokens: usize,
-    /// Whether the sampler restricts replies to the schema of the ask.
+    /// Whether the sampler restricts completions to the schema of the request.
     pub constrained: bool,
-    /// Whether the described format of a reply has a field for private reasoning.
+    /// Whether the described format of a completion has a field for private reasoning.
     pub has_reasoning: bool,
-    /// Text that follows every ask; `{format}` stands for the format of the reply.
+    /// Text that follows every request; `{format}` stands for the format of the completion.
     pub format: String,
 }
 

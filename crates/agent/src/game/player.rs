@@ -1,12 +1,12 @@
-//! Players: the conversation of a seat, its budget, and its replies to asks.
+//! Players: the conversation of a seat, its budget, and its completions.
 
 use levade_call::{Cast, Constraint, ErrorKind, Input, Request, SamplingOptions};
-use levade_game::{Ask, Move, Seat};
+use levade_game::{Move, MoveRequest, Seat};
 use levade_policy::FinishReason;
 use levade_text::Message;
 
+use super::move_format::{describe_format, move_schema, parse_move};
 use super::options::{GameOptions, INSTRUCTIONS};
-use super::reply::{describe_format, parse_move, reply_schema};
 use crate::roster::{Agent, Limits, Player};
 
 /// Player of a seat.
@@ -19,19 +19,19 @@ pub(super) struct SeatPlayer {
     pub policy: String,
     limits: Limits,
     history: Vec<Message>,
-    /// Events since the last ask.
+    /// Events since the last request.
     unseen: Vec<String>,
     /// Number of sampled tokens.
     tokens: usize,
     /// Number of calls.
     calls: u32,
-    /// Number of replies that were no legal move.
+    /// Number of completions that were no legal move.
     pub illegal: u32,
     /// Number of default moves.
     pub defaults: u32,
     /// Recorded turn of each move, if its call was recorded as tokens.
     pub turns: Vec<Option<u32>>,
-    /// Rewards of replies, each with the recorded turn.
+    /// Rewards of completions, each with the recorded turn.
     pub rewards: Vec<(Option<u32>, f64)>,
 }
 
@@ -70,20 +70,26 @@ impl SeatPlayer {
     }
 
     /// Returns the message with which the player is asked: what it has observed since its last
-    /// move, the request, and the format of the reply.
-    fn message(&mut self, options: &GameOptions, ask: &Ask) -> String {
+    /// move, the request, and the format of the completion.
+    fn message(&mut self, options: &GameOptions, move_request: &MoveRequest) -> String {
         let mut message = std::mem::take(&mut self.unseen);
-        message.push(ask.prompt.clone());
-        let format = describe_format(ask, options.has_reasoning);
+        message.push(move_request.prompt.clone());
+        let format = describe_format(move_request, options.has_reasoning);
         message.push(options.format.replace("{format}", &format));
         message.join("\n")
     }
 
-    /// Adds an ask to the conversation without a call, and the player's reply to it, if any.
-    pub fn replay(&mut self, options: &GameOptions, ask: &Ask, reply: Option<String>) {
-        let message = self.message(options, ask);
+    /// Adds a request to the conversation without a call, and the player's completion to it, if
+    /// any.
+    pub fn replay(
+        &mut self,
+        options: &GameOptions,
+        move_request: &MoveRequest,
+        completion: Option<String>,
+    ) {
+        let message = self.message(options, move_request);
         self.history.push(Message::user(message));
-        self.history.extend(reply.map(Message::assistant));
+        self.history.extend(completion.map(Message::assistant));
     }
 
     /// Returns the messages of the conversation so far.
@@ -99,16 +105,16 @@ impl SeatPlayer {
         &mut self,
         cast: &Cast,
         options: &GameOptions,
-        ask: &Ask,
+        move_request: &MoveRequest,
     ) -> Result<Move, String> {
-        let mut message = self.message(options, ask);
+        let mut message = self.message(options, move_request);
         let mut turn = None;
         for _ in 0..=options.retries {
-            let Some(request) = self.request(&message, options, ask) else {
+            let Some(request) = self.request(&message, options, move_request) else {
                 break;
             };
             let end = match call(cast, &self.name, request).await {
-                // The default is played, and later asks find the history as it is.
+                // The default is played, and later requests find the history as it is.
                 Err(error) if error.kind == ErrorKind::TooLong => break,
                 called => called.map_err(|error| self.failure(&error.to_string()))?,
             };
@@ -118,7 +124,7 @@ impl SeatPlayer {
                 return Err(self.failure("the sampler stopped"));
             }
             self.history.push(Message::user(std::mem::take(&mut message)));
-            let (reply, written) = match end.recorded_completion {
+            let (completion, written) = match end.recorded_completion {
                 Some(recorded) => {
                     turn = Some(recorded.turn);
                     (recorded.parsed.content.clone(), recorded.raw_message())
@@ -126,7 +132,7 @@ impl SeatPlayer {
                 None => (end.message.content.as_str().to_owned(), end.message),
             };
             self.history.push(written);
-            match parse_move(ask, &reply) {
+            match parse_move(move_request, &completion) {
                 Ok(played) => {
                     self.turns.push(turn);
                     return Ok(played);
@@ -145,11 +151,16 @@ impl SeatPlayer {
         self.defaults += 1;
         self.rewards.push((turn, options.default_reward));
         self.turns.push(turn);
-        Ok(ask.default.clone())
+        Ok(move_request.default.clone())
     }
 
     /// Returns the next request, or `None` if the seat has reached a limit of its agent.
-    fn request(&self, message: &str, options: &GameOptions, ask: &Ask) -> Option<Request> {
+    fn request(
+        &self,
+        message: &str,
+        options: &GameOptions,
+        move_request: &MoveRequest,
+    ) -> Option<Request> {
         let remaining = self.limits.max_tokens.saturating_sub(self.tokens);
         if remaining == 0 || self.calls >= self.limits.max_turns {
             return None;
@@ -164,7 +175,7 @@ impl SeatPlayer {
             },
             constraint: options
                 .constrained
-                .then(|| Constraint::JsonSchema(reply_schema(ask, options.has_reasoning))),
+                .then(|| Constraint::JsonSchema(move_schema(move_request, options.has_reasoning))),
             ..Request::new(Input::Messages(messages))
         })
     }

@@ -1,9 +1,9 @@
 //! Probabilities of legal moves, as the policy of a seat assigns them at information sets.
 //!
-//! The reply that plays a choice without other text, `{"move": …}`, is scored after the same
-//! conversation that the game loop would hold. The probabilities are exact: no reply is sampled.
-//! Replies with reasoning, other spacing or other tokens of the same text are not counted, so a
-//! recipe should ask for moves only (`game.reasoning = false`).
+//! The completion that plays a choice without other text, `{"move": …}`, is scored after the same
+//! conversation that the game loop would hold. The probabilities are exact: no completion is
+//! sampled. Completions with reasoning, other spacing or other tokens of the same text are not
+//! counted, so a recipe should ask for moves only (`game.reasoning = false`).
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use levade_call::Backend;
@@ -11,9 +11,9 @@ use levade_game::{GameTree, InformationSet};
 use levade_policy::{SampleRequest, SamplingParams};
 use levade_text::Message;
 
+use super::move_format::write_move;
 use super::options::GameOptions;
 use super::player::SeatPlayer;
-use super::reply::write_reply;
 use crate::roster::{Agent, Player};
 
 /// Maximum number of prompts that are scored at once.
@@ -24,12 +24,12 @@ const CONCURRENCY: usize = 16;
 pub struct MoveProbabilities {
     /// Probability of each choice among the legal ones. They add up to 1.
     pub choices: Vec<f64>,
-    /// Probability that a reply is one of the scored ones.
+    /// Probability that a completion is one of the scored ones.
     pub legal: f64,
 }
 
 impl MoveProbabilities {
-    /// Creates the probabilities from the log-probability of each reply.
+    /// Creates the probabilities from the log-probability of each completion.
     fn from_logprobs(logprobs: &[f64]) -> Self {
         let max = logprobs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = logprobs.iter().map(|logprob| (logprob - max).exp()).collect();
@@ -45,7 +45,7 @@ impl MoveProbabilities {
 /// plays `agent` at this sampling temperature.
 ///
 /// # Errors
-/// Returns a message if the policy is a chat API, which cannot score replies, if a conversation
+/// Returns a message if the policy is a chat API, which cannot score completions, if a conversation
 /// does not fit into the context, or if the sampler fails or does not respond in time.
 pub async fn move_probabilities(
     options: &GameOptions,
@@ -54,18 +54,18 @@ pub async fn move_probabilities(
     (agent, player): (&Agent, &Player),
     temperature: f32,
 ) -> Result<Vec<MoveProbabilities>, String> {
-    let asked = sets.iter().map(|set| async move {
+    let scores = sets.iter().map(|set| async move {
         let path = tree.path(*set);
         let messages = conversation(options, tree, &path, (agent, player));
         let set = &tree.information_sets()[*set];
         let mut logprobs = Vec::with_capacity(set.choices.len());
         for choice in &set.choices {
-            let reply = write_reply(choice);
-            logprobs.push(score(player, &messages, reply, (agent, temperature)).await?);
+            let completion = write_move(choice);
+            logprobs.push(score(player, &messages, completion, (agent, temperature)).await?);
         }
         Ok(MoveProbabilities::from_logprobs(&logprobs))
     });
-    stream::iter(asked).buffered(CONCURRENCY).try_collect().await
+    stream::iter(scores).buffered(CONCURRENCY).try_collect().await
 }
 
 /// Returns the conversation of a seat up to its request for the last move of `path`.
@@ -79,17 +79,17 @@ pub(super) fn conversation(
     let mut seat_player = SeatPlayer::new(String::new(), seat, seated, options);
     for (set, choice) in path {
         seat_player.observe(set.observed.iter().map(String::as_str));
-        let reply = choice.map(|index| write_reply(&set.choices[index]));
-        seat_player.replay(options, &set.ask, reply);
+        let completion = choice.map(|index| write_move(&set.choices[index]));
+        seat_player.replay(options, &set.request, completion);
     }
     seat_player.history().to_vec()
 }
 
-/// Returns the log-probability of a reply after these messages.
+/// Returns the log-probability of a completion after these messages.
 async fn score(
     player: &Player,
     messages: &[Message],
-    reply: String,
+    completion: String,
     (agent, temperature): (&Agent, f32),
 ) -> Result<f64, String> {
     let policy = &player.policy;
@@ -101,9 +101,9 @@ async fn score(
     let render = || {
         let mut prompt = chat.prompt(messages, &[])?;
         let opened = chat.opened_reasoning(messages, &[])?;
-        let reply = chat.assistant(&Message::assistant(reply), opened)?;
-        let scored = reply.len();
-        prompt.extend(reply);
+        let completion = chat.assistant(&Message::assistant(completion), opened)?;
+        let scored = completion.len();
+        prompt.extend(completion);
         Ok((prompt, scored))
     };
     let (prompt, scored) =
@@ -142,7 +142,7 @@ mod tests {
     fn probabilities_are_normalized_over_legal_choices() {
         let found = MoveProbabilities::from_logprobs(&[0.1f64.ln(), 0.3f64.ln()]);
         assert!((found.choices[0] - 0.25).abs() < 1e-12 && (found.legal - 0.4).abs() < 1e-12);
-        // Improbable replies do not underflow.
+        // Improbable completions do not underflow.
         let found = MoveProbabilities::from_logprobs(&[-2000.0, -2000.0]);
         assert_eq!(found, MoveProbabilities { choices: vec![0.5, 0.5], legal: 0.0 });
     }

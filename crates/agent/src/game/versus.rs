@@ -12,7 +12,7 @@ use super::options::{GameOptions, Rules};
 use crate::agent_loop::{AgentLoop, AttemptContext};
 use crate::roster::Agent;
 
-/// Policies that play against others.
+/// Policies that play against those of another contestant.
 #[derive(Clone)]
 pub struct Contestant {
     /// Name, unique among the contestants. It consists of letters, digits, `-` and `_`.
@@ -48,7 +48,7 @@ pub struct MatchSeeds {
 /// Plays a match. The first contestant plays the seats of `side`, and the second the remaining
 /// seats. Returns the score of the first one: 1 if the mean reward of its seats is larger than that
 /// of the remaining seats, 0 if it is smaller, and 0.5 if both are equal. Penalties of illegal
-/// replies do not count.
+/// completions do not count.
 ///
 /// # Errors
 /// Returns a message if the rules are not built in, if one of the contestants has no seat or lacks
@@ -84,8 +84,8 @@ pub async fn play_versus(
     let match_options =
         GameOptions { agents: seated, other: None, systems: systems.collect(), ..options.clone() };
     let agents: Vec<Agent> = contestants.iter().flat_map(|one| one.named_agents()).collect();
-    let [own, others] = &names;
-    let first = own.first().filter(|_| !others.is_empty());
+    let [own, opponents] = &names;
+    let first = own.first().filter(|_| !opponents.is_empty());
     let first = first.ok_or_else(|| format!("the side {side:?} has no seats, or all seats"))?;
     let leader = agents.iter().position(|agent| agent.name == *first).unwrap_or_default();
     let limits = agents[leader].limits;
@@ -110,7 +110,7 @@ pub async fn play_versus(
         let sum: f64 = names.iter().filter_map(reward).sum();
         sum / names.len() as f64
     };
-    let difference = mean(own) - mean(others);
+    let difference = mean(own) - mean(opponents);
     // Means of equal rewards can differ in their last bits.
     Ok(if difference.abs() < 1e-9 { 0.5 } else { f64::from(u8::from(difference > 0.0)) })
 }

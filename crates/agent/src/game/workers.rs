@@ -1,11 +1,11 @@
-//! Workers that have the rules of a game, and answer requests in lines of JSON.
+//! Workers that implement the rules of a game, and respond to requests in lines of JSON.
 //!
-//! Positions are part of the requests, so any worker can answer any request, and a restarted worker
+//! Positions are part of the requests, so any worker can serve any request, and a restarted worker
 //! continues a match. `docs/games.md` describes the protocol.
 
 use std::time::Duration;
 
-use levade_game::{Ask, Event, Next, Seat, SeatOutcome};
+use levade_game::{Event, MoveRequest, Next, Seat, SeatOutcome};
 use levade_process::{Launch, Pool, Request, Supervisor};
 use serde::Deserialize;
 use serde_json::Value;
@@ -67,14 +67,15 @@ pub(super) struct Response {
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum WorkerNext {
-    Ask(Vec<Ask>),
+    #[serde(rename = "ask")]
+    Requests(Vec<MoveRequest>),
     Over(Vec<SeatOutcome>),
 }
 
 impl From<WorkerNext> for Next {
     fn from(next: WorkerNext) -> Self {
         match next {
-            WorkerNext::Ask(asks) => Next::Ask(asks),
+            WorkerNext::Requests(requests) => Next::Requests(requests),
             WorkerNext::Over(outcomes) => Next::Over(outcomes),
         }
     }

@@ -115,7 +115,7 @@ impl OpenProgram<'_> {
         recorded
     }
 
-    /// Completes an attempt at the recorded calls `external` of chat APIs. If a teacher has made
+    /// Completes an attempt with the recorded calls of chat APIs, `external`. If a teacher has made
     /// the attempt, its completions become demonstrations.
     pub(crate) async fn complete(
         &self,

@@ -11,7 +11,7 @@ use levade_tree::{Finish, Outcome};
 use serde_json::{Value, json};
 
 use super::Program;
-use crate::recorded_calls::to_context_cut;
+use crate::recorded_calls::to_context_truncation;
 use crate::{Attempt, Limits};
 
 /// Key of the program's entry in an attempt's evidence.
@@ -85,7 +85,7 @@ pub(crate) fn recorded_outcome(recorded: &Recording) -> Outcome {
     let mut outcome = Outcome::initial();
     let calls = turns_of(recorded);
     outcome.turns = calls.iter().filter(|call| call.turn.is_some()).count() as u32;
-    outcome.context_truncations = recorded.calls.iter().filter_map(to_context_cut).collect();
+    outcome.context_truncations = recorded.calls.iter().filter_map(to_context_truncation).collect();
     let own = calls.iter().filter(|call| !call.external);
     outcome.sampled_tokens = own.map(|call| call.tokens).sum();
     outcome.drift.clone_from(&recorded.drift);

@@ -51,7 +51,7 @@ pub struct QueueOptions {
     pub wait: Duration,
 }
 
-/// How a lease ended.
+/// End of a lease.
 #[derive(Debug)]
 pub(super) enum LeaseResult {
     /// The runner reported the end of the attempt.

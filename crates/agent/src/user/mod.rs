@@ -8,8 +8,8 @@
 //!   under the name of the user's agent.
 //! - **An end.** The conversation ends if the user ends it, at the limit of the user's messages, or
 //!   at a limit of the agent.
-//! - **A user that fails breaks the attempt.** The error names the user and its policy: it did not
-//!   answer in time, its server failed, it wrote nothing, or its message had no end. Such an
+//! - **A user that fails breaks the attempt.** The error names the user, its policy and the reason:
+//!   no response in time, a failed server, an empty message, or a message without an end. Such an
 //!   attempt has no reward.
 
 mod session;
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use levade_tools::PythonUsers;
 
-pub(crate) use session::{EndedUser, UserReply, UserSession};
+pub(crate) use session::{EndedUser, UserResponse, UserSession};
 
 /// Default of [`UserAgent::prompt`].
 pub const USER_PROMPT: &str = "You are a customer who talks to a service agent. This is what you \
@@ -48,11 +48,11 @@ pub struct SimulatedUser {
     pub stop: String,
     /// Timeout of a message of the user.
     pub timeout: Duration,
-    /// What plays the user.
+    /// Agent or class that plays the user.
     pub speaker: Speaker,
 }
 
-/// What plays a user.
+/// Implementation of a user.
 pub enum Speaker {
     /// An agent of the run.
     Agent(UserAgent),

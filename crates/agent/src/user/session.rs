@@ -29,7 +29,7 @@ pub(crate) struct UserSession<'a> {
     has_ended: bool,
 }
 
-/// What plays the user in this attempt.
+/// Agent or class that plays the user in this attempt.
 enum Voice<'a> {
     /// An agent, whose conversation has a recorder of its own.
     Agent { cast: Cast, player: &'a Player, name: &'a str, history: Vec<Message> },
@@ -37,8 +37,8 @@ enum Voice<'a> {
     Python(PythonUser),
 }
 
-/// Reply of a user.
-pub(crate) enum UserReply {
+/// Response of a user.
+pub(crate) enum UserResponse {
     /// Message that the agent reads.
     Message(String),
     /// The user has ended the conversation.
@@ -83,8 +83,8 @@ impl<'a> UserSession<'a> {
             }
         };
         // The task's question is the first message of a user who does not open.
-        let asked = (!user.opens).then(|| Message::user(question(context)));
-        let exchange = Vec::from_iter(asked);
+        let question = (!user.opens).then(|| Message::user(question(context)));
+        let exchange = Vec::from_iter(question);
         let turns = exchange.len() as u32;
         Ok(UserSession { user, voice, exchange, turns, is_waiting: false, has_ended: false })
     }
@@ -107,23 +107,23 @@ impl<'a> UserSession<'a> {
     /// Returns a message that names the user if it fails, or ends the conversation at once.
     pub async fn opening(&mut self, player: &Player) -> Result<String, String> {
         match self.next(player).await?.0 {
-            UserReply::Message(text) => Ok(text),
-            UserReply::End | UserReply::MaxTurns => {
+            UserResponse::Message(text) => Ok(text),
+            UserResponse::End | UserResponse::MaxTurns => {
                 Err(self.failure("it ended the conversation before its first message"))
             }
         }
     }
 
-    /// Returns the user's reply to a message of the agent, and the score that the user gives the
+    /// Returns the user's response to a message of the agent, and the score that the user gives the
     /// agent's turn, if any. The clock is that of `player`, the agent's policy.
     ///
     /// # Errors
     /// Returns a message that names the user if it fails.
-    pub async fn reply(
+    pub async fn respond_to(
         &mut self,
         text: &str,
         player: &Player,
-    ) -> Result<(UserReply, Option<f64>), String> {
+    ) -> Result<(UserResponse, Option<f64>), String> {
         self.exchange.push(Message::assistant(text));
         if let Voice::Agent { history, .. } = &mut self.voice {
             history.push(Message::user(text));
@@ -132,7 +132,7 @@ impl<'a> UserSession<'a> {
     }
 
     /// Returns the user's next message.
-    async fn next(&mut self, player: &Player) -> Result<(UserReply, Option<f64>), String> {
+    async fn next(&mut self, player: &Player) -> Result<(UserResponse, Option<f64>), String> {
         self.is_waiting = true;
         let timeout = self.user.timeout;
         // The clock of the policy that plays the user excludes the time in which its device trains.
@@ -145,22 +145,22 @@ impl<'a> UserSession<'a> {
         let written =
             written.unwrap_or_else(|| Err(format!("it did not answer within {timeout:?}")));
         let Written { text, ends, score } = written.map_err(|why| self.failure(&why))?;
-        let reply = match text {
-            _ if ends => UserReply::End,
-            Some(text) if self.user.is_stop(&text) => UserReply::End,
+        let response = match text {
+            _ if ends => UserResponse::End,
+            Some(text) if self.user.is_stop(&text) => UserResponse::End,
             Some(text) if text.trim().is_empty() => {
                 return Err(self.failure("it wrote an empty message"));
             }
-            Some(_) if self.turns >= self.user.max_turns => UserReply::MaxTurns,
+            Some(_) if self.turns >= self.user.max_turns => UserResponse::MaxTurns,
             Some(text) => {
                 self.turns += 1;
                 self.exchange.push(Message::user(text.as_str()));
-                UserReply::Message(text)
+                UserResponse::Message(text)
             }
-            None => UserReply::End,
+            None => UserResponse::End,
         };
-        self.has_ended = matches!(reply, UserReply::End);
-        Ok((reply, score))
+        self.has_ended = matches!(response, UserResponse::End);
+        Ok((response, score))
     }
 
     fn failure(&self, why: &str) -> String {
@@ -173,8 +173,8 @@ impl<'a> UserSession<'a> {
         }
     }
 
-    /// Ends the user and returns what it has left. The clock is that of `player`, the agent's
-    /// policy.
+    /// Ends the user, and returns its conversation and its data for scorers. The clock is that of
+    /// `player`, the agent's policy.
     pub async fn close(self, player: &Player) -> EndedUser {
         let UserSession { user, voice, turns, has_ended, .. } = self;
         let mut scorer_input = json!({ "name": user.name, "turns": turns, "ended": has_ended });
@@ -205,7 +205,7 @@ impl<'a> UserSession<'a> {
     }
 }
 
-/// What a user has written.
+/// Message that a user has written, with its effects.
 struct Written {
     text: Option<String>,
     ends: bool,
@@ -224,12 +224,12 @@ impl Voice<'_> {
                 let messages = exchange.iter().map(
                     |message| json!({ "role": message.role, "content": message.content.as_str() }),
                 );
-                let reply = user.reply(messages.collect()).await?;
-                let score = reply.score.filter(|score| score.is_finite());
-                if reply.score.is_some() && score.is_none() {
+                let response = user.respond_to(messages.collect()).await?;
+                let score = response.score.filter(|score| score.is_finite());
+                if response.score.is_some() && score.is_none() {
                     return Err("the score that it gave is not finite".to_owned());
                 }
-                return Ok(Written { text: reply.text, ends: reply.ends, score });
+                return Ok(Written { text: response.text, ends: response.ends, score });
             }
         };
         let request = Request::new(Input::Messages(history.clone()));
@@ -298,6 +298,6 @@ fn open_agent<'a>(
 
 /// Returns the last message of the user with which the attempt starts.
 fn question(context: &AttemptContext) -> &str {
-    let asked = context.messages.iter().rfind(|message| message.role == Role::User);
-    asked.map_or(context.task.question.as_str(), |message| message.content.as_str())
+    let message = context.messages.iter().rfind(|message| message.role == Role::User);
+    message.map_or(context.task.question.as_str(), |message| message.content.as_str())
 }

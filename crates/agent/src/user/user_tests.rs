@@ -63,8 +63,8 @@ async fn user_opens_answers_and_ends_conversation() {
         text_completion("The blue one."),
         text_completion("Thanks ###STOP###"),
     ]);
-    let replies = ["Which?", CALL, "Done."].map(text_completion);
-    let (solver, attempt) = talk(&replies, &shopper, user()).await;
+    let completions = ["Which?", CALL, "Done."].map(text_completion);
+    let (solver, attempt) = talk(&completions, &shopper, user()).await;
     let outcome = &attempt.outcome;
     assert_eq!(outcome.error, None);
     assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Ended, "Done."));
@@ -124,26 +124,26 @@ async fn question_is_first_message_of_user_who_does_not_open() {
 async fn conversation_ends_at_limits_of_user_and_agent() {
     // The user writes its three messages, and would write a fourth.
     let lines = ["a", "b", "c", "d"].map(text_completion);
-    let replies = ["1", "2", "3", "4"].map(text_completion);
+    let completions = ["1", "2", "3", "4"].map(text_completion);
     let limited = SimulatedUser { max_turns: 2, ..user() };
-    let (_, attempt) = talk(&replies, &shopper(&lines), limited).await;
+    let (_, attempt) = talk(&completions, &shopper(&lines), limited).await;
     assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (Finish::MaxTurns, 2));
     assert_eq!(attempt.outcome.scorer_inputs["user"]["turns"], 2);
     assert_eq!(attempt.outcome.scorer_inputs["user"]["ended"], false);
     // The agent may write three completions.
     let unlimited = || SimulatedUser { max_turns: 9, ..user() };
-    let (_, attempt) = talk(&replies, &shopper(&lines), unlimited()).await;
+    let (_, attempt) = talk(&completions, &shopper(&lines), unlimited()).await;
     assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (Finish::MaxTurns, 3));
     // The last completion is answered: the user may be content.
     let content = ["a", "b", "c", "###STOP###"].map(text_completion);
-    let (_, attempt) = talk(&replies, &shopper(&content), unlimited()).await;
+    let (_, attempt) = talk(&completions, &shopper(&content), unlimited()).await;
     assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (Finish::Ended, 3));
 }
 
-/// What a scripted chat API does.
+/// Behavior of a scripted chat API for one call.
 #[derive(Clone)]
 enum Line {
-    Says(&'static str),
+    Text(&'static str),
     Fails(ErrorKind, &'static str),
     /// Writes until the limit of tokens.
     Endless,
@@ -162,7 +162,7 @@ impl ChatApi for ScriptedApi {
             Ok(ChatDelta::Done(Box::new(done)))
         };
         let delta = match self.0.lock().unwrap().pop_front().unwrap_or(Line::Hangs) {
-            Line::Says(text) => done(Message::assistant(text), FinishReason::StopId),
+            Line::Text(text) => done(Message::assistant(text), FinishReason::StopId),
             Line::Fails(kind, why) => Err(ApiError::new(kind, why)),
             Line::Endless => done(Message::assistant("la la"), FinishReason::Length),
             Line::Calls => {
@@ -197,16 +197,16 @@ async fn failed_user_breaks_attempt_and_is_named() {
     let timeout = Duration::from_millis(50);
     for (lines, why) in [
         (vec![Line::Fails(ErrorKind::Unavailable, "connection refused")], "connection refused"),
-        (vec![Line::Says("Hi."), Line::Fails(busy, "429 Too Many Requests")], "429"),
-        (vec![Line::Says("Hi."), Line::Says(" \n")], "wrote an empty message"),
-        (vec![Line::Says("Hi."), Line::Endless], "had not ended after 7 tokens"),
+        (vec![Line::Text("Hi."), Line::Fails(busy, "429 Too Many Requests")], "429"),
+        (vec![Line::Text("Hi."), Line::Text(" \n")], "wrote an empty message"),
+        (vec![Line::Text("Hi."), Line::Endless], "had not ended after 7 tokens"),
         (vec![Line::Calls], "called a tool"),
-        (vec![Line::Says("Hi."), Line::Hangs], "50ms"),
-        (vec![Line::Says("###STOP###")], "before its first message"),
+        (vec![Line::Text("Hi."), Line::Hangs], "50ms"),
+        (vec![Line::Text("###STOP###")], "before its first message"),
     ] {
         let user = SimulatedUser { timeout, ..user() };
-        let replies = bench(&[text_completion("Yes?"), text_completion("?")]);
-        let (solver, context) = context(replies, external(&lines), user);
+        let solver_bench = bench(&[text_completion("Yes?"), text_completion("?")]);
+        let (solver, context) = context(solver_bench, external(&lines), user);
         let attempt = tokio::time::timeout(Duration::from_secs(5), BuiltInLoop.run(context));
         let outcome = attempt.await.unwrap().outcome;
         let error = outcome.error.unwrap();
@@ -220,7 +220,7 @@ async fn failed_user_breaks_attempt_and_is_named() {
 
 #[tokio::test]
 async fn external_user_talks_without_recorded_tokens() {
-    let lines = [Line::Says("A pen."), Line::Says("###STOP###")];
+    let lines = [Line::Text("A pen."), Line::Text("###STOP###")];
     let (_, context) = context(bench(&[text_completion("Done.")]), external(&lines), user());
     let Attempt { trajectory, outcome, .. } = BuiltInLoop.run(context).await;
     assert_eq!((outcome.finish, outcome.error), (Finish::Ended, None));
@@ -232,9 +232,9 @@ async fn external_user_talks_without_recorded_tokens() {
 #[tokio::test]
 async fn timeout_of_attempt_while_user_hangs_is_failure() {
     let user = SimulatedUser { timeout: Duration::from_secs(60), ..user() };
-    let replies = bench(&[text_completion("Yes?")]);
-    let lines = [Line::Says("Hi."), Line::Hangs];
-    let (_, mut context) = context(replies, external(&lines), user);
+    let solver_bench = bench(&[text_completion("Yes?")]);
+    let lines = [Line::Text("Hi."), Line::Hangs];
+    let (_, mut context) = context(solver_bench, external(&lines), user);
     context.limits.attempt_timeout = Duration::from_millis(100);
     let outcome = BuiltInLoop.run(context).await.outcome;
     assert_eq!(outcome.finish, Finish::Failed);
@@ -255,7 +255,7 @@ async fn row_without_instruction_breaks_attempt() {
 
 #[tokio::test]
 async fn teacher_demonstrates_agent_while_user_answers_itself() {
-    let lines = [Line::Says("A pen."), Line::Says("Blue."), Line::Says("###STOP###")];
+    let lines = [Line::Text("A pen."), Line::Text("Blue."), Line::Text("###STOP###")];
     let (_, mut context) = context(bench(&[]), external(&lines), user());
     let completions = json!({ "wish": { "text": "x" }, "demo": ["Which?", "Done."] });
     context.task.row = completions.as_object().unwrap().clone().into();

@@ -120,10 +120,10 @@ async fn call_tools(
                 true,
             )
             .await;
-        for Observation { text, kind, failure: trouble, .. } in observations {
+        for Observation { text, kind, failure, .. } in observations {
             let short: String = text.chars().take(60).collect::<String>().replace('\n', " ");
             let works = kind == ObservationKind::Ok
-                || (!harmless && trouble.is_none() && kind != ObservationKind::Timeout);
+                || (!harmless && failure.is_none() && kind != ObservationKind::Timeout);
             anyhow::ensure!(works, "a call of {} returned: {text}", spec.name);
             descriptions.push(format!("{} returned {short:?}", spec.name));
         }

@@ -1,8 +1,8 @@
 //! Finds what is wrong with a run: rules over its metrics and its record, each with a threshold and
-//! with what to do.
+//! advice.
 //!
 //! Most rules compare a trailing mean over [`WINDOW`] steps of the phase with a threshold, so that
-//! one odd step is no alarm. `docs/commands.md` lists all rules.
+//! one odd step raises no alarm. `docs/commands.md` lists all rules.
 
 use std::fmt::Write as _;
 
@@ -31,7 +31,7 @@ pub enum Severity {
     Warning,
 }
 
-/// Something that is wrong with a run.
+/// A problem of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Alarm {
     /// Name of the rule.
@@ -45,11 +45,11 @@ pub struct Alarm {
     pub figure: f64,
     /// Value beyond which the rule raises an alarm.
     pub threshold: f64,
-    /// What is wrong.
+    /// Description of the problem.
     pub message: String,
-    /// What to do: a key to change or a thing to look at.
+    /// Advice: a key to change, or something to inspect.
     pub action: String,
-    /// Page that explains it.
+    /// Page that explains the alarm.
     pub page: String,
 }
 
@@ -169,8 +169,8 @@ fn trailing_means(values: &[(u32, f64)]) -> Vec<(u32, f64)> {
 
 /// Returns the first step since which `holds` has held without interruption.
 fn since(means: &[(u32, f64)], holds: impl Fn(f64) -> bool) -> u32 {
-    let held = means.iter().rev().take_while(|(_, mean)| holds(*mean));
-    held.last().map_or(0, |(step, _)| *step)
+    let holding = means.iter().rev().take_while(|(_, mean)| holds(*mean));
+    holding.last().map_or(0, |(step, _)| *step)
 }
 
 /// Finds toolboxes of which more than 30 % of the calls fail.
@@ -232,7 +232,7 @@ fn unread_calls(history: &History) -> Option<Alarm> {
 
 /// Finds out whether the learner or the samplers of a run with external parts are mostly idle.
 fn idle_side(history: &History) -> Vec<Alarm> {
-    const MAX_SHARE: f64 = 0.7;
+    const MAX_FRACTION: f64 = 0.7;
     let step = history.values("timing_s/step");
     let sides = [
         (
@@ -251,15 +251,15 @@ fn idle_side(history: &History) -> Vec<Alarm> {
         ),
     ];
     let sides = sides.into_iter().filter_map(|(name, metric, message, action)| {
-        let shares = ratio(&history.values(metric), &step);
-        let (_, figure) = *shares.last()?;
-        (figure > MAX_SHARE && shares.len() >= MIN_STEPS).then(|| Alarm {
+        let fractions = ratio(&history.values(metric), &step);
+        let (_, figure) = *fractions.last()?;
+        (figure > MAX_FRACTION && fractions.len() >= MIN_STEPS).then(|| Alarm {
             name: name.into(),
             severity: Severity::Warning,
             phase: history.phase,
-            since_step: since(&shares, |share| share > MAX_SHARE),
+            since_step: since(&fractions, |fraction| fraction > MAX_FRACTION),
             figure,
-            threshold: MAX_SHARE,
+            threshold: MAX_FRACTION,
             message: format!("in {:.0} % of a step's time {message}", 100.0 * figure),
             action: action.into(),
             page: "docs/cluster.md".into(),
@@ -367,7 +367,7 @@ fn growth(values: &[(u32, f64)]) -> Option<Vec<(u32, f64)>> {
 }
 
 /// Finds a reward that rises while the success on held-out tasks falls: the policy learns to please
-/// the scorer, or learns the training tasks by heart.
+/// the scorer, or memorizes the training tasks.
 fn reward_without_success(history: &History) -> Option<Alarm> {
     const MIN_RISE: f64 = 0.05;
     let best = history.evals.iter().max_by(|a, b| a.low.total_cmp(&b.low))?;

@@ -16,7 +16,7 @@ fn healthy() -> Value {
         "training/logprob_mismatch": 0.0, "rollout_corr/log_diff_mean": 0.001,
         "rollout_corr/beyond_bounds": 0.0, "training/staleness/mean": 0.5,
         "actor/ppo_kl": 0.001, "actor/pg_clipfrac": 0.02, "actor/skipped_updates": 0.0,
-        "actor/entropy": 0.8, "perf/idle_share": 0.2, "critic/score/mean": 0.5,
+        "actor/entropy": 0.8, "perf/idle_fraction": 0.2, "critic/score/mean": 0.5,
         "critic/rewards/mean": 0.5, "tool_calls/ok": 9.0, "tool_calls/malformed": 1.0,
         "tools/calculator/calls": 2.0, "tools/calculator/errors": 0.1,
         "timing_s/step": 10.0, "timing_s/gen": 5.0, "timing_s/update_actor": 4.0,
@@ -70,7 +70,7 @@ fn each_rule_names_its_fault() {
         ("kl_tail", json!({"actor/ppo_kl": 0.5})),
         ("clipped_ratios", json!({"actor/pg_clipfrac": 0.5})),
         ("skipped_updates", json!({"actor/skipped_updates": 1.0})),
-        ("idle_engine", json!({"perf/idle_share": 0.8})),
+        ("idle_engine", json!({"perf/idle_fraction": 0.8})),
         ("tool_errors", json!({"tools/calculator/errors": 1.0})),
         ("malformed_calls", json!({"tool_calls/malformed": 5.0})),
         ("length_runaway", json!({"response_length/mean": 150.0})),
@@ -111,8 +111,8 @@ fn one_odd_step_and_converged_policy_raise_no_alarm() {
     points["critic/score/max"] = json!(30.0);
     let found = from_metrics(&history(11, &points), false);
     assert_eq!(names(&found), ["zero_variance_groups", "entropy_collapse"]);
-    let earned = json!({"response_length/mean": 150.0, "critic/rewards/mean": 0.8});
-    assert_eq!(names(&from_metrics(&history(11, &earned), false)), [""; 0]);
+    let rewarded = json!({"response_length/mean": 150.0, "critic/rewards/mean": 0.8});
+    assert_eq!(names(&from_metrics(&history(11, &rewarded), false)), [""; 0]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The tree of an attempt as a graph: cards for the attempt, its model calls and its tool calls.
 //!
-//! This module decides what the cards say; `dot` and `svg` write them.
+//! This module decides the contents of the cards; `dot` and `svg` write them.
 
 use std::fmt::Write as _;
 

@@ -60,8 +60,8 @@ fn cards_never_overlap_and_fit_the_picture() {
     for (at, [x, y, w, h]) in cards.iter().enumerate() {
         assert!(x + w <= width && y + h <= height, "{at}");
         for [x1, y1, w1, h1] in &cards[..at] {
-            let apart = x + w <= *x1 || x1 + w1 <= *x || y + h <= *y1 || y1 + h1 <= *y;
-            assert!(apart, "cards at {x} {y} and {x1} {y1}");
+            let is_separate = x + w <= *x1 || x1 + w1 <= *x || y + h <= *y1 || y1 + h1 <= *y;
+            assert!(is_separate, "cards at {x} {y} and {x1} {y1}");
         }
     }
 }

@@ -17,9 +17,9 @@ pub struct Rule {
     pub unless_solved: bool,
     /// Describes the value.
     pub message: fn(f64) -> String,
-    /// What to do.
+    /// Advice to the user.
     pub action: &'static str,
-    /// Page that explains it.
+    /// Page that explains the alarm.
     pub page: &'static str,
 }
 
@@ -214,7 +214,7 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "idle_engine",
-        metric: "perf/idle_share",
+        metric: "perf/idle_fraction",
         warning: 0.5,
         critical: None,
         needs_exact: false,

@@ -333,8 +333,8 @@ fn inspect_tasks(
     let recipe = Recipe::load(&file, &[none])?;
     let tasks = crate::runtime()?.block_on(Tasks::load(&recipe, &Environments::default()));
     let tasks = tasks.map_err(|error| match error {
-        TrainerError::Tasks(TaskError::NoField { path, location: place, field, has, .. }) => unusable(format!(
-            "{}, {place}: the row has no field {field:?}; it has {has}. Name the right ones with \
+        TrainerError::Tasks(TaskError::NoField { path, location, field, has, .. }) => unusable(format!(
+            "{}, {location}: the row has no field {field:?}; it has {has}. Name the right ones with \
              --question FIELD and --answer FIELD, or complete the row",
             path.display()
         )),

@@ -1,7 +1,7 @@
 //! Exact expected values of policies in small games: `levade play GAME --value SOURCE`.
 //!
-//! The complete game tree is enumerated. At each information set, the policy that plays the seat is
-//! asked for the probability of every legal move, so the value has no sampling error.
+//! The complete game tree is enumerated. At each information set, the policy that plays the seat
+//! computes the probability of every legal move, so the value has no sampling error.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -70,11 +70,11 @@ pub fn main(game: &dyn Game, source: &str, args: &ValueArgs) -> anyhow::Result<E
     let temperature = temperature(args.temperature, recipe)?;
     let known = tree.equilibrium(game);
     let against = opponents(args, known.is_some(), tree.seats().len())?;
-    // Opponents answer the same prompts.
+    // Opponents get the same prompts.
     let sources = against.iter().filter(|name| !is_word(name));
-    let others = sources.map(|name| Players::opponent(name, recipe));
-    let others = others.collect::<anyhow::Result<Vec<Players>>>()?;
-    let all: Vec<&Players> = std::iter::once(&players).chain(&others).collect();
+    let opponents = sources.map(|name| Players::opponent(name, recipe));
+    let opponents = opponents.collect::<anyhow::Result<Vec<Players>>>()?;
+    let all: Vec<&Players> = std::iter::once(&players).chain(&opponents).collect();
     let scored = crate::runtime()?.block_on(score_moves(&all, (&options, &tree), temperature))?;
     let strategies: Vec<Strategy> = scored
         .iter()
@@ -100,7 +100,7 @@ pub fn main(game: &dyn Game, source: &str, args: &ValueArgs) -> anyhow::Result<E
         let values = (0..tree.seats().len()).map(value).collect();
         rows.push(Row { opponent, values });
     }
-    let legal = legal_shares(&tree, &scored[0]);
+    let legal = legal_fractions(&tree, &scored[0]);
     if args.json {
         let mut report = json!({
             "game": game.name(),
@@ -191,9 +191,9 @@ pub fn temperature(wanted: Option<f32>, recipe: &Recipe) -> anyhow::Result<f32> 
 
 /// Returns, for each seat, the probability that a reply is a scored one, averaged over the moves of
 /// matches against random opponents.
-fn legal_shares(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<f64> {
+fn legal_fractions(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<f64> {
     let own: Strategy = scored.iter().map(|of| of.choices.clone()).collect();
-    let share = |seat: usize| {
+    let fraction = |seat: usize| {
         let reach = tree.reach(&tree.combine(seat, &own, &tree.uniform()));
         let sets = tree.information_sets().iter().zip(scored.iter().zip(reach));
         let of_seat = sets.filter(|(set, _)| set.seat == seat);
@@ -202,7 +202,7 @@ fn legal_shares(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<f64> {
         });
         legal / all
     };
-    (0..tree.seats().len()).map(share).collect()
+    (0..tree.seats().len()).map(fraction).collect()
 }
 
 /// Returns every information set with the probabilities of its choices.
@@ -222,7 +222,7 @@ fn describe_sets(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<Value> {
     .collect()
 }
 
-/// Formats one row for each opponent, and one with the shares of legal replies.
+/// Formats one row for each opponent, and one with the fractions of legal replies.
 fn format_table(tree: &GameTree, rows: &[Row], legal: &[f64]) -> String {
     let line = |name: &str, cells: Vec<String>| {
         let cells: Vec<String> = cells.iter().map(|cell| format!("{cell:>12}")).collect();
@@ -234,6 +234,6 @@ fn format_table(tree: &GameTree, rows: &[Row], legal: &[f64]) -> String {
         let cells = values.iter().map(|value| format!("{value:+.4}")).collect();
         table += &line(opponent, cells);
     }
-    let shares = legal.iter().map(|share| format!("{:.1} %", 100.0 * share)).collect();
-    table + &line("legal replies", shares)
+    let fractions = legal.iter().map(|fraction| format!("{:.1} %", 100.0 * fraction)).collect();
+    table + &line("legal replies", fractions)
 }

@@ -77,18 +77,18 @@ fn export_writes_every_format_and_check_finds_damage() {
     assert!(stdout(&output).contains("is not damaged"), "{}", stdout(&output));
     // A byte of log-probabilities that stand in the file once, in a single attempt.
     let mut bytes = fs::read(workspace.path("run/run.db")).unwrap();
-    let place_of = |window: &[Value]| {
+    let offset_of = |window: &[Value]| {
         // Context tokens have none.
         let numbers: Option<Vec<f64>> = window.iter().map(Value::as_f64).collect();
         let pattern: Vec<u8> =
             numbers?.into_iter().flat_map(|p| (p as f32).to_le_bytes()).collect();
-        let mut places = bytes.windows(pattern.len()).enumerate().filter(|(_, b)| *b == pattern);
-        Some((places.next()?.0, places.next())).filter(|(_, other)| other.is_none())
+        let mut offsets = bytes.windows(pattern.len()).enumerate().filter(|(_, b)| *b == pattern);
+        Some((offsets.next()?.0, offsets.next())).filter(|(_, other)| other.is_none())
     };
     let (damaged, at) = all
         .iter()
         .flat_map(|row| row["logprobs"].as_array().unwrap().windows(6).map(move |w| (row, w)))
-        .find_map(|(row, window)| Some((row, place_of(window)?.0)))
+        .find_map(|(row, window)| Some((row, offset_of(window)?.0)))
         .unwrap();
     bytes[at + 2] ^= 1;
     fs::write(workspace.path("run/run.db"), bytes).unwrap();

@@ -17,12 +17,13 @@ use crate::support::{Workspace, config, copy_dir, levade, stderr, stdout, write_
 fn user_message(set: &levade_game::InformationSet) -> String {
     let choices: Vec<String> = set.choices.iter().map(Value::to_string).collect();
     let format = format!("Reply with one JSON object: {{\"move\": {}}}", choices.join(" | "));
-    let lines = set.observed.iter().map(String::as_str).chain([set.ask.prompt.as_str(), &format]);
+    let lines =
+        set.observed.iter().map(String::as_str).chain([set.request.prompt.as_str(), &format]);
     lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Returns one row for every legal move at every information set: the conversation before it, and
-/// the reply that plays it.
+/// the completion that plays it.
 fn demonstrations() -> String {
     let tree = GameTree::new(&Kuhn, &Value::Null, 100).unwrap();
     let mut rows = String::new();
@@ -33,8 +34,8 @@ fn demonstrations() -> String {
         for (set, choice) in &path {
             messages.push(json!({"role": "user", "content": user_message(set)}));
             if let Some(choice) = choice {
-                let reply = format!("{{\"move\": {}}}", set.choices[*choice]);
-                messages.push(json!({"role": "assistant", "content": reply}));
+                let completion = format!("{{\"move\": {}}}", set.choices[*choice]);
+                messages.push(json!({"role": "assistant", "content": completion}));
             }
         }
         for choice in &path[path.len() - 1].0.choices {
@@ -193,7 +194,7 @@ fn norm(values: impl Iterator<Item = f32>) -> f64 {
 }
 
 /// In a game with two trained policies, the gradient of each equals that of a run that trains only
-/// this policy on the same recorded replies.
+/// this policy on the same recorded completions.
 #[test]
 fn gradients_of_two_policies_match_separate_training() {
     let both = new_workspace();
@@ -207,11 +208,11 @@ fn gradients_of_two_policies_match_separate_training() {
     // The first trained policy of a run is in the checkpoint itself.
     let cases = [("first", "second", ""), ("second", "first", "policies/second")];
     for (trained, frozen, dir) in cases {
-        let alone = new_workspace();
-        let text = train(&alone, &["--set", &format!("policy.{frozen}.kind=frozen")]);
+        let single = new_workspace();
+        let text = train(&single, &["--set", &format!("policy.{frozen}.kind=frozen")]);
         assert_eq!(text.matches(" · mismatch 0 · ").count(), 1, "{text}");
-        assert_eq!(recorded(&alone), recorded(&both), "the transitions are the same");
-        let (found, want) = (gradient(&both, dir), gradient(&alone, ""));
+        assert_eq!(recorded(&single), recorded(&both), "the transitions are the same");
+        let (found, want) = (gradient(&both, dir), gradient(&single, ""));
         assert_eq!(found.len(), want.len());
         let difference = norm(found.iter().zip(&want).map(|(a, b)| a - b));
         let size = norm(want.iter().copied());
@@ -224,7 +225,7 @@ fn gradients_of_two_policies_match_separate_training() {
 /// The probabilities of moves are those with which the game loop samples them, and the values
 /// follow from them by the payoff table.
 #[test]
-fn exact_value_matches_sampled_replies_and_payoff_table() {
+fn exact_value_matches_sampled_completions_and_payoff_table() {
     let workspace = new_workspace();
     train(&workspace, &["--set", "run.seed=5"]);
     let report = play(&workspace, &["--value", "run@0"]);
@@ -232,7 +233,7 @@ fn exact_value_matches_sampled_replies_and_payoff_table() {
     let sets = report["information_sets"].as_array().unwrap();
     assert_eq!(sets.len(), 12);
 
-    // Replies at the first move of a seat, as the policies sampled them.
+    // Completions at the first move of a seat, as the policies sampled them.
     let mut compared = 0;
     for row in sequences(&workspace) {
         let messages = row["messages"].as_array().unwrap();

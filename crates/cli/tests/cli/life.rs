@@ -39,7 +39,7 @@ fn run_can_be_trained_evaluated_chatted_and_inspected() {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
     assert!(notes.contains("memory ") && notes.contains("49.5 k parameters"), "{notes}");
-    assert!(!text.contains('\x1b') && !notes.contains('\x1b'), "colours for nobody");
+    assert!(!text.contains('\x1b') && !notes.contains('\x1b'), "colors in redirected output");
     for file in ["recipe.toml", "run.db", "metrics.jsonl", "engine.json"] {
         assert!(workspace.path("run").join(file).is_file(), "{file}");
     }

@@ -251,7 +251,7 @@ fn descendants(pid: u32) -> Vec<(u32, String)> {
 #[cfg(target_os = "linux")]
 #[test]
 fn killed_sandbox_loses_no_score() {
-    let keys = r#"scorer = { kind = "code", tests = "tests", value = "share", protection = "best-effort", seconds = 20 }"#;
+    let keys = r#"scorer = { kind = "code", tests = "tests", value = "fraction", protection = "best-effort", seconds = 20 }"#;
     let workspace = new_workspace("", keys);
     let tests = json!(["import time; time.sleep(0.2); assert add(1, 2) == 3"]);
     let rows: Vec<String> = (1..30)

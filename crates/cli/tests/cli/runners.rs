@@ -112,7 +112,7 @@ fn attempts(workspace: &Workspace, status: Status) -> Vec<AttemptSummary> {
 const SHORT: [&str; 3] = ["eval.tasks=0", "phase.1.steps=2", "agent.tool_delay=0.3"];
 
 #[test]
-fn killed_runner_of_server_trains_as_two_runners_of_file() {
+fn killed_runner_changes_no_weights_with_server_or_file() {
     let workspace = Workspace::with_trained_model();
     let store = lease(&workspace, None);
     let runners =

@@ -139,8 +139,8 @@ fn sessions_are_recorded_shown_and_trained_on() {
     let trained = workspace.levade().args(["train", "taken.toml"]).output().unwrap();
     assert!(trained.status.success(), "{}", stderr(&trained));
     let note = "1 sessions are left out, because they are fewer than the 2 of a group";
-    let said = stdout(&trained) + &stderr(&trained);
-    assert!(said.contains(note), "{said}");
+    let output = stdout(&trained) + &stderr(&trained);
+    assert!(output.contains(note), "{output}");
     let taken = recorded(&workspace, "run", Purpose::Train);
     assert_eq!(taken.len(), 8, "two steps take both groups");
     for attempt in &taken {
@@ -175,7 +175,7 @@ fn sessions_are_recorded_shown_and_trained_on() {
 }
 
 #[test]
-fn record_is_no_run_and_run_is_no_record() {
+fn session_record_and_run_cannot_replace_each_other() {
     let workspace = Workspace::new();
     let train = ["train", "recipe.toml", "--set", "phase.1.steps=1"];
     let trained = workspace.levade().args(train).output().unwrap();

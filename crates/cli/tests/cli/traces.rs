@@ -38,7 +38,7 @@ fn collector() -> (String, Arc<AtomicUsize>) {
 }
 
 #[test]
-fn run_is_traced_live_and_afterwards_and_can_be_drawn() {
+fn run_sends_traces_live_and_afterwards_and_prints_graph() {
     let workspace = Workspace::with_trained_model();
     let (url, requests) = collector();
     let traced = format!("metrics.traces.otlp={url}");

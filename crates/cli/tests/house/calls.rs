@@ -18,7 +18,7 @@ pub fn modules_containing(pattern: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn samplers_are_called_by_call_and_probes_of_health_and_moves_only() {
+fn only_call_health_probes_and_move_scores_call_samplers() {
     let mut found = modules_containing(&[".", "sample", "("]);
     // In these crates, `sample` is also a method of samplers, routers and the engine itself.
     found.retain(|module| {

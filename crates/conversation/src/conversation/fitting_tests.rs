@@ -44,7 +44,7 @@ impl BoundedTalk {
         for _ in 0..100 {
             let kept = fitting.messages().into_owned();
             let prepared = conversation.prepare(&Request { messages: &kept, ..request }).unwrap();
-            self.printed += kept.len() - prepared.repeated.to_reply;
+            self.printed += kept.len() - prepared.repeated.up_to_completion;
             match fitting.judge(prepared) {
                 FitResult::Fits(prepared) => return Some((kept, *prepared)),
                 FitResult::Rerender => {}
@@ -96,12 +96,12 @@ proptest! {
     #[test]
     fn fitted_prompts_keep_calls_with_results(
         rounds in prop::collection::vec((0..3usize, 1..120usize, any::<bool>()), 0..9),
-        most in 60..900usize, keep in 1..4usize, policy in 0..3usize,
+        max_tokens in 60..900usize, keep in 1..4usize, policy in 0..3usize,
     ) {
         let messages = history(&rounds);
-        let mut bounded = BoundedTalk::new(POLICIES[policy], most, keep);
+        let mut bounded = BoundedTalk::new(POLICIES[policy], max_tokens, keep);
         let found = bounded.fit(&messages);
-        let equal = BoundedTalk::new(POLICIES[policy], most, keep).fit(&messages);
+        let equal = BoundedTalk::new(POLICIES[policy], max_tokens, keep).fit(&messages);
         let prompt = |found: &Option<(Vec<Message>, PreparedPrompt)>| {
             found.as_ref().map(|(_, prepared)| prepared.prompt.clone())
         };
@@ -109,12 +109,12 @@ proptest! {
         let newest = newest(&messages, keep);
         let Some((kept, prepared)) = found else {
             // In that case the messages that must stay are too long by themselves.
-            let least = [&messages[..2], &messages[newest..]].concat();
+            let minimum = [&messages[..2], &messages[newest..]].concat();
             let summary = if POLICIES[policy] == Overflow::Summarize { 80 } else { 0 };
-            prop_assert!(bounded.talk.prepare(&least).prompt.len() + summary > most);
+            prop_assert!(bounded.talk.prepare(&minimum).prompt.len() + summary > max_tokens);
             return Ok(());
         };
-        prop_assert!(prepared.prompt.len() <= most, "{} > {most}", prepared.prompt.len());
+        prop_assert!(prepared.prompt.len() <= max_tokens, "{} > {max_tokens}", prepared.prompt.len());
         prop_assert_eq!(&kept[0], &messages[0]);
         prop_assert!(kept[1].content.starts_with("The task."));
         prop_assert!(kept.ends_with(&messages[newest..]));
@@ -134,7 +134,7 @@ proptest! {
         }
         let whole = bounded.talk.prepare(&messages);
         let forked = matches!(prepared.origin, Origin::Forked(Fork { at: 2, reason }) if reason.is_truncation());
-        prop_assert_eq!(forked, whole.prompt.len() > most);
+        prop_assert_eq!(forked, whole.prompt.len() > max_tokens);
         prop_assert_eq!(kept == messages, !forked);
     }
 }
@@ -153,7 +153,7 @@ fn shortened_conversation_continues_its_recorded_prompt() {
             prints.push(bounded.printed - before);
             match prepared.origin {
                 Origin::Started => assert_eq!(turn, 0),
-                Origin::Continued => assert!(prepared.repeated.to_reply > 0),
+                Origin::Continued => assert!(prepared.repeated.up_to_completion > 0),
                 Origin::Forked(Fork { reason, .. }) => {
                     assert_eq!(reason, overflow.reason());
                     truncations += 1;

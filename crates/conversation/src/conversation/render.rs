@@ -53,19 +53,19 @@ impl MatchedRequest {
             mut path,
             mut sampled,
             past,
-            message: said,
+            message: recorded,
             is_truncated: truncation,
             drifted,
             rest,
         } = after;
-        let extended = (!rest.is_empty()).then(|| append_text(&said, &rest));
+        let extended = (!rest.is_empty()).then(|| append_text(&recorded, &rest));
         if extended.is_some() && path.last().is_some_and(|last| chat.stop_ids().contains(last)) {
             // The client continues the turn, so its end-of-turn token is dropped.
             path.truncate(path.len() - 1);
             sampled -= 1;
         }
         let completion = path[path.len() - sampled..].to_vec();
-        let text = &extended.as_ref().unwrap_or(&said).content;
+        let text = &extended.as_ref().unwrap_or(&recorded).content;
         let past = &past;
         let tools = &from.tools;
         let round = Round { past, completion: &completion, text, rest: &rest, new: &new, tools };

@@ -70,10 +70,10 @@ fn is_equivalent(
         if at > 1 {
             continue;
         }
-        for said in COMPLETIONS {
-            let mut completion = chat.tokenizer().encode(said);
+        for text in COMPLETIONS {
+            let mut completion = chat.tokenizer().encode(text);
             completion.extend(chat.stop_ids().first());
-            let round = Round { past, completion: &completion, text: said, rest: "", new, tools };
+            let round = Round { past, completion: &completion, text, rest: "", new, tools };
             let path = [prompt, &completion, &following.tokens].concat();
             let all = format.full_drift(&path, round);
             let near = format.nearby_drift(round, &following.tokens);

@@ -185,12 +185,12 @@ macro_rules! avx512_tile {
                         }
                     }
                 }
-                let held = |i: usize, half: usize| {
+                let load = |i: usize, half: usize| {
                     let mask = if chain == Chain::Set { 0 } else { masks[half] };
                     _mm512_maskz_loadu_ps(mask, c.wrapping_add(i * c_stride + half * 16))
                 };
                 if chain == Chain::Resume {
-                    sums = std::array::from_fn(|i| [held(i, 0), held(i, 1)]);
+                    sums = std::array::from_fn(|i| [load(i, 0), load(i, 1)]);
                 }
                 for (mut from, depth) in b.iter_blocks() {
                     macro_rules! step {
@@ -234,7 +234,7 @@ macro_rules! avx512_tile {
                     for (half, &sum) in row.iter().enumerate() {
                         let to = c.wrapping_add(i * c_stride + half * 16);
                         let sum = if chain == Chain::Add {
-                            _mm512_add_ps(held(i, half), sum)
+                            _mm512_add_ps(load(i, half), sum)
                         } else {
                             sum
                         };
@@ -312,13 +312,13 @@ macro_rules! avx2_tile {
                     let at = |i: usize, part: usize| c.wrapping_add(i * c_stride + half + 8 * part);
                     // Masked stores are slow even if the mask is full, so complete registers are
                     // handled separately.
-                    let held = |i: usize, part: usize| match width >= 16 {
+                    let load = |i: usize, part: usize| match width >= 16 {
                         true => _mm256_loadu_ps(at(i, part)),
                         false => _mm256_maskload_ps(at(i, part), masks[part]),
                     };
                     let mut sums = [[_mm256_setzero_ps(); 2]; R];
                     if chain == Chain::Resume {
-                        sums = std::array::from_fn(|i| [held(i, 0), held(i, 1)]);
+                        sums = std::array::from_fn(|i| [load(i, 0), load(i, 1)]);
                     }
                     let mut a = Walk::<IN_ROWS>::new(start, stride / $links);
                     for (start, depth) in b.iter_blocks() {
@@ -344,7 +344,7 @@ macro_rules! avx2_tile {
                     for (i, row) in sums.iter().enumerate() {
                         for (part, &sum) in row.iter().enumerate() {
                             let sum = if chain == Chain::Add {
-                                _mm256_add_ps(held(i, part), sum)
+                                _mm256_add_ps(load(i, part), sum)
                             } else {
                                 sum
                             };

@@ -344,7 +344,8 @@ impl Task {
                     let row = span.row + first + tile_at + r;
                     let stats = &saved.stats[(row * shape.heads + head) * 2..][..2];
                     let o = &saved.out[row * shape.query() + head * dim..][..dim];
-                    let mean = mean_slope(kernel.isa, o, &grads[(tile_at + r) * padded..][..dim]);
+                    let mean =
+                        mean_gradient(kernel.isa, o, &grads[(tile_at + r) * padded..][..dim]);
                     let own = before + tile_at + r + 1;
                     Row {
                         max: stats[0],
@@ -495,7 +496,7 @@ fn transpose_back(kernel: Kernel, from: Matrix<'_>, positions: Range<usize>, to:
 
 simd! {
     /// Computes D = dO · O.
-    fn mean_slope(out: &[f32], dout: &[f32]) -> f32 {
+    fn mean_gradient(out: &[f32], dout: &[f32]) -> f32 {
         dot(out, dout)
     }
 }

@@ -31,10 +31,10 @@ simd! {
         for (at, score) in scores.iter_mut().enumerate() {
             *score = dot(query, &keys[at * stride..][..width]) * scale;
         }
-        let most = max(scores);
+        let max_score = max(scores);
         let mut total = 0.0f32;
         for score in scores.iter_mut() {
-            *score = exp(*score - most);
+            *score = exp(*score - max_score);
             total += *score;
         }
         out.fill(0.0);

@@ -39,7 +39,7 @@ pub struct Tile {
     pub shared: usize,
 }
 
-/// Divides spans into tiles of at most `max_rows` rows, with `group` rows per query.
+/// Divides spans into tiles of at max_rows `max_rows` rows, with `group` rows per query.
 pub fn tiles(spans: &[Span], group: usize, max_rows: usize) -> Vec<Tile> {
     let room = max_rows.min(TOGETHER);
     let (mut small, large): (Vec<usize>, Vec<usize>) =
@@ -116,12 +116,12 @@ mod tests {
         #[test]
         fn tiles_cover_all_rows_once(
             spans in prop::collection::vec((0usize..1500, 1usize..40, 0u32..4, 0usize..50), 1..20),
-            group in 1usize..8, most in 14usize..33,
+            group in 1usize..8, max_rows in 14usize..33,
         ) {
             let spans: Vec<Span> = spans.into_iter().map(|(at, len, own, shared)| span(at, len, own, shared)).collect();
             let mut rows: Vec<Vec<bool>> = spans.iter().map(|span| vec![false; span.len * group]).collect();
-            for tile in tiles(&spans, group, most) {
-                prop_assert!(tile.runs.iter().map(|run| run.rows).sum::<usize>() <= most);
+            for tile in tiles(&spans, group, max_rows) {
+                prop_assert!(tile.runs.iter().map(|run| run.rows).sum::<usize>() <= max_rows);
                 prop_assert!(tile.runs.len() > 1 || tile.shared == 0);
                 let first = &spans[tile.runs[0].span];
                 for run in &tile.runs {

@@ -27,8 +27,8 @@ simd! {
             let sigmoid = 1.0 / (1.0 + exp(-*g));
             let silu = *g * sigmoid;
             let h = silu * *u;
-            let slope = sigmoid * (1.0 + *g * (1.0 - sigmoid));
-            *g = *d * *u * slope;
+            let derivative = sigmoid * (1.0 + *g * (1.0 - sigmoid));
+            *g = *d * *u * derivative;
             *u = *d * silu;
             *d = h;
         }
@@ -59,12 +59,12 @@ simd! {
     /// Computes the gradient of gelu like `silu_backward_row`.
     fn gelu_backward_row(gate: &mut [f32], up: &mut [f32], dh: &mut [f32]) {
         for ((d, g), u) in dh.iter_mut().zip(gate).zip(up) {
-            let share = gelu_factor(*g);
-            let gelu = *g * share;
+            let factor = gelu_factor(*g);
+            let gelu = *g * factor;
             let h = gelu * *u;
             let inner = 2.0 * ROOT * (3.0 * CUBIC * *g * *g + 1.0);
-            let slope = share * (1.0 + *g * (1.0 - share) * inner);
-            *g = *d * *u * slope;
+            let derivative = factor * (1.0 + *g * (1.0 - factor) * inner);
+            *g = *d * *u * derivative;
             *u = *d * gelu;
             *d = h;
         }

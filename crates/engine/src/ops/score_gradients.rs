@@ -36,7 +36,7 @@ impl Scores<'_> {
             let p = &mut p[r * stride..][..end];
             let s = &mut s[r * stride..][..end];
             let seen = row.first..row.own;
-            row_slopes(
+            row_gradients(
                 kernel.isa,
                 &mut p[seen.clone()],
                 &mut s[seen],
@@ -77,8 +77,8 @@ impl Scores<'_> {
 
 simd! {
     /// Converts one row: scores in `p` become weights, dO Vᵀ in `s` becomes score gradients.
-    fn row_slopes(p: &mut [f32], s: &mut [f32], max: f32, inverse: f32, mean: f32) {
-        let slopes = |p: &mut [f32; LANES], s: &mut [f32; LANES]| {
+    fn row_gradients(p: &mut [f32], s: &mut [f32], max: f32, inverse: f32, mean: f32) {
+        let gradients = |p: &mut [f32; LANES], s: &mut [f32; LANES]| {
             for (p, s) in p.iter_mut().zip(s) {
                 *p = exp(*p - max) * inverse;
                 *s = *p * (*s - mean);
@@ -87,13 +87,13 @@ simd! {
         let (p, p_rest) = p.as_chunks_mut();
         let (s, s_rest) = s.as_chunks_mut();
         for (p, s) in p.iter_mut().zip(s) {
-            slopes(p, s);
+            gradients(p, s);
         }
         // The rest is processed as a full chunk.
         let (mut p_last, mut s_last) = ([0.0; LANES], [0.0; LANES]);
         p_last[..p_rest.len()].copy_from_slice(p_rest);
         s_last[..s_rest.len()].copy_from_slice(s_rest);
-        slopes(&mut p_last, &mut s_last);
+        gradients(&mut p_last, &mut s_last);
         p_rest.copy_from_slice(&p_last[..p_rest.len()]);
         s_rest.copy_from_slice(&s_last[..s_rest.len()]);
     }
@@ -151,7 +151,7 @@ mod tests {
             for (r, row) in rows.iter().enumerate() {
                 let p = &mut p[r * stride..][..end];
                 let s = &mut s[r * stride..][..end];
-                row_slopes(
+                row_gradients(
                     kernel.isa,
                     &mut p[..row.own],
                     &mut s[..row.own],

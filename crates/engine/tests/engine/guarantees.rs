@@ -322,7 +322,7 @@ async fn learning_engine_reports_its_pause() {
     loop {
         tokio::select! {
             biased;
-            learnt = &mut learns => break drop(learnt.unwrap()),
+            learned = &mut learns => break drop(learned.unwrap()),
             paused = engine.paused() => pauses.push(paused.unwrap()),
         }
         tokio::time::sleep(Duration::from_millis(1)).await;

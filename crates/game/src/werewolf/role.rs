@@ -51,7 +51,7 @@ impl Role {
         self.side() == Side::Good && self != Role::Villager
     }
 
-    /// Returns whether the role may shoot when it dies of anything but poison.
+    /// Returns whether the role may shoot when it dies, unless it dies of poison.
     pub fn shoots(self) -> bool {
         matches!(self, Role::Hunter | Role::WolfKing)
     }

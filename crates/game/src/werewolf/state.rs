@@ -1,4 +1,4 @@
-//! Position of a match: phases, their asks, and the effect of moves.
+//! Position of a match: phases, their requests, and the effect of moves.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -10,7 +10,8 @@ use super::texts::Texts;
 use crate::options::read_position;
 use crate::shuffle::{Purpose, index};
 use crate::{
-    Ask, Audience, Choice, Event, GameError, Move, Next, SeatOutcome, State, moves_in_seat_order,
+    Audience, Choice, Event, GameError, Move, MoveRequest, Next, SeatOutcome, State,
+    moves_in_seat_order,
 };
 
 /// Phase of a match. Phases without a player who can act are skipped.
@@ -263,7 +264,7 @@ impl Village {
     /// Returns the next turn of the current phase.
     fn turn(&self) -> Result<Next, GameError> {
         let Position { phase, roles, rules, victim, protected_before, .. } = &self.position;
-        let others = |seat: usize| self.living().filter(move |other| *other != seat);
+        let other_players = |seat: usize| self.living().filter(move |other| *other != seat);
         let none = || Ok::<Value, GameError>(json!(self.texts.get("none")?));
         let player_or_none = |seats: &mut dyn Iterator<Item = usize>| {
             let mut legal: Vec<Value> = seats.map(|seat| json!(self.names[seat])).collect();
@@ -272,10 +273,10 @@ impl Village {
         };
         let yes_or_no =
             || (Choice::OneOf(vec![json!(true), json!(false)]), Move::choice(json!(false)));
-        let ask = |seat, kind: &str, slots: &[(&str, &str)], (choice, default)| {
+        let request = |seat, kind: &str, slots: &[(&str, &str)], (choice, default)| {
             let prompt = self.texts.fill(&format!("ask_{kind}"), slots)?;
             let has_speech = matches!(kind, "discussion" | "speech" | "last_words");
-            Ok::<Ask, GameError>(Ask {
+            Ok::<MoveRequest, GameError>(MoveRequest {
                 seat,
                 kind: kind.to_owned(),
                 prompt,
@@ -285,7 +286,7 @@ impl Village {
             })
         };
         let silence = || (Choice::None, Move::say("…"));
-        let mut asks = Vec::new();
+        let mut requests = Vec::new();
         match phase {
             Phase::Nightfall | Phase::Dawn => {}
             Phase::Over(winner) => return Ok(Next::Over(self.outcomes(*winner))),
@@ -293,7 +294,7 @@ impl Village {
                 let mut seats = self.living().filter(|seat| *protected_before != Some(*seat));
                 let choice = player_or_none(&mut seats)?;
                 if let Some(seat) = self.holder(Role::Guard) {
-                    asks.push(ask(seat, "guard", &[], choice.clone())?);
+                    requests.push(request(seat, "guard", &[], choice.clone())?);
                 }
             }
             Phase::Discussion(spoken) => {
@@ -301,56 +302,76 @@ impl Village {
                 let seat = wolves[spoken % wolves.len()];
                 let (choice, default) = yes_or_no();
                 let default = Move { say: "…".to_owned(), ..default };
-                asks.push(ask(seat, "discussion", &[], (choice, default))?);
+                requests.push(request(seat, "discussion", &[], (choice, default))?);
             }
             Phase::WolfVote => {
                 let mut prey = self.living().filter(|seat| roles[*seat].side() != Side::Wolves);
                 let choice = player_or_none(&mut prey)?;
                 for seat in self.living_wolves() {
-                    asks.push(ask(seat, "wolf_vote", &[], choice.clone())?);
+                    requests.push(request(seat, "wolf_vote", &[], choice.clone())?);
                 }
             }
             Phase::Heal => {
                 if let Some((seat, victim)) = self.healer().zip(*victim) {
-                    asks.push(ask(seat, "heal", &[("name", &self.names[victim])], yes_or_no())?);
+                    requests.push(request(
+                        seat,
+                        "heal",
+                        &[("name", &self.names[victim])],
+                        yes_or_no(),
+                    )?);
                 }
             }
             Phase::Poison => {
                 if let Some(seat) = self.poisoner() {
-                    asks.push(ask(seat, "poison", &[], player_or_none(&mut others(seat))?)?);
+                    requests.push(request(
+                        seat,
+                        "poison",
+                        &[],
+                        player_or_none(&mut other_players(seat))?,
+                    )?);
                 }
             }
             Phase::Seer => {
                 if let Some(seat) = self.holder(Role::Seer) {
                     let legal: Vec<Value> =
-                        others(seat).map(|other| json!(self.names[other])).collect();
+                        other_players(seat).map(|other| json!(self.names[other])).collect();
                     let default = Move::choice(legal.first().cloned().unwrap_or_default());
-                    asks.push(ask(seat, "seer", &[], (Choice::OneOf(legal), default))?);
+                    requests.push(request(seat, "seer", &[], (Choice::OneOf(legal), default))?);
                 }
             }
             Phase::LastWords => {
                 if let Some(seat) = self.position.speakers.first() {
-                    asks.push(ask(*seat, "last_words", &[], silence())?);
+                    requests.push(request(*seat, "last_words", &[], silence())?);
                 }
             }
             Phase::Shot => {
                 if let Some(seat) = self.position.shooters.first() {
-                    asks.push(ask(*seat, "shot", &[], player_or_none(&mut self.living())?)?);
+                    requests.push(request(
+                        *seat,
+                        "shot",
+                        &[],
+                        player_or_none(&mut self.living())?,
+                    )?);
                 }
             }
             Phase::Speech(from) => {
                 if let Some(seat) = self.living().find(|seat| seat >= from) {
-                    asks.push(ask(seat, "speech", &[], silence())?);
+                    requests.push(request(seat, "speech", &[], silence())?);
                 }
             }
             Phase::Vote => {
                 for seat in self.living() {
-                    asks.push(ask(seat, "vote", &[], player_or_none(&mut others(seat))?)?);
+                    requests.push(request(
+                        seat,
+                        "vote",
+                        &[],
+                        player_or_none(&mut other_players(seat))?,
+                    )?);
                 }
             }
         }
-        debug_assert!(!asks.is_empty() && rules.players == self.names.len());
-        Ok(Next::Ask(asks))
+        debug_assert!(!requests.is_empty() && rules.players == self.names.len());
+        Ok(Next::Requests(requests))
     }
 
     fn outcomes(&self, winner: Option<Side>) -> Vec<SeatOutcome> {
@@ -375,12 +396,13 @@ impl Village {
         self.names.iter().position(|name| played.choice == name.as_str())
     }
 
-    /// Returns the player with most votes. `ties` decides among several.
+    /// Returns the player with the most votes. `ties` decides among several.
     fn most_votes(&mut self, votes: &[Option<usize>], ties: Tie) -> Option<usize> {
         let count = |seat: usize| votes.iter().filter(|vote| **vote == Some(seat)).count();
-        let most = (0..self.names.len()).map(count).max().filter(|most| *most > 0)?;
+        let max_count =
+            (0..self.names.len()).map(count).max().filter(|max_count| *max_count > 0)?;
         let leading: Vec<usize> =
-            (0..self.names.len()).filter(|seat| count(*seat) == most).collect();
+            (0..self.names.len()).filter(|seat| count(*seat) == max_count).collect();
         match (&leading[..], ties) {
             ([only], _) => Some(*only),
             (_, Tie::Nobody) => None,
@@ -535,12 +557,12 @@ impl State for Village {
     }
 
     fn apply(&mut self, moves: &[(usize, Move)]) -> Result<Vec<Event>, GameError> {
-        let asks = match &self.next {
-            Next::Ask(asks) => asks.clone(),
+        let requests = match &self.next {
+            Next::Requests(requests) => requests.clone(),
             Next::Over(_) => Vec::new(),
         };
         let mut after = self.clone();
-        let events = after.play(&moves_in_seat_order(&asks, moves)?)?;
+        let events = after.play(&moves_in_seat_order(&requests, moves)?)?;
         *self = after;
         Ok(events)
     }

@@ -96,8 +96,8 @@ mod tests {
     #[test]
     fn fill_leaves_braces_of_values() {
         let texts = Texts::new(Language::English).unwrap();
-        let said =
+        let filled =
             texts.fill("says", &[("name", "Player1"), ("text", "{name} is a wolf")]).unwrap();
-        assert_eq!(said, "Player1: {name} is a wolf");
+        assert_eq!(filled, "Player1: {name} is a wolf");
     }
 }

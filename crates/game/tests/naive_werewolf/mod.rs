@@ -30,7 +30,7 @@ pub fn pick(seed: u64, seat: usize, count: u64, n: usize) -> usize {
 struct Table {
     seed: u64,
     chinese: bool,
-    asked: Vec<u64>,
+    num_requests: Vec<u64>,
     decisions: Vec<Decision>,
 }
 
@@ -39,9 +39,9 @@ impl Table {
         if self.chinese { format!("{}号", seat + 1) } else { format!("Player{}", seat + 1) }
     }
 
-    fn ask(&mut self, seat: usize, kind: &str, legal: Vec<Value>) -> Value {
-        let count = self.asked[seat];
-        self.asked[seat] += 1;
+    fn choose(&mut self, seat: usize, kind: &str, legal: Vec<Value>) -> Value {
+        let count = self.num_requests[seat];
+        self.num_requests[seat] += 1;
         let choice = match legal.len() {
             0 => Value::Null,
             n => legal[pick(self.seed, seat, count, n)].clone(),
@@ -50,8 +50,8 @@ impl Table {
         choice
     }
 
-    /// Asks for one of `seats`, or none if `optional`.
-    fn ask_seat(
+    /// Chooses one of `seats`, or none if `optional`.
+    fn choose_seat(
         &mut self,
         seat: usize,
         kind: &str,
@@ -62,12 +62,12 @@ impl Table {
         if optional {
             legal.push(json!(if self.chinese { "无" } else { "none" }));
         }
-        let choice = self.ask(seat, kind, legal);
+        let choice = self.choose(seat, kind, legal);
         seats.iter().copied().find(|s| choice == self.name(*s).as_str())
     }
 
-    fn ask_bool(&mut self, seat: usize, kind: &str) -> bool {
-        self.ask(seat, kind, vec![json!(true), json!(false)]) == json!(true)
+    fn choose_bool(&mut self, seat: usize, kind: &str) -> bool {
+        self.choose(seat, kind, vec![json!(true), json!(false)]) == json!(true)
     }
 }
 
@@ -92,7 +92,7 @@ pub fn play(options: &Value, seed: u64) -> Ended {
     let max_days = options["max_days"].as_u64().unwrap_or(30);
     let self_heal = options["self_heal"].as_bool().unwrap_or(n == 7);
     let chinese = options["language"] == "zh";
-    let mut table = Table { seed, chinese, asked: vec![0; n], decisions: Vec::new() };
+    let mut table = Table { seed, chinese, num_requests: vec![0; n], decisions: Vec::new() };
     let is_wolf: Vec<bool> = roles.iter().map(|role| *role == "wolf" || *role == "king").collect();
 
     let mut alive = vec![true; n];
@@ -126,7 +126,7 @@ pub fn play(options: &Value, seed: u64) -> Ended {
     };
     let mut decide = |votes: &[Option<usize>], ties: &str| -> Option<usize> {
         let mut best: Vec<usize> = Vec::new();
-        let mut most = 1;
+        let mut max_votes = 1;
         for seat in 0..n {
             let mut got = 0;
             for vote in votes {
@@ -134,10 +134,10 @@ pub fn play(options: &Value, seed: u64) -> Ended {
                     got += 1;
                 }
             }
-            if got > most {
-                most = got;
+            if got > max_votes {
+                max_votes = got;
                 best = vec![seat];
-            } else if got == most {
+            } else if got == max_votes {
                 best.push(seat);
             }
         }
@@ -166,14 +166,14 @@ pub fn play(options: &Value, seed: u64) -> Ended {
         if let Some(guard) = who("guard") {
             let allowed: Vec<usize> =
                 living.iter().copied().filter(|s| Some(*s) != guarded_before).collect();
-            guarded = table.ask_seat(guard, "guard", &allowed, true);
+            guarded = table.choose_seat(guard, "guard", &allowed, true);
         }
         guarded_before = guarded;
         if wolves.len() > 1 {
             for _ in 0..rounds {
                 let mut agreed = false;
                 for wolf in &wolves {
-                    agreed = table.ask_bool(*wolf, "discussion");
+                    agreed = table.choose_bool(*wolf, "discussion");
                 }
                 if agreed {
                     break;
@@ -183,21 +183,21 @@ pub fn play(options: &Value, seed: u64) -> Ended {
         let prey: Vec<usize> = living.iter().copied().filter(|s| !is_wolf[*s]).collect();
         let mut votes = Vec::new();
         for wolf in &wolves {
-            votes.push(table.ask_seat(*wolf, "wolf_vote", &prey, true));
+            votes.push(table.choose_seat(*wolf, "wolf_vote", &prey, true));
         }
         let victim = decide(&votes, &wolf_ties);
         let mut healed = false;
         let mut poisoned = None;
         if let Some(witch) = who("witch") {
             if antidote && victim.is_some() && (victim != Some(witch) || self_heal) {
-                healed = table.ask_bool(witch, "heal");
+                healed = table.choose_bool(witch, "heal");
                 if healed {
                     antidote = false;
                 }
             }
             if poison && !healed {
                 let targets: Vec<usize> = living.iter().copied().filter(|s| *s != witch).collect();
-                poisoned = table.ask_seat(witch, "poison", &targets, true);
+                poisoned = table.choose_seat(witch, "poison", &targets, true);
                 if poisoned.is_some() {
                     poison = false;
                 }
@@ -205,7 +205,7 @@ pub fn play(options: &Value, seed: u64) -> Ended {
         }
         if let Some(seer) = who("seer") {
             let targets: Vec<usize> = living.iter().copied().filter(|s| *s != seer).collect();
-            table.ask_seat(seer, "seer", &targets, false);
+            table.choose_seat(seer, "seer", &targets, false);
         }
 
         // Dawn.
@@ -224,7 +224,7 @@ pub fn play(options: &Value, seed: u64) -> Ended {
         }
         if day == 1 {
             for seat in &dead {
-                table.ask(*seat, "last_words", vec![]);
+                table.choose(*seat, "last_words", vec![]);
             }
         }
         let may_shoot = |seat: usize| roles[seat] == "hunter" || roles[seat] == "king";
@@ -232,7 +232,7 @@ pub fn play(options: &Value, seed: u64) -> Ended {
             dead.into_iter().filter(|s| may_shoot(*s) && poisoned != Some(*s)).collect();
         while let Some(gun) = guns.pop_front() {
             let targets: Vec<usize> = (0..n).filter(|s| alive[*s]).collect();
-            if let Some(hit) = table.ask_seat(gun, "shot", &targets, true) {
+            if let Some(hit) = table.choose_seat(gun, "shot", &targets, true) {
                 alive[hit] = false;
                 if may_shoot(hit) {
                     guns.push_back(hit);
@@ -247,12 +247,12 @@ pub fn play(options: &Value, seed: u64) -> Ended {
         // Day.
         let living: Vec<usize> = (0..n).filter(|s| alive[*s]).collect();
         for seat in &living {
-            table.ask(*seat, "speech", vec![]);
+            table.choose(*seat, "speech", vec![]);
         }
         let mut votes = Vec::new();
         for seat in &living {
             let targets: Vec<usize> = living.iter().copied().filter(|s| s != seat).collect();
-            votes.push(table.ask_seat(*seat, "vote", &targets, true));
+            votes.push(table.choose_seat(*seat, "vote", &targets, true));
         }
         if let Some(exiled) = decide(&votes, &ties) {
             alive[exiled] = false;
@@ -260,12 +260,12 @@ pub fn play(options: &Value, seed: u64) -> Ended {
             if over.is_some() {
                 break;
             }
-            table.ask(exiled, "last_words", vec![]);
+            table.choose(exiled, "last_words", vec![]);
             let mut guns: std::collections::VecDeque<usize> =
                 [exiled].into_iter().filter(|s| may_shoot(*s)).collect();
             while let Some(gun) = guns.pop_front() {
                 let targets: Vec<usize> = (0..n).filter(|s| alive[*s]).collect();
-                if let Some(hit) = table.ask_seat(gun, "shot", &targets, true) {
+                if let Some(hit) = table.choose_seat(gun, "shot", &targets, true) {
                     alive[hit] = false;
                     if may_shoot(hit) {
                         guns.push_back(hit);

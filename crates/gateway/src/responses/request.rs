@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn form_parses_all_format_types() {
+    fn parse_format_accepts_all_types() {
         let parse = |format: Value| parse_format(&json!({ "format": format }));
         let schema = json!({ "type": "object", "required": ["a"] });
         let requested =

@@ -97,14 +97,14 @@ pub enum ExternalError {
         why: String,
     },
     /// The response exceeds its maximum size.
-    #[error("{what} of {endpoint} has more than {most} bytes; raise `{option}` to read it")]
+    #[error("{what} of {endpoint} has more than {max} bytes; raise `{option}` to read it")]
     TooLarge {
         /// Address of the server.
         endpoint: String,
         /// Part of the response that is too large.
         what: String,
         /// Maximum size, in bytes.
-        most: usize,
+        max: usize,
         /// Name of the option that sets the maximum.
         option: String,
     },
@@ -243,8 +243,8 @@ mod tests {
                 ExternalError::TooLarge {
                     endpoint: endpoint(),
                     what: "the response".into(),
-                    most: 9,
-                    option: "most_bytes".into(),
+                    max: 9,
+                    option: "max_bytes".into(),
                 },
                 false,
             ),

@@ -348,7 +348,7 @@ async fn response_sizes_are_bounded() {
     let small = ExternalOptions { max_bytes: 1 << 20, ..options(&[&huge]) };
     let error = external(small).chat(&question()).await.unwrap_err();
     assert!(
-        error.to_string().contains("the response of") && error.to_string().contains("`most_bytes`"),
+        error.to_string().contains("the response of") && error.to_string().contains("`max_bytes`"),
         "{error}"
     );
     let endless = server(vec![events_head(), Step::Send(vec![b'x'; 3000]), Step::Hang]).await;

@@ -107,7 +107,7 @@ async fn concurrent_calls_succeed_despite_failing_endpoint() {
             let responses =
                 futures_util::future::join_all((0..6).map(|_| policy.chat(&question))).await;
             assert!(
-                responses.iter().all(|reply| reply.as_ref().is_ok_and(|r| r.content == "5")),
+                responses.iter().all(|response| response.as_ref().is_ok_and(|r| r.content == "5")),
                 "{what}"
             );
         }
@@ -127,7 +127,7 @@ async fn concurrent_calls_use_preferred_model_unless_it_fails() {
     let policy = external_for(&[&first, &second], Duration::from_secs(4));
     let question = question();
     let responses = futures_util::future::join_all((0..8).map(|_| policy.chat(&question))).await;
-    assert!(responses.iter().all(|reply| reply.as_ref().is_ok_and(|reply| reply.content == "5")));
+    assert!(responses.iter().all(|response| response.as_ref().is_ok_and(|r| r.content == "5")));
     assert_eq!((first.received_requests(), second.received_requests()), (8, 0));
 
     // Servers of the same model share the calls.

@@ -149,8 +149,8 @@ impl ResponseBody {
                 return Err(ExternalError::TooLarge {
                     endpoint: self.endpoint.clone(),
                     what: "the response".into(),
-                    most: self.max,
-                    option: "most_bytes".into(),
+                    max: self.max,
+                    option: "max_bytes".into(),
                 });
             }
             if !data.is_empty() {

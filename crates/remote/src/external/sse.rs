@@ -172,13 +172,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn events_are_independent_of_chunk_boundaries(stream in streams(), cuts in prop::collection::vec(0usize..200, 0..12)) {
+        fn events_are_independent_of_chunk_boundaries(stream in streams(), splits in prop::collection::vec(0usize..200, 0..12)) {
             let whole = decode([&stream[..]]);
             prop_assert_eq!(&whole, &naive(&stream));
-            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(stream.len())).collect();
-            cuts.sort_unstable();
-            let from = [0].into_iter().chain(cuts.iter().copied());
-            let to = cuts.iter().copied().chain([stream.len()]);
+            let mut splits: Vec<usize> = splits.into_iter().map(|split| split.min(stream.len())).collect();
+            splits.sort_unstable();
+            let from = [0].into_iter().chain(splits.iter().copied());
+            let to = splits.iter().copied().chain([stream.len()]);
             let chunks = from.zip(to).map(|(from, to)| &stream[from..to]);
             prop_assert_eq!(&decode(chunks), &whole);
             prop_assert_eq!(&decode(stream.chunks(1)), &whole);

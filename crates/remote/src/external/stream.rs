@@ -179,8 +179,8 @@ impl ChatStream {
             return Err(ExternalError::TooLarge {
                 endpoint: self.waits.endpoint.clone(),
                 what: "an event".into(),
-                most: max,
-                option: "most_event_bytes".into(),
+                max,
+                option: "max_event_bytes".into(),
             });
         }
         for event in events {

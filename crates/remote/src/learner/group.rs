@@ -183,7 +183,7 @@ impl Group {
             tokio::select! {
                 biased;
                 answer = &mut response => return match answer {
-                    Ok(reply) => self.link.check_response(reply),
+                    Ok(response) => self.link.check_response(response),
                     Err(error @ (HttpError::Connect { .. } | HttpError::Broken { .. })) => {
                         Err(CallFailure::Retry(error.to_string()))
                     }

@@ -281,9 +281,9 @@ impl Pool {
     /// load them.
     ///
     /// # Errors
-    /// Returns [`PolicyError::NotAdopted`] with the reasons of all replicas if none has loaded the
-    /// weights. No replica is quarantined then, since the weights may be at fault.
-    pub async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+    /// Returns [`PolicyError::WeightsNotLoaded`] with the reasons of all replicas if none has
+    /// loaded the weights. No replica is quarantined then, since the weights may be at fault.
+    pub async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let rest_guard = RestGuard(self);
         let (targets, before) = {
             let mut known = lock(&self.weights);
@@ -481,7 +481,7 @@ impl Pool {
             biased;
             // The probe is abandoned, so that it does not wake a replica that gives up its devices.
             () = self.wait_for_rest(true) => Ok(()),
-            reply = sampling => match reply?.logprobs[..] {
+            sampled = sampling => match sampled?.logprobs[..] {
                 [logprob] if logprob.is_finite() => Ok(()),
                 [_] => Err(PolicyError::NotFinite { position: self.options.probe.len() }),
                 _ => Err(PolicyError::Stopped(format!("{}, which sampled no \

@@ -334,7 +334,7 @@ async fn recovering_replica_loads_weights_published_meanwhile() {
     *replicas[0].update_delay.lock().unwrap() = 20 * SECOND;
     router.update_weights(&weights(1)).await.unwrap();
     sleep(10 * SECOND).await;
-    assert_eq!(health(&router), [Health::Quarantined, Health::Serving], "it adopts the first ones");
+    assert_eq!(health(&router), [Health::Quarantined, Health::Serving], "it loads the first ones");
     router.update_weights(&weights(2)).await.unwrap();
     sleep(15 * SECOND).await;
     assert_eq!((health(&router)[0], router.version().await.unwrap()), (Health::Quarantined, 2));

@@ -76,7 +76,7 @@ impl Call {
         let end = tokio::select! {
             biased;
             () = events.closed() => return,
-            gone = aborted.wait_for(|aborted| *aborted) => match gone {
+            result = aborted.wait_for(|aborted| *aborted) => match result {
                 Ok(_) => Ok(FinishReason::Aborted),
                 Err(_) => return,
             },

@@ -111,10 +111,10 @@ impl Http {
         let response = with_timeout(deadline, self.client.send(request, bounds)).await;
         let late =
             || PolicyError::Deadline(deadline, format!("a response of {} to {path}", self.name));
-        let reply = response.ok_or_else(late)?.map_err(|error| self.lost(error))?;
-        let text = self.endpoint.without_key(&reply.text());
+        let response = response.ok_or_else(late)?.map_err(|error| self.lost(error))?;
+        let text = self.endpoint.without_key(&response.text());
         Ok(JsonResponse {
-            status: reply.status,
+            status: response.status,
             value: serde_json::from_str(&text).unwrap_or(Value::Null),
             text,
         })

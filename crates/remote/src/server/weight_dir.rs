@@ -33,7 +33,7 @@ impl WeightDir {
     /// and have the shapes of the configuration, for a model with `vocabulary` tokens.
     ///
     /// # Errors
-    /// Returns [`PolicyError::NotAdopted`] with the file and the problem if a check fails.
+    /// Returns [`PolicyError::WeightsNotLoaded`] with the file and the problem if a check fails.
     pub fn check(
         manifest: &Manifest,
         vocabulary: usize,

@@ -133,10 +133,10 @@ impl Inner {
     /// Makes the server sample with the weights in a directory.
     ///
     /// # Errors
-    /// Returns [`PolicyError::NotAdopted`] if the files are invalid or the server computes other
-    /// log-probabilities than the learner, and an error if the server is unreachable, times out or
-    /// rejects the weights. The server has version 0 then.
-    pub async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+    /// Returns [`PolicyError::WeightsNotLoaded`] if the files are invalid or the server computes
+    /// other log-probabilities than the learner, and an error if the server is unreachable, times
+    /// out or rejects the weights. The server has version 0 then.
+    pub async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let _lock = self.update_lock.lock().await;
         let dir = self.checked_dir(weights).await?;
         self.recheck_sleep().await?;
@@ -188,8 +188,8 @@ impl Inner {
     /// Returns the directory of the weights after checking it.
     ///
     /// # Errors
-    /// Returns [`PolicyError::NotAdopted`] if the files are invalid or the weights are not in a
-    /// directory.
+    /// Returns [`PolicyError::WeightsNotLoaded`] if the files are invalid or the weights are not in
+    /// a directory.
     pub async fn checked_dir(&self, weights: &WeightsRef) -> Result<WeightDir, PolicyError> {
         let manifest = match &weights.at {
             WeightsAt::Manifest(manifest) => manifest.clone(),

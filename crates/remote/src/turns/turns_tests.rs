@@ -70,12 +70,13 @@ async fn broadcast_precedes_offload_and_caches_follow() {
                 ServerApi::Sglang => "/continue_generation",
                 _ => "/wake_up?tags=kv_cache",
             };
-            assert_eq!(all.iter().filter(|asked| *asked == "[send]").count(), 2, "{all:?}");
+            assert_eq!(all.iter().filter(|request| *request == "[send]").count(), 2, "{all:?}");
             assert!(at("[offload all but weights]") < at("[send]"), "{all:?}");
             assert!(last("[send]") < at("[offload]") && at("[offload]") < at(cache), "{all:?}");
             assert!(
                 !all.iter()
-                    .any(|asked| asked.contains("collective_rpc") || asked.contains("from_disk"))
+                    .any(|request| request.contains("collective_rpc")
+                        || request.contains("from_disk"))
             );
             assert_eq!(version_of(&fleet.sample_completion(version).await), version);
             fleet.is_sound();
@@ -129,7 +130,7 @@ async fn requests_wait_for_learner_call_and_resume() {
         }
         let mut late = std::pin::pin!(fleet.sample_completion(2));
         let early = tokio::time::timeout(Duration::from_secs(3), &mut late).await;
-        assert!(early.is_err() && !step.is_finished(), "nobody is asked in his sleep: {api:?}");
+        assert!(early.is_err() && !step.is_finished(), "a sleeping server got a request: {api:?}");
         waits.notify_one();
         step.await.unwrap().unwrap();
         assert_eq!(version_of(&tokio::time::timeout(LONG, late).await.unwrap()), 1);
@@ -297,7 +298,7 @@ async fn sleep_failure_names_missing_flag_or_server() {
             "{error}"
         );
         assert!(
-            !fleet.log.lock().unwrap().iter().any(|asked| asked == "[onload]"),
+            !fleet.log.lock().unwrap().iter().any(|request| request == "[onload]"),
             "the learner stays away"
         );
         // Requests are served even so, and the next learner call can acquire the devices.

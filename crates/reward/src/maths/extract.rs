@@ -325,12 +325,12 @@ fn spread(text: &str) -> String {
 fn announced_answer(text: &str) -> Option<Result<String, &str>> {
     // ASCII lower-casing keeps byte offsets, so they are valid in both texts.
     let lower = text.to_ascii_lowercase();
-    let places = ANNOUNCEMENTS.iter().flat_map(|phrase| lower.match_indices(phrase));
-    let mut places: Vec<(usize, usize)> =
-        places.map(|(start, phrase)| (start, start + phrase.len())).collect();
-    places.sort_unstable();
-    let (_, last) = *places.last()?;
-    let Some((_, end)) = places
+    let announcements = ANNOUNCEMENTS.iter().flat_map(|phrase| lower.match_indices(phrase));
+    let mut announcements: Vec<(usize, usize)> =
+        announcements.map(|(start, phrase)| (start, start + phrase.len())).collect();
+    announcements.sort_unstable();
+    let (_, last) = *announcements.last()?;
+    let Some((_, end)) = announcements
         .into_iter()
         .rev()
         .take(MAX_ANNOUNCEMENTS)

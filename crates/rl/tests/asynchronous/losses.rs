@@ -51,7 +51,7 @@ impl Agentrl {
         // Masked tokens are at the end of a row.
         for (got, want) in gradients.iter().zip(&want).flat_map(|(got, want)| got.iter().zip(want))
         {
-            assert_close(*got, *want, &format!("{keys}, slope"));
+            assert_close(*got, *want, &format!("{keys}, derivative"));
         }
         assert_close(sum, self.v.number(&format!("{keys}/loss")), keys);
     }
@@ -120,7 +120,12 @@ fn gspo_gradient_has_sign_of_objective() {
             total(&moved)
         };
         let derivative = (at(1e-6) - at(-1e-6)) / 2e-6;
-        assert_near(loss.at(&prepared[t]).derivative, derivative, 1e-8, "slope of a path's ratio");
+        assert_near(
+            loss.at(&prepared[t]).derivative,
+            derivative,
+            1e-8,
+            "derivative of a sequence's ratio",
+        );
         assert!(derivative < 0.0 && wrong[t] > 0.0);
     }
 }

@@ -133,12 +133,17 @@ fn policy_losses_match_verl() {
         let old = Some(of("old") - 5.0);
         let at = Point { logp, old, advantage: of("adv"), ..Point::default() };
         let got = clip.at(&at);
-        let share = |counted: bool| f64::from(u8::from(counted)) / Counting::Verl.denominator(1.0);
-        assert_close(share(got.clipped && !got.dual), of("actor/pg_clipfrac"), "clip fraction");
-        assert_close(share(got.dual), of("actor/pg_clipfrac_lower"), "fraction at the dual clip");
+        let fraction =
+            |counted: bool| f64::from(u8::from(counted)) / Counting::Verl.denominator(1.0);
+        assert_close(fraction(got.clipped && !got.dual), of("actor/pg_clipfrac"), "clip fraction");
+        assert_close(
+            fraction(got.dual),
+            of("actor/pg_clipfrac_lower"),
+            "fraction at the dual clip",
+        );
         let (loss, gradients) = evaluate(clip, &[vec![at]], &[vec![1.0]]);
         assert_close(loss, of("loss"), "single loss");
-        assert_close(gradients[0][0], of("grad"), "single slope");
+        assert_close(gradients[0][0], of("grad"), "single derivative");
     }
     let expect = |policy, points: &[Vec<Point>], normalizer, keys| {
         f.expect_loss(Loss::new(policy), points, normalizer, keys)
@@ -178,14 +183,14 @@ fn policy_losses_match_verl() {
     expect(geometric, &of_paths, Normalizer::RolloutMean, "anchor/geo_mean(GMPO)");
 
     let mut all = points.concat();
-    let share = f.v.number("head/kl_cov/kl_cov_ratio");
-    prepare::mark_covarying(&mut all, share);
+    let fraction = f.v.number("head/kl_cov/kl_cov_ratio");
+    prepare::mark_covarying(&mut all, fraction);
     let mut rest = all.into_iter();
     let marked: Vec<Vec<Point>> =
         points.iter().map(|row| rest.by_ref().take(row.len()).collect()).collect();
     let coefficient = f.v.number("head/kl_cov/ppo_kl_coef");
     expect(
-        PolicyLoss::KlCov { coefficient, fraction: share },
+        PolicyLoss::KlCov { coefficient, fraction },
         &marked,
         Normalizer::TokenMean,
         "head/kl_cov",

@@ -238,7 +238,7 @@ async fn keep(
         tokio::select! {
             biased;
             _ = &mut dropped => return,
-            begins = may_start(&mut may, &running) => if !begins { return },
+            starts = may_start(&mut may, &running) => if !starts { return },
         }
         let start = Instant::now();
         let started = match child::log(&spec.log) {

@@ -9,7 +9,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Snapshot of everything that a run could leave behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HeldResources {
+pub struct ResourceSnapshot {
     /// Ids of the descendants of this process.
     processes: BTreeSet<u32>,
     /// Number of descriptors of this process and all its descendants.
@@ -20,7 +20,7 @@ pub struct HeldResources {
     files: BTreeSet<String>,
 }
 
-impl HeldResources {
+impl ResourceSnapshot {
     /// Takes a snapshot of the current state.
     fn snapshot() -> Self {
         let processes = descendants(std::process::id());
@@ -29,7 +29,7 @@ impl HeldResources {
             of(std::process::id()) + processes.iter().map(|pid| of(*pid)).sum::<usize>();
         let files = fs::read_dir(std::env::temp_dir()).unwrap().flatten();
         let files = files.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        HeldResources {
+        ResourceSnapshot {
             processes,
             descriptors,
             mounts: fs::read_to_string("/proc/self/mountinfo").unwrap(),
@@ -39,10 +39,10 @@ impl HeldResources {
 
     /// Takes a snapshot once the state has stopped changing.
     pub async fn wait_until_stable() -> Self {
-        let mut last = HeldResources::snapshot();
+        let mut last = ResourceSnapshot::snapshot();
         loop {
             tokio::time::sleep(Duration::from_millis(200)).await;
-            let now = HeldResources::snapshot();
+            let now = ResourceSnapshot::snapshot();
             if now == last {
                 return now;
             }
@@ -55,7 +55,7 @@ impl HeldResources {
     pub async fn wait_until_restored(&self) -> Result<(), String> {
         let started = std::time::Instant::now();
         loop {
-            let now = HeldResources::snapshot();
+            let now = ResourceSnapshot::snapshot();
             if now == *self {
                 return Ok(());
             }

@@ -17,7 +17,7 @@ use levade_sandbox::{
     EndReason, Language, Limits, Options, Outcome, Run, Sandbox, SandboxError, SessionOptions,
 };
 
-use leaks::HeldResources;
+use leaks::ResourceSnapshot;
 
 /// Code that precedes each attack.
 const PRELUDE: &str = include_str!("attacks/prelude.py");
@@ -239,7 +239,7 @@ async fn every_attack_is_contained_and_leaves_nothing() {
     let mut count = 0;
     let mut wrong = Vec::new();
     python(&sandbox, "pass").await;
-    let before = HeldResources::wait_until_stable().await;
+    let before = ResourceSnapshot::wait_until_stable().await;
     for (expect, name, code) in attacks() {
         if !name.contains(&only) {
             continue;
@@ -422,7 +422,7 @@ async fn exposed_directory_inside_tmp_is_readable() {
 async fn cancelled_run_leaves_nothing() {
     let Some((sandbox, _lock)) = full_sandbox().await else { return };
     python(&sandbox, "pass").await;
-    let before = HeldResources::wait_until_stable().await;
+    let before = ResourceSnapshot::wait_until_stable().await;
     let code = "import os, time\nfor _ in range(3): os.fork()\ntime.sleep(100)";
     let run =
         Run { limits: Limits { seconds: 100.0, ..limits() }, ..Run::new(Language::Python, code) };
@@ -494,7 +494,7 @@ fn reduced_protection_is_rejected_or_used_on_request() -> ExitCode {
         }
         assert!(!protection.is_full());
         let host = Host::new();
-        let before = HeldResources::wait_until_stable().await;
+        let before = ResourceSnapshot::wait_until_stable().await;
         for code in [
             "tries(lambda: open('@secret@').read())",
             "tries(lambda: open('/etc/passwd').read())",

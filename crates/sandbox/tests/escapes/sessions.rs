@@ -5,7 +5,7 @@ use super::*;
 #[tokio::test]
 async fn session_reports_loss_of_variables() {
     let Some((sandbox, _lock)) = full_sandbox().await else { return };
-    let before = HeldResources::wait_until_stable().await;
+    let before = ResourceSnapshot::wait_until_stable().await;
     let limits = Limits { seconds: 4.0, ..limits() };
     let mut session =
         sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();

@@ -318,17 +318,17 @@ pub async fn non_finite_numbers_are_rejected(store: TestStore) {
 pub async fn scores_and_rewards_round_trip_exactly(store: TestStore) {
     let run = store.run().clone();
     for sample in 0..64 {
-        let draw = |n| (uniform(7, u64::from(sample), n) - 0.5) * 3.0;
+        let random = |n| (uniform(7, u64::from(sample), n) - 0.5) * 3.0;
         let mut made = attempt(&run, 0, sample);
-        (made.score, made.reward) = (Some(draw(0)), Some(draw(1)));
+        (made.score, made.reward) = (Some(random(0)), Some(random(1)));
         made.step_rewards =
-            vec![StepReward { credit_target: CreditTarget::Turn(0), reward: draw(2) }];
+            vec![StepReward { credit_target: CreditTarget::Turn(0), reward: random(2) }];
         let part = Component {
-            weight: Some(draw(3)),
+            weight: Some(random(3)),
             credit_target: Some(CreditTarget::Turn(1)),
-            ..Component::score(draw(4))
+            ..Component::score(random(4))
         };
-        made.outcome.components = vec![part, Component::new("length", draw(5))];
+        made.outcome.components = vec![part, Component::new("length", random(5))];
         append_incrementally(&store, &made).await.unwrap();
         // No number is NaN or −0 here, so equal numbers have equal bits.
         assert_eq!(store.attempt(&made.id).await.unwrap().as_ref(), Some(&made));

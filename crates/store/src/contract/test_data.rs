@@ -65,10 +65,10 @@ pub(crate) fn start_of(attempt: &Attempt) -> AttemptStart {
 /// Creates a random forest, in which each segment is a root or continues an earlier segment, at its
 /// end or within it.
 pub(crate) fn forest(seed: u64) -> Trajectory {
-    let mut num_draws = 0;
+    let mut num_samples = 0;
     let mut below = |bound: usize| {
-        num_draws += 1;
-        (uniform(seed, 0, num_draws) * bound as f64) as usize
+        num_samples += 1;
+        (uniform(seed, 0, num_samples) * bound as f64) as usize
     };
     let mut trajectory = Trajectory::new();
     for turn in 0..below(12) as u32 {

@@ -21,11 +21,11 @@ pub async fn withdrawn_attempt_leaves_every_list(store: TestStore) {
     let run = store.run().clone();
     let [kept, withdrawn] = [attempt(&run, 0, 0), attempt(&run, 0, 1)];
     store.record_attempts(&[kept.clone(), withdrawn.clone()]).await.unwrap();
-    let asked = request(&[&withdrawn], false);
-    let expected = tombstone(&withdrawn, &asked);
+    let sent = request(&[&withdrawn], false);
+    let expected = tombstone(&withdrawn, &sent);
     assert_eq!((expected.status, expected.erased), (Status::Completed, false));
-    assert_eq!(store.withdraw(&asked).await.unwrap(), std::slice::from_ref(&expected));
-    assert_eq!(store.withdraw(&asked).await.unwrap(), [], "a repeated request");
+    assert_eq!(store.withdraw(&sent).await.unwrap(), std::slice::from_ref(&expected));
+    assert_eq!(store.withdraw(&sent).await.unwrap(), [], "a repeated request");
     assert_eq!(store.withdrawals().await.unwrap(), [expected]);
     // The record is unchanged, except for its status.
     let status = Status::Withdrawn;

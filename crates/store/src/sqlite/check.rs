@@ -222,10 +222,10 @@ fn last_attempt_row(connection: &Connection, bytes: u64) -> i64 {
             .map(Option::unwrap_or_default)
     });
     // No attempt has less than 64 bytes.
-    let most = i64::try_from(bytes / 64).unwrap_or(i64::MAX);
+    let max = i64::try_from(bytes / 64).unwrap_or(i64::MAX);
     match found {
-        [Some(attempt), Some(segment)] => attempt.max(segment).min(most),
-        _ => most,
+        [Some(attempt), Some(segment)] => attempt.max(segment).min(max),
+        _ => max,
     }
 }
 

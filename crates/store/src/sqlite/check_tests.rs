@@ -149,10 +149,10 @@ fn check_survives_random_damage_and_keeps_only_equal_values() {
     assert!(pages > 40, "{pages}");
     let (mut kept, mut lost, mut unreadable) = (0, 0, 0);
     for case in 0..160 {
-        let mut draws = 0;
+        let mut num_samples = 0;
         let mut below = |bound: usize| {
-            draws += 1;
-            (uniform(case, 1, draws) * bound as f64) as usize
+            num_samples += 1;
+            (uniform(case, 1, num_samples) * bound as f64) as usize
         };
         let mut bytes = original.bytes.clone();
         for _ in 0..=below(3) {

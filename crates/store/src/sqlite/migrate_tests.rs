@@ -192,16 +192,16 @@ proptest! {
                 } else {
                     prop_assert_eq!(found.outcome.error.as_ref(), Some(&old.text));
                 }
-                let [prompt, reply] = found.trajectory.segments() else { panic!() };
+                let [prompt, completion] = found.trajectory.segments() else { panic!() };
                 prop_assert_eq!(&prompt.tokens, &old.prompt);
-                prop_assert_eq!((reply.kind, reply.parent, reply.after), (Kind::Sampled, Some(SegmentId(0)), None));
+                prop_assert_eq!((completion.kind, completion.parent, completion.after), (Kind::Sampled, Some(SegmentId(0)), None));
                 let sampled: Vec<(u32, u32)> =
-                    reply.tokens.iter().copied().zip(reply.logprobs.iter().map(|p| p.to_bits())).collect();
+                    completion.tokens.iter().copied().zip(completion.logprobs.iter().map(|p| p.to_bits())).collect();
                 prop_assert_eq!(&sampled, &old.completion);
                 let versions = [VersionRun { version: old.version, len: old.completion.len() as u32 }];
-                prop_assert_eq!(&reply.versions, &versions);
-                prop_assert_eq!((reply.agent.as_str(), reply.policy.as_str(), reply.turn), ("a", "default", 3));
-                prop_assert_eq!((reply.temperature, reply.filtered), (0.5, true));
+                prop_assert_eq!(&completion.versions, &versions);
+                prop_assert_eq!((completion.agent.as_str(), completion.policy.as_str(), completion.turn), ("a", "default", 3));
+                prop_assert_eq!((completion.temperature, completion.filtered), (0.5, true));
             }
             let plan = wait(store.step(1, 2)).unwrap().unwrap();
             prop_assert_eq!(&plan.group_positions, &[7]);

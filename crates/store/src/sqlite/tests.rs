@@ -379,13 +379,13 @@ fn full_disk_rejects_only_oversized_write() {
 #[test]
 fn slow_read_does_not_block_writes() {
     let (_dir, store) = open();
-    let (release, held) = mpsc::channel::<()>();
-    let held = std::sync::Mutex::new(held);
+    let (release, released) = mpsc::channel::<()>();
+    let released = std::sync::Mutex::new(released);
     let (job, answer) = QueuedJob::new(move |from: &Connection| {
         let count =
             || from.query_row("SELECT count(*) FROM attempts", [], |row| row.get::<_, i64>(0));
         let before = count()?;
-        let _ = held.lock().unwrap().recv();
+        let _ = released.lock().unwrap().recv();
         Ok::<_, Failure>((before, count()?))
     });
     assert!(store.reader.send(Box::new(job)));

@@ -42,8 +42,8 @@ pub struct ColumnReader<'a>(pub(super) &'a [u8]);
 
 impl ColumnReader<'_> {
     fn take(&mut self, len: u32) -> Result<&[u8], String> {
-        let cut = self.0.split_at_checked(len as usize);
-        let (column, rest) = cut.ok_or_else(|| {
+        let split = self.0.split_at_checked(len as usize);
+        let (column, rest) = split.ok_or_else(|| {
             format!("a column of {len} bytes is truncated to {} bytes", self.0.len())
         })?;
         self.0 = rest;

@@ -2,12 +2,12 @@
 //!
 //! Time and network are simulated; the code is real: the queue in its file, the routes of the
 //! server, the client with its retries, and the loop of runners. Faults come from a seed: delayed,
-//! lost and repeated messages, nodes that are cut off, killed runners and trainers, and a killed
+//! lost and repeated messages, isolated nodes, killed runners and trainers, and a killed
 //! server that starts again from its file. One thread runs everything, so a seed always repeats
 //! the same events.
 //!
 //! # Rules
-//! - What a client was told is in the store, also after a kill.
+//! - A write that was acknowledged to a client is in the store, also after a kill.
 //! - A try has one owner, and starts after the one before has ended or lost its lease. Reports of
 //!   an earlier try do not count.
 //! - A lease ends at its timeout.
@@ -184,13 +184,13 @@ impl<'a> Simulation<'a> {
             5 | 6 => self.kill_server(),
             7 => world.set_faults(|faults| {
                 world.note(&runner.name, "cut off");
-                faults.cut_off.insert(runner.name.clone());
+                faults.isolated.insert(runner.name.clone());
             }),
             8 => world.set_faults(|faults| {
                 world.note("trainer", "cut off");
-                faults.cut_off.insert("trainer".to_owned());
+                faults.isolated.insert("trainer".to_owned());
             }),
-            _ => world.set_faults(|faults| faults.cut_off.clear()),
+            _ => world.set_faults(|faults| faults.isolated.clear()),
         }
     }
 
@@ -226,7 +226,7 @@ impl<'a> Simulation<'a> {
             (faults, random.millis(20_000..200_000))
         });
         world.set_faults(|of| *of = faults);
-        // The start is in any order.
+        // Server and clients start in any order.
         if world.with_random(|random, _| random.percent(70)) {
             self.start_server();
         }

@@ -1,5 +1,5 @@
 //! The simulated network between clients and the store server: it delays, loses and repeats
-//! requests and responses, and cuts nodes off.
+//! requests and responses, and isolates nodes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,14 +32,14 @@ pub struct Faults {
     pub slow: u64,
     /// Connections that break while the server works on the request.
     pub broken: u64,
-    /// Nodes that are cut off.
-    pub cut_off: BTreeSet<String>,
+    /// Nodes without a connection.
+    pub isolated: BTreeSet<String>,
 }
 
 /// Maximum delay of a repetition in milliseconds. It exceeds the time of a lease.
 const MAX_REPETITION: u64 = 60_000;
 
-/// What the network does with one request.
+/// Fate of one request in the network.
 struct Fate {
     delay: Duration,
     is_lost: bool,
@@ -75,10 +75,10 @@ pub struct Link {
 }
 
 impl Link {
-    /// Waits, and then forever if the node is cut off or the message is lost.
+    /// Waits for the delay, and forever if the node is isolated or the message is lost.
     async fn travel(&self, delay: Duration, is_lost: bool) {
         tokio::time::sleep(delay).await;
-        if is_lost || self.world.faults().cut_off.contains(&self.node) {
+        if is_lost || self.world.faults().isolated.contains(&self.node) {
             std::future::pending::<()>().await;
         }
     }

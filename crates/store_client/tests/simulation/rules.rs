@@ -18,7 +18,7 @@ use crate::world::World;
 /// Time in addition to a lease and the server's search for timeouts, in seconds.
 const SLACK: f64 = 0.5;
 
-/// What has happened so far, as servers executed it and as clients were told.
+/// Events so far, as servers executed them and as clients know them.
 pub struct Rules {
     /// Duration of a lease in seconds.
     lease: f64,
@@ -33,11 +33,11 @@ pub struct Rules {
     /// Ends of tries that the store accepted, with the metadata.
     ends: BTreeMap<(String, u32), (LeaseEnd, Option<String>)>,
     /// Keys and rollouts that clients know as enqueued.
-    told_enqueued: BTreeMap<String, String>,
+    acknowledged_rollouts: BTreeMap<String, String>,
     /// Tries that clients know as leased.
-    told_leased: Vec<Lease>,
+    acknowledged_leases: Vec<Lease>,
     /// Ends that clients know as recorded.
-    told_ended: Vec<(Lease, LeaseEnd)>,
+    acknowledged_ends: Vec<(Lease, LeaseEnd)>,
     /// Number of checked requests.
     pub requests: u64,
 }
@@ -69,24 +69,26 @@ impl Rules {
             leased_by: BTreeMap::new(),
             leases: BTreeMap::new(),
             ends: BTreeMap::new(),
-            told_enqueued: BTreeMap::new(),
-            told_leased: Vec::new(),
-            told_ended: Vec::new(),
+            acknowledged_rollouts: BTreeMap::new(),
+            acknowledged_leases: Vec::new(),
+            acknowledged_ends: Vec::new(),
             requests: 0,
         }
     }
 
-    /// Records what a client was told.
+    /// Records the writes that a response acknowledges to a client.
     pub fn acknowledge(&mut self, method: &str, sent: &Bytes, body: &Bytes) {
         match method {
             "enqueue" => {
                 let enqueued = parse::<Vec<Rollout>>(body).into_iter();
-                self.told_enqueued.extend(enqueued.map(|of| (of.key.unwrap(), of.id)));
+                self.acknowledged_rollouts.extend(enqueued.map(|of| (of.key.unwrap(), of.id)));
             }
-            "lease" => self.told_leased.extend(parse::<Vec<Rollout>>(body).iter().map(lease_of)),
+            "lease" => {
+                self.acknowledged_leases.extend(parse::<Vec<Rollout>>(body).iter().map(lease_of))
+            }
             "finish" => {
                 let (lease, end, _): (Lease, LeaseEnd, Option<Json>) = parse(sent);
-                self.told_ended.push((lease, end));
+                self.acknowledged_ends.push((lease, end));
             }
             _ => {}
         }
@@ -114,8 +116,8 @@ impl Rules {
                 world.check(is_current && current.status == RolloutStatus::Running, || {
                     let number = lease_of(&current).number;
                     let status = current.status.name();
-                    let told = lease.number;
-                    format!("a report on try {told} counted for try {number}, {status}: {node}")
+                    let reported = lease.number;
+                    format!("a report on try {reported} counted for try {number}, {status}: {node}")
                 });
             }
             "finish" => {
@@ -218,11 +220,11 @@ impl Rules {
         }
     }
 
-    /// Checks that the store has everything that clients were told.
+    /// Checks that the store contains every acknowledged write.
     pub async fn check_acknowledged(&mut self, world: &World, store: &dyn Rollouts) {
         self.check_store(world, store).await;
         let mut tries: BTreeMap<&str, Vec<Try>> = BTreeMap::new();
-        for (key, id) in &self.told_enqueued {
+        for (key, id) in &self.acknowledged_rollouts {
             let found = store.rollout(id).await.unwrap();
             world.check(found.as_ref().is_some_and(|of| of.key.as_ref() == Some(key)), || {
                 format!("the rollout with the key {key} is lost")
@@ -233,12 +235,12 @@ impl Rules {
             let tries = tries.get(lease.rollout_id.as_str());
             tries.and_then(|tries| tries.get(lease.number as usize - 1))
         };
-        for lease in &self.told_leased {
+        for lease in &self.acknowledged_leases {
             // A rollout may be leased before the trainer knows its id.
             let is_known = tries.contains_key(lease.rollout_id.as_str());
             world.check(!is_known || find(lease).is_some(), || format!("{lease:?} is lost"));
         }
-        for (lease, end) in &self.told_ended {
+        for (lease, end) in &self.acknowledged_ends {
             let Some(of) = find(lease) else { continue };
             let is_kept = match end {
                 LeaseEnd::Succeeded => of.status == TryStatus::Succeeded,

@@ -35,7 +35,7 @@ pub struct World {
     random: Mutex<Random>,
     faults: Mutex<Faults>,
     server: Mutex<Option<Arc<ServerProcess>>>,
-    /// Messages that are under way without a sender.
+    /// Messages in flight without a sender.
     tasks: Mutex<JoinSet<()>>,
     pub rules: tokio::sync::Mutex<Rules>,
     events: Mutex<Vec<String>>,
@@ -137,7 +137,7 @@ impl World {
         rules.check_store(self, &*process.store).await;
     }
 
-    /// Records what the client was told that is done.
+    /// Records the writes that a response acknowledges to a client.
     pub async fn acknowledge(&self, method: &str, sent: &Bytes, response: &Response<Bytes>) {
         if response.status().is_success() {
             self.rules.lock().await.acknowledge(method, sent, response.body());

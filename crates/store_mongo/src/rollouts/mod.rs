@@ -30,10 +30,10 @@ use crate::connection::{Connection, Index, Result as OperationResult, insert_new
 use crate::fields;
 use crate::segments::hex;
 
-/// Maximum interval at which a wait looks again, for writes of other processes.
+/// Maximum interval between two polls of a wait, for writes of other processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Minimum interval between two looks of a wait, which bounds its load while many writes arrive.
+/// Minimum interval between two polls of a wait, which bounds its load while many writes arrive.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Version of the documents that this build reads and writes.
@@ -118,7 +118,7 @@ impl MongoRollouts {
         Ok(self.connection.run("record", key, operation).await?)
     }
 
-    /// Calls `look` until it returns a value, or until `wait` is over. Looks again after every
+    /// Calls `look` until it returns a value, or until `wait` is over. Polls again after every
     /// change by this process, and at intervals.
     async fn poll<T, F>(
         &self,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::extract::{Path, Request, State as Shares};
+use axum::extract::{Path, Request, State as SharedState};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use levade_store::rollouts::{
@@ -55,13 +55,13 @@ pub(super) async fn health() -> RouteResult {
     ok(&json!({ "status": "ok" }))
 }
 
-fn whole_hour() -> f64 {
+fn one_hour() -> f64 {
     3600.0
 }
 
 #[derive(Deserialize)]
 struct ConfigBody {
-    #[serde(default = "whole_hour")]
+    #[serde(default = "one_hour")]
     timeout_seconds: f64,
     #[serde(default)]
     local: Option<Value>,
@@ -89,7 +89,7 @@ struct RolloutBody {
 impl RolloutBody {
     fn into_new(self) -> NewRollout {
         let config = self.config.unwrap_or(ConfigBody {
-            timeout_seconds: whole_hour(),
+            timeout_seconds: one_hour(),
             local: None,
             k8s: None,
         });
@@ -108,7 +108,7 @@ impl RolloutBody {
     }
 }
 
-async fn enqueue(Shares(service): Shares<Shared>, request: Request) -> RouteResult {
+async fn enqueue(SharedState(service): SharedState<Shared>, request: Request) -> RouteResult {
     let bodies: Vec<RolloutBody> = body(request).await?;
     let new: Vec<NewRollout> = bodies.into_iter().map(RolloutBody::into_new).collect();
     let store = service.checked().await?;
@@ -132,7 +132,7 @@ struct ListQuery {
     limit: i64,
 }
 
-async fn list(Shares(service): Shares<Shared>, request: Request) -> RouteResult {
+async fn list(SharedState(service): SharedState<Shared>, request: Request) -> RouteResult {
     let query: ListQuery = query(&request)?;
     let store = service.checked().await?;
     let statuses = query.state_in.iter().flat_map(|state| state.statuses()).collect();
@@ -165,17 +165,17 @@ struct TerminalQuery {
     limit: i64,
 }
 
-async fn terminal(Shares(service): Shares<Shared>, request: Request) -> RouteResult {
+async fn terminal(SharedState(service): SharedState<Shared>, request: Request) -> RouteResult {
     let query: TerminalQuery = query(&request)?;
     let store = service.checked().await?;
     let limit = usize::try_from(query.limit).unwrap_or(0).max(1);
     let mut after = u64::try_from(query.after).unwrap_or(0);
     let mut items = Vec::new();
     while items.len() < limit {
-        let most = PAGE.min(limit - items.len());
-        let (changed, last) = store.changes(after, most, Duration::ZERO).await?;
+        let page_limit = PAGE.min(limit - items.len());
+        let (changed, last) = store.changes(after, page_limit, Duration::ZERO).await?;
         after = last;
-        let is_last = changed.len() < most;
+        let is_last = changed.len() < page_limit;
         let ended = changed.into_iter().map(Wire::new);
         items.extend(
             ended.filter(|of| of.rollout.status.is_finished() && !of.extra.is_deleted).map(|of| {
@@ -197,7 +197,7 @@ async fn terminal(Shares(service): Shares<Shared>, request: Request) -> RouteRes
     ok(&json!({ "items": items, "next_after": after, "total_terminal": total }))
 }
 
-async fn one(Shares(service): Shares<Shared>, Path(id): Path<String>) -> RouteResult {
+async fn one(SharedState(service): SharedState<Shared>, Path(id): Path<String>) -> RouteResult {
     let store = service.checked().await?;
     let rollout = find(store, &id).await?;
     let attempts = attempt_ids(store, &id).await?;
@@ -220,7 +220,7 @@ struct Patch {
 }
 
 async fn patch(
-    Shares(service): Shares<Shared>,
+    SharedState(service): SharedState<Shared>,
     Path(id): Path<String>,
     request: Request,
 ) -> RouteResult {
@@ -271,7 +271,7 @@ async fn patch(
 }
 
 async fn delete(
-    Shares(service): Shares<Shared>,
+    SharedState(service): SharedState<Shared>,
     Path(id): Path<String>,
 ) -> Result<axum::response::Response, ApiError> {
     let _permit = service.acquire_transition().await;

@@ -28,7 +28,7 @@ pub(super) enum State {
 }
 
 impl State {
-    /// Returns the state that a status is.
+    /// Returns the state that corresponds to a status.
     pub fn of(status: RolloutStatus) -> Self {
         match status {
             RolloutStatus::Queuing | RolloutStatus::Requeuing => State::Queuing,

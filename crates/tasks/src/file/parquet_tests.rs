@@ -82,7 +82,7 @@ fn parquet_values_round_trip() {
     let why = "contains bytes that are not UTF-8 text".to_owned();
     assert_eq!(skipped_columns, [SkippedColumn { column: "bytes".into(), why }]);
     assert_eq!(
-        found.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>(),
+        found.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
         ["row 1", "row 2", "row 3", "row 4"]
     );
     let first = json!({

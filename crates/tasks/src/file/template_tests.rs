@@ -12,8 +12,8 @@ fn template_combines_several_fields() {
     let (_dir, mut options) = file(rows);
     (options.question, options.answer) = ("{Body} {Question}".into(), "Answer".into());
     let tasks = options.load(0).unwrap();
-    let asked_questions: Vec<&str> = tasks.rest.iter().map(|task| task.question.as_str()).collect();
-    assert_eq!(asked_questions, ["Tom has 3 bags. How many?", "Ann has 4 bags. How many?", "Why?"]);
+    let questions: Vec<&str> = tasks.rest.iter().map(|task| task.question.as_str()).collect();
+    assert_eq!(questions, ["Tom has 3 bags. How many?", "Ann has 4 bags. How many?", "Why?"]);
     assert_eq!((tasks.repeated, &tasks.rest[0].row["Body"]), (0, &json!("Tom has 3 bags.")));
     for (question, why) in [
         ("{Body} {Text}", "the row has no field \"Text\""),

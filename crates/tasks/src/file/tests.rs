@@ -301,9 +301,9 @@ fn several_files_form_one_source() {
     fs::write(dir.path().join("more.json"), more).unwrap();
     options.path = dir.path().join("*.json*").into();
     let tasks = options.load(0).unwrap();
-    let asked_questions: Vec<_> = tasks.rest.iter().map(|task| task.question.as_str()).collect();
+    let questions: Vec<_> = tasks.rest.iter().map(|task| task.question.as_str()).collect();
     // In the order of the file names; the row that repeats a question is left out.
-    assert_eq!(asked_questions, ["3?", " 1? "]);
+    assert_eq!(questions, ["3?", " 1? "]);
     assert_eq!(tasks.repeated, 1);
     let ids: BTreeSet<_> = tasks.rest.iter().map(|task| &task.id).collect();
     assert_eq!(ids.len(), 2);
@@ -345,9 +345,9 @@ fn held_out_questions_depend_only_on_questions() {
     let blank = rows((0..90).rev()).replace("?\"", "? \"");
     fs::write(&path, blank).unwrap();
     let other = FileOptions { path: path.clone().into(), ..options.clone() };
-    let asked_questions =
+    let held_out_keys =
         |tasks: &FileTasks| tasks.held_out.iter().map(Task::key).collect::<Vec<_>>();
-    assert_eq!(asked_questions(&other.load(7).unwrap()), asked_questions(&all));
+    assert_eq!(held_out_keys(&other.load(7).unwrap()), held_out_keys(&all));
 
     // Additional rows replace only few held-out questions.
     fs::write(&path, rows(0..99)).unwrap();

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn only_equal_rows_are_repeats() {
     let row = |more: &str| format!("{{\"question\": \"How many?\", \"answer\": 1{more}}}\n");
-    let asked_questions = |content: &str| {
+    let instructed_row = |content: &str| {
         format!(
             "{{\"question\": [{{\"role\": \"system\", \"content\": {content:?}}}, {{\"role\": \"user\", \
              \"content\": \"How many?\"}}], \"answer\": 1}}\n"
@@ -23,7 +23,7 @@ fn only_equal_rows_are_repeats() {
         ([row(", \"db_id\": \"a\""), row(", \"db_id\": \"b\"")], 2),
         ([row(", \"choices\": [1, 2]"), row(", \"choices\": [2, 1]")], 2),
         ([row(""), row("").replace('1', "2")], 2),
-        ([asked_questions("There is 1."), asked_questions("There are 2.")], 2),
+        ([instructed_row("There is 1."), instructed_row("There are 2.")], 2),
         ([row(", \"agent_name\": \"x\""), row(", \"agent_name\": \"y\"")], 2),
         ([row(", \"x\": {\"y\": 1}"), row(", \"x\": {\"y\": 2}")], 2),
         ([row(""), row("").replace("How many", "how many")], 2),
@@ -38,8 +38,8 @@ fn only_equal_rows_are_repeats() {
         ([row(", \"extra_info\": {\"index\": 1}"), row(", \"extra_info\": {\"index\": 2}")], 1),
         ([row(""), row("").replace('1', "\"1\"")], 1),
         ([row(", \"x\": null"), row("")], 1),
-        ([asked_questions("There is 1."), asked_questions("There is  1.")], 2),
-        ([asked_questions("There is 1."), asked_questions("There is 1.")], 1),
+        ([instructed_row("There is 1."), instructed_row("There is  1.")], 2),
+        ([instructed_row("There is 1."), instructed_row("There is 1.")], 1),
     ] {
         let (_dir, options) = file(&rows.concat());
         let tasks = options.load(0).unwrap();

@@ -186,7 +186,7 @@ mod tests {
         #[test]
         fn json_scanner_agrees_with_serde_however_split(
             text in "[\\[{ ]{0,3}(\"[a-z\\\\\"]{0,4}\"|[:,\\[\\]{} ]|1|-1[.]5e3|true|null){0,12}",
-            cut in 0usize..40,
+            end in 0usize..40,
         ) {
             let whole = follow(&text);
             let mut values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
@@ -194,7 +194,7 @@ mod tests {
                 prop_assert_eq!(whole, Progress::Done(values.byte_offset()));
             }
             let mut json = Json::new();
-            json.follow(text.get(..cut).unwrap_or_default());
+            json.follow(text.get(..end).unwrap_or_default());
             prop_assert_eq!(json.follow(&text), whole);
         }
     }

@@ -94,7 +94,7 @@ fn read_in_chunks(
 }
 
 /// Splits a text at character boundaries.
-fn split_at_cuts<'a>(text: &'a str, splits: &[prop::sample::Index]) -> Vec<&'a str> {
+fn split_at_indices<'a>(text: &'a str, splits: &[prop::sample::Index]) -> Vec<&'a str> {
     let mut at: Vec<usize> = splits.iter().map(|split| split.index(text.len() + 1)).collect();
     at.retain(|&at| text.is_char_boundary(at));
     at.extend([0, text.len()]);
@@ -235,13 +235,13 @@ fn parser_cost_is_linear_in_every_format() {
 
 proptest! {
     #[test]
-    fn parse_result_is_independent_of_splits((format, text) in jumble(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8)) {
+    fn parse_result_is_independent_of_splits((format, text) in jumble(), splits in prop::collection::vec(any::<prop::sample::Index>(), 0..8)) {
         let tools = [tool()];
         let (whole, read) = read_in_chunks(format, &[&text], &tools);
         prop_assert_eq!(&read, &text);
-        let (in_pieces, read) = read_in_chunks(format, &split_at_cuts(&text, &cuts), &tools);
+        let (in_chunks, read) = read_in_chunks(format, &split_at_indices(&text, &splits), &tools);
         prop_assert_eq!(&read, &text);
-        prop_assert_eq!(&in_pieces, &whole);
+        prop_assert_eq!(&in_chunks, &whole);
         let each: Vec<&str> = text.split("").collect();
         let (by_character, read) = read_in_chunks(format, &each, &tools);
         prop_assert_eq!(&read, &text);

@@ -89,7 +89,7 @@ impl Unit {
                 }
                 _ => TagInArgument::No,
             };
-            let begin = tag.start;
+            let start = tag.start;
             match holds {
                 TagInArgument::Yes => {}
                 TagInArgument::IfClosed => {
@@ -99,7 +99,7 @@ impl Unit {
                 // The next call starts here.
                 TagInArgument::No => self.tag = self.doubtful.take().or(Some((tag, mark))),
             }
-            self.searched = begin + text[begin..].chars().next().map_or(1, char::len_utf8);
+            self.searched = start + text[start..].chars().next().map_or(1, char::len_utf8);
         }
         self.tag.as_ref().map_or(text.len(), |(tag, _)| tag.start)
     }

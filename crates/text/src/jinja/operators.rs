@@ -239,16 +239,16 @@ fn positions(
     step: i64,
 ) -> impl Iterator<Item = usize> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
-    let (least, max_length) = if step > 0 { (0, length) } else { (-1, length - 1) };
+    let (min_length, max_length) = if step > 0 { (0, length) } else { (-1, length - 1) };
     let clamp = |bound: Option<i64>, default: i64| match bound {
         None => default,
-        Some(bound) if bound < 0 => bound.saturating_add(length).max(least),
+        Some(bound) if bound < 0 => bound.saturating_add(length).max(min_length),
         Some(bound) => bound.min(max_length),
     };
     let (start, stop) = if step > 0 {
         (clamp(start, 0), clamp(stop, length))
     } else {
-        (clamp(start, max_length), clamp(stop, least))
+        (clamp(start, max_length), clamp(stop, min_length))
     };
     let mut next = Some(start);
     std::iter::from_fn(move || {

@@ -118,9 +118,10 @@ struct PendingConnection<'a> {
 impl Drop for PendingConnection<'_> {
     fn drop(&mut self) {
         let Some(late) = self.late else { return };
-        let said = self.stderr.as_ref().map(|said| reasons::printed_suffix(&said.tail().text()));
+        let printed =
+            self.stderr.as_ref().map(|stderr| reasons::printed_suffix(&stderr.tail().text()));
         *late.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
-            self.ledger.describe_activity() + &said.unwrap_or_default();
+            self.ledger.describe_activity() + &printed.unwrap_or_default();
     }
 }
 

@@ -32,7 +32,7 @@ use serde_json::{Value, json};
 use super::{OptionError, Session, ToolContext, ToolError, ToolOptions, Toolbox};
 use session::{PinnedInstances, PythonSession, describe};
 use tool_schemas::ToolSchemas;
-pub use user::{PythonUser, PythonUserKeys, PythonUserReply, PythonUsers};
+pub use user::{PythonUser, PythonUserKeys, PythonUserResponse, PythonUsers};
 
 /// Python modules of a worker, each after the modules that it imports.
 const MODULES: [(&str, &str); 7] = [

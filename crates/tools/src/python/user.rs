@@ -19,7 +19,7 @@ use super::session::{check_response, describe, next_session, number};
 use super::{CANCEL_GRACE, MODULES, default_workers};
 use crate::{OptionError, ToolContext};
 
-/// Name of the module that serves tools, which has this name for the modules of users.
+/// Name under which the modules of users import the server of Python tools.
 const SERVER: &str = "server";
 
 /// `[user.NAME] kind = "python"`: a class in Python that plays the user.
@@ -42,7 +42,7 @@ pub struct PythonUserKeys {
     pub environment: Vec<String>,
     /// Maximum number of workers. 0 means one per processor, but at most four.
     pub workers: usize,
-    /// Maximum number of concurrent replies in one worker.
+    /// Maximum number of concurrent responses in one worker.
     pub worker_calls: usize,
     /// Timeout for a worker to load the file, in seconds. It must be positive.
     pub start_seconds: f64,
@@ -98,7 +98,7 @@ pub struct PythonUsers {
 impl PythonUsers {
     /// Creates the users `name`. No process is started yet.
     pub fn new(name: &str, keys: &PythonUserKeys, supervisor: Supervisor) -> Self {
-        let place = if is_empty(&keys.file) { &keys.config } else { &keys.file };
+        let source = if is_empty(&keys.file) { &keys.config } else { &keys.file };
         let shown = |path: &Path| (!is_empty(path)).then(|| path.display().to_string());
         let first = json!({
             "key": "id",
@@ -118,7 +118,7 @@ impl PythonUsers {
             supervisor,
             launch: Launch {
                 command: python_command(&keys.python),
-                dir: place.parent().unwrap_or(Path::new("")).to_owned(),
+                dir: source.parent().unwrap_or(Path::new("")).to_owned(),
                 passes: keys.environment.clone(),
                 variables: Vec::new(),
             },
@@ -150,14 +150,14 @@ impl PythonUsers {
     }
 }
 
-/// Reply of a user.
+/// Response of a user.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PythonUserReply {
+pub struct PythonUserResponse {
     /// Text of the user's message. `None` if the class only ends the conversation.
     pub text: Option<String>,
     /// Whether the user ends the conversation.
     pub ends: bool,
-    /// Score that a class of verl's interactions gives the reply that it answers.
+    /// Score that a class of verl's interactions gives the message to which it responds.
     pub score: Option<f64>,
 }
 
@@ -169,13 +169,13 @@ pub struct PythonUser {
 }
 
 impl PythonUser {
-    /// Returns the user's reply to a conversation: a list of messages with `role` and `content`.
+    /// Returns the user's response to a conversation: a list of messages with `role` and `content`.
     ///
     /// # Errors
     /// Returns an error message if the class fails, or if its process has exited.
-    pub async fn reply(&self, messages: Value) -> Result<PythonUserReply, String> {
+    pub async fn respond_to(&self, messages: Value) -> Result<PythonUserResponse, String> {
         let response = self.send("respond", json!({ "messages": messages })).await?;
-        Ok(PythonUserReply {
+        Ok(PythonUserResponse {
             text: response["text"].as_str().map(str::to_owned),
             ends: response["ends"] == true,
             score: number(&response["score"]),

@@ -176,8 +176,8 @@ class A:
         raise RuntimeError(name)
 
     def add(self, bag: list = []) -> list:
-        for held in (self.shelves[0], self.books, bag):
-            held.append(1)
+        for items in (self.shelves[0], self.books, bag):
+            items.append(1)
         return [len(self.shelves[0]), len(self.books), len(bag)]
 ";
     let set = python(dir.path(), text, LONG);
@@ -245,7 +245,7 @@ class Desk:
 "#;
 
 #[tokio::test]
-async fn final_state_stands_beside_state_after_expected_actions() {
+async fn scorer_input_has_final_and_expected_state() {
     let dir = tempfile::tempdir().unwrap();
     let set = python(dir.path(), DESK, LONG);
     let orders = json!({ "1": { "status": "open" }, "2": { "status": "open" } });

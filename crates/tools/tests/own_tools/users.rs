@@ -1,6 +1,6 @@
 //! Tests of users in Python: classes of a file, and verl's interactions.
 
-use levade_tools::{PythonUser, PythonUserKeys, PythonUserReply, PythonUsers};
+use levade_tools::{PythonUser, PythonUserKeys, PythonUserResponse, PythonUsers};
 use serde_json::json;
 
 use super::*;
@@ -18,12 +18,12 @@ async fn open(users: &PythonUsers, name: &str, row: Value) -> Result<PythonUser,
     users.open(&attempt(name, row), true).await
 }
 
-fn says(text: &str) -> Value {
+fn agent_message(text: &str) -> Value {
     json!([{ "role": "assistant", "content": text }])
 }
 
-fn message(text: &str) -> PythonUserReply {
-    PythonUserReply { text: Some(text.into()), ends: false, score: None }
+fn message(text: &str) -> PythonUserResponse {
+    PythonUserResponse { text: Some(text.into()), ends: false, score: None }
 }
 
 const CUSTOMER: &str = r#"
@@ -51,13 +51,13 @@ async fn python_user_keeps_state_of_each_attempt() {
     let users = users_of(dir.path(), CUSTOMER);
     let ann = open(&users, "a", json!({ "wish": "A pen", "mood": "cross" })).await.unwrap();
     let bob = open(&users, "b", json!({ "wish": "A mug" })).await.unwrap();
-    assert_eq!(ann.reply(json!([])).await.unwrap(), message("A pen (cross)"));
-    assert_eq!(bob.reply(json!([])).await.unwrap(), message("A mug (calm)"));
-    assert_eq!(ann.reply(says("Hi")).await.unwrap(), message("Hi"));
-    assert_eq!(ann.reply(says("Yes?")).await.unwrap(), message("Hi, Yes?"));
-    assert_eq!(bob.reply(says("One")).await.unwrap(), message("One"));
-    let end = ann.reply(says("bye")).await.unwrap();
-    assert_eq!(end, PythonUserReply { text: None, ends: true, score: None });
+    assert_eq!(ann.respond_to(json!([])).await.unwrap(), message("A pen (cross)"));
+    assert_eq!(bob.respond_to(json!([])).await.unwrap(), message("A mug (calm)"));
+    assert_eq!(ann.respond_to(agent_message("Hi")).await.unwrap(), message("Hi"));
+    assert_eq!(ann.respond_to(agent_message("Yes?")).await.unwrap(), message("Hi, Yes?"));
+    assert_eq!(bob.respond_to(agent_message("One")).await.unwrap(), message("One"));
+    let end = ann.respond_to(agent_message("bye")).await.unwrap();
+    assert_eq!(end, PythonUserResponse { text: None, ends: true, score: None });
     assert_eq!(ann.finish().await, Ok(Some(1.5)));
     assert_eq!(bob.finish().await, Ok(Some(0.5)));
 }
@@ -69,9 +69,9 @@ async fn failures_of_python_user_are_named() {
     let missing = open(&users, "a", json!({ "mood": "calm" })).await.err().unwrap();
     assert!(missing.contains("needs 'wish'"), "{missing}");
     let user = open(&users, "b", json!({ "wish": "A pen" })).await.unwrap();
-    let broken = user.reply(says("break")).await.unwrap_err();
+    let broken = user.respond_to(agent_message("break")).await.unwrap_err();
     assert!(broken.contains("ValueError: too rude (user.py, line 11"), "{broken}");
-    let odd = user.reply(says("odd")).await.unwrap_err();
+    let odd = user.respond_to(agent_message("odd")).await.unwrap_err();
     assert!(odd.contains("Customer.respond gave 7"), "{odd}");
     for (text, why) in [
         ("def respond(messages):\n    return ''\n", "has 0 classes"),
@@ -128,13 +128,19 @@ async fn verl_interactions_run_unchanged() {
         let opens = users.open(&context, true).await.err().unwrap();
         assert!(opens.contains("set `opens = false`"), "{opens}");
         let user = users.open(&context, false).await.unwrap();
-        let reply = |text: &str, ends, score| PythonUserReply {
+        let response = |text: &str, ends, score| PythonUserResponse {
             text: Some(text.to_owned()),
             ends,
             score: Some(score),
         };
-        assert_eq!(user.reply(says(wrong)).await.unwrap(), reply("Try again.", false, 0.0));
-        assert_eq!(user.reply(says(right)).await.unwrap(), reply("Right.", true, 1.0));
+        assert_eq!(
+            user.respond_to(agent_message(wrong)).await.unwrap(),
+            response("Try again.", false, 0.0)
+        );
+        assert_eq!(
+            user.respond_to(agent_message(right)).await.unwrap(),
+            response("Right.", true, 1.0)
+        );
         assert_eq!(user.finish().await, Ok(Some(1.0)));
     }
     let unknown = users.open(&attempt("c", row("other")), false).await.err().unwrap();

@@ -47,7 +47,7 @@ pub(super) fn masked(found: &Census, metrics: &mut Metrics) {
 pub(super) fn high_entropy(found: &HighEntropy, metrics: &mut Metrics) {
     let HighEntropy { tokens, kept, thresholds } = found;
     metrics.add("actor/high_entropy_tokens", *kept as f64);
-    metrics.add("actor/high_entropy_share", *kept as f64 / (*tokens).max(1) as f64);
+    metrics.add("actor/high_entropy_fraction", *kept as f64 / (*tokens).max(1) as f64);
     let mean = thresholds.iter().sum::<f64>() / thresholds.len().max(1) as f64;
     metrics.add("actor/entropy_threshold", mean);
 }
@@ -119,7 +119,7 @@ pub(super) fn sampling(
         metrics.add("sampler/prefix_hit_ratio", hits / requested_tokens);
     }
     let busy = after.busy_seconds - before.busy_seconds;
-    metrics.add("perf/idle_share", (1.0 - (busy + learning) / seconds).max(0.0));
+    metrics.add("perf/idle_fraction", (1.0 - (busy + learning) / seconds).max(0.0));
     if busy > 0.0 {
         let sampled_tokens = after.sampled.saturating_sub(before.sampled) as f64;
         metrics.add("sampler/generation_tokens_per_busy_s", sampled_tokens / busy);

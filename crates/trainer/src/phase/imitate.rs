@@ -12,7 +12,7 @@ use crate::TrainerError;
 use crate::agents::Agents;
 
 /// Returns whether the opening of an attempt can be replaced: it has one conversation, which is
-/// never rebuilt, and no branch begins within its opening.
+/// never rebuilt, and no branch starts within its opening.
 pub(super) fn has_one_opening(trajectory: &Trajectory) -> bool {
     let mut roots = trajectory.segments().iter().filter(|segment| segment.parent.is_none());
     let Some(root) = roots.next().filter(|root| root.kind == Kind::Context) else { return false };
@@ -20,7 +20,7 @@ pub(super) fn has_one_opening(trajectory: &Trajectory) -> bool {
     roots.next().is_none() && !trajectory.segments().iter().any(branches)
 }
 
-/// Copies attempts as demonstrations. If `agents` are given, each copy begins as an attempt of
+/// Copies attempts as demonstrations. If `agents` are given, each copy starts as an attempt of
 /// these agents would, with their system prompts.
 ///
 /// # Errors
@@ -39,7 +39,7 @@ pub(super) fn copies(
     attempts.into_iter().map(copy).collect()
 }
 
-/// Returns the tokens with which an attempt of these agents at a task begins.
+/// Returns the tokens with which an attempt of these agents at a task starts.
 fn opening(task: &Task, agents: &Agents) -> Result<Vec<u32>, TrainerError> {
     let named = agents.agent_for(task)?;
     let messages = named.keys.initial_messages(task);

@@ -3,7 +3,8 @@
 use super::*;
 
 impl GroupScheduler {
-    /// Tells a curriculum the groups that completed steps have taken, in the order of the steps.
+    /// Passes to a curriculum the groups that completed steps have taken, in the order of the
+    /// steps.
     pub(super) async fn measure_taken(
         &mut self,
         taken: &[u64],

@@ -301,12 +301,13 @@ fn read_response(
     verb: &str,
     body_text: Result<Response<Body>, ureq::Error>,
 ) -> Result<Value, Failure> {
-    let away = |error: &dyn std::fmt::Display| Failure::Unavailable(format!("{verb}: {error}"));
-    let mut body_text = body_text.map_err(|error| away(&error))?;
+    let unavailable =
+        |error: &dyn std::fmt::Display| Failure::Unavailable(format!("{verb}: {error}"));
+    let mut body_text = body_text.map_err(|error| unavailable(&error))?;
     let status = body_text.status().as_u16();
-    let body = body_text.body_mut().read_to_string().map_err(|error| away(&error))?;
+    let body = body_text.body_mut().read_to_string().map_err(|error| unavailable(&error))?;
     if matches!(status, 408 | 429 | 500..) {
-        return Err(away(&format!("HTTP status {status}")));
+        return Err(unavailable(&format!("HTTP status {status}")));
     }
     let why = match (status, serde_json::from_str::<Value>(&body)) {
         (200..=299, Ok(value)) => return Ok(value),

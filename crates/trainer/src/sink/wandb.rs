@@ -262,7 +262,7 @@ mod tests {
             if [FULL, LAST].contains(&checked[0]) {
                 records.push(std::mem::take(&mut complete));
             }
-            assert!(at % BLOCK + HEADER + length <= BLOCK, "a piece crosses a bound");
+            assert!(at % BLOCK + HEADER + length <= BLOCK, "a chunk crosses a bound");
             at += HEADER + length;
         }
         assert_eq!(records.len(), lengths.len());

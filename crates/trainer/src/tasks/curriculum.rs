@@ -5,12 +5,12 @@
 //! with a recorded attempt keeps the task of that attempt.
 //!
 //! # Choice
-//! 1. **Pool.** The pools whose stage is reached are drawn by their weights.
-//! 2. **Class.** A task whose estimated success p is outside of the band is drawn only by the
-//!    fraction `retest` of the draws, the least recently measured one first. A task without an
+//! 1. **Pool.** The pools whose stage is reached are sampled by their weights.
+//! 2. **Class.** A task whose estimated success p is outside of the band is chosen only by the
+//!    fraction `retest` of the samples, the least recently measured one first. A task without an
 //!    estimate is within the band.
-//! 3. **Task.** Tasks within the band are drawn with weights 4 p (1 − p), and those without an
-//!    estimate with weight 1. Without a band, the tasks of a pool are drawn once per epoch.
+//! 3. **Task.** Tasks within the band are sampled with weights 4 p (1 − p), and those without an
+//!    estimate with weight 1. Without a band, the tasks of a pool are chosen once per epoch.
 //!
 //! # Gates
 //! The success in a pool is the mean of the estimates of the [`GATE_TASKS`] tasks that were
@@ -25,7 +25,7 @@ use serde_json::Value;
 use super::{Task, Tasks};
 use crate::random::{curriculum_stream, order};
 
-/// Maximum number of tasks with estimates, which are kept in memory and summed for each draw.
+/// Maximum number of tasks with estimates, which are kept in memory and summed for each sample.
 const MAX_TASKS: usize = 1 << 20;
 /// Number of the last measured tasks of a pool whose mean success opens and closes its gate.
 const GATE_TASKS: usize = 64;
@@ -153,7 +153,7 @@ impl Curriculum {
     pub fn choose(&mut self, position: u64, recorded: Option<&Value>, busy: &[usize]) -> usize {
         let index = match recorded.and_then(|task| self.find(task)) {
             Some(index) => index,
-            None => self.draw(position, busy),
+            None => self.sample_task(position, busy),
         };
         self.assign(position, index);
         self.chosen.insert(position, index);
@@ -240,10 +240,10 @@ impl Curriculum {
         Some(sum / measured.len() as f64)
     }
 
-    /// Draws a task for a position.
-    fn draw(&mut self, position: u64, busy: &[usize]) -> usize {
+    /// Samples a task for a position.
+    fn sample_task(&mut self, position: u64, busy: &[usize]) -> usize {
         let stream = curriculum_stream(self.phase);
-        let number = |draw: u64| uniform(self.seed, stream, position * 3 + draw);
+        let number = |index: u64| uniform(self.seed, stream, position * 3 + index);
         let reached = self.reached();
         let weights: Vec<f64> = reached.iter().map(|pool| self.pools[*pool].weight).collect();
         let pool = reached[pick(&weights, number(0))];

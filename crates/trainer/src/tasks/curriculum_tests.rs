@@ -60,7 +60,7 @@ fn mixed_policy(index: usize, _: u64) -> f64 {
 }
 
 #[test]
-fn medium_tasks_are_drawn_most() {
+fn band_prefers_medium_tasks() {
     let levels = ["x"; 30];
     let mut banded = curriculum("band = [0.1, 0.9]\nretest = 0.1", &levels);
     let chosen = run(&mut banded, &mixed_policy, 0, 100);
@@ -73,7 +73,7 @@ fn medium_tasks_are_drawn_most() {
     let outside: std::collections::BTreeSet<usize> =
         later.iter().copied().filter(|index| index / 10 != 1).collect();
     assert!(outside.len() >= 15, "{outside:?}");
-    // Without a band, all tasks are drawn equally often.
+    // Without a band, all tasks are sampled equally often.
     let mut even = curriculum("", &levels);
     let chosen = run(&mut even, &mixed_policy, 0, 90);
     for index in 0..30 {
@@ -90,8 +90,8 @@ fn estimates_follow_a_policy_that_changes() {
     };
     let mut moving = curriculum("band = [0.1, 0.9]\nretest = 0.25", &["x"; 10]);
     let chosen = run(&mut moving, &policy, 0, 160);
-    let share = |part: &[usize]| count(part, |index| index < 5) as f64 / part.len() as f64;
-    let (before, after) = (share(&chosen[80..160]), share(&chosen[480..]));
+    let fraction = |part: &[usize]| count(part, |index| index < 5) as f64 / part.len() as f64;
+    let (before, after) = (fraction(&chosen[80..160]), fraction(&chosen[480..]));
     assert!(before < 0.45 && after > 0.55, "{before} {after}");
 }
 
@@ -129,12 +129,12 @@ fn recorded_task_of_a_position_is_kept() {
         let recorded = json!(tasks(&["x"; 30])[index]);
         assert_eq!(resumed.choose(position, Some(&recorded), &[]), index);
     }
-    let gone = json!({ "id": "another run's" });
-    assert!(resumed.choose(3, Some(&gone), &[]) < 30);
+    let foreign = json!({ "id": "another run's" });
+    assert!(resumed.choose(3, Some(&foreign), &[]) < 30);
 }
 
 #[test]
-fn pools_are_drawn_by_weight() {
+fn pools_are_sampled_by_weight() {
     let levels = [["a"; 27].as_slice(), &["b"; 3]].concat();
     let text = "pool_by = 'level'\nweights = { a = 1, b = 3 }";
     let chosen = run(&mut curriculum(text, &levels), &mixed_policy, 0, 250);

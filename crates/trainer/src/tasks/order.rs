@@ -66,7 +66,7 @@ impl TaskOrder {
         self.curriculum.is_some()
     }
 
-    /// Tells a curriculum the attempts of the group at a position that a step has taken.
+    /// Passes to a curriculum the attempts of the group at a position that a step has taken.
     pub(crate) fn measure(&mut self, position: u64, attempts: &[Attempt]) {
         if let Some(curriculum) = &mut self.curriculum {
             let task = attempts.first().map(|attempt| &attempt.task);

@@ -153,7 +153,7 @@ async fn bootstrap_adds_critic_value_to_truncated_attempts() {
 
     let (plan, attempts) = planned(&dir, 0, 0);
     let critic = simulator(Duration::ZERO, 0.0);
-    let mut cut = 0;
+    let mut num_truncated = 0;
     let mut ended = 0;
     for path in paths_of(&plan) {
         let attempt = &attempts[&path.attempt];
@@ -169,18 +169,18 @@ async fn bootstrap_adds_critic_value_to_truncated_attempts() {
         let mut want = attempt.reward.unwrap();
         if finish(attempt) != Finish::Answered {
             want += f64::from(values[0]);
-            cut += 1;
+            num_truncated += 1;
         } else {
             ended += 1;
         }
-        let earlier: f64 = attempt.step_rewards.iter().map(|earned| earned.reward).sum();
+        let earlier: f64 = attempt.step_rewards.iter().map(|reward| reward.reward).sum();
         if attempt.step_rewards.is_empty() {
             assert!((f64::from(last) - want).abs() < 1e-6, "{:?}: {last} {want}", finish(attempt));
         } else {
             assert!(f64::from(last) >= want - 1e-6 && f64::from(last) <= want - earlier + 1e-6);
         }
     }
-    assert!(cut > 0 && ended > 0, "{cut} cut, {ended} ended");
+    assert!(num_truncated > 0 && ended > 0, "{num_truncated} truncated, {ended} ended");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -330,7 +330,7 @@ async fn low_entropy_tokens_lose_advantages() {
     let lines = metrics(&dir);
     let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "grpo").collect();
     for step in &steps {
-        let fraction = step["actor/high_entropy_share"].as_f64().unwrap();
+        let fraction = step["actor/high_entropy_fraction"].as_f64().unwrap();
         // The fraction corresponds to an integer number of tokens.
         assert!((0.199..0.25).contains(&fraction), "{step}");
     }
@@ -388,8 +388,11 @@ async fn eval_select_reserves_selection_tasks() {
         panic!()
     };
     for eval in &summary.evals {
-        let slices: Vec<_> =
-            eval.slices.iter().map(|s| (s.name.as_str(), s.apart, s.selects, s.tasks)).collect();
+        let slices: Vec<_> = eval
+            .slices
+            .iter()
+            .map(|s| (s.name.as_str(), s.is_separate, s.selects, s.tasks))
+            .collect();
         assert_eq!(
             slices,
             [

@@ -47,8 +47,8 @@ struct RuleScorer;
 
 #[async_trait]
 impl Scorer for RuleScorer {
-    async fn score(&self, evidence: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
-        let rules = prompt_text(&evidence.trajectory).matches("RULE").count();
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        let rules = prompt_text(&input.trajectory).matches("RULE").count();
         Ok(vec![Component::score((rules as f64 / 3.0).min(1.0))])
     }
 }
@@ -269,7 +269,7 @@ async fn failed_requests_drop_their_prompts_unless_all_fail() {
     let root = tempfile::tempdir().unwrap();
     let policy = simulator(Duration::ZERO, 0.0);
     let inner = Arc::new(AtomicUsize::new(0));
-    // The editor refuses every critique of the prompt that thinks.
+    // The editor rejects requests that contain a word.
     let refusing = |word: &'static str| {
         editor_with(&inner, move |request, _| match request.contains(word) {
             true => Err("the editor sleeps".to_owned()),
@@ -289,7 +289,7 @@ async fn failed_requests_drop_their_prompts_unless_all_fail() {
     let error =
         run(&dir, &policy, refusing(""), StartMode::Fresh, (&[], &never)).await.unwrap_err();
     assert!(error.to_string().contains("the editor sleeps"), "{error}");
-    // The run goes on when the editor is back.
+    // The run continues when the editor responds again.
     run(&dir, &policy, editor(&inner), StartMode::Resume, (&[], &never)).await.unwrap();
 }
 

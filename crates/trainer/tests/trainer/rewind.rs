@@ -1,4 +1,4 @@
-//! Runs that go back to an earlier step: the later steps are made anew, with another reward.
+//! Runs that go back to an earlier step and repeat the later steps with another reward.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -136,7 +136,7 @@ async fn rewound_run_with_equal_reward_repeats_itself() {
     train(recipe_of(&dir, 4, &[]), StartMode::Resume).await;
     assert_same(&dir, &first.superseded);
     assert_eq!(evaluated_steps(&dir), evaluated_steps(&first.superseded));
-    // Into the phase before: its demonstrations stay.
+    // The run goes back into the previous phase, whose demonstrations stay.
     let second = rewind(&recipe_of(&dir, 4, &[]), 2).await.unwrap();
     assert!(second.superseded.ends_with("run.superseded-2"), "{second:?}");
     assert_eq!((num_steps(&dir), second.superseded_steps), (2, SFT + 2));
@@ -194,7 +194,7 @@ async fn rewind_rejects_other_changes_and_stores_outside() {
     assert!(error.to_string().contains("outside.db"), "{error}");
     go_back(&["run.store=sqlite:run.db"]).await.unwrap();
     assert_eq!(num_steps(&dir), SFT as usize);
-    // Without --from, a new reward is an error that names the way.
+    // Without --from, a new reward is an error that names --from.
     let changed = recipe_of(&dir, 1, &["run.store=sqlite:run.db", REWARD]);
     let policy = simulator(Duration::ZERO, 0.0);
     let resumed = Trainer::new(changed, parts(&policy, Duration::ZERO), StartMode::Resume).await;

@@ -70,7 +70,7 @@ async fn run_trains_evaluates_and_checkpoints() {
     );
     let last = &summary.evals[4];
     assert_eq!((last.overall.tasks, last.slices.len()), (6, 2));
-    assert!(last.slices[1].apart && last.slices[1].tasks == 3);
+    assert!(last.slices[1].is_separate && last.slices[1].tasks == 3);
     // The gain of a phase is computed from the milestones, over the tasks that count.
     let [sft, grpo] = &summary.gains[..] else { panic!("{:?}", summary.gains) };
     assert_eq!(

@@ -53,12 +53,12 @@ fn by_numbers(attempt: &Attempt) -> (f64, f64) {
     } else {
         0.0
     };
-    let cut = if is_answered { 0.0 } else { -0.5 };
+    let truncation_reward = if is_answered { 0.0 } else { -0.5 };
     let calls = outcome.calls_by_turn.iter().map(|(_, calls)| {
         let malformed = f64::from(calls.malformed);
         -0.1 * malformed + -0.05 * (f64::from(calls.errors()) - malformed)
     });
-    (score, score + cut + calls.filter(|reward| *reward != 0.0).sum::<f64>())
+    (score, score + truncation_reward + calls.filter(|reward| *reward != 0.0).sum::<f64>())
 }
 
 /// Returns the attempt without the components of its score.
@@ -126,8 +126,8 @@ struct LengthScorer;
 
 #[async_trait]
 impl Scorer for LengthScorer {
-    async fn score(&self, evidence: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
-        let tokens = evidence.trajectory.sampled_tokens() as f64;
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        let tokens = input.trajectory.sampled_tokens() as f64;
         let first = Component {
             credit_target: Some(CreditTarget::Turn(0)),
             ..Component::new("first", 0.5)
@@ -224,16 +224,16 @@ impl Judge {
 
 #[async_trait]
 impl Scorer for Judge {
-    async fn score(&self, evidence: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
-        let is_first = *self.first.get_or_init(|| evidence.attempt) == evidence.attempt;
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        let is_first = *self.first.get_or_init(|| input.attempt) == input.attempt;
         let misses = (is_first || !self.of_first) && self.misses();
         let shuns = self.shuns
-            && *self.shunned.get_or_init(|| evidence.task["id"].clone()) == evidence.task["id"];
+            && *self.shunned.get_or_init(|| input.task["id"].clone()) == input.task["id"];
         if misses || shuns {
             return Err(ScoreError::Unavailable("the judge sleeps".into()));
         }
         self.num_scored.fetch_add(1, Ordering::SeqCst);
-        Scorer::score(&NumericScorer::default(), evidence).await
+        Scorer::score(&NumericScorer::default(), input).await
     }
 }
 

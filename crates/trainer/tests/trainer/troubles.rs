@@ -374,16 +374,20 @@ async fn tool_rewards_and_metrics_are_recorded() {
             let failed = calls.errors() - calls.malformed;
             let shaping = -0.1 * f64::from(calls.malformed) - 0.05 * f64::from(failed);
             let turn_reward =
-                |earned: &&StepReward| earned.credit_target == CreditTarget::Turn(*turn);
-            let earned =
-                attempt.step_rewards.iter().find(turn_reward).map_or(0.0, |earned| earned.reward);
+                |reward: &&StepReward| reward.credit_target == CreditTarget::Turn(*turn);
+            let step_reward =
+                attempt.step_rewards.iter().find(turn_reward).map_or(0.0, |reward| reward.reward);
             let pays = 0.25 * f64::from(calls.ok);
-            assert!((earned - shaping - pays).abs() < 1e-12, "{attempt:?}");
+            assert!((step_reward - shaping - pays).abs() < 1e-12, "{attempt:?}");
             paid += u32::from(pays > 0.0);
         }
-        let cut = if outcome.finish.is_complete() { 0.0 } else { -0.5 };
-        let earned: f64 = attempt.step_rewards.iter().map(|earned| earned.reward).sum();
-        assert!((attempt.reward.unwrap() - attempt.score.unwrap() - cut - earned).abs() < 1e-12);
+        let truncation_reward = if outcome.finish.is_complete() { 0.0 } else { -0.5 };
+        let step_rewards: f64 = attempt.step_rewards.iter().map(|reward| reward.reward).sum();
+        assert!(
+            (attempt.reward.unwrap() - attempt.score.unwrap() - truncation_reward - step_rewards)
+                .abs()
+                < 1e-12
+        );
     }
     assert!(paid > 0);
 

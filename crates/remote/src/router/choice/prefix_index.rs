@@ -42,7 +42,7 @@ fn chain(tokens: &[u32]) -> impl Iterator<Item = u64> {
 }
 
 impl PrefixIndex {
-    /// Creates an empty index of at most `max_blocks` entries.
+    /// Creates an empty index of at max_blocks `max_blocks` entries.
     pub fn new(max_blocks: usize) -> Self {
         PrefixIndex {
             max_blocks,
@@ -190,8 +190,8 @@ mod tests {
         }
 
         #[test]
-        fn index_is_bounded_and_keeps_newest_sequence(paths in sequences(), most in 1usize..12) {
-            let mut index = PrefixIndex::new(most);
+        fn index_is_bounded_and_keeps_newest_sequence(paths in sequences(), max_blocks in 1usize..12) {
+            let mut index = PrefixIndex::new(max_blocks);
             let mut known = Vec::new();
             for (member, path) in &paths {
                 index.insert(*member, path);
@@ -199,9 +199,9 @@ mod tests {
                 let counted: usize = index.blocks.values().map(Vec::len).sum();
                 prop_assert_eq!(counted, index.entries);
                 prop_assert_eq!(counted, (0..4).map(|member| index.blocks_of(member)).sum::<usize>());
-                prop_assert!(counted <= most && index.order.len() <= 2 * most);
+                prop_assert!(counted <= max_blocks && index.order.len() <= 2 * max_blocks);
                 let newest = index.shared_blocks(path).get(member).copied().unwrap_or(0);
-                prop_assert_eq!(newest, (path.len() / BLOCK).min(most));
+                prop_assert_eq!(newest, (path.len() / BLOCK).min(max_blocks));
                 // The index finds no block that was not inserted.
                 let all = naive(&known, path);
                 for (member, blocks) in index.shared_blocks(path) {

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_robin_takes_turns_among_changing_members() {
+    fn round_robin_alternates_among_changing_replicas() {
         let mut round_robin = RoundRobin::default();
         let mut among = |replicas: &[usize]| round_robin.pick(replicas.iter().copied());
         assert_eq!(

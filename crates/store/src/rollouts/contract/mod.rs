@@ -181,7 +181,7 @@ pub async fn waiting_lease_request_returns_leases_of_its_repetition(
         async move { store.lease(&waiting).await.unwrap() }
     });
     tokio::time::sleep(Duration::from_millis(100)).await;
-    // One of the two leases the rollout, before or after the other looks.
+    // One of the two leases the rollout, before or after the other polls.
     store.enqueue(&[new(1)]).await.unwrap();
     let second = store.lease(&request).await.unwrap();
     let first = tokio::time::timeout(Duration::from_secs(15), first).await.unwrap().unwrap();

@@ -200,7 +200,7 @@ impl SqliteRollouts {
         // A wait beyond the range of the clock has no end.
         let deadline = Instant::now().checked_add(wait);
         loop {
-            // A change during the look counts.
+            // A change during a poll counts.
             let changed = self.changes.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();

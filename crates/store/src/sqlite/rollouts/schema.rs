@@ -133,11 +133,11 @@ CREATE INDEX IF NOT EXISTS lease_request_time ON lease_requests (time);
 
 /// Opens a store in the memory of the process.
 pub(super) fn in_memory() -> Result<Connection, StoreError> {
-    let place = Path::new("memory:");
+    let location = Path::new("memory:");
     let mut connection =
-        Connection::open_in_memory().map_err(|source| open_error(place, source))?;
-    keep_plans(&connection).map_err(|source| open_error(place, source))?;
-    create(&mut connection).map_err(|source| open_error(place, source))?;
+        Connection::open_in_memory().map_err(|source| open_error(location, source))?;
+    keep_plans(&connection).map_err(|source| open_error(location, source))?;
+    create(&mut connection).map_err(|source| open_error(location, source))?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     Ok(connection)
 }
@@ -148,14 +148,14 @@ pub(super) fn file(file: &Path) -> Result<Connection, StoreError> {
     let mut connection =
         connect(file, EXISTING_FILE_FLAGS | OpenFlags::SQLITE_OPEN_CREATE).map_err(opening)?;
     let Contents { application, version, is_empty } = contents(&connection).map_err(opening)?;
-    let place = || file.display().to_string();
+    let location = || file.display().to_string();
     if !is_empty {
         if application != APPLICATION_ID {
-            return Err(StoreError::Foreign { location: place(), found: application });
+            return Err(StoreError::Foreign { location: location(), found: application });
         }
         if version != SCHEMA_VERSION {
             return Err(StoreError::Version {
-                location: place(),
+                location: location(),
                 found: version,
                 expected: SCHEMA_VERSION,
             });

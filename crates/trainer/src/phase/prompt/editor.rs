@@ -1,7 +1,7 @@
 //! The editor: a policy that criticizes prompts and writes new ones.
 //!
-//! Each request is an attempt in the record. A resumed run reads the recorded replies and repeats
-//! no request.
+//! Each request is an attempt in the record. A resumed run reads the recorded completions and
+//! repeats no request.
 
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ impl Editor {
     ///
     /// # Errors
     /// Returns an error if reading or writing the record fails.
-    pub async fn ask(
+    pub async fn complete(
         &self,
         run: &RunContext,
         slot: AttemptSlot,

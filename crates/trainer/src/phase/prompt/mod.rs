@@ -73,7 +73,7 @@ struct Child {
     tasks: Vec<Task>,
     /// Attempts with the parent prompt.
     attempts: Vec<Attempt>,
-    /// The new prompt. `None` until it is made, or if the editor's reply has none.
+    /// The new prompt. `None` until it is made, or if the editor's completion has none.
     text: Option<String>,
     /// Scores of the new prompt at the selection tasks. Empty if it was not kept.
     scores: Vec<Option<f64>>,
@@ -304,7 +304,7 @@ impl PromptPhase {
         children: &mut [Child],
         stop: &StopFlag,
     ) -> Result<(), Exit> {
-        let draw = |name: &str, i: usize, n: usize| {
+        let sample_index = |name: &str, i: usize, n: usize| {
             order(run.rollouts.seed, name, &[self.index, step, i as u32], n)[0] as usize
         };
         let critique = |(i, child): (usize, &Child)| {
@@ -315,50 +315,50 @@ impl PromptPhase {
                 .enumerate()
                 .map(|(n, (made, task))| texts::describe(n, &task.question, made, &self.chats))
                 .collect();
-            let instruction = texts::CRITIQUES[draw("critique", i, texts::CRITIQUES.len())];
+            let instruction = texts::CRITIQUES[sample_index("critique", i, texts::CRITIQUES.len())];
             let request = texts::critique(instruction, &child.parent.text, &described);
             (self.slot(step, i, Part::Critique, 0), Some(request))
         };
         let requests: Vec<_> = children.iter().enumerate().map(critique).collect();
-        let critiques = self.ask_all(run, requests, stop).await?;
+        let critiques = self.complete_all(run, requests, stop).await?;
         let edit = |(i, (child, advice)): (usize, (&Child, &Option<String>))| {
-            let instruction = texts::EDITS[draw("edit", i, texts::EDITS.len())];
+            let instruction = texts::EDITS[sample_index("edit", i, texts::EDITS.len())];
             let request =
                 advice.as_ref().map(|advice| texts::edit(instruction, &child.parent.text, advice));
             (self.slot(step, i, Part::Edit, 0), request)
         };
         let requests: Vec<_> = children.iter().zip(&critiques).enumerate().map(edit).collect();
-        let replies = self.ask_all(run, requests, stop).await?;
-        for (child, reply) in children.iter_mut().zip(replies) {
-            child.text = reply.and_then(|reply| texts::read_prompt(&reply).ok());
+        let completions = self.complete_all(run, requests, stop).await?;
+        for (child, completion) in children.iter_mut().zip(completions) {
+            child.text = completion.and_then(|completion| texts::read_prompt(&completion).ok());
         }
         Ok(())
     }
 
-    /// Makes requests to the editor, and returns its replies. A reply is `None` if there is no
-    /// request, if the request failed or if the reply has no text.
-    async fn ask_all(
+    /// Makes requests to the editor, and returns its completions. A completion is `None` if there
+    /// is no request, if the request failed or if the completion has no text.
+    async fn complete_all(
         &self,
         run: &RunContext,
         requests: Vec<(AttemptSlot, Option<String>)>,
         stop: &StopFlag,
     ) -> Result<Vec<Option<String>>, Exit> {
-        let ask = async |(slot, request): &(AttemptSlot, Option<String>)| match request {
-            Some(request) => self.editor.ask(run, *slot, request).await.map(Some),
+        let complete = async |(slot, request): &(AttemptSlot, Option<String>)| match request {
+            Some(request) => self.editor.complete(run, *slot, request).await.map(Some),
             None => Ok(None),
         };
-        let replies = tokio::select! {
-            replies = try_join_all(requests.iter().map(ask)) => replies?,
+        let completions = tokio::select! {
+            completions = try_join_all(requests.iter().map(complete)) => completions?,
             // Requests in progress are abandoned, and the resumed run repeats them.
             () = stop.stopped() => return Err(Exit::Stopped),
         };
-        let made: Vec<Attempt> = replies.iter().flatten().cloned().collect();
+        let made: Vec<Attempt> = completions.iter().flatten().cloned().collect();
         run.rollouts.record_broken(&made).await?;
         let text = |attempt: Attempt| {
             let text = attempt.outcome.final_text;
             (attempt.status == Status::Completed && !text.trim().is_empty()).then_some(text)
         };
-        Ok(replies.into_iter().map(|attempt| attempt.and_then(text)).collect())
+        Ok(completions.into_iter().map(|attempt| attempt.and_then(text)).collect())
     }
 
     /// Scores a new prompt, and returns the attempts with it. Returns no scores if there is no
@@ -390,7 +390,7 @@ impl PromptPhase {
         Ok((scores, made))
     }
 
-    /// Makes attempts of the agent with a prompt, one at each task. `shares` is the number of
+    /// Makes attempts of the agent with a prompt, one at each task. `num_siblings` is the number of
     /// prompts that are tried at the same time.
     async fn attempts(
         &self,
@@ -398,7 +398,7 @@ impl PromptPhase {
         (step, index, part): (u32, usize, Part),
         prompt: &str,
         tasks: &[Task],
-        shares: usize,
+        num_siblings: usize,
         stop: &StopFlag,
     ) -> Result<Vec<Attempt>, Exit> {
         let wanted: Vec<_> = tasks
@@ -408,7 +408,7 @@ impl PromptPhase {
             .collect();
         let maker = AttemptMaker {
             agents: run.rollouts.agents.with_prompt(&self.agent, prompt),
-            concurrency: run.rollouts.concurrency.div_ceil(shares),
+            concurrency: run.rollouts.concurrency.div_ceil(num_siblings),
             ..run.rollouts.clone()
         };
         let params =

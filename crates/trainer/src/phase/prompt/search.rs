@@ -1,4 +1,5 @@
-//! Which prompts have children, and which are kept: beam search, and evolution with a Pareto front.
+//! Selects the prompts that have children, and those that are kept: beam search, and evolution with
+//! a Pareto front.
 //!
 //! Everything here is pure. Scores come from attempts at the same selection tasks, in the same
 //! order for all prompts.
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn apo_parents_are_the_beam_which_is_repeated_until_it_is_full() {
+    fn apo_repeats_beam_until_it_is_full() {
         let pool: Vec<_> = (0..5).map(|i| candidate(i, &[f64::from(i) / 5.0])).collect();
         let keys = keys("beam_width = 3\nbranch_factor = 2");
         assert_eq!(versions(&parents(&pool, &keys, 1, 2)), [4, 4, 3, 3, 2, 2]);
@@ -162,24 +163,24 @@ mod tests {
     }
 
     #[test]
-    fn gepa_parents_are_drawn_by_the_number_of_tasks_that_they_win() {
+    fn gepa_samples_parents_by_number_of_won_tasks() {
         let pool = [
             candidate(0, &[1.0, 0.0, 0.0, 0.0]),
             candidate(1, &[0.0, 1.0, 1.0, 1.0]),
             candidate(2, &[0.0, 0.0, 0.0, 1.0]),
         ];
         let keys = keys("algorithm = 'gepa'\nbranch_factor = 4000");
-        let drawn = versions(&parents(&pool, &keys, 7, 9));
-        let of_zero = drawn.iter().filter(|version| **version == 0).count();
-        assert!(drawn.iter().all(|version| *version < 2), "2 is dominated");
+        let sampled = versions(&parents(&pool, &keys, 7, 9));
+        let of_zero = sampled.iter().filter(|version| **version == 0).count();
+        assert!(sampled.iter().all(|version| *version < 2), "2 is dominated");
         assert!((900..1100).contains(&of_zero), "{of_zero} of 4000 are not a quarter");
-        assert_eq!(drawn, versions(&parents(&pool, &keys, 7, 9)));
+        assert_eq!(sampled, versions(&parents(&pool, &keys, 7, 9)));
         let unscored = [candidate(0, &[-1.0]), candidate(1, &[-1.0])];
         assert_eq!(parents(&unscored, &keys, 7, 9).len(), 4000);
     }
 
     #[test]
-    fn is_better_needs_a_score_above_that_of_the_parent() {
+    fn is_better_requires_higher_score_than_parent() {
         assert!(is_better(Some(0.6), Some(0.5)) && is_better(Some(0.0), None));
         assert!(!is_better(Some(0.5), Some(0.5)) && !is_better(None, Some(0.5)));
         assert!(!is_better(None, None));

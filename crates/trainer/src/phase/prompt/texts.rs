@@ -1,4 +1,4 @@
-//! Messages to the editor of prompts, and how its replies are read.
+//! Messages to the editor of prompts, and how its completions are read.
 
 use levade_store::Attempt;
 use levade_traces::{CallTree, Chats};
@@ -9,11 +9,11 @@ const MAX_TEXT_CHARS: usize = 2_000;
 /// Maximum number of characters of a prompt.
 pub(super) const MAX_PROMPT_CHARS: usize = 32_000;
 
-/// Tags around a new prompt in the editor's reply.
+/// Tags around a new prompt in the editor's completion.
 const OPEN: &str = "<prompt>";
 const CLOSE: &str = "</prompt>";
 
-/// Instructions for critiques, from which each critique draws one.
+/// Instructions for critiques, from which each critique samples one.
 pub(super) const CRITIQUES: [&str; 3] = [
     "Below are the system prompt of an agent and several of its attempts at tasks, each with its \
      score from 0 to 1. List the weaknesses of the prompt that explain the low scores, as short \
@@ -29,7 +29,7 @@ pub(super) const CRITIQUES: [&str; 3] = [
      that is not met. Do not write a new prompt.",
 ];
 
-/// Instructions for new prompts, from which each edit draws one.
+/// Instructions for new prompts, from which each edit samples one.
 pub(super) const EDITS: [&str; 2] = [
     "Rewrite the system prompt of an agent so that it follows the advice. Keep what works. State \
      general rules, and never solutions of single tasks.",
@@ -88,19 +88,20 @@ fn truncated(text: &str) -> String {
     }
 }
 
-/// Returns the new prompt in the editor's reply: the text between the last pair of tags, or the
-/// whole reply if it has no tag.
+/// Returns the new prompt in the editor's completion: the text between the last pair of tags, or
+/// the whole completion if it has no tag.
 ///
 /// # Errors
-/// Returns a message if the prompt is empty, too long, or cut off.
-pub(super) fn read_prompt(reply: &str) -> Result<String, String> {
-    let prompt = match (reply.rfind(CLOSE), reply.find(OPEN)) {
+/// Returns a message if the prompt is empty, too long, or truncated.
+pub(super) fn read_prompt(completion: &str) -> Result<String, String> {
+    let prompt = match (completion.rfind(CLOSE), completion.find(OPEN)) {
         (Some(end), _) => {
-            let start = reply[..end].rfind(OPEN).ok_or_else(|| format!("{OPEN} is missing"))?;
-            &reply[start + OPEN.len()..end]
+            let start =
+                completion[..end].rfind(OPEN).ok_or_else(|| format!("{OPEN} is missing"))?;
+            &completion[start + OPEN.len()..end]
         }
-        (None, Some(_)) => return Err(format!("{CLOSE} is missing: the reply was cut off")),
-        (None, None) => reply,
+        (None, Some(_)) => return Err(format!("{CLOSE} is missing: the completion was truncated")),
+        (None, None) => completion,
     };
     let prompt = prompt.trim();
     if prompt.is_empty() {
@@ -117,29 +118,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn read_prompt_takes_last_tagged_text_or_whole_reply() {
-        let found = |reply: &str| read_prompt(reply).unwrap();
+    fn read_prompt_returns_last_tagged_text_or_complete_text() {
+        let found = |completion: &str| read_prompt(completion).unwrap();
         assert_eq!(found("Sure.\n<prompt>\nUse it.\n</prompt> Done."), "Use it.");
         assert_eq!(found("<prompt>a</prompt> or <prompt>b</prompt>"), "b");
         assert_eq!(found("  Just this.  "), "Just this.");
     }
 
     #[test]
-    fn read_prompt_rejects_empty_and_truncated_replies() {
-        for (reply, why) in [
+    fn read_prompt_rejects_empty_and_truncated_completions() {
+        for (completion, why) in [
             ("", "is empty"),
             ("<prompt> </prompt>", "is empty"),
-            ("<prompt>Use the", "was cut off"),
+            ("<prompt>Use the", "was truncated"),
             ("Use the</prompt>", "is missing"),
         ] {
-            assert!(read_prompt(reply).unwrap_err().contains(why), "{reply}");
+            assert!(read_prompt(completion).unwrap_err().contains(why), "{completion}");
         }
         let long = "x".repeat(MAX_PROMPT_CHARS + 1);
         assert!(read_prompt(&long).unwrap_err().contains("32001 characters"));
     }
 
     #[test]
-    fn truncated_cuts_at_characters() {
+    fn truncated_ends_at_character_boundary() {
         assert_eq!(truncated("ä"), "ä");
         let long = truncated(&"ä".repeat(MAX_TEXT_CHARS + 1));
         assert!(long.ends_with("ä […]") && long.chars().count() == MAX_TEXT_CHARS + 4);

@@ -102,7 +102,7 @@ pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
 
 /// Scores each attempt of a group by the fraction of attempts that are shorter.
 pub fn ranks(group: &[ScorerInput]) -> Vec<Vec<Component>> {
-    let length = |evidence: &ScorerInput| evidence.trajectory.sampled_tokens();
+    let length = |input: &ScorerInput| input.trajectory.sampled_tokens();
     let shorter =
         |one: &ScorerInput| group.iter().filter(|other| length(other) < length(one)).count() as f64;
     group.iter().map(|one| vec![Component::score(shorter(one) / group.len() as f64)]).collect()

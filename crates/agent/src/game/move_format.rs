@@ -1,59 +1,59 @@
-//! Parses replies of players, and describes the expected format.
+//! Parses completions of players, and describes the expected format.
 
-use levade_game::{Ask, Choice, Move};
+use levade_game::{Choice, Move, MoveRequest};
 use serde_json::Value;
 
-/// Returns the move in a reply.
+/// Returns the move in a completion.
 ///
 /// # Errors
-/// Returns the reason, in words for the player, if the reply has no legal move.
-pub(super) fn parse_move(ask: &Ask, reply: &str) -> Result<Move, String> {
-    let object = find_object(reply)?;
+/// Returns the reason, in words for the player, if the completion has no legal move.
+pub(super) fn parse_move(request: &MoveRequest, completion: &str) -> Result<Move, String> {
+    let object = find_object(completion)?;
     let say = match object.get("say") {
         None | Some(Value::Null) => String::new(),
         Some(Value::String(say)) => say.clone(),
         Some(other) => return Err(format!("\"say\" is {other}, but it must be a text")),
     };
     // A statement that the turn does not have reaches no other seat.
-    let say = if ask.has_speech { say } else { String::new() };
+    let say = if request.has_speech { say } else { String::new() };
     let played = Move { say, choice: object.get("move").cloned().unwrap_or_default() };
-    ask.check(&played).map(|()| played)
+    request.check(&played).map(|()| played)
 }
 
 /// Returns the JSON object in a text, which may stand in a code fence or between other words.
-fn find_object(reply: &str) -> Result<Value, String> {
-    let start = reply.find('{').ok_or("the reply has no JSON object")?;
-    let end = reply.rfind('}').filter(|end| *end > start);
-    let text = end.map_or(&reply[start..], |end| &reply[start..=end]);
+fn find_object(completion: &str) -> Result<Value, String> {
+    let start = completion.find('{').ok_or("the reply has no JSON object")?;
+    let end = completion.rfind('}').filter(|end| *end > start);
+    let text = end.map_or(&completion[start..], |end| &completion[start..=end]);
     let parsed: Value = serde_json::from_str(text)
         .map_err(|error| format!("the reply has no complete JSON object: {error}"))?;
     Ok(parsed)
 }
 
-/// Returns the shortest reply that plays a choice.
-pub(super) fn write_reply(choice: &Value) -> String {
+/// Returns the shortest completion that plays a choice.
+pub(super) fn write_move(choice: &Value) -> String {
     format!("{{\"move\": {choice}}}")
 }
 
-/// Returns the JSON schema of a reply.
-pub(super) fn reply_schema(ask: &Ask, has_reasoning: bool) -> Value {
-    let mut schema = ask.schema();
+/// Returns the JSON schema of a completion.
+pub(super) fn move_schema(request: &MoveRequest, has_reasoning: bool) -> Value {
+    let mut schema = request.schema();
     if let Some(properties) = schema["properties"].as_object_mut().filter(|_| !has_reasoning) {
         properties.remove("reasoning");
     }
     schema
 }
 
-/// Returns the format of a reply, in words for the player.
-pub(super) fn describe_format(ask: &Ask, has_reasoning: bool) -> String {
+/// Returns the format of a completion, in words for the player.
+pub(super) fn describe_format(request: &MoveRequest, has_reasoning: bool) -> String {
     let mut fields = Vec::new();
     if has_reasoning {
         fields.push("\"reasoning\": \"private thoughts\"".to_owned());
     }
-    if ask.has_speech {
+    if request.has_speech {
         fields.push("\"say\": \"what you say\"".to_owned());
     }
-    match &ask.choice {
+    match &request.choice {
         Choice::None => {}
         Choice::OneOf(values) => {
             let values: Vec<String> = values.iter().map(Value::to_string).collect();
@@ -70,69 +70,69 @@ mod tests {
 
     use super::*;
 
-    fn ask(has_speech: bool, choice: Choice) -> Ask {
+    fn request(has_speech: bool, choice: Choice) -> MoveRequest {
         let (kind, prompt) = ("vote".to_owned(), String::new());
-        Ask { seat: 0, kind, prompt, has_speech, choice, default: Move::default() }
+        MoveRequest { seat: 0, kind, prompt, has_speech, choice, default: Move::default() }
     }
 
     #[test]
     fn parse_finds_object_in_fences_and_prose() {
-        let vote = ask(false, Choice::OneOf(vec![json!("A"), json!("B")]));
+        let vote = request(false, Choice::OneOf(vec![json!("A"), json!("B")]));
         let legal = Ok(Move::choice(json!("A")));
-        for reply in [
+        for completion in [
             r#"{"move": "A"}"#,
             "```json\n{\"reasoning\": \"}{\", \"move\": \"A\"}\n```",
             r#"I vote: {"say": "loud", "move": "A"}."#,
         ] {
-            assert_eq!(parse_move(&vote, reply), legal, "{reply}");
+            assert_eq!(parse_move(&vote, completion), legal, "{completion}");
         }
     }
 
     #[test]
     fn parse_reports_reason_of_rejection() {
-        let vote = ask(false, Choice::OneOf(vec![json!("A"), json!("B")]));
-        for (reply, why) in [
+        let vote = request(false, Choice::OneOf(vec![json!("A"), json!("B")]));
+        for (completion, why) in [
             ("I vote for A", "no JSON object"),
             (r#"{"move": "A""#, "no complete JSON object"),
             (r#"{"move": "C"}"#, "one of: \"A\", \"B\""),
             (r#"{"vote": "A"}"#, "\"move\" is null"),
             (r#"{"say": 3, "move": "A"}"#, "must be a text"),
         ] {
-            let error = parse_move(&vote, reply).unwrap_err();
+            let error = parse_move(&vote, completion).unwrap_err();
             assert!(error.contains(why), "{reply}: {error}");
         }
-        let speech = ask(true, Choice::None);
+        let speech = request(true, Choice::None);
         assert_eq!(parse_move(&speech, r#"{"say": "hi"}"#), Ok(Move::say("hi")));
         assert!(parse_move(&speech, r#"{"reasoning": "secret"}"#).is_err());
     }
 
     #[test]
-    fn format_lists_fields_of_ask() {
-        let both = ask(true, Choice::OneOf(vec![json!(true), json!(false)]));
+    fn format_lists_fields_of_request() {
+        let both = request(true, Choice::OneOf(vec![json!(true), json!(false)]));
         let format = describe_format(&both, true);
         assert!(
             format.contains("\"say\"") && format.contains("\"move\": true | false"),
             "{format}"
         );
-        assert!(!describe_format(&ask(true, Choice::None), true).contains("\"move\""));
+        assert!(!describe_format(&request(true, Choice::None), true).contains("\"move\""));
     }
 
     #[test]
     fn format_without_reasoning_has_only_move() {
-        let card = ask(false, Choice::OneOf(vec![json!("bet"), json!(4)]));
+        let card = request(false, Choice::OneOf(vec![json!("bet"), json!(4)]));
         assert_eq!(describe_format(&card, false), "{\"move\": \"bet\" | 4}");
         let allows = |has_reasoning: bool| {
-            let schema = reply_schema(&card, has_reasoning);
+            let schema = move_schema(&card, has_reasoning);
             schema["properties"].as_object().unwrap().contains_key("reasoning")
         };
         assert!(allows(true) && !allows(false));
     }
 
     #[test]
-    fn written_reply_is_parsed_as_its_move() {
-        let card = ask(false, Choice::OneOf(vec![json!("bet"), json!(4)]));
+    fn write_move_round_trips_through_parse_move() {
+        let card = request(false, Choice::OneOf(vec![json!("bet"), json!(4)]));
         for choice in [json!("bet"), json!(4)] {
-            assert_eq!(parse_move(&card, &write_reply(&choice)), Ok(Move::choice(choice)));
+            assert_eq!(parse_move(&card, &write_move(&choice)), Ok(Move::choice(choice)));
         }
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 /// Request for the move of one seat.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Ask {
+pub struct MoveRequest {
     /// Seat that acts.
     pub seat: usize,
     /// Kind of decision, such as `vote`. It groups metrics.
@@ -42,7 +42,7 @@ pub struct Move {
     /// Public statement. Empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub say: String,
-    /// Choice. Null if the ask has none.
+    /// Choice. Null if the request has none.
     #[serde(default, rename = "move", skip_serializing_if = "Value::is_null")]
     pub choice: Value,
 }
@@ -59,9 +59,9 @@ impl Move {
     }
 }
 
-impl Ask {
-    /// Returns the JSON schema of a reply: private `reasoning`, then `say` and `move` as far as the
-    /// ask has them.
+impl MoveRequest {
+    /// Returns the JSON schema of a completion: private `reasoning`, then `say` and `move` as far
+    /// as the request has them.
     pub fn schema(&self) -> Value {
         let mut properties = json!({"reasoning": {"type": "string"}});
         let mut required = Vec::new();
@@ -117,21 +117,21 @@ impl Ask {
 mod tests {
     use super::*;
 
-    fn ask(has_speech: bool, choice: Choice) -> Ask {
+    fn request(has_speech: bool, choice: Choice) -> MoveRequest {
         let (kind, prompt) = ("vote".to_owned(), String::new());
-        Ask { seat: 0, kind, prompt, has_speech, choice, default: Move::default() }
+        MoveRequest { seat: 0, kind, prompt, has_speech, choice, default: Move::default() }
     }
 
     #[test]
     fn check_accepts_only_permitted_choices() {
-        let vote = ask(false, Choice::OneOf(vec![json!("Player1"), json!("none")]));
+        let vote = request(false, Choice::OneOf(vec![json!("Player1"), json!("none")]));
         assert_eq!(vote.check(&Move::choice(json!("none"))), Ok(()));
         let error = vote.check(&Move::choice(json!("Player9"))).unwrap_err();
         assert!(error.contains("\"Player9\"") && error.contains("\"Player1\""), "{error}");
-        let text = ask(false, Choice::Schema(json!({"type": "string"})));
+        let text = request(false, Choice::Schema(json!({"type": "string"})));
         assert_eq!(text.check(&Move::choice(json!("left"))), Ok(()));
         assert!(text.check(&Move::choice(json!(3))).is_err());
-        let speech = ask(true, Choice::None);
+        let speech = request(true, Choice::None);
         assert_eq!(speech.check(&Move::say("hello")), Ok(()));
         assert!(speech.check(&Move::say(" ")).is_err());
         assert!(speech.check(&Move::choice(json!(1))).is_err());
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn schema_separates_reasoning_from_statement() {
-        let schema = ask(true, Choice::OneOf(vec![json!(true), json!(false)])).schema();
+        let schema = request(true, Choice::OneOf(vec![json!(true), json!(false)])).schema();
         let valid = |value: Value| jsonschema::is_valid(&schema, &value);
         assert!(valid(json!({"reasoning": "I am a wolf.", "say": "hi", "move": true})));
         assert!(!valid(json!({"say": "hi"})));
