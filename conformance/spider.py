@@ -103,12 +103,12 @@ def trained_tokens(levade: Levade, directory: Path, name: str, attempt: dict) ->
         raise
     found = Counter()
     for term in map(json.loads, output.splitlines()):
-        end = 0
-        for segment, tokens in sequence(attempt["segments"], term["leaf"]):
-            end += tokens
-            if term["index"] < end:
-                break
-        found[attempt["segments"][segment]["agent"]] += term["weight"] != 0.0
+        agents = [
+            attempt["segments"][segment]["agent"]
+            for segment, tokens in sequence(attempt["segments"], term["leaf"])
+            for _ in range(tokens)
+        ]
+        found[agents[term["index"]]] += term["weight"] != 0.0
     return found
 
 

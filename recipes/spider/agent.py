@@ -30,7 +30,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 
 sys.path.insert(0, "../sql")
-from agent import database, read  # noqa: E402  (access to databases, read-only and with a timeout)
+from agent import database, read  # access to databases, read-only and with a timeout
 
 MAX_REWRITES = 2
 # Maximum numbers of rows and columns of a result that is compared, and of its characters that the model reads.
@@ -148,7 +148,7 @@ GRAPH = build()
 def rewards(state):
     """Returns the rewards of each agent's own part of an attempt, and the figure of `check`."""
     right = [float(value) for value in state["right"]]
-    agreed = [accepted == bool(value) for accepted, value in zip(state["accepted"], right)]
+    agreed = [accepted == bool(value) for accepted, value in zip(state["accepted"], right, strict=True)]
     found = [
         {"name": "write", "value": right[0], "agent": "write"},
         {"name": "check", "value": sum(agreed) / len(agreed)},

@@ -74,7 +74,7 @@ def make_up(sql, folder, counts, draws):
     """Writes made-up databases and questions in Spider's layout. Both kinds of questions occur equally often."""
     shutil.rmtree(folder, ignore_errors=True)
     tables = []
-    for name, shapes, count in zip(("train_spider.json", "dev.json"), (sql.TRAIN, sql.DEV), counts):
+    for name, shapes, count in zip(("train_spider.json", "dev.json"), (sql.TRAIN, sql.DEV), counts, strict=True):
         sources, seen, rows = [], set(), []
         for db_id, shape in shapes.items():
             path = folder / "database" / db_id / f"{db_id}.sqlite"
