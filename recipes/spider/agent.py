@@ -5,8 +5,9 @@
                └ rewrite ┘
 
 `write`, `check` and `rewrite` call the model, each as its own agent, which the header `x-levade-agent` names. `check`
-reads the result of a query and accepts or rejects it; a rejected query is rewritten at most twice. The process stays
-alive, because LangGraph takes seconds to load. It reads a line of JSON for each attempt.
+reads the result of a query and accepts or rejects the query, which is then rewritten, at most twice. If the task's row
+has a `draft`, the attempt starts with this query, and `write` is not called. The process stays alive, because LangGraph
+takes seconds to load. It reads a line of JSON for each attempt.
 
 The last line of an attempt has the rewards of each agent's own part: of `write` whether its query is right (0 or 1), of
 `rewrite` by how much it changed that (-1 to 1). Their sum is 1 if the last query is right, and 0 otherwise. `check` has
@@ -38,14 +39,16 @@ MAX_ROWS, MAX_COLUMNS, MAX_SHOWN = 10_000, 5, 120
 
 WRITE = "Write one SQLite query that answers the question. Reply with the query alone."
 REWRITE = "The SQLite query does not answer the question. Reply with the corrected query alone."
-CHECK = "Does the query answer the question? Reply CORRECT or INCORRECT."
+CHECK = "Reply OK if the result has rows, or Error."
+# Query, result and verdict.
 EXAMPLES = [
-    ("How many cats are there?", "SELECT COUNT(*) FROM cat", "12", "CORRECT"),
-    ("What is the age of Tom?", "SELECT age FROM cats", "Error: no such table: cats", "INCORRECT"),
-    ("List the names of all old cats.", "SELECT name FROM cat WHERE age > 9", "Tom | Kim", "CORRECT"),
-    ("Which cat is the oldest?", "SELECT name FROM cat WHERE age > 99", "no rows", "INCORRECT"),
+    ("SELECT COUNT(*) FROM cat", "12", "OK"),
+    ("SELECT age FROM cats", "Error: no such table: cats", "Error"),
+    ("SELECT name FROM cat WHERE age > 9", "Tom | Kim", "OK"),
+    ("SELECT name FROM cat WHERE age > 99", "no rows", "Error"),
+    ("SELECT weigth FROM cat WHERE name = 'Kim'", "Error: no such column: weigth", "Error"),
 ]
-VERDICTS = ["CORRECT", "INCORRECT"]
+VERDICTS = ["OK", "Error"]
 
 # Clients of many attempts share the connections of one.
 HTTP = httpx.Client(limits=httpx.Limits(max_connections=None), timeout=600)
@@ -79,7 +82,7 @@ def question(state):
 
 def write(state, config):
     reply = call(config, "write", [("system", WRITE), ("user", question(state))])
-    return {"query": extract_query(reply), "rewrites": 0}
+    return {"query": extract_query(reply)}
 
 
 def execute(state):
@@ -113,11 +116,15 @@ def is_same(rows, expected, ordered):
 
 def check(state, config):
     messages = [("system", CHECK)]
-    for asked, query, result, verdict in EXAMPLES:
-        messages += [("user", f"Question: {asked}\nQuery: {query}\nResult: {result}"), ("assistant", verdict)]
-    current = f"Question: {state['task']['question']}\nQuery: {state['query']}\nResult: {state['result']}"
-    reply = call(config, "check", [*messages, ("user", current)], extra_body={"guided_choice": VERDICTS})
-    return {"accepted": ["INCORRECT" not in reply.upper() and "CORRECT" in reply.upper()]}
+    for query, result, verdict in EXAMPLES:
+        messages += [("user", f"Query: {query}\nResult: {result}"), ("assistant", verdict)]
+    messages.append(("user", f"Query: {state['query']}\nResult: {state['result']}"))
+    reply = call(config, "check", messages, extra_body={"guided_choice": VERDICTS})
+    return {"accepted": [reply.strip() == VERDICTS[0]]}
+
+
+def first_step(state):
+    return "execute" if state["query"] else "write"
 
 
 def next_step(state):
@@ -134,7 +141,7 @@ def build():
     graph = StateGraph(State)
     for node in (write, execute, check, rewrite):
         graph.add_node(node.__name__, node)
-    graph.add_edge(START, "write")
+    graph.add_conditional_edges(START, first_step, ["write", "execute"])
     graph.add_edge("write", "execute")
     graph.add_edge("execute", "check")
     graph.add_conditional_edges("check", next_step, ["rewrite", END])
@@ -149,10 +156,9 @@ def rewards(state):
     """Returns the rewards of each agent's own part of an attempt, and the figure of `check`."""
     right = [float(value) for value in state["right"]]
     agreed = [accepted == bool(value) for accepted, value in zip(state["accepted"], right, strict=True)]
-    found = [
-        {"name": "write", "value": right[0], "agent": "write"},
-        {"name": "check", "value": sum(agreed) / len(agreed)},
-    ]
+    found = [{"name": "check", "value": sum(agreed) / len(agreed)}]
+    if not state["task"]["row"].get("draft"):
+        found.append({"name": "write", "value": right[0], "agent": "write"})
     if state["rewrites"]:
         found.append({"name": "rewrite", "value": right[-1] - right[0], "agent": "rewrite"})
     return found
@@ -166,7 +172,9 @@ def connect(order):
 
 def run(order):
     """Makes an attempt and returns its last state."""
-    return GRAPH.invoke({"task": order["task"], "right": [], "accepted": []}, connect(order))
+    draft = order["task"]["row"].get("draft", "")
+    state = {"task": order["task"], "query": draft, "rewrites": 0, "right": [], "accepted": []}
+    return GRAPH.invoke(state, connect(order))
 
 
 PRINTING = threading.Lock()
