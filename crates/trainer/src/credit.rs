@@ -6,8 +6,9 @@
 //! before that point. This is the last token of the action, of the action before the observation,
 //! or of the agent's part of a sequence. A part without an action before it stays with the outcome,
 //! which is assigned to the end of every sequence. If agents are compared within their role, each
-//! agent's part of an attempt is a separate sample. An attempt in which another policy played an
-//! agent, and in which the policy did not act, is not a sample of that policy.
+//! agent's part of an attempt is a separate sample, and the parts of agents that another policy
+//! plays, or that are not trained, belong to no sample. An attempt in which another policy played
+//! an agent, and in which the policy did not act, is not a sample of that policy.
 
 use levade_recipe::GroupBy;
 use levade_rl::Rollout;
@@ -29,7 +30,8 @@ pub(crate) struct CreditedReward {
     answer_score: f64,
     /// Parts that are earned before the end, each with the tokens that it is assigned to.
     parts: Vec<(f64, Vec<SequencePosition>)>,
-    /// Parts of seats without trained tokens.
+    /// Parts of seats without trained tokens and, if agents are compared within their role, of
+    /// agents without any.
     unplaced: Vec<(f64, CreditTarget)>,
 }
 
@@ -97,11 +99,13 @@ fn credited_positions(
     }
 }
 
-/// Returns whether a seat of a game earned a reward.
-fn is_of_seat(trajectory: &Trajectory, by: &CreditTarget) -> bool {
-    let acts = |segment: &Segment| segment.kind != Kind::Context && is_seat(&segment.agent);
+/// Returns whether an agent whose name `is_earner` accepts acted and earned a reward.
+fn is_earned(trajectory: &Trajectory, by: &CreditTarget, is_earner: impl Fn(&str) -> bool) -> bool {
+    let acts = |segment: &Segment| segment.kind != Kind::Context && is_earner(&segment.agent);
     match by {
-        CreditTarget::Agent(name) => is_seat(name),
+        CreditTarget::Agent(name) => {
+            trajectory.segments().iter().any(|segment| segment.agent == *name && acts(segment))
+        }
         CreditTarget::Turn(turn) => {
             trajectory.segments().iter().any(|segment| segment.turn == *turn && acts(segment))
         }
@@ -111,14 +115,30 @@ fn is_of_seat(trajectory: &Trajectory, by: &CreditTarget) -> bool {
     }
 }
 
+/// Returns whether a seat of a game earned a reward, also if it did not act.
+fn is_of_seat(trajectory: &Trajectory, by: &CreditTarget) -> bool {
+    matches!(by, CreditTarget::Agent(name) if is_seat(name)) || is_earned(trajectory, by, is_seat)
+}
+
+/// Returns whether an agent without a trained token in `sequences` acted and earned a reward.
+fn is_of_untrained_agent(
+    trajectory: &Trajectory,
+    sequences: &[TrainedSequence],
+    by: &CreditTarget,
+) -> bool {
+    let is_trained = |name: &str| trained_segments(sequences).any(|(.., agent)| agent == name);
+    is_earned(trajectory, by, |name| !is_trained(name))
+}
+
 impl CreditedReward {
     /// Divides the total `reward` of an attempt. `answer_score` is the part for its final answer.
+    /// `group_by` decides whether agents share the rewards of agents that are not trained here.
     pub fn new(
         trajectory: &Trajectory,
         sequences: &[TrainedSequence],
-        reward: f64,
-        answer_score: f64,
+        (reward, answer_score): (f64, f64),
         step_rewards: &[StepReward],
+        group_by: GroupBy,
     ) -> Self {
         let (parts, unplaced) = Default::default();
         let mut credited = CreditedReward { outcome: reward, answer_score, parts, unplaced };
@@ -127,8 +147,11 @@ impl CreditedReward {
             if !positions.is_empty() {
                 credited.outcome -= reward;
                 credited.parts.push((*reward, positions));
-            } else if is_of_seat(trajectory, by) {
-                // No other seat earned the reward of a seat whose tokens are not trained here.
+            } else if is_of_seat(trajectory, by)
+                || group_by == GroupBy::Agent && is_of_untrained_agent(trajectory, sequences, by)
+            {
+                // No other seat or agent earned the reward of one whose tokens are not trained
+                // here.
                 credited.outcome -= reward;
                 credited.unplaced.push((*reward, by.clone()));
             }
@@ -320,7 +343,7 @@ mod tests {
             .iter()
             .map(|(by, reward)| StepReward { credit_target: by.clone(), reward: *reward })
             .collect();
-        let credited = CreditedReward::new(&trajectory, &sequences, 10.0, 8.0, &step_rewards);
+        let credited = CreditedReward::new(&trajectory, &sequences, (10.0, 8.0), &step_rewards, by);
         let nothing = vec![Vec::new(); sequences.len()];
         let signals = vec![Signals::default(); sequences.len()];
         let rollout = |sample: &Sample| {
@@ -384,7 +407,8 @@ mod tests {
             penalty,
         ];
         let total = step_rewards.iter().map(|step| step.reward).sum();
-        let credited = CreditedReward::new(&t, &sequences, total, 0.0, &step_rewards);
+        let credited =
+            CreditedReward::new(&t, &sequences, (total, 0.0), &step_rewards, GroupBy::Agent);
         let agents = ["wolf@1", "wolf@2", "wolf@4"].map(String::from);
         let samples = credited.samples(&sequences, GroupBy::Agent, &agents);
         let found: Vec<(Option<&str>, f64, usize)> = samples
@@ -394,10 +418,36 @@ mod tests {
         // The third wolf did not act, but belongs to the mean of its seat.
         let want = [(Some("wolf@1"), 1.0, 1), (Some("wolf@2"), 2.0, 1), (Some("wolf@4"), 8.0, 0)];
         assert_eq!(found, want);
-        let silent = CreditedReward::new(&t, &[], total, 0.0, &step_rewards);
+        let silent = CreditedReward::new(&t, &[], (total, 0.0), &step_rewards, GroupBy::Agent);
         let samples = silent.samples(&[], GroupBy::Agent, &agents);
         let scores: Vec<f64> = samples.iter().map(|sample| sample.score).collect();
         assert_eq!(scores, [1.0, 2.0, 8.0]);
+    }
+
+    /// The part of an agent that another policy plays reaches other agents only if agents are not
+    /// compared within their role. The part of an agent that did not act belongs to all.
+    #[test]
+    fn agents_keep_their_own_rewards_across_policies() {
+        let mut t = Trajectory::new();
+        t.push(Segment::context(None, vec![9], 0)).unwrap();
+        t.push(sampled(0, 2, 0, "write")).unwrap();
+        t.push(Segment::context(None, vec![8], 1)).unwrap();
+        let rewrite = Segment { policy: "rewriter".into(), ..sampled(2, 3, 1, "rewrite") };
+        t.push(rewrite).unwrap();
+        let sequences = trained_sequences(&t, Targets::DEFAULT);
+        let part = |credit_target, reward| StepReward { credit_target, reward };
+        let step_rewards = [
+            part(CreditTarget::Agent("write".into()), 1.0),
+            part(CreditTarget::Agent("rewrite".into()), 2.0),
+            part(CreditTarget::Turn(1), 4.0),
+            part(CreditTarget::Agent("check".into()), 8.0),
+        ];
+        let score = |by| {
+            let credited = CreditedReward::new(&t, &sequences, (31.0, 16.0), &step_rewards, by);
+            let [sample] = &credited.samples(&sequences, by, &[])[..] else { panic!() };
+            sample.score
+        };
+        assert_eq!((score(GroupBy::Task), score(GroupBy::Agent)), (31.0, 25.0));
     }
 
     #[test]
@@ -426,7 +476,8 @@ mod tests {
                 ..Signals::default()
             })
             .into();
-        let credited = CreditedReward::new(&trajectory, &sequences, 1.0, 1.0, &[]);
+        let credited =
+            CreditedReward::new(&trajectory, &sequences, (1.0, 1.0), &[], GroupBy::Agent);
         let nothing = vec![Vec::new(); sequences.len()];
         let of = |sample: &Sample| {
             credited.rollout(sample, 0, &sequences, &nothing, &signals, |agent| agent == "a")
@@ -459,7 +510,8 @@ mod tests {
         let trajectory = game();
         let sequences = trained_sequences(&trajectory, Targets::DEFAULT);
         let step_rewards = [StepReward { credit_target: CreditTarget::Turn(1), reward: 1.0 }];
-        let credited = CreditedReward::new(&trajectory, &sequences, 10.0, 8.0, &step_rewards);
+        let by = GroupBy::Task;
+        let credited = CreditedReward::new(&trajectory, &sequences, (10.0, 8.0), &step_rewards, by);
         let charges = [vec![-0.5; 6], vec![-0.25; 2]];
         let [sample] = &credited.samples(&sequences, GroupBy::Task, &[])[..] else { panic!() };
         let signals = [Signals::default(), Signals::default()];

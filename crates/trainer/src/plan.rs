@@ -308,9 +308,9 @@ impl<'a> GroupedSamples<'a> {
         let credited = CreditedReward::new(
             &attempt.trajectory,
             &sequences,
-            reward + (total - score),
-            total - early,
+            (reward + (total - score), total - early),
             &attempt.step_rewards,
+            keys.group_by,
         );
         let signals: Vec<Signals> =
             rollout.sequences.iter().map(|draft| draft.signals.clone()).collect();

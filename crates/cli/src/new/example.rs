@@ -55,6 +55,7 @@ const EXAMPLES: &[Example] = &[
     example!("retail", "README.md", "desk.py", "prepare.py", "recipe.toml", "user.py"),
     example!("retool", "README.md", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("search-r1", "README.md", "prepare.py", "recipe-7b.toml", "recipe.toml"),
+    example!("spider", "README.md", "agent.py", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("sql", "README.md", "agent.py", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("textarena", "README.md", "game.py", "recipe.toml"),
     example!("typescript-agent", "README.md", "agent.ts", "package.json", "recipe.toml"),
