@@ -9,9 +9,13 @@ Three programs run, as recipes/agent-lightning describes:
 - `levade train` with the recipe. Its agent is the recipe's bridge, which enqueues each attempt and returns the reward
   that the runner reported in its spans.
 
-Checks:
+First, the script plays the runners itself: the bridge must return a reward, report an attempt without one, one that
+failed, one that no runner ended, and one that Levade stopped. `--only-bridge` ends there, and needs no packages.
 
-- The held-out tasks solved after the last phase are more than before it, beyond the 95 % intervals of both (Wilson).
+Then it checks the training:
+
+- The last phase improved the success on held-out tasks: of the tasks whose result changed, more became right than wrong,
+  by a one-sided sign test at 1 %. The script prints the success before and after with 95 % intervals (Wilson).
 - Each attempt of training has one rollout that succeeded, in one attempt of Agent Lightning. Its score is the final
   reward that Agent Lightning's `find_final_reward` would read, and its spans contain as many model calls as the record.
 - All rollouts have ended, and all runners made some of them.
@@ -31,6 +35,7 @@ import tempfile
 import time
 import urllib.request
 from contextlib import closing
+from math import comb
 from pathlib import Path
 
 from agent_lightning_loop import PACKAGES, check, free_port, wait_for
@@ -38,11 +43,66 @@ from agent_lightning_store import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes/agent-lightning"
+# Name of the runner that the script plays.
+PLAYED = "played"
 
 
 def get(url: str) -> dict:
     with urllib.request.urlopen(url, timeout=30) as response:
         return json.load(response)
+
+
+def post(url: str, body: object) -> object:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
+
+
+def check_bridge(url: str) -> None:
+    """Gives orders to the bridge, plays their runners, and compares the lines that it prints."""
+    command = [sys.executable, str(RECIPE / "bridge.py"), "--store", url, "--seconds", "3"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as bridge:
+        names = ["rewarded", "silent", "failed", "hung", "stopped"]
+
+        def order(name: str, **fields: object) -> None:
+            bridge.stdin.write(json.dumps({"attempt": f"attempt {name}/1", **fields}) + "\n")
+            bridge.stdin.flush()
+
+        for name in names:
+            endpoint = {"base_url": f"http://{name}/v1", "api_key": f"key-{name}", "model": "m"}
+            order(name, **endpoint, task={"id": name, "question": "?", "row": {"name": name}})
+        rollouts, deadline = {}, time.monotonic() + 30
+        while len(rollouts) < len(names):
+            if time.monotonic() > deadline:
+                check(False, f"the bridge has enqueued only {sorted(rollouts)} within 30 s")
+            time.sleep(0.05)
+            for leased in post(f"{url}/v1/agl/queues/rollouts/dequeue", {"limit": 10, "worker_id": PLAYED}):
+                rollouts[leased["input"]["name"]] = leased
+        for name, leased in rollouts.items():
+            llm = get(f"{url}/v1/agl/resources/{leased['resources_id']}")["resources"]["main_llm"]
+            want = {"resource_type": "llm", "endpoint": f"http://{name}/v1", "api_key": f"key-{name}", "model": "m"}
+            if any(llm[key] != value for key, value in want.items()):
+                check(False, f"the resources of {name} are {llm}")
+        first = rollouts["rewarded"]
+        span = {"rollout_id": first["rollout_id"], "attempt_id": first["attempt"]["attempt_id"], "sequence_id": 1}
+        span |= {"trace_id": "1" * 32, "span_id": "1" * 16, "parent_id": None, "name": "agentlightning.annotation"}
+        span |= {"status": {"status_code": "OK", "description": None}, "events": [], "links": [], "context": None}
+        span |= {"attributes": {"agentlightning.reward.0.name": "reward", "agentlightning.reward.0.value": 0.25}}
+        span |= {"start_time": 1.0, "end_time": 2.0, "parent": None, "resource": {"attributes": {}, "schema_url": ""}}
+        post(f"{url}/v1/agl/spans", span)
+        order("stopped", stop=True)
+        for name, status in (("rewarded", "succeeded"), ("silent", "succeeded"), ("failed", "failed")):
+            tried = f"{rollouts[name]['rollout_id']}/attempts/{rollouts[name]['attempt']['attempt_id']}"
+            post(f"{url}/v1/agl/rollouts/{tried}", {"status": status})
+        lines = {line["attempt"].split()[1][:-2]: line for line in (json.loads(bridge.stdout.readline()) for _ in names)}
+        bridge.stdin.close()
+    check(lines["rewarded"].get("reward") == 0.25, f"the bridge returns a reward: {lines['rewarded']}")
+    silent = lines["silent"]
+    check("problem" in silent and not {"reward", "error"} & silent.keys(), f"and none without one: {silent}")
+    for name, text in (("failed", f"failed by {PLAYED}"), ("hung", f"timeout by {PLAYED}"), ("stopped", "was stopped")):
+        check(text in lines[name].get("error", ""), f"{name}: {lines[name].get('error')}")
+    stopped = get(f"{url}/v1/agl/rollouts/{rollouts['stopped']['rollout_id']}")
+    check(stopped["status"] == "cancelled", f"the rollout of the stopped attempt is {stopped['status']}")
 
 
 def stop(process: subprocess.Popen) -> None:
@@ -55,23 +115,34 @@ def stop(process: subprocess.Popen) -> None:
             pass
 
 
-def evaluations(db: sqlite3.Connection) -> dict[str, dict]:
-    """Returns the results of all evaluations, by label."""
-    rows = db.execute("SELECT result FROM evals ORDER BY phase, step").fetchall()
-    return {result["label"]: result["overall"] for result in (json.loads(row[0]) for row in rows)}
-
-
 def shown(result: dict) -> str:
     low, high = result["success"]["low"], result["success"]["high"]
     return f"{result['correct']} of {result['tasks']} ({100 * low:.1f}–{100 * high:.1f} %)"
 
 
-def check_gain(results: dict[str, dict]) -> None:
+def sign_test(gained: int, lost: int) -> float:
+    """Returns the probability of at least `gained` of the changes, if gains and losses were equally likely."""
+    changed = gained + lost
+    return sum(comb(changed, count) for count in range(gained, changed + 1)) / 2**changed
+
+
+def check_gain(db: sqlite3.Connection) -> None:
     """Checks that the last phase improved the success."""
-    print("\n".join(f"    {label}: {shown(result)}" for label, result in results.items()))
+    rows = db.execute("SELECT phase, step, result FROM evals ORDER BY phase, step").fetchall()
+    results = [(phase, step, json.loads(result)) for phase, step, result in rows]
+    print("\n".join(f"    {result['label']}: {shown(result['overall'])}" for _, _, result in results))
     check(len(results) >= 2, f"{len(results)} evaluations were recorded")
-    before, after = list(results.values())[-2:]
-    check(after["success"]["low"] > before["success"]["high"], f"success rose from {shown(before)} to {shown(after)}")
+    solved = []
+    for phase, step, _ in results[-2:]:
+        sql = """SELECT json_extract(task, '$.id'), score = 1 FROM attempts
+                 WHERE purpose = 'eval' AND status = 'completed' AND phase = ? AND step = ?"""
+        solved.append(dict(db.execute(sql, (phase, step)).fetchall()))
+    before, after = solved
+    check(before.keys() == after.keys(), f"both evaluations have the same {len(before)} tasks")
+    gained = sum(after[task] and not before[task] for task in before)
+    lost = sum(before[task] and not after[task] for task in before)
+    p = sign_test(gained, lost)
+    check(p < 0.01, f"{gained} tasks were gained and {lost} lost in the last phase (p = {p:.2g})")
 
 
 def check_attempts(db: sqlite3.Connection, url: str, rollouts: Path, runners: int) -> None:
@@ -96,7 +167,8 @@ def check_attempts(db: sqlite3.Connection, url: str, rollouts: Path, runners: in
     check(len(used) == len(attempts) > 0, f"{len(attempts)} attempts of training have a rollout each, {unscored} unscored")
     with closing(sqlite3.connect(f"file:{rollouts}?mode=ro", uri=True)) as store:
         rows = store.execute("SELECT id, status, tries FROM rollouts WHERE queue = 'default'").fetchall()
-        made = dict(store.execute("SELECT worker, count(*) FROM tries WHERE status = 'succeeded' GROUP BY worker"))
+        sql = "SELECT worker, count(*) FROM tries WHERE status = 'succeeded' AND worker <> ? GROUP BY worker"
+        made = dict(store.execute(sql, (PLAYED,)))
     open_ones = [row for row in rows if row[1] not in ("succeeded", "failed", "cancelled")]
     by_status = {status: sum(row[1] == status for row in rows) for status in {row[1] for row in rows}}
     check(not open_ones, f"all {len(rows)} rollouts have ended: {by_status}")
@@ -111,12 +183,13 @@ def main() -> None:
     p.add_argument("--environment", type=Path, default=Path(tempfile.gettempdir()) / "agent-lightning-0.3.0")
     p.add_argument("--n-runners", type=int, default=10)
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change of the recipe; repeatable")
+    p.add_argument("--only-bridge", action="store_true", help="check only the bridge")
     p.add_argument("--keep", type=Path, required=True, help="directory for the store, the run and all logs; must not exist")
     p.add_argument("--hours", type=float, default=3, help="maximum duration of the training")
     options = p.parse_args()
     levade, folder = options.levade.resolve(strict=True), options.keep.resolve()
     folder.mkdir(parents=True)
-    python = environment(options.environment, PACKAGES)
+    python = None if options.only_bridge else environment(options.environment, PACKAGES)
     if not (ROOT / "recipes/calc-x/data/made-up.jsonl").exists():
         subprocess.run([sys.executable, str(ROOT / "recipes/calc-x/prepare.py")], check=True)
     port = free_port()
@@ -138,6 +211,9 @@ def main() -> None:
     try:
         store, log = start("store", [levade, "store", "serve", "--port", port, "--db", folder / "rollouts.db"])
         wait_for(f"{url}/v1/agl/health", store, log)
+        check_bridge(url)
+        if options.only_bridge:
+            return
         script = [python, RECIPE / "train.py", "--external-store-address", url, "--n-runners", options.n_runners]
         start("runners", script, AGL_MANAGED_STORE="0", AGL_CURRENT_ROLE="runner")
         bridge = f'agent.command=["python3", "bridge.py", "--store", "{url}"]'
@@ -150,10 +226,10 @@ def main() -> None:
             code = f"nothing within {options.hours} h"
         text = "" if code == 0 else log.read_text()[-2000:]
         check(code == 0, f"the training ended with {code} after {(time.monotonic() - begun) / 60:.1f} minutes{text}")
-        record = folder / "rollouts.runs/run.db"
+        record = folder / "rollouts.db.runs/run.db"
         with closing(sqlite3.connect(f"file:{record}?mode=ro", uri=True)) as db:
             check_attempts(db, url, folder / "rollouts.db", options.n_runners)
-            check_gain(evaluations(db))
+            check_gain(db)
     finally:
         for process in reversed(running):
             stop(process)

@@ -10,6 +10,7 @@ the recipe decides how often the attempt is repeated. Needs no packages.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import sys
@@ -17,7 +18,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from urllib.parse import quote
 
 # Maximum time of a request that waits for the end of a rollout. A stopped attempt ends within it.
 HOLD = 2
@@ -58,7 +58,9 @@ def make(store: Store, order: dict, seconds: float, stopped: threading.Event) ->
     """Makes an attempt. Returns the line for Levade."""
     name = order["attempt"]
     llm = {"resource_type": "llm", "endpoint": order["base_url"], "api_key": order["api_key"], "model": order["model"]}
-    resources = store.call(f"/resources/{quote(name, safe='')}", {"main_llm": llm})["resources_id"]
+    # The key of the session is new in each try. Runners put ids into URLs as they are, and names have spaces and slashes.
+    key = hashlib.sha256(f"{name}/{order['api_key']}".encode()).hexdigest()[:24]
+    resources = store.call(f"/resources/rs-{key}", {"main_llm": llm})["resources_id"]
     rollout = {
         "input": order["task"]["row"] or order["task"],
         # A runner gets validation tasks by another method only if the agent defines one.
@@ -67,8 +69,7 @@ def make(store: Store, order: dict, seconds: float, stopped: threading.Event) ->
         # A runner that dies is noticed by this time alone, because runners report on no attempt in progress.
         "config": {"timeout_seconds": seconds},
         "metadata": {"levade_attempt": name},
-        # The key of the session is new in each try.
-        "idempotency_key": f"{name}/{order['api_key']}",
+        "idempotency_key": key,
     }
     rollout_id = store.call("/queues/rollouts/enqueue", {"rollouts": [rollout]})[0]["rollout_id"]
     while True:
