@@ -59,15 +59,15 @@ learning_rate = 1e-5
 class Server:
     """Client of the native routes. Repeats each call until the server responds; every call can be repeated."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    def __init__(self, port: int, host: str = "127.0.0.1", key: str = "") -> None:
+        self.host, self.port, self.key = host, port, key
         self.connection = None
 
     def once(self, method: str, arguments: list) -> tuple[int, object]:
         try:
-            self.connection = self.connection or http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-            body = json.dumps(arguments)
-            self.connection.request("POST", f"/v1/rollouts/{method}", body, {"content-type": "application/json"})
+            self.connection = self.connection or http.client.HTTPConnection(self.host, self.port, timeout=30)
+            headers = {"content-type": "application/json"} | ({"x-api-key": self.key} if self.key else {})
+            self.connection.request("POST", f"/v1/rollouts/{method}", json.dumps(arguments), headers)
             response = self.connection.getresponse()
             return response.status, json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError):
@@ -214,12 +214,12 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def until_up(port: int) -> float:
+def until_up(port: int, host: str = "127.0.0.1") -> float:
     """Waits until the server responds, and returns the time in seconds."""
     start = time.monotonic()
     while time.monotonic() < start + 60:
         try:
-            Server(port).once("statistics", [])
+            Server(port, host).once("statistics", [])
             return time.monotonic() - start
         except (OSError, http.client.HTTPException, ValueError):
             time.sleep(0.01)

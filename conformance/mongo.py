@@ -3,7 +3,7 @@
     pip install pymongo
     python3 conformance/mongo.py --url mongodb://127.0.0.1:27017 --levade target/release/levade --model FOLDER
 
-Three parts, which `--only` selects:
+Four parts, which `--only` selects:
 
 - contracts: `cargo test -p levade-store-mongo` with the URL: every test of the contracts of `Store` and `Rollouts`,
   leases of runs, documents of killed calls, chunks, bytes per token. `--cargo` names another command.
@@ -11,6 +11,8 @@ Three parts, which `--only` selects:
   and log-probability, step plans and evaluations must be equal.
 - kills: trains it again, kills the trainer with SIGKILL at random times, and resumes it, `--kills` times. The run must
   end like the undisturbed one. A second trainer in another directory must be rejected while the first one runs.
+- bytes: attempts of 10, 50 and 100 turns of a program, in a file and in the server. Both must have the same tokens, and
+  the bytes of the record per token and per turn may not grow with the number of turns.
 
 The databases that it writes start with `levade_conformance`, and are dropped.
 
@@ -24,22 +26,49 @@ import os
 import random
 import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import bson
 import pymongo
 
 from bits import by_time, call, difference, numbers, prepare, record, summary, train
-from bits_recipes import RECIPES
+from bits_recipes import RECIPES, recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "levade_conformance"
 RECIPE = "calculator"
+
+# Turns of the attempts whose bytes are measured, and the program that makes them.
+TURNS = [10, 50, 100]
+# Maximum ratio of the bytes per token, and per turn, of the longest and of the shortest attempts.
+MAX_GROWTH = 1.05
+TALKER = """
+import json, os, urllib.request
+
+BASE, KEY, MODEL = (os.environ[f"OPENAI_{name}"] for name in ("BASE_URL", "API_KEY", "MODEL"))
+HEAD = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+task = json.loads(os.environ["LEVADE_TASK"])
+messages = [{"role": "user", "content": task["question"]}]
+for turn in range(task["row"]["turns"]):
+    body = json.dumps({"model": MODEL, "messages": messages, "max_tokens": 16}).encode()
+    request = urllib.request.Request(BASE + "/chat/completions", body, HEAD)
+    with urllib.request.urlopen(request, timeout=100) as response:
+        reply = json.load(response)["choices"][0]["message"]
+    messages += [reply, {"role": "user", "content": f"{turn} + 2"}]
+print(turn)
+"""
+TALK = recipe(
+    'kind = "program"\ncommand = ["python3", "talk.py"]\nmax_turns = 100\nmax_tokens = 2000\nattempt_seconds = 300\n',
+    f"steps = 1\ngroups = {len(TURNS)}\ngroup_size = 2\n",
+    tasks='[[tasks]]\nkind = "file"\npath = "talk.jsonl"\nheld_out = 0\n',
+).replace("tasks = 2", "tasks = 0").replace("600", "16384")
 
 
 def stored_json(document: dict, name: str) -> object:
@@ -97,6 +126,39 @@ def segments(database: pymongo.database.Database, attempt: dict) -> list[dict]:
     return chain[::-1]
 
 
+def sqlite_bytes(directory: Path) -> list[tuple[int, int, int]]:
+    """Returns turns, tokens and stored bytes of each attempt: of its row, its segments and its prompts, without indexes."""
+    rows = []
+    with closing(sqlite3.connect(f"file:{directory / 'run/run.db'}?mode=ro", uri=True)) as db:
+        db.row_factory = sqlite3.Row
+        for attempt in db.execute("SELECT * FROM attempts WHERE status NOT IN ('running', 'abandoned')").fetchall():
+            found = db.execute("SELECT * FROM segments WHERE attempt = ?", (attempt["id"],)).fetchall()
+            chosen = "SELECT * FROM prompts WHERE id IN (SELECT prompt FROM segments WHERE attempt = ?)"
+            found += db.execute(chosen, (attempt["id"],)).fetchall()
+            stored = sum(stored_size(value) for row in [attempt, *found] for value in row)
+            rows.append((json.loads(attempt["task"])["row"]["turns"], attempt["tokens"], stored))
+    return rows
+
+
+def stored_size(value: object) -> int:
+    """Returns the bytes of a value in a row of SQLite, with at most 8 for a number."""
+    if value is None:
+        return 1
+    return 1 + (len(value.encode() if isinstance(value, str) else value) if isinstance(value, str | bytes) else 8)
+
+
+def mongo_bytes(database: pymongo.database.Database) -> list[tuple[int, int, int]]:
+    """Returns the same as `sqlite_bytes`, of documents as BSON."""
+    rows = []
+    for attempt in database.attempts.find({"status": {"$nin": ["running", "abandoned"]}}):
+        found = list(database.segments.find({"attempt": attempt["_id"]}))
+        found += database.prompts.find({"_id": {"$in": [row["prompt"] for row in found if "prompt" in row]}})
+        found += database.chunks.find({"of": {"$in": [row["_id"] for row in found]}})
+        stored = sum(len(bson.encode(document)) for document in [attempt, *found])
+        rows.append((stored_json(attempt, "task")["row"]["turns"], attempt["tokens"], stored))
+    return rows
+
+
 class Check:
     """The options of the script, and a client of the server."""
 
@@ -109,11 +171,11 @@ class Check:
         self.store = f"{head}://{address.rstrip('/')}/{PREFIX}{question}{query}"
 
     @contextmanager
-    def run(self, root: Path, name: str) -> Iterator[tuple[Path, pymongo.database.Database]]:
+    def run(self, root: Path, name: str, text: str = RECIPES[RECIPE]) -> Iterator[tuple[Path, pymongo.database.Database]]:
         """Yields a directory for a run, and the run's database. The run directory has a name of its own."""
         directory = root / name
         prepare(directory, self.model)
-        text = RECIPES[RECIPE].replace('folder = "run"', f'folder = "run", store = "{self.store}"')
+        text = text.replace('folder = "run"', f'folder = "run", store = "{self.store}"')
         (directory / "recipe.toml").write_text(text)
         database = self.client[f"{PREFIX}_run"]
         self.client.drop_database(database.name)
@@ -179,6 +241,38 @@ class Check:
         )
         return difference(want, found) or (f"{running} attempts still run" if running else None), what
 
+    def growth(self, root: Path) -> tuple[str | None, str]:
+        """Measures the bytes of attempts by their number of turns, in a file and in the server."""
+        prepare(root / "sqlite", self.model)
+        (root / "sqlite/recipe.toml").write_text(TALK)
+        self.talk(root / "sqlite")
+        with self.run(root, "mongo", TALK) as (directory, database):
+            self.talk(directory)
+            found = {"SQLite": sqlite_bytes(root / "sqlite"), "MongoDB": mongo_bytes(database)}
+            want, same = record(root / "sqlite"), mongo_record(database, directory)
+        wrong, texts = difference(want, same), []
+        for backend, rows in found.items():
+            # If each turn stored its history again, the tokens would grow with it, so the bytes per turn count, too.
+            per = {}
+            for turns in TURNS:
+                tokens, stored = (sum(row[key] for row in rows if row[0] == turns) for key in (1, 2))
+                count = sum(row[0] == turns for row in rows)
+                per[turns] = (stored / max(tokens, 1), stored / max(turns * count, 1))
+                texts.append(f"{backend} {turns} turns: {tokens} tokens, {stored} bytes, {per[turns][0]:.2f} per token")
+            short, long = per[TURNS[0]], per[TURNS[-1]]
+            if not all(short) or any(of_long > MAX_GROWTH * of_short for of_short, of_long in zip(short, long, strict=True)):
+                wrong = wrong or f"the bytes of {backend} per token and per turn grow: {per}"
+        return wrong and f"{wrong}; {'; '.join(texts)}", "; ".join(texts)
+
+    def talk(self, directory: Path) -> None:
+        """Trains on attempts of different lengths, with a model whose context holds the longest ones."""
+        config = directory / "model/config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 16384}))
+        (directory / "talk.py").write_text(TALKER)
+        rows = [{"question": f"{turns} + 1", "answer": turns + 1, "turns": turns} for turns in TURNS]
+        (directory / "talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        call(self.levade, directory, "train", "recipe.toml")
+
     def second_trainer_is_rejected(self, root: Path) -> bool:
         """Returns whether a copy of the run in another directory reports the first trainer."""
         directory = root / "second"
@@ -202,7 +296,7 @@ def main() -> None:
     if not options.url:
         p.error("set --url or LEVADE_MONGODB_URL to the URL of a server")
     check = Check(options)
-    parts = {"contracts": check.contracts, "bits": check.bits, "kills": check.killed}
+    parts = {"contracts": check.contracts, "bits": check.bits, "kills": check.killed, "bytes": check.growth}
     chosen = {name: part for name, part in parts.items() if options.only in name}
     if chosen.keys() - {"contracts"}:
         if not options.model:
