@@ -57,17 +57,19 @@ pub fn run_chats(run: &RunDir) -> anyhow::Result<Chats> {
     for (agent, keys) in recipe.agents() {
         for policy in recipe.policies_of(keys) {
             let policies = recipe.policies();
-            let policy_keys = policies.iter().find(|(name, _)| *name == policy);
+            // Past versions have the format of the policy that they come from.
+            let weights_of = recipe.weights_of(&policy).to_owned();
+            let policy_keys = policies.iter().find(|(name, _)| *name == weights_of);
             // Calls of chat APIs are recorded as messages and need no format.
             let Some(model_keys) = policy_keys.and_then(|(_, keys)| keys.model(&recipe.model))
             else {
                 continue;
             };
             let saved = run.newest_checkpoint().map(|checkpoint| {
-                if trained.first() == Some(&policy) {
+                if trained.first() == Some(&weights_of) {
                     checkpoint
                 } else {
-                    checkpoint.join(POLICIES).join(&policy)
+                    checkpoint.join(POLICIES).join(&weights_of)
                 }
             });
             let saved = saved.filter(|path| path.join("tokenizer.json").is_file());

@@ -43,11 +43,48 @@ pub fn line(result: &EvalResult) -> String {
         .uncalled
         .as_ref()
         .map_or(String::new(), |completion| format!("\n{}", format_uncalled(completion)));
+    let game = format_game(&result.overall);
+    let game = if game.is_empty() { game } else { format!("\n{}", game.trim_end()) };
     format!(
-        "{line} · answered {} · with a tool {}{uncalled}",
+        "{line} · answered {} · with a tool {}{game}{uncalled}",
         percent(answered),
         percent(used_tool)
     )
+}
+
+/// Formats the metrics of a game: the fraction of matches that each role won, or its mean reward if
+/// the game has no winners, and the legal replies of each agent. Returns an empty text without a
+/// game.
+fn format_game(slice: &SliceResult) -> String {
+    let of = |metric: &str, is_role: bool| -> Vec<(String, Interval)> {
+        let named = slice.game.iter().filter_map(|(name, interval)| {
+            let name = name.strip_suffix(metric)?.strip_suffix('.')?;
+            let role = name.strip_prefix("role.");
+            (role.is_some() == is_role).then(|| (role.unwrap_or(name).to_owned(), *interval))
+        });
+        named.collect()
+    };
+    let fractions = |name: &str, values: Vec<(String, Interval)>| {
+        let shown = values.iter().map(|(name, Interval { estimate, low, high })| {
+            format!("{name} {} ({:.1}–{:.1})", percent(*estimate), 100.0 * low, 100.0 * high)
+        });
+        let shown: Vec<String> = shown.collect();
+        if shown.is_empty() { String::new() } else { format!("  {name}: {}\n", shown.join(", ")) }
+    };
+    let won = of("won", true);
+    let mut text = if won.is_empty() {
+        let rewards = of("reward", true);
+        let shown = rewards.iter().map(|(name, Interval { estimate, low, high })| {
+            format!("{name} {estimate:+.3} ({low:+.3} to {high:+.3})")
+        });
+        let shown: Vec<String> = shown.collect();
+        if shown.is_empty() { String::new() } else { format!("  reward: {}\n", shown.join(", ")) }
+    } else {
+        fractions("won", won)
+    };
+    text.push_str(&fractions("legal replies", of("legal", false)));
+    text.push_str(&fractions("matches without a default move", of("no_default", false)));
+    text
 }
 
 /// Formats the first completion of an evaluation in which no tool answered a call, and the reason.
@@ -78,6 +115,7 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
     let mut text = format!("{}\n", style.bold(&head));
     for eval in evals {
         text.push_str(&row(&eval.label, &eval.overall, width, style));
+        text.push_str(&format_game(&eval.overall));
         text.push_str(&eval.uncalled.as_ref().map_or(String::new(), format_uncalled));
     }
     // A single slice that counts would repeat the overall result.
@@ -276,6 +314,34 @@ mod tests {
             "b against a: +150.0 points (95 %: +125.0 to +175.0), task by task\n\
              b against a: +1.500 in score (95 %: +1.250 to +1.750), task by task\n"
         );
+    }
+
+    #[test]
+    fn roles_and_legal_moves_follow_rows_of_games() {
+        let mut result = eval(0, 0, "before training", 2);
+        let interval = |estimate| Interval { estimate, low: 0.125, high: 0.875 };
+        let mut add = |name: &str, value| {
+            result.overall.game.insert(name.to_owned(), interval(value));
+        };
+        add("role.wolf.reward", 0.25);
+        add("wolf.reward", 0.25);
+        add("wolf.legal", 0.5);
+        add("wolf.no_default", 0.25);
+        let shown = |result: &EvalResult| {
+            let (table, line) = (table(&[result], Style::default()), line(result));
+            (table.replace("\n", " | "), line.replace("\n", " | "))
+        };
+        let legal = "  legal replies: wolf 50.0 % (12.5–87.5) |   matches without a default \
+                     move: wolf 25.0 % (12.5–87.5)";
+        let chips = format!(" |   reward: wolf +0.250 (+0.125 to +0.875) | {legal}");
+        let (table, line) = shown(&result);
+        assert!(table.contains(&chips) && line.ends_with(&chips), "{table}\n{line}");
+        for role in ["wolf", "seer"] {
+            result.overall.game.insert(format!("role.{role}.won"), interval(0.75));
+        }
+        let won = format!(" |   won: seer 75.0 % (12.5–87.5), wolf 75.0 % (12.5–87.5) | {legal}");
+        let (table, line) = shown(&result);
+        assert!(table.contains(&won) && line.ends_with(&won), "{table}\n{line}");
     }
 
     #[test]

@@ -359,6 +359,14 @@ impl Sampler for Simulator {
         Ok(self.device.training_time())
     }
 
+    async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+        let WeightsAt::Manifest(manifest) = &weights.at else {
+            return weights.check_shared(self.version().await?);
+        };
+        self.load(manifest.verify()?, false).await?;
+        self.publish(weights.version).await.map(|_| ())
+    }
+
     async fn version(&self) -> Result<u64, PolicyError> {
         Ok(self.published().version)
     }

@@ -10,7 +10,7 @@ use super::check::{Checker, is_http};
 use super::choice::PolicyWeight;
 use super::context::ContextKeys;
 use super::keys::{Phase, Recipe};
-use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
+use super::policy::{ExternalKeys, PastKeys, PolicyKeys, PolicyModel};
 use super::read::ReadError;
 use super::tools::ToolKeys;
 
@@ -47,6 +47,7 @@ impl Checker<'_> {
                         "left out: a frozen policy is not trained",
                     )?;
                 }
+                PolicyKeys::Past(keys) => self.past(recipe, &key, keys)?,
                 PolicyKeys::Trained(_) | PolicyKeys::Frozen(_) => {}
             }
         }
@@ -56,6 +57,30 @@ impl Checker<'_> {
             "policy",
             "all frozen",
             "a table with at least one trained policy",
+        )
+    }
+
+    /// Checks a pool of past versions.
+    fn past(
+        &self,
+        recipe: &Recipe,
+        key: &dyn Fn(&str) -> String,
+        keys: &PastKeys,
+    ) -> Result<(), RecipeError> {
+        let trained = recipe.trained_policies();
+        self.check(
+            trained.contains(&keys.of),
+            key("of"),
+            format!("\"{}\"", keys.of),
+            format!("a trained policy, {}", format_choices(&trained)),
+        )?;
+        let cluster = &recipe.cluster;
+        self.check(
+            cluster.learner.is_none() && cluster.samplers.is_none(),
+            key("kind"),
+            "\"past\"",
+            "left out with `cluster.learner` or `cluster.samplers`: past versions run in the \
+             embedded engine, next to the policy that they come from",
         )
     }
 

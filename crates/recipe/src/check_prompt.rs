@@ -24,6 +24,7 @@ impl Checker<'_> {
         let external = |name: &&String| matches!(recipe.policy[*name], PolicyKeys::External(_));
         let mut editors: Vec<String> = recipe.policy.keys().filter(external).cloned().collect();
         editors.extend(agents.iter().flat_map(|(_, keys)| recipe.policies_of(keys)));
+        editors.retain(|name| recipe.weights_of(name) == name);
         editors.sort();
         editors.dedup();
         let range = format!("an external policy, or one that an agent uses: {}", {

@@ -42,6 +42,11 @@ fn game_errors_name_key_and_choices() {
         ("tasks.0={kind='arithmetic'}", &["`tasks`", "\"seeds\""]),
         ("phase.0.group_size=1", &["`phase.0.group_size`", "at least 2"]),
         ("agent.policy='api'", &["`agent.policy`"]),
+        ("policy.past.of='api'", &["`policy.past.of` is \"api\"", "a trained policy", "`wolf`"]),
+        ("policy.past.keep=65", &["`policy.past.keep` is 65", "at most 64", "in memory"]),
+        ("policy.past.every=0", &["`policy.past.every` is 0"]),
+        ("policy.past.draw='oldest'", &["`policy.past.draw`", "`uniform`", "`hardest`"]),
+        ("cluster.samplers={kind='vllm'}", &["`policy.past.kind`", "`cluster.samplers`"]),
     ] {
         let error = load(GAME, &[change]).unwrap_err();
         assert!(wants.iter().all(|want| error.contains(want)), "{change}: {error}");
@@ -55,4 +60,18 @@ fn game_errors_name_key_and_choices() {
     let seat = ["agent={kind='game', policy='wolf', 'wolf@3'={}}", "game.agents={}"];
     let error = load(GAME, &seat).unwrap_err();
     assert!(error.contains("letters, digits, - and _"), "{error}");
+}
+
+#[test]
+fn loss_of_phase_has_its_bounds_penalty_and_bonus() {
+    let loss = |changes: &[&str]| {
+        let recipe = load(GAME, changes).unwrap();
+        let Phase::Rl(keys) = &recipe.phase[0] else { panic!() };
+        (keys.loss(), keys.learning_rate)
+    };
+    let (plain, rate) = loss(&["phase.0.clip_low=0.1", "phase.0.clip_high=0.3"]);
+    assert_eq!((plain, rate), (levade_rl::Loss::clip(0.1, 0.3), 1e-5));
+    let kl = "phase.0.kl={estimator='k3', coefficient=0.02}";
+    let (full, rate) = loss(&[kl, "phase.0.entropy=0.01", "phase.0.learning_rate=1e-6"]);
+    assert_eq!((full.kl.unwrap().coefficient, full.entropy, rate), (0.02, 0.01, 1e-6));
 }

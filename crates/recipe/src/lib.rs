@@ -112,7 +112,7 @@ pub use keys::{
     TaskSource, TracesKeys,
 };
 pub use optimizer::{OptimizerKeys, Schedule};
-pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
+pub use policy::{ExternalKeys, ModelKeys, PastDraw, PastKeys, PolicyKeys, PolicyModel};
 pub use prompt::{PromptAlgorithm, PromptKeys};
 pub use read::ReadError;
 pub use reward::{RewardKeys, ScorerKeys, UnscoredEffect, Values, WhenKeys};

@@ -31,6 +31,8 @@ pub enum PolicyKeys {
     Frozen(PolicyModel),
     /// A model behind an external API, which is never trained.
     External(ExternalKeys),
+    /// Past versions of a trained policy. One of them plays in each attempt.
+    Past(PastKeys),
 }
 
 /// `[policy.NAME] kind = "trained"` or `"frozen"`: the model, if it differs from `[model]`.
@@ -75,6 +77,54 @@ pub struct ExternalKeys {
     pub seconds: f64,
 }
 
+/// `[policy.NAME] kind = "past"`: snapshots of a trained policy, as opponents.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PastKeys {
+    /// Trained policy whose versions play.
+    pub of: String,
+    /// Interval between snapshots, in steps that train the policy. The first snapshot has the
+    /// initial weights.
+    #[serde(default = "every")]
+    pub every: u64,
+    /// Maximum number of snapshots in the pool. A further snapshot replaces the oldest one.
+    #[serde(default = "keep")]
+    pub keep: u64,
+    /// How the snapshot of an attempt is selected.
+    #[serde(default)]
+    pub draw: PastDraw,
+}
+
+/// How the snapshot of an attempt is selected from a pool of past versions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PastDraw {
+    /// Every snapshot with the same probability.
+    #[default]
+    Uniform,
+    /// A snapshot with half the probability of the next newer one.
+    Newest,
+    /// A snapshot in proportion to (1 − w)², where w is the fraction of attempts against it that
+    /// the trained policy won.
+    Hardest,
+}
+
+impl PastKeys {
+    /// Returns the versions in the pool after `trained` steps that trained the policy, oldest
+    /// first.
+    pub fn versions(&self, trained: u64) -> impl Iterator<Item = u64> + Clone + use<> {
+        let every = self.every;
+        let newest = trained / every;
+        let oldest = (newest + 1).saturating_sub(self.keep);
+        (oldest..=newest).map(move |snapshot| snapshot * every)
+    }
+
+    /// Returns the index of the sampler that runs a version: the oldest version is replaced.
+    pub fn slot(&self, version: u64) -> usize {
+        (version / self.every % self.keep) as usize
+    }
+}
+
 impl ExternalKeys {
     /// Creates the keys of a model at `url`, without an API key and with default limits.
     pub fn new(url: impl Into<String>, model: impl Into<String>) -> Self {
@@ -98,6 +148,14 @@ impl ExternalKeys {
     }
 }
 
+fn every() -> u64 {
+    10
+}
+
+fn keep() -> u64 {
+    4
+}
+
 fn concurrency() -> usize {
     16
 }
@@ -108,12 +166,12 @@ fn seconds() -> f64 {
 
 impl PolicyKeys {
     /// Returns the model of a policy that runs in this run. Keys that the policy does not set come
-    /// from `[model]`. `None` for an external policy.
+    /// from `[model]`. `None` for an external policy, and for past versions of another policy.
     pub fn model(&self, model: &ModelKeys) -> Option<ModelKeys> {
         let (own, trained) = match self {
             PolicyKeys::Trained(own) => (own, true),
             PolicyKeys::Frozen(own) => (own, false),
-            PolicyKeys::External(_) => return None,
+            PolicyKeys::External(_) | PolicyKeys::Past(_) => return None,
         };
         let is_own = own.source.is_some();
         let inherited = |value: &Option<String>| value.clone().filter(|_| !is_own);
@@ -128,5 +186,25 @@ impl PolicyKeys {
     /// Returns whether the policy's weights are trained.
     pub fn is_trained(&self) -> bool {
         matches!(self, PolicyKeys::Trained(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pool_keeps_newest_versions_in_distinct_slots() {
+        let keys = PastKeys { of: "a".into(), every: 3, keep: 2, draw: PastDraw::Uniform };
+        let versions = |trained| keys.versions(trained).collect::<Vec<_>>();
+        assert_eq!(
+            [0, 2, 3, 5, 6, 7, 10].map(versions),
+            [vec![0], vec![0], vec![0, 3], vec![0, 3], vec![3, 6], vec![3, 6], vec![6, 9],]
+        );
+        for trained in 0..40 {
+            let slots: Vec<usize> = keys.versions(trained).map(|v| keys.slot(v)).collect();
+            assert!(slots.iter().all(|slot| *slot < 2), "{slots:?}");
+            assert!(slots.windows(2).all(|pair| pair[0] != pair[1]), "{slots:?}");
+        }
     }
 }

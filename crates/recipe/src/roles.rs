@@ -7,7 +7,7 @@ use levade_tree::DEFAULT;
 
 use super::agent::AgentKeys;
 use super::keys::{Phase, Recipe};
-use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
+use super::policy::{ExternalKeys, PastKeys, PolicyKeys, PolicyModel};
 
 impl Recipe {
     /// Returns every policy by name, in name order: those of the recipe, or the only one.
@@ -67,6 +67,23 @@ impl Recipe {
         match agent.policy.weights() {
             [] => self.policy_of(agent).into_iter().collect(),
             weights => weights.iter().map(|policy| policy.name.clone()).collect(),
+        }
+    }
+
+    /// Returns the pools of past versions by name, in name order.
+    pub fn past_policies(&self) -> impl Iterator<Item = (&str, &PastKeys)> {
+        self.policy.iter().filter_map(|(name, keys)| match keys {
+            PolicyKeys::Past(keys) => Some((name.as_str(), keys)),
+            _ => None,
+        })
+    }
+
+    /// Returns the policy that a policy gets its weights from: for past versions, the trained
+    /// policy, and otherwise the policy itself.
+    pub fn weights_of<'a>(&'a self, policy: &'a str) -> &'a str {
+        match self.policy.get(policy) {
+            Some(PolicyKeys::Past(keys)) => &keys.of,
+            _ => policy,
         }
     }
 

@@ -58,6 +58,8 @@ struct PolicySpec {
     lora: Option<LoraOptions>,
     reference: bool,
     critic: bool,
+    /// Pools of past versions of the policy: name, and number of samplers.
+    past: Vec<(String, usize)>,
     /// Whether an external learner trains the policy. The engine here only samples from it.
     elsewhere: bool,
 }
@@ -103,7 +105,7 @@ pub async fn start(
         model_files.extend(model.found.files_read()?);
         let companions = model::companions(&model.found.files, &chat)?;
         for (wanted, engines) in model.policies.iter().zip(started) {
-            let Engines { policy, reference, critic } = engines;
+            let Engines { policy, reference, critic, past } = engines;
             fingerprint.get_or_insert_with(|| policy.fingerprint().clone());
             let learner = |engine: Engine| Arc::new(engine) as _;
             let mut policy = Policy {
@@ -139,7 +141,15 @@ pub async fn start(
                 (host, children),
             )
             .await?;
+            let context = policy.context;
             policies.push(policy);
+            let names = wanted.past.iter().flat_map(|(name, slots)| vec![name; *slots]);
+            policies.extend(names.zip(past).map(|(name, engine)| Policy {
+                name: name.clone(),
+                sampler: Arc::new(engine),
+                context,
+                learner: None,
+            }));
         }
     }
     let toolboxes = Toolboxes::new(&recipe.tool, host.supervisor().clone());
@@ -152,9 +162,10 @@ pub async fn start(
                 backends.push(ChatBackend::Api(Arc::clone(other)));
                 continue;
             }
+            let weights_of = recipe.weights_of(&policy);
             let owner = models
                 .iter()
-                .find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
+                .find(|model| model.policies.iter().any(|wanted| wanted.name == weights_of));
             let nowhere =
                 || unusable(format!("no model serves the policy {policy:?} of the agent {name:?}"));
             let files = &owner.ok_or_else(nowhere)?.found.files;
@@ -275,7 +286,9 @@ fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
                 .filter(trains)
                 .any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
         };
+        let pools = recipe.past_policies().filter(|(_, keys)| keys.of == name);
         let wanted = PolicySpec {
+            past: pools.map(|(pool, keys)| (pool.to_owned(), keys.keep as usize)).collect(),
             trained: matches!(keys, PolicyKeys::Trained(_)),
             lora: own.lora.clone(),
             reference: needs(RlKeys::needs_reference),
@@ -301,7 +314,16 @@ struct FullModel {
     policy: EngineOptions,
     reference: Option<EngineOptions>,
     critic: Option<EngineOptions>,
+    /// Options of the engine of each past version.
+    past: Vec<EngineOptions>,
     also: String,
+}
+
+impl PolicySpec {
+    /// Returns the number of past versions in all pools.
+    fn num_past(&self) -> usize {
+        self.past.iter().map(|(_, slots)| slots).sum()
+    }
 }
 
 /// Engines of a policy.
@@ -309,6 +331,8 @@ struct Engines {
     policy: Engine,
     reference: Option<Engine>,
     critic: Option<Engine>,
+    /// Past versions of the policy, in the order of its pools.
+    past: Vec<Engine>,
 }
 
 impl Model {
@@ -344,13 +368,15 @@ impl Model {
         host: &Host,
     ) -> anyhow::Result<Engines> {
         let files = &self.found.files;
-        let FullModel { policy, reference, critic, also } =
+        let FullModel { policy, reference, critic, past, also } =
             self.full_options(recipe, wanted, None)?;
         let policy = model::start(files, &policy, Some(chat), &also, host)?;
         let start = |options: EngineOptions| Engine::start(files, &options, None);
         let reference = reference.map(start).transpose()?;
         let critic = critic.map(start).transpose()?;
-        Ok(Engines { policy, reference, critic })
+        let past = past.iter().map(|options| model::start(files, options, Some(chat), "", host));
+        let past = past.collect::<anyhow::Result<_>>()?;
+        Ok(Engines { policy, reference, critic, past })
     }
 
     /// Returns the engine options of a policy whose weights are all its own. `context` replaces the
@@ -367,7 +393,8 @@ impl Model {
         if wanted.elsewhere {
             let policy = EngineOptions { trains: false, batch_tokens: 0, ..policy };
             let policy = model::with_cache(recipe, config, policy);
-            return Ok(FullModel { policy, reference: None, critic: None, also: String::new() });
+            let (reference, critic, past) = (None, None, Vec::new());
+            return Ok(FullModel { policy, reference, critic, past, also: String::new() });
         }
         // Only the policy's engine samples.
         let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..policy.clone() };
@@ -375,14 +402,17 @@ impl Model {
         let silent = EngineOptions { critic: true, ..silent };
         let reference = wanted.reference.then_some(frozen);
         let critic = wanted.critic.then_some(silent);
+        let past = vec![self.past_options(recipe, &policy); wanted.num_past()];
         let mut also = String::new();
         let mut taken = 0u64;
-        for (options, name) in [(&reference, "the frozen copy"), (&critic, "the critic")] {
-            if let Some(options) = options {
-                let total = Engine::plan(config, options)?.total();
-                taken = taken.saturating_add(total);
-                also += &format!(", and {} MiB for {name}", total.div_ceil(1 << 20));
-            }
+        let copies = [(&reference, "the frozen copy"), (&critic, "the critic")];
+        let copies =
+            copies.into_iter().filter_map(|(options, name)| Some((options.as_ref()?, name)));
+        for (options, name) in copies.chain(past.iter().map(|options| (options, "a past version")))
+        {
+            let total = Engine::plan(config, options)?.total();
+            taken = taken.saturating_add(total);
+            also += &format!(", and {} MiB for {name}", total.div_ceil(1 << 20));
         }
         let policy = if taken == 0 {
             policy
@@ -392,7 +422,17 @@ impl Model {
             EngineOptions { memory_mb: remaining_mb.max(1) as usize, ..policy }
         };
         let policy = model::with_cache(recipe, config, policy);
-        Ok(FullModel { policy, reference, critic, also })
+        Ok(FullModel { policy, reference, critic, past, also })
+    }
+
+    /// Returns the engine options of a past version of a policy whose weights are all its own. Its
+    /// cache holds a share of the sequences of the policy, and at least one of the full context.
+    fn past_options(&self, recipe: &Recipe, policy: &EngineOptions) -> EngineOptions {
+        let config = &self.found.files.config;
+        let options = EngineOptions { trains: false, batch_tokens: 0, ..policy.clone() };
+        // A small budget gives a small cache. The engine starts with the budget of the policy.
+        let cache = model::with_cache(recipe, config, EngineOptions { memory_mb: 1, ..options });
+        EngineOptions { memory_mb: policy.memory_mb, ..cache }
     }
 
     /// Returns the options of the engine that all policies over the model's original weights share.
@@ -403,15 +443,16 @@ impl Model {
         context: Option<usize>,
     ) -> EngineOptions {
         let mut adapters = Vec::new();
-        for PolicySpec { lora, reference, critic, elsewhere, .. } in policies {
+        for wanted @ PolicySpec { lora, reference, critic, elsewhere, .. } in policies {
             let Some(lora) = lora else { continue };
+            let past = std::iter::repeat_n((true, false), wanted.num_past());
             let all = [
                 (true, !elsewhere),
                 (*reference && !elsewhere, false),
                 (*critic && !elsewhere, true),
             ];
             let planned = |(_, learns)| PlannedAdapter { lora: lora.clone(), learns };
-            adapters.extend(all.into_iter().filter(|(needed, _)| *needed).map(planned));
+            adapters.extend(all.into_iter().chain(past).filter(|(needed, _)| *needed).map(planned));
         }
         let trains = adapters.iter().any(|adapter| adapter.learns);
         let config = &self.found.files.config;
@@ -457,9 +498,10 @@ impl Model {
         };
         let seed = recipe.run.seed;
         let source = &self.keys.source;
-        for PolicySpec { name, lora, reference, critic, elsewhere, .. } in policies {
+        for wanted @ PolicySpec { name, lora, reference, critic, elsewhere, .. } in policies {
             let Some(lora) = lora else {
-                let engines = Engines { policy: engine.clone(), reference: None, critic: None };
+                let (reference, critic, past) = (None, None, Vec::new());
+                let engines = Engines { policy: engine.clone(), reference, critic, past };
                 started.insert(name, engines);
                 continue;
             };
@@ -474,7 +516,12 @@ impl Model {
             let here = |needed: bool| needed && !elsewhere;
             let reference = other(here(*reference)).await?;
             let critic = other(here(*critic)).await?;
-            started.insert(name, Engines { policy, reference, critic }.with_value_head().await?);
+            let mut past = Vec::with_capacity(wanted.num_past());
+            for _ in 0..wanted.num_past() {
+                past.push(engine.lora(lora.clone(), seed, source).await?);
+            }
+            let engines = Engines { policy, reference, critic, past };
+            started.insert(name, engines.with_value_head().await?);
         }
         Ok(())
     }

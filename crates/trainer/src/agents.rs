@@ -17,6 +17,7 @@ use levade_tools::{ToolSet, Usage};
 use levade_tree::DEFAULT;
 
 use crate::TrainerError;
+use crate::past::{PastPolicies, PastPool};
 use crate::policies::Policies;
 
 /// Components of an agent that the caller provides.
@@ -135,8 +136,33 @@ pub struct Agents {
 /// The sampler of a policy, with the policy's name in the store and its context size in tokens.
 struct PolicySampler {
     policy: String,
-    sampler: Arc<dyn Sampler>,
+    /// The sampler, or that of each slot of a pool of past versions.
+    samplers: Vec<Arc<dyn Sampler>>,
     context: usize,
+    pool: Option<Arc<PastPool>>,
+}
+
+/// The players of a policy among those of an agent.
+struct PolicyPlayers {
+    /// Index of the first one.
+    first: usize,
+    /// Pool that selects one of several.
+    pool: Option<Arc<PastPool>>,
+}
+
+/// Returns the choice of the player of an agent: that of a policy, and then that of a past version
+/// if the policy is a pool.
+fn player_picker(pick: Option<PolicyPicker>, policies: Vec<PolicyPlayers>) -> Option<PolicyPicker> {
+    if policies.iter().all(|policy| policy.pool.is_none()) {
+        return pick;
+    }
+    Some(Arc::new(move |seed, stream, role| {
+        let policy = pick.as_ref().map_or(0, |pick| pick(seed, stream, role));
+        // An index without a policy is reported by the caller.
+        policies.get(policy).map_or(usize::MAX, |PolicyPlayers { first, pool }| {
+            first + pool.as_ref().map_or(0, |pool| pool.pick(seed, stream))
+        })
+    }))
 }
 
 /// Names of verl's own loops (a single turn, and turns with tools), which rows in verl's layout
@@ -152,6 +178,7 @@ impl Agents {
         recipe: &Recipe,
         parts: &[AgentSpec],
         policies: &Policies,
+        past: &PastPolicies,
     ) -> Result<Self, TrainerError> {
         let trained = recipe.trained_policies();
         let is_trained = |keys: &AgentKeys, policy: &String| keys.train && trained.contains(policy);
@@ -159,10 +186,13 @@ impl Agents {
             let policy = policies.get(name);
             let policy =
                 policy.ok_or_else(|| TrainerError::MissingPart(format!("the policy {name}")))?;
+            let pool = past.get(name).cloned();
+            let samplers = pool.as_ref().map_or(1, |pool| pool.slots());
             Ok(PolicySampler {
                 policy: name.to_owned(),
-                sampler: policy.sampler.clone(),
+                samplers: policies.samplers(name).take(samplers).collect(),
                 context: policy.context,
+                pool,
             })
         };
         Self::from_policies(recipe, parts, is_trained, find)
@@ -177,7 +207,8 @@ impl Agents {
         context: usize,
     ) -> Result<Self, TrainerError> {
         let find = |_: &str| {
-            Ok(PolicySampler { policy: DEFAULT.to_owned(), sampler: sampler.clone(), context })
+            let samplers = vec![sampler.clone()];
+            Ok(PolicySampler { policy: DEFAULT.to_owned(), samplers, context, pool: None })
         };
         Self::from_policies(recipe, parts, |_, _| true, find)
     }
@@ -189,28 +220,32 @@ impl Agents {
         is_trained: impl Fn(&AgentKeys, &String) -> bool,
         find: impl Fn(&str) -> Result<PolicySampler, TrainerError>,
     ) -> Result<Self, TrainerError> {
-        let make_player = |keys: &AgentKeys, name: &String, chat_backend: &ChatBackend| {
-            let (policy, backend, format, context) = match chat_backend {
+        let make_players = |keys: &AgentKeys, name: &String, chat_backend: &ChatBackend| {
+            let (policy, backends, format, context, pool) = match chat_backend {
                 ChatBackend::Policy(chat) => {
-                    let PolicySampler { policy, sampler, context } = find(name)?;
-                    (policy, Backend::Tokens(sampler), Some(keys.format(Arc::clone(chat))), context)
+                    let PolicySampler { policy, samplers, context, pool } = find(name)?;
+                    let backends: Vec<_> = samplers.into_iter().map(Backend::Tokens).collect();
+                    (policy, backends, Some(keys.format(Arc::clone(chat))), context, pool)
                 }
                 ChatBackend::Api(api) => {
-                    (name.clone(), Backend::Messages(Arc::clone(api)), None, usize::MAX)
+                    let backends = vec![Backend::Messages(Arc::clone(api))];
+                    (name.clone(), backends, None, usize::MAX, None)
                 }
             };
-            Ok::<_, TrainerError>(Player {
+            let make_player = |backend| Player {
                 is_trained: is_trained(keys, name),
                 opening: OpeningLimit {
                     max_tokens: keys.prompt_limit(context),
                     truncation: keys.truncation,
                 },
                 context_policy: keys.context_policy(context),
-                policy,
+                policy: policy.clone(),
                 backend,
-                format,
+                format: format.clone(),
                 context,
-            })
+            };
+            let players: Vec<Player> = backends.into_iter().map(make_player).collect();
+            Ok::<_, TrainerError>((players, pool))
         };
         let mut all = Vec::new();
         let mut named = Vec::new();
@@ -228,16 +263,21 @@ impl Agents {
                 policies.push(DEFAULT.to_owned());
             }
             let sampling = keys.sampling.clone();
-            let players = policies.iter().zip(&parts.backends);
             let plays_user = recipe.plays_user(name);
-            let players = players.map(|(policy, chat_backend)| {
-                let player = make_player(keys, policy, chat_backend)?;
-                Ok(Player { is_trained: player.is_trained && !plays_user, ..player })
-            });
+            let mut players = Vec::new();
+            let mut of_policies = Vec::new();
+            for (policy, chat_backend) in policies.iter().zip(&parts.backends) {
+                let (made, pool) = make_players(keys, policy, chat_backend)?;
+                of_policies.push(PolicyPlayers { first: players.len(), pool });
+                players.extend(made.into_iter().map(|player| Player {
+                    is_trained: player.is_trained && !plays_user,
+                    ..player
+                }));
+            }
             let agent = Agent {
                 name: name.to_owned(),
-                players: players.collect::<Result<_, TrainerError>>()?,
-                picker: parts.pick.clone(),
+                players,
+                picker: player_picker(parts.pick.clone(), of_policies),
                 mixture: keys.mixture,
                 limits: keys.limits(),
                 samples: Arc::new(move |params| sampling.params(params)),

@@ -10,6 +10,7 @@ use levade_store::Store;
 use crate::batch::Targets;
 use crate::checkpoint::Checkpoints;
 use crate::origin::Origin;
+use crate::past::PastPolicies;
 use crate::policies::Policies;
 use crate::rollout::AttemptMaker;
 use crate::run_dir::LockedRunDir;
@@ -22,6 +23,8 @@ pub(crate) struct RunContext {
     pub tasks: Tasks,
     pub rollouts: AttemptMaker,
     pub policies: Policies,
+    /// Past versions of the policies, as opponents.
+    pub past: PastPolicies,
     /// Names of the agents whose completions are not targets.
     pub untrained: Vec<String>,
     /// Largest maximum number of sampled tokens among the agents of the training tasks.

@@ -393,6 +393,19 @@ pub enum TrainerError {
         /// The reason.
         why: String,
     },
+    /// A snapshot of a pool of past versions cannot be loaded.
+    #[error("version {version} of the policy {pool} cannot be loaded from {}: {why}; put the files \
+             back, or go back to a step before this version with --from", dir.display())]
+    Snapshot {
+        /// Name of the pool.
+        pool: String,
+        /// Version of the trained policy.
+        version: u64,
+        /// Directory of the snapshot.
+        dir: PathBuf,
+        /// The reason.
+        why: String,
+    },
     /// A phase has a KL penalty, but no reference model was loaded.
     #[error("phase {0} has a KL penalty, but no reference model was loaded")]
     NoReference(usize),
@@ -530,6 +543,7 @@ impl TrainerError {
             | E::PhaseFinished { .. }
             | E::Changed { .. }
             | E::Curriculum { .. }
+            | E::Snapshot { .. }
             | E::NoHeldOutTasks
             | E::NothingToTrainOn
             | E::TooFewDemonstrations { .. }

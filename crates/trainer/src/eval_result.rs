@@ -4,6 +4,8 @@
 //! [`evaluate`](crate::evaluate()) makes the attempts. An [`EvalResult`] is recorded, reported and
 //! compared.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use levade_rl::{Interval, best_of, majority_of, mean_score, wilson};
 use levade_store::{Attempt, Status};
 use levade_tree::Outcome;
@@ -78,6 +80,10 @@ pub struct SliceResult {
     /// Metrics over k attempts per task. Empty if there is one attempt per task.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub at: Vec<AtK>,
+    /// Means of the metrics of a game with their 95 % bootstrap intervals over tasks, by name, such
+    /// as `role.wolf.won`. Empty without a game.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub game: BTreeMap<String, Interval>,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -105,12 +111,31 @@ pub struct AtK {
 /// Number of bootstrap resamples.
 pub(crate) const NUM_RESAMPLES: u32 = 10_000;
 
+/// Prefix of the metrics of a game.
+const GAME: &str = "game/";
+
 /// Number of random subsets of k attempts from which maj@k is estimated.
 const MAJORITY_SAMPLES: u32 = 200;
 
 /// Returns the mean over tasks with its bootstrap interval.
 fn interval_over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, TrainerError> {
     Ok(mean_score(&values.collect::<Vec<_>>(), NUM_RESAMPLES, 0)?)
+}
+
+/// Returns the means of a game's metrics. Matches that failed have none and are left out.
+fn game_metrics(tasks: &[&[&Attempt]]) -> Result<BTreeMap<String, Interval>, TrainerError> {
+    let value = |attempt: &Attempt, name: &str| attempt.outcome.tool_metrics.get(name).copied();
+    let all = tasks.iter().copied().flatten().flat_map(|a| a.outcome.tool_metrics.keys());
+    let names: BTreeSet<&String> = all.filter(|name| name.starts_with(GAME)).collect();
+    let mut means = BTreeMap::new();
+    for name in names {
+        let of_tasks = tasks.iter().filter_map(|attempts| {
+            let values: Vec<f64> = attempts.iter().filter_map(|a| value(a, name)).collect();
+            (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+        });
+        means.insert(name[GAME.len()..].to_owned(), interval_over_tasks(of_tasks)?);
+    }
+    Ok(means)
 }
 
 /// Returns 2, 4, 8, … below `max_attempts`, then `max_attempts`. Empty if `max_attempts` is at most
@@ -210,6 +235,7 @@ impl SliceResult {
             answered: fraction(outcomes.iter().filter(|o| o.finish.is_complete()).count()),
             used_tool: fraction(outcomes.iter().filter(|o| o.calls.ok > 0).count()),
             sampled_tokens: sampled as f64 / attempts.len() as f64,
+            game: game_metrics(&by_task)?,
             failed: attempts.iter().filter(|attempt| attempt.status == Status::Failed).count()
                 as u64,
         })
@@ -281,6 +307,9 @@ impl EvalResult {
                 {
                     add(&format!("{what}@{}", at.k), interval);
                 }
+            }
+            for (what, interval) in &slice.game {
+                add(&format!("game/{what}"), *interval);
             }
             metrics.add(format!("{name}/answered"), slice.answered);
             metrics.add(format!("{name}/used_tool"), slice.used_tool);
@@ -383,6 +412,21 @@ pub(crate) mod tests {
             assert!((high - unsure).abs() < 1e-12, "{high} {unsure}");
         }
         assert!((all_correct.success.low - (1.0 - unsure)).abs() < 1e-12, "{all_correct:?}");
+
+        // A match that failed has no metrics.
+        let mut matches = all.clone();
+        for (index, won) in [(0, 1.0), (1, 0.0), (2, 0.0), (4, 1.0)] {
+            let metrics = &mut matches[index].outcome.tool_metrics;
+            metrics.insert("game/role.wolf.won".into(), won);
+            metrics.insert("calculator/calls".into(), 3.0);
+        }
+        let played = SliceResult::new("x", false, &matches.iter().collect::<Vec<_>>(), 4).unwrap();
+        assert_eq!(played.game.keys().collect::<Vec<_>>(), ["role.wolf.won"]);
+        let won = played.game["role.wolf.won"];
+        // A third of the matches at one task, and the only one at the other.
+        assert!((won.estimate - 2.0 / 3.0).abs() < 1e-12 && won.low < won.estimate, "{won:?}");
+        let metrics = EvalResult { overall: played, ..eval(0, 0, "x") }.metrics(0);
+        assert_eq!(metrics.get("eval/game/role.wolf.won_low"), Some(won.low));
 
         let mut graded = all;
         graded[1].score = Some(0.5);

@@ -100,7 +100,7 @@
 //! `sampling`, `tool_call`, `attempt_unscored`, `scoring`, `attempt_recorded`, `ledger_written`,
 //! `micro_batch`, `before_optim_step`, `in_optim_step`, `after_optim_step`, `metrics_written`,
 //! `checkpoint_file`, `weights_saved`, `companions_saved`, `before_rename`, `after_rename`,
-//! `rewind_built`, `rewind_exchanged`.
+//! `snapshot_written`, `rewind_built`, `rewind_exchanged`.
 //!
 //! Out of scope: loading models (the caller provides [`RunParts`]), and progress bars (an
 //! [`Observer`] displays them).
@@ -127,6 +127,7 @@ mod mismatch;
 mod observe;
 mod origin;
 mod panics;
+mod past;
 mod phase;
 mod plan;
 mod policies;

@@ -24,7 +24,8 @@ pub type ExtraFiles = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
 /// A policy of a run.
 #[derive(Clone)]
 pub struct Policy {
-    /// Name in the recipe.
+    /// Name in the recipe. Past versions of a policy are one policy for each slot of their pool,
+    /// all with the name of the pool.
     pub name: String,
     /// Sampler of completions. For a trained policy, it uses the weights that the learner
     /// publishes.
@@ -141,6 +142,12 @@ impl Policies {
     /// Returns the policy with this name.
     pub fn get(&self, name: &str) -> Option<&Policy> {
         self.all.iter().find(|policy| policy.name == name)
+    }
+
+    /// Returns the samplers of all policies with this name: one, or one for each slot of a pool of
+    /// past versions.
+    pub fn samplers(&self, name: &str) -> impl Iterator<Item = Arc<dyn Sampler>> {
+        self.all.iter().filter(move |policy| policy.name == name).map(|p| Arc::clone(&p.sampler))
     }
 
     /// Returns the models of a trained policy.

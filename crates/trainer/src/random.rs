@@ -35,6 +35,12 @@ pub(crate) fn curriculum_stream(phase: u32) -> u64 {
     stream("curriculum", &[phase])
 }
 
+/// Returns the random counter at which a pool of past versions selects one of them, in the stream
+/// of an attempt. It is in the half above all token positions.
+pub(crate) fn pool_counter(name: &str) -> u64 {
+    stream(&format!("past {name}"), &[]) | 1 << 63
+}
+
 /// Returns a random permutation of `0..n` for a purpose (Fisher–Yates, as in Knuth 3.4.2 P).
 pub(crate) fn order(seed: u64, name: &str, numbers: &[u32], n: usize) -> Vec<u32> {
     let stream = stream(name, numbers);

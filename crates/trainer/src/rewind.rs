@@ -33,6 +33,7 @@ use crate::TrainerError;
 use crate::checkpoint::{Checkpoint, Checkpoints, Position};
 use crate::files::{file_error, sync_dir};
 use crate::origin::Origin;
+use crate::past;
 use crate::phase::positions_of;
 use crate::run_dir::LockedRunDir;
 use crate::superseded::{RewindRecord, finish_rewind, partial_dir, superseded_dir, sync_parent};
@@ -151,6 +152,7 @@ impl Rewind<'_> {
         }
         // These files are never changed once they are written.
         link_dir(&old.join("tensorboard"), &dir.join("tensorboard"))?;
+        link_dir(&old.join(past::DIR), &dir.join(past::DIR))?;
         for checkpoint in Checkpoints::read_only(self.old.checkpoints()).find()?.complete {
             if checkpoint.position.global_step <= self.checkpoint.position.global_step {
                 let name = checkpoint.dir.file_name().unwrap_or_default();

@@ -47,7 +47,8 @@ pub(crate) async fn save_checkpoint(
     let written = run.checkpoints.write(&contents, about).await?;
     observer.event(&Event::Checkpoint(written.dir.clone()));
     progress.latest = Some(written);
-    run.checkpoints.prune(run.recipe.run.keep as usize)
+    run.checkpoints.prune(run.recipe.run.keep as usize)?;
+    run.past.prune(&run.checkpoints.find()?.complete)
 }
 
 /// Returns the critic of a policy if a phase that trains the critic has started.

@@ -30,6 +30,7 @@ use crate::measure::{evaluate_if_due, keep_best, restore_evals};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::origin::{OfferedTool, Origin, matching};
+use crate::past::PastPolicies;
 use crate::phase::{PhaseRun, check_phases, enter};
 use crate::policies::{Policies, Policy};
 use crate::progress::RunProgress;
@@ -122,7 +123,8 @@ impl Trainer {
         let RunParts { policies, agents, scorers, environments, started_at, model_files, teachers } =
             parts;
         let policies = Policies::new(policies, &recipe.engine);
-        let agents = Agents::new(&recipe, &agents, &policies)?;
+        let past = PastPolicies::new(&recipe, &policies)?;
+        let agents = Agents::new(&recipe, &agents, &policies, &past)?;
         let matching = match start {
             StartMode::Fresh => MatchingRule::default(),
             StartMode::Resume => matching(&recipe.run.folder)?,
@@ -200,6 +202,7 @@ impl Trainer {
             policy_learner.restore(policy_dir.as_deref()).await?;
             policies.publish(name, versions[name]).await?;
         }
+        past.restore(&policies, latest.as_ref().map(|_| &versions)).await?;
         let reporter = Reporter::open(&recipe, &dir, latest.as_ref())?;
         let tracer = Tracer::open(&recipe, dir.root(), started_at, &agents)?;
         let withdrawn = store.withdrawals().await?.into_iter().filter_map(|w| w.task).collect();
@@ -225,6 +228,7 @@ impl Trainer {
             tasks,
             rollouts,
             policies,
+            past,
             untrained,
             constant_length,
             teachers,
@@ -425,6 +429,7 @@ impl Trainer {
             let version = self.progress.versions.entry(name.to_owned()).or_default();
             *version += 1;
             self.run.policies.publish(name, *version).await?;
+            self.run.past.snapshot(&self.run.policies, name, *version).await?;
         }
         let head = [("phase", json!(phase)), ("kind", json!(keys.name())), ("step", json!(step))];
         let head = head.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();

@@ -11,7 +11,8 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
-use crate::roster::{Agent, MixtureScope, Player};
+use crate::roster::{MixtureScope, Player};
+use crate::teacher::Teacher;
 use crate::testing;
 
 type CompletionFn = dyn Fn(usize, &ChatQuery) -> Option<Result<String, ApiError>> + Send + Sync;
@@ -189,6 +190,9 @@ async fn illegal_move_gets_reason_and_penalty() {
     assert_eq!(attempt.outcome.error, None);
     let metrics = &attempt.outcome.tool_metrics;
     assert_eq!((metrics["game/default.illegal"], metrics["game/default.defaults"]), (1.0, 0.0));
+    let moves = metrics["game/default.moves"];
+    assert_eq!(metrics["game/default.legal"], moves / (moves + 1.0));
+    assert_eq!(metrics["game/default.no_default"], 1.0);
     assert!(rewards(&attempt).contains(&("default@1".to_owned(), -0.25)));
     let retry_message = last_text(&api.queries.lock().unwrap()[1]);
     assert!(
@@ -391,4 +395,150 @@ async fn mixture_is_selected_per_seat_and_scope() {
     assert_ne!(first["default@1"], first["default@2"]);
     assert_ne!(first, run(MixtureScope::Attempt, 2).await);
     assert_eq!(run(MixtureScope::Group, 1).await, run(MixtureScope::Group, 2).await);
+}
+
+/// Returns the loop of a game with changed options.
+fn with_options(game: GameLoop, change: impl FnOnce(&mut GameOptions)) -> GameLoop {
+    let mut options = (*game.options).clone();
+    change(&mut options);
+    GameLoop { options: options.into() }
+}
+
+#[tokio::test]
+async fn every_retry_precedes_default_move() {
+    let api = ScriptedApi::new(|_, _| Some(Ok("nonsense".to_owned())));
+    let game = with_options(game("kuhn", Value::Null, &[]), |options| {
+        options.retries = 3;
+        options.default_reward = -0.5;
+    });
+    let attempt = game.run(context(vec![api_agent("default", api.clone())], 1)).await;
+    assert_eq!(attempt.outcome.error, None);
+    // Both players check by default.
+    let metric = |name: &str| attempt.outcome.tool_metrics[&format!("game/default.{name}")];
+    assert_eq!((metric("moves"), metric("defaults"), metric("illegal")), (2.0, 2.0, 8.0));
+    assert_eq!((metric("legal"), metric("no_default")), (0.0, 0.0));
+    let queries = api.queries.lock().unwrap();
+    assert_eq!(queries.len(), 8);
+    let told = queries.iter().filter(|query| last_text(query).contains("no legal move")).count();
+    assert_eq!(told, 6, "a player who gets a default move is not asked again");
+    let rewards = rewards(&attempt);
+    let of = |value: f64| rewards.iter().filter(|(_, reward)| *reward == value).count();
+    assert_eq!((of(-0.25), of(-0.5)), (8, 2), "{rewards:?}");
+}
+
+#[tokio::test]
+async fn move_tokens_limit_each_reply() {
+    let longest = async |move_tokens: usize| {
+        let game = with_options(game("kuhn", Value::Null, &[]), |options| {
+            options.move_tokens = move_tokens;
+            options.retries = 0;
+        });
+        let attempt = game.run(context(vec![simulated_agent("default")], 1)).await;
+        let segments = attempt.trajectory.segments().iter();
+        let lengths = segments.filter(|s| s.kind == Kind::Sampled).map(|s| s.tokens.len());
+        lengths.max().unwrap()
+    };
+    assert_eq!(longest(5).await, 5);
+    assert!(longest(0).await > 5, "0 is no limit");
+}
+
+/// A simulated policy writes random tokens, which are legal moves only if the sampler restricts it.
+#[tokio::test]
+async fn constrained_replies_are_legal_moves() {
+    let played = async |constrained: bool| {
+        let game = with_options(game("kuhn", Value::Null, &[]), |options| {
+            options.constrained = constrained;
+            options.has_reasoning = false;
+        });
+        let chat = levade_text::testing::tiny_chat().unwrap();
+        let vocabulary = levade_text::Vocabulary::new(chat.tokenizer());
+        let context_tokens = 1 << 16;
+        let config = SimulatorConfig {
+            vocabulary: VOCABULARY,
+            context: context_tokens,
+            ..SimulatorConfig::default()
+        };
+        let simulator = Simulator::new(config).with_grammars(Arc::new(vocabulary));
+        let player = testing::player("default", Arc::new(simulator));
+        let player = Player { context: context_tokens, ..player };
+        let mut agent = testing::agent("default", player, Vec::new());
+        agent.limits.max_turns = 1000;
+        let attempt = game.run(context(vec![agent], 3)).await;
+        assert_eq!(attempt.outcome.error, None);
+        let masked = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled);
+        assert!(masked.clone().all(|segment| segment.filtered == constrained));
+        let metrics = attempt.outcome.tool_metrics;
+        (metrics["game/default.illegal"], metrics["game/default.defaults"])
+    };
+    assert_eq!(played(true).await, (0.0, 0.0));
+    let (illegal, defaults) = played(false).await;
+    assert!(illegal > 0.0 && defaults > 0.0);
+}
+
+/// Rules of a game with one seat, which rewards its two moves.
+const TRANSITIONS: &str = r#"
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    done = len(request["apply"]) + request["state"] if "apply" in request else 0
+    ask = {"seat": 0, "kind": "go", "prompt": "Go.", "choice": {"one_of": [1]}, "default": {"move": 1}}
+    over = [{"seat": 0, "reward": 1.0, "transitions": [[0, 0.25], [1, -0.75]]}]
+    answer = {"attempt": request["attempt"], "events": [], "state": done}
+    answer["next"] = {"over": over} if done == 2 else {"ask": [ask]}
+    if "start" in request:
+        answer["seats"] = [{"index": 0, "name": "One", "role": "r", "side": "s", "instructions": ""}]
+    print(json.dumps(answer), flush=True)
+"#;
+
+#[tokio::test]
+async fn transition_rewards_of_program_reach_its_moves() {
+    let launch = levade_process::Launch::new(["python3", "-c", TRANSITIONS]);
+    let timeout = Duration::from_secs(30);
+    let workers = GameWorkers::new("steps", &Default::default(), launch, 1, timeout);
+    let options = GameOptions {
+        retries: 0,
+        move_tokens: 4,
+        ..GameOptions::new(Rules::Workers(workers.into()), Value::Null, "default")
+    };
+    let game = GameLoop { options: options.into() };
+    let attempt = game.run(context(vec![simulated_agent("default")], 1)).await;
+    assert_eq!(attempt.outcome.error, None);
+    let rewards = attempt.outcome.scorer_inputs["program"]["rewards"].as_array().unwrap();
+    let of_turns: Vec<(u64, f64)> = rewards
+        .iter()
+        .filter_map(|reward| Some((reward["turn"].as_u64()?, reward["value"].as_f64()?)))
+        .collect();
+    let sampled: Vec<u64> = attempt
+        .trajectory
+        .segments()
+        .iter()
+        .filter(|segment| segment.kind == Kind::Sampled)
+        .map(|segment| u64::from(segment.turn))
+        .collect();
+    let [first, second] = sampled[..] else { panic!("{sampled:?}") };
+    for want in [(first, 0.25), (second, -0.75), (first, -0.1), (second, -0.1)] {
+        assert!(of_turns.contains(&want), "{want:?}: {of_turns:?}");
+    }
+    assert!(rewards.contains(&json!({"agent": "default@1", "value": 1.0})));
+}
+
+/// A teacher plays all seats, and its replies are demonstrations of the policies of the seats.
+#[tokio::test]
+async fn teacher_demonstrates_moves_of_all_seats() {
+    let api = ScriptedApi::new(|_, query| Some(Ok(legal(query))));
+    let agents = vec![simulated_agent("default"), simulated_agent("wolf")];
+    let context = AttemptContext { teacher: Some(Teacher::Api(api.clone())), ..context(agents, 3) };
+    let game = game("werewolf", json!({"max_days": 1}), &[("wolves", "wolf")]);
+    assert!(game.can_be_taught(context.own_agent().unwrap()));
+    let attempt = game.run(context).await;
+    assert_eq!(attempt.outcome.error, None);
+    assert_eq!(attempt.outcome.tool_metrics["game/default.no_default"], 1.0);
+    let segments = attempt.trajectory.segments();
+    let demonstrated: Vec<_> = segments.iter().filter(|s| s.kind != Kind::Context).collect();
+    assert!(demonstrated.iter().all(|segment| segment.kind == Kind::Demonstrated));
+    assert_eq!(demonstrated.len(), api.queries.lock().unwrap().len());
+    let policies: std::collections::BTreeSet<&str> =
+        demonstrated.iter().map(|segment| segment.policy.as_str()).collect();
+    assert_eq!(policies.into_iter().collect::<Vec<_>>(), ["default", "wolf"]);
+    assert!(demonstrated.iter().all(|segment| agent_of(&segment.agent) == segment.policy));
 }

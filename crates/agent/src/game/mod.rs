@@ -39,7 +39,7 @@ pub use workers::GameWorkers;
 
 use crate::cast::{Caller, PartyBuilder};
 use crate::recorded_calls::{CLOSE_TIMEOUT, add_recorded_calls};
-use crate::{AgentLoop, Attempt, AttemptContext};
+use crate::{Agent, AgentLoop, Attempt, AttemptContext};
 
 use player::SeatPlayer;
 use record::MatchRecord;
@@ -57,6 +57,11 @@ impl AgentLoop for GameLoop {
     async fn run(&self, context: AttemptContext) -> Attempt {
         let span = debug_span!("game", id = %context.name);
         self.attempt(context).instrument(span).await
+    }
+
+    /// A teacher plays all seats of policies that run here.
+    fn can_be_taught(&self, _: &Agent) -> bool {
+        true
     }
 }
 

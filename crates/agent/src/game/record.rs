@@ -10,6 +10,19 @@ use super::player::SeatPlayer;
 use super::table::Table;
 use crate::merge_outcome::clamp_finite;
 
+/// Returns the numbers of moves, of replies without a legal move, and of default moves of each
+/// agent.
+fn moves_of_agents(players: &[SeatPlayer]) -> BTreeMap<&str, [f64; 3]> {
+    let mut sums: BTreeMap<&str, [f64; 3]> = BTreeMap::new();
+    for player in players {
+        let [moves, illegal, defaults] = sums.entry(&player.agent).or_default();
+        *moves += player.turns.len() as f64;
+        *illegal += f64::from(player.illegal);
+        *defaults += f64::from(player.defaults);
+    }
+    sums
+}
+
 /// Moves and positions of a match.
 pub(super) struct MatchRecord {
     game: String,
@@ -77,18 +90,18 @@ impl MatchRecord {
                 metrics.entry(format!("game/{}.{name}", player.agent)).or_default().push(value);
                 metrics.entry(format!("game/role.{}.{name}", seat.role)).or_default().push(value);
             }
-            let sums = [
-                ("moves", player.turns.len() as f64),
-                ("illegal", f64::from(player.illegal)),
-                ("defaults", f64::from(player.defaults)),
-            ];
-            for (name, value) in sums {
-                let sum = outcome
-                    .tool_metrics
-                    .entry(format!("game/{}.{name}", player.agent))
-                    .or_default();
-                *sum += value;
+        }
+        for (agent, [moves, illegal, defaults]) in moves_of_agents(players) {
+            for (name, sum) in [("moves", moves), ("illegal", illegal), ("defaults", defaults)] {
+                outcome.tool_metrics.insert(format!("game/{agent}.{name}"), sum);
             }
+            let legal = moves - defaults;
+            if legal + illegal > 0.0 {
+                let fraction = legal / (legal + illegal);
+                metrics.insert(format!("game/{agent}.legal"), vec![fraction]);
+            }
+            let without = f64::from(u8::from(defaults == 0.0));
+            metrics.insert(format!("game/{agent}.no_default"), vec![without]);
         }
         for (name, values) in metrics {
             let mean = values.iter().sum::<f64>() / values.len() as f64;

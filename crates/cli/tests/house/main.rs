@@ -7,6 +7,7 @@ mod backends;
 mod calls;
 mod comment_width;
 mod cycles;
+mod patches;
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -21,7 +21,8 @@ pub struct PlannedModels(Vec<Model>);
 
 /// Memory of one engine of a run.
 pub struct EnginePlan {
-    /// Role of the engine: `reference`, `critic`, or empty for the policy's own engine.
+    /// Role of the engine: `reference`, `critic`, `past version`, or empty for the policy's own
+    /// engine.
     pub what: &'static str,
     /// Bytes by purpose.
     pub plan: MemoryPlan,
@@ -167,10 +168,11 @@ impl PlannedModels {
             let (full, adapter_policies) = model.split_by_adapter();
             let mut all = Vec::new();
             for wanted in full {
-                let FullModel { policy, reference, critic, .. } =
+                let FullModel { policy, reference, critic, past, .. } =
                     model.full_options(recipe, wanted, context)?;
                 let named = [("", Some(policy)), ("reference", reference), ("critic", critic)];
                 all.extend(named.into_iter().filter_map(|(what, options)| Some((what, options?))));
+                all.extend(past.into_iter().map(|options| ("past version", options)));
             }
             if !adapter_policies.is_empty() {
                 all.push(("", model.base_options(recipe, &adapter_policies, context)));

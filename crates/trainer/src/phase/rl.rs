@@ -67,6 +67,13 @@ impl Rl {
             tasks,
         )
         .await?;
+        run.past.reset_results();
+        if run.past.needs_results() {
+            for position in &taken {
+                let attempts = scheduler.recorded_samples(*position, rollouts).await?;
+                run.past.measure(attempts.iter());
+            }
+        }
         Ok(Rl { phase, index, keys, scheduler })
     }
 
@@ -98,6 +105,7 @@ impl Rl {
             None => collect(&mut self.scheduler, run, observer, stop).await?,
         };
         let attempts = taken.groups.concat();
+        run.past.measure(attempts.iter());
         let baselines: Vec<Attempt> = taken.baselines.iter().flatten().cloned().collect();
         let made = [attempts.as_slice(), &baselines].concat();
         rollouts.record_broken(&made).await?;
@@ -153,6 +161,7 @@ impl Rl {
 
         let mut metrics = Metrics::default();
         describe::attempts(&groups, &mut metrics);
+        run.past.describe(attempts.iter(), |policy| progress.version(policy), &mut metrics);
         scheduler.describe(&mut metrics);
         let lengths =
             |group: &&[Attempt]| group.iter().map(|a| a.trajectory.sampled_tokens()).collect();

@@ -21,7 +21,7 @@ impl GroupScheduler {
     }
 
     /// Returns the recorded attempts of a group that a step has taken.
-    async fn recorded_samples(
+    pub async fn recorded_samples(
         &self,
         position: u64,
         rollouts: &AttemptMaker,

@@ -13,6 +13,8 @@ mod longer;
 mod mixture;
 mod options;
 #[cfg(unix)]
+mod past;
+#[cfg(unix)]
 mod policies;
 mod prompts;
 mod retries;

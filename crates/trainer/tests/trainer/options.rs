@@ -415,3 +415,39 @@ async fn eval_select_reserves_selection_tasks() {
         (0..8).map(|group| wait(store.last_try(&at(group))).unwrap().unwrap().task).collect();
     assert_eq!(eval_tasks, all);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn evaluations_can_be_left_out() {
+    let root = tempfile::tempdir().unwrap();
+    let evaluated = async |name: &str, overrides: &[&str]| {
+        let dir = root.path().join(name);
+        let parts = parts(&simulator(Duration::ZERO, 0.0), Duration::ZERO);
+        let recipe = recipe(&dir, overrides);
+        let mut trainer = Trainer::new(recipe, parts, StartMode::Fresh).await.unwrap();
+        let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
+        let RunEnd::Finished(summary) = ended else { panic!() };
+        summary.evals.iter().map(|eval| (eval.phase, eval.step)).collect::<Vec<_>>()
+    };
+    let all = evaluated("all", &[]).await;
+    assert_eq!(all, [(0, 0), (0, 3), (0, 6), (1, 3), (1, 5)]);
+    let ends = evaluated("ends", &["eval.before=false", "eval.every=0"]).await;
+    assert_eq!(ends, [(0, 6), (1, 5)]);
+    assert!(evaluated("none", &["eval.tasks=0", "eval.unseen_wordings=0"]).await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tensorboard_files_contain_metrics_if_set() {
+    let root = tempfile::tempdir().unwrap();
+    for is_set in [true, false] {
+        let dir = root.path().join(is_set.to_string());
+        let tensorboard = format!("metrics.tensorboard={is_set}");
+        let overrides = [&tensorboard[..], "phase.1.steps=1"];
+        let (finished, _) = run(&dir, StartMode::Fresh, &overrides, u32::MAX).await;
+        assert!(finished);
+        let files = std::fs::read_dir(dir.join("tensorboard")).into_iter().flatten().flatten();
+        let written: Vec<u8> = files.flat_map(|file| std::fs::read(file.path()).unwrap()).collect();
+        let name = b"critic/advantages/mean";
+        let found = written.windows(name.len()).any(|window| window == name);
+        assert_eq!(found, is_set);
+    }
+}
