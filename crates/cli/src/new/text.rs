@@ -177,7 +177,7 @@ fn reward(scorer: Scorer, options: Option<usize>) -> String {
         Scorer::Maths => "{ kind = \"maths\" }",
         Scorer::Answer => "{ kind = \"answer\" }",
         Scorer::Choice => several.as_deref().unwrap_or("{ kind = \"choice\" }"),
-        Scorer::Code => "{ kind = \"code\", value = \"share\", seconds = 5 }",
+        Scorer::Code => "{ kind = \"code\", value = \"fraction\", seconds = 5 }",
         Scorer::Python => "{ kind = \"python\", file = \"score.py\" }",
     };
     format!(
