@@ -17,8 +17,9 @@ use crate::failure::unusable;
 ///
 /// With --seat, prints what the seat observes, and reads its moves: the number or the text of a
 /// choice, a statement, or both separated by a space. The remaining seats choose at random and say
-/// nothing. The game is a function of seed, options and moves. With --value, enumerates the game, and asks
-/// the policies for the probability of every move. With --elo, plays matches between checkpoints.
+/// nothing. The game is a function of seed, options and moves. With --value, enumerates the game,
+/// and asks the policies for the probability of every move. With --elo, plays matches between
+/// checkpoints.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade play kuhn --seat 1
