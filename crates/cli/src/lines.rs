@@ -1,29 +1,61 @@
 //! Writes JSON-lines files with one line for each attempt.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write as _};
+use std::io::{self, BufWriter, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
+use levade_run::dir::RunDir;
 use levade_store::Attempt;
 use serde_json::{Map, Value, json};
 
 use crate::failure::unusable;
 
+/// Files of a run that contain JSON, but that no command writes with `--out`.
+const RUN_FILES: [&str; 3] = ["metrics.jsonl", "timings.jsonl", "events.jsonl"];
+
 /// Buffered writer of a JSON-lines file.
 pub struct LinesFile {
     path: PathBuf,
     file: BufWriter<File>,
+    /// Whether the file still has its earlier content, which the first line replaces.
+    has_earlier_content: bool,
 }
 
 impl LinesFile {
-    /// Creates the file, or truncates an existing one.
+    /// Creates the file, or opens an existing one. Its content stays until the first line is
+    /// written, so a command that fails before does not lose it.
     ///
     /// # Errors
-    /// Returns an error that names the file if it cannot be created.
+    /// Returns an error that names the file if it cannot be created or written, if it is a file of
+    /// a run, or if it contains something else than lines of JSON.
     pub fn create(path: &Path) -> anyhow::Result<Self> {
-        let file =
-            File::create(path).map_err(|error| unusable(format!("{}: {error}", path.display())))?;
-        Ok(LinesFile { path: path.to_owned(), file: BufWriter::new(file) })
+        let failed = |error: io::Error| unusable(format!("{}: {error}", path.display()));
+        // A pipe or a terminal has no content.
+        let has_earlier_content = path.is_file();
+        if has_earlier_content {
+            let mut first = [0];
+            let length = File::open(path).and_then(|mut file| file.read(&mut first));
+            let is_json = length.map_err(failed)? == 0 || first == *b"{";
+            let is_of_run = path.parent().is_some_and(|dir| RunDir::find(dir).is_some())
+                && path.file_name().is_some_and(|name| RUN_FILES.iter().any(|own| name == *own));
+            if !is_json || is_of_run {
+                let path = path.display();
+                return Err(unusable(format!(
+                    "--out {path} exists, and is no file that this command wrote; name another file"
+                )));
+            }
+        }
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        let file = BufWriter::new(file.map_err(failed)?);
+        Ok(LinesFile { path: path.to_owned(), file, has_earlier_content })
+    }
+
+    /// Drops the content that the file had before it was opened.
+    fn drop_earlier_content(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.has_earlier_content) {
+            self.file.get_ref().set_len(0)?;
+        }
+        Ok(())
     }
 
     /// Writes one line.
@@ -31,7 +63,7 @@ impl LinesFile {
     /// # Errors
     /// Returns an error that names the file if it cannot be written.
     pub fn write(&mut self, line: &Value) -> anyhow::Result<()> {
-        let written = writeln!(self.file, "{line}");
+        let written = self.drop_earlier_content().and_then(|()| writeln!(self.file, "{line}"));
         written.map_err(|error| self.error(&error))
     }
 
@@ -40,7 +72,7 @@ impl LinesFile {
     /// # Errors
     /// Returns an error that names the file if it cannot be written.
     pub fn finish(&mut self) -> anyhow::Result<()> {
-        let written = self.file.flush();
+        let written = self.drop_earlier_content().and_then(|()| self.file.flush());
         written.map_err(|error| self.error(&error))
     }
 
@@ -127,5 +159,41 @@ mod tests {
         let nowhere = dir.path().join("none/out.jsonl");
         let error = LinesFile::create(&nowhere).err().unwrap().to_string();
         assert!(error.contains("none/out.jsonl: No such file"), "{error}");
+    }
+
+    #[test]
+    fn earlier_lines_stay_until_the_first_line_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out.jsonl");
+        std::fs::write(&path, "{\"old\": 1, \"long\": \"a line that is longer\"}\n").unwrap();
+        drop(LinesFile::create(&path).unwrap());
+        assert!(std::fs::read_to_string(&path).unwrap().contains("old"));
+        let mut file = LinesFile::create(&path).unwrap();
+        file.write(&json!({"new": 1})).unwrap();
+        file.write(&json!({"new": 2})).unwrap();
+        file.finish().unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"new\":1}\n{\"new\":2}\n");
+        // A result without lines replaces the earlier content, too.
+        LinesFile::create(&path).unwrap().finish().unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+    }
+
+    #[test]
+    fn files_of_run_and_files_without_json_are_not_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = [
+            ("run.db", "SQLite format 3"),
+            ("recipe.toml", "[run]\nname = 'x'\n"),
+            ("metrics.jsonl", "{\"step\": 0}\n"),
+        ];
+        for (name, content) in files {
+            std::fs::write(dir.path().join(name), content).unwrap();
+        }
+        for (name, content) in files {
+            let path = dir.path().join(name);
+            let error = LinesFile::create(&path).err().unwrap().to_string();
+            assert!(error.contains(name) && error.contains("name another file"), "{error}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
+        }
     }
 }

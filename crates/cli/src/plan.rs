@@ -140,7 +140,10 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         simulate_fleets(args, &recipe, &shape, device, (&servers, completion, handoff))?;
     }
     let Some(device) = device else {
-        screen::print_line("\nset --device to estimate tokens per second, time and cost");
+        screen::print_line(
+            "\nset --device to estimate tokens per second, time and cost; `levade check RECIPE \
+             --measure` measures a step on this machine",
+        );
         return Ok(ExitCode::SUCCESS);
     };
     let work = time::Work {
@@ -166,14 +169,15 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         sampling.saturating_add(learner.devices)
     };
     screen::print_line(&format!(
-        "\n{} {hours:.1} h of training phases on {}",
+        "\n{} {} of phases of kind \"rl\" on {}, without evaluations and other phases",
         style.bold("time   "),
+        duration(3600.0 * hours),
         screen::plural(devices, "device")
     ));
     if let Some(price) = args.price {
         let all = hours * f64::from(devices);
         screen::print_line(&format!(
-            "{} {:.0} ({all:.0} device hours at {price})",
+            "{} {:.2} ({all:.2} device hours at {price})",
             style.bold("cost   "),
             all * price
         ));
@@ -183,6 +187,17 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         style.dim(&time::assumptions(device, is_colocated, learner.stages))
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Formats a duration with two or more digits.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        ..1.0 => format!("{:.0} ms", 1000.0 * seconds),
+        ..10.0 => format!("{seconds:.1} s"),
+        ..600.0 => format!("{seconds:.0} s"),
+        ..36_000.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
 }
 
 /// Reads the file that an option names.
@@ -495,7 +510,7 @@ fn print_phase(
     ));
     let seconds = step.seconds(keys.staleness > 0 && work.learners > 0);
     let handoff = if step.handoff_seconds > 0.0 {
-        format!("device handoff {:.0} s, ", step.handoff_seconds)
+        format!("device handoff {}, ", duration(step.handoff_seconds))
     } else {
         String::new()
     };
@@ -504,12 +519,33 @@ fn print_phase(
         bubble => format!(", {:.0} % of it waiting for other stages", 100.0 * bubble),
     };
     screen::print_line(&format!(
-        "          sampling {:.0} s ({} tokens/s), learning {:.0} s ({} tokens/s{bubble}), \
-         {handoff}together {seconds:.0} s per step",
-        step.sampling,
+        "          sampling {} ({} tokens/s), learning {} ({} tokens/s{bubble}), {handoff}together \
+         {} per step",
+        duration(step.sampling),
         screen::count((step.sampled as f64 / step.sampling) as u64),
-        step.learning,
+        duration(step.learning),
         screen::count((step.trained as f64 / step.learning) as u64),
+        duration(seconds),
     ));
     seconds * f64::from(keys.steps) / 3600.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::duration;
+
+    #[test]
+    fn duration_has_digits_at_every_scale() {
+        let expected = [
+            (0.0042, "4 ms"),
+            (0.5, "500 ms"),
+            (2.3, "2.3 s"),
+            (48.0, "48 s"),
+            (1500.0, "25 min"),
+            (90_000.0, "25.0 h"),
+        ];
+        for (seconds, text) in expected {
+            assert_eq!(duration(seconds), text);
+        }
+    }
 }

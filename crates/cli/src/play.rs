@@ -15,10 +15,11 @@ use crate::failure::unusable;
 
 /// Take a seat of a game on the terminal, or compare policies
 ///
-/// With --seat, prints what the seat observes, and reads its moves: the number of a choice, a
-/// statement, or both separated by a space. The remaining seats choose at random and say nothing.
-/// The game is a function of seed, options and moves. With --value, enumerates the game, and asks
-/// the policies for the probability of every move. With --elo, plays matches between checkpoints.
+/// With --seat, prints what the seat observes, and reads its moves: the number or the text of a
+/// choice, a statement, or both separated by a space. The remaining seats choose at random and say
+/// nothing. The game is a function of seed, options and moves. With --value, enumerates the game,
+/// and asks the policies for the probability of every move. With --elo, plays matches between
+/// checkpoints.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade play kuhn --seat 1
@@ -156,10 +157,11 @@ impl<R: BufRead, W: Write> Table<R, W> {
     }
 }
 
-/// Parses a line: the number of a choice, then a statement if the turn has one.
+/// Parses a line: the number or the text of a choice, then a statement if the turn has one. A
+/// number is always that of a choice, also if the choices themselves are numbers.
 ///
 /// # Errors
-/// Returns a message if the line starts with no number of a choice.
+/// Returns a message if the line does not start with a choice.
 fn parse(request: &MoveRequest, choices: &[Value], line: &str) -> Result<Move, String> {
     if choices.is_empty() {
         return match &request.choice {
@@ -171,8 +173,12 @@ fn parse(request: &MoveRequest, choices: &[Value], line: &str) -> Result<Move, S
         };
     }
     let (number, say) = line.split_once(' ').unwrap_or((line, ""));
-    let index = number.parse::<usize>().ok().and_then(|number| number.checked_sub(1));
-    let choice = index.and_then(|index| choices.get(index));
+    let choice = match number.parse::<usize>() {
+        Ok(number) => number.checked_sub(1).and_then(|index| choices.get(index)),
+        Err(_) => choices
+            .iter()
+            .find(|choice| choice.as_str().is_some_and(|text| text.eq_ignore_ascii_case(number))),
+    };
     let choice = choice.ok_or_else(|| {
         format!("{number:?} is no choice; type a number from 1 to {}", choices.len())
     })?;
@@ -201,8 +207,9 @@ mod tests {
         assert!(output.contains("Player1: bet."), "{output}");
         assert!(output.contains("Player2 (responder): "), "{output}");
         assert_eq!(output.matches("Your card").count(), 1, "the other card is secret");
-        // The same input leads to the same match.
+        // The same input leads to the same match, also with texts instead of numbers.
         assert_eq!(play("kuhn", 0, "nonsense\n2\n2\n").unwrap(), output);
+        assert_eq!(play("kuhn", 0, "nonsense\nBET\ncall\n").unwrap(), output);
     }
 
     #[test]
@@ -211,6 +218,28 @@ mod tests {
         let output = play("werewolf", 0, &line).unwrap();
         assert!(output.contains("Player1: 1 hello") || output.contains("hello"), "{output}");
         assert!(output.contains("The game is over"), "{output}");
+    }
+
+    #[test]
+    fn options_of_comparisons_conflict_with_seat() {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            _args: Args,
+        }
+        let parse = |options: &[&str]| {
+            let mut line = vec!["play", "kuhn"];
+            line.extend(options);
+            <Cli as clap::Parser>::try_parse_from(line).map(|_| ())
+        };
+        parse(&["--seat", "1", "--seed", "3"]).unwrap();
+        parse(&["--value", "run", "--against", "random"]).unwrap();
+        parse(&["--elo", "run", "--games", "3"]).unwrap();
+        for option in ["--against", "--recipe", "--temperature", "--max-sets", "--games", "--step"]
+        {
+            let error = parse(&["--seat", "1", option, "1"]).unwrap_err().to_string();
+            assert!(error.contains(option), "{option}: {error}");
+        }
     }
 
     #[test]

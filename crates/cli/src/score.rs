@@ -9,7 +9,9 @@ use levade_recipe::{Override, Recipe, TaskSource};
 use levade_run::scorers;
 use levade_store::Attempt;
 use levade_tasks::{FileOptions, FileRow, QuestionKey, Task};
-use levade_trainer::{Interval, ScoredCompletions, Scorers, Tasks, score_completions};
+use levade_trainer::{
+    Interval, ScoredCompletions, Scorers, Tasks, TrainerError, score_completions,
+};
 use serde_json::{Value, json};
 
 use crate::failure::unusable;
@@ -216,7 +218,14 @@ fn known_task<'t>(same_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&
 /// expected answer can be scored without the files of the recipe.
 async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<String, Vec<Task>> {
     let mut known: HashMap<String, Vec<Task>> = HashMap::new();
-    match Tasks::load(recipe, environments).await {
+    let mut loaded = Tasks::load(recipe, environments).await;
+    if matches!(loaded, Err(TrainerError::NoHeldOutTasks)) {
+        // Nothing is evaluated here: tasks to train on can be scored, too.
+        let mut recipe = recipe.clone();
+        recipe.eval.tasks = 0;
+        loaded = Tasks::load(&recipe, environments).await;
+    }
+    match loaded {
         Ok(tasks) => {
             for task in tasks.all() {
                 let same_id = known.entry(task.id.clone()).or_default();

@@ -74,7 +74,8 @@ async fn show(
     let found = args.agent.as_ref().map_or(agents.first(), named).copied();
     let (_, keys) = found.ok_or_else(|| {
         let names: Vec<&str> = agents.iter().map(|(name, _)| &**name).collect();
-        unusable(format!("the recipe has no such agent; it has {}", names.join(", ")))
+        let wanted = args.agent.as_deref().unwrap_or_default();
+        unusable(format!("the recipe has no agent {wanted:?}; it has {}", names.join(", ")))
     })?;
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host::host()?)?;
     let chat = Arc::new(model::chat(&found.files, chat_options(keys, None))?);

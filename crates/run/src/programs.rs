@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use levade_agent::Program;
 use levade_agent::environments::{Environments, LedLoop};
-use levade_agent::game::GameWorkers;
+use levade_agent::game::{GameLoop, GameWorkers};
 use levade_agent::program::workers;
 use levade_agent::user::SimulatedUser;
 use levade_gateway::{CallPattern, Gateway, Options, serve};
@@ -127,17 +127,9 @@ pub async fn put_in(
     host: &Host,
 ) -> anyhow::Result<()> {
     let agents = recipe.agents();
-    put_in_users(recipe, parts, host.supervisor());
-    if agents.iter().any(|(_, keys)| keys.kind == AgentKind::Game) {
-        let workers = |keys: &GameKeys, timeout| {
-            let launch = Launch {
-                dir: keys.folder.clone(),
-                passes: keys.environment.clone(),
-                ..Launch::new(&keys.command)
-            };
-            GameWorkers::new(&keys.name, host.supervisor(), launch, keys.workers, timeout)
-        };
-        let game = Arc::new(recipe.game_loop(workers).map_err(anyhow::Error::msg)?);
+    put_in_users(recipe, parts, host);
+    if let Some(game) = game_loop(recipe, host)? {
+        let game = Arc::new(game);
         let is_game =
             |name: &str| recipe.agent_named(name).is_some_and(|keys| keys.kind == AgentKind::Game);
         for parts in parts.iter_mut().filter(|parts| is_game(&parts.name)) {
@@ -161,16 +153,42 @@ pub async fn put_in(
     Ok(())
 }
 
+/// Returns the loop that plays the recipe's game, or `None` if no agent plays a game. A program
+/// with the rules is started by the first match.
+///
+/// # Errors
+/// Returns an error if there is no game of the recipe's name.
+pub fn game_loop(recipe: &Recipe, host: &Host) -> anyhow::Result<Option<GameLoop>> {
+    if recipe.agents().iter().all(|(_, keys)| keys.kind != AgentKind::Game) {
+        return Ok(None);
+    }
+    let workers = |keys: &GameKeys, timeout| {
+        let launch = Launch {
+            dir: keys.folder.clone(),
+            passes: keys.environment.clone(),
+            ..Launch::new(&keys.command)
+        };
+        GameWorkers::new(&keys.name, host.supervisor(), launch, keys.workers, timeout)
+    };
+    recipe.game_loop(workers).map(Some).map_err(anyhow::Error::msg)
+}
+
+/// Returns the simulated user `name` of the recipe, or `None` if there is none. A user in Python is
+/// started by the first conversation.
+pub fn simulated_user(recipe: &Recipe, name: &str, host: &Host) -> Option<SimulatedUser> {
+    let python = |keys: &_| PythonUsers::new(name, keys, host.supervisor().clone());
+    recipe.simulated_user(name, python)
+}
+
 /// Adds simulated users to the agents that talk to them. Agents with the same user share its
 /// processes.
-fn put_in_users(recipe: &Recipe, parts: &mut [AgentSpec], supervisor: &Supervisor) {
+fn put_in_users(recipe: &Recipe, parts: &mut [AgentSpec], host: &Host) {
     let mut users: BTreeMap<String, Arc<SimulatedUser>> = BTreeMap::new();
     for parts in parts {
         let Some(keys) = recipe.agent_named(&parts.name) else { continue };
         let name = &keys.user;
         if !users.contains_key(name) {
-            let python = |keys: &_| PythonUsers::new(name, keys, supervisor.clone());
-            let Some(user) = recipe.simulated_user(name, python) else { continue };
+            let Some(user) = simulated_user(recipe, name, host) else { continue };
             users.insert(name.clone(), user.into());
         }
         parts.user = users.get(name).cloned();

@@ -342,7 +342,7 @@ async fn seat_without_agent_is_reported() {
 #[tokio::test]
 async fn rules_of_program_play_match() {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/nim");
-    let run = async |command: &[&str], options: Value| {
+    let game = |command: &[&str], options: Value| {
         let launch = levade_process::Launch {
             dir: dir.into(),
             ..levade_process::Launch::new(command.iter().copied())
@@ -350,11 +350,20 @@ async fn rules_of_program_play_match() {
         let timeout = Duration::from_secs(30);
         let workers = GameWorkers::new("nim", &Default::default(), launch, 2, timeout);
         let rules = Rules::Workers(workers.into());
-        let options = GameOptions::new(rules, options, "default");
-        let game = GameLoop { options: options.into() };
-        let api = ScriptedApi::new(|_, query| Some(Ok(legal(query))));
-        game.run(context(vec![api_agent("default", api)], 4)).await
+        GameLoop { options: GameOptions::new(rules, options, "default").into() }
     };
+    let run = async |command: &[&str], options: Value| {
+        let api = ScriptedApi::new(|_, query| Some(Ok(legal(query))));
+        game(command, options).run(context(vec![api_agent("default", api)], 4)).await
+    };
+    // A check starts the rules without a policy.
+    let task = context(Vec::new(), 4).task;
+    let seats = game(&["python3", "game.py"], json!({})).dry_start(&task).await.unwrap();
+    assert_eq!(seats.iter().map(|seat| &*seat.role).collect::<Vec<_>>(), ["first", "second"]);
+    let error = game(&["no-such-program"], json!({})).dry_start(&task).await.unwrap_err();
+    assert!(error.contains("the game nim: "), "{error}");
+    let error = game(&["python3", "game.py"], json!({})).dry_start(&Task::default()).await;
+    assert!(error.unwrap_err().contains("no `seed`"));
     let attempt = run(&["python3", "game.py"], json!({"stones": 7})).await;
     assert_eq!((attempt.outcome.error.as_deref(), attempt.outcome.finish), (None, Finish::Ended));
     // Both seats take as many as possible: 3, 3 and 1.

@@ -28,7 +28,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use levade_call::Cast;
-use levade_game::{Event, Move, Next, SeatOutcome};
+use levade_game::{Event, Move, Next, Seat, SeatOutcome};
+use levade_tasks::Task;
 use levade_tree::{Finish, Outcome, seat_name};
 use tracing::{Instrument, debug_span};
 
@@ -76,7 +77,31 @@ struct Match<'a> {
     waiting: String,
 }
 
+/// Returns the seed of a match.
+///
+/// # Errors
+/// Returns a message if the task has none.
+fn seed_of(task: &Task) -> Result<u64, String> {
+    task.row.get("seed").and_then(serde_json::Value::as_u64).ok_or_else(|| {
+        let id = &task.id;
+        format!("the task {id} has no `seed`; take tasks of kind \"seeds\"")
+    })
+}
+
 impl GameLoop {
+    /// Starts a match at a task as an attempt does, and drops it before the first move. Returns its
+    /// seats.
+    ///
+    /// # Errors
+    /// Returns a message if the task has no seed, if the rules fail or reject the options, or if no
+    /// agent plays a seat.
+    pub async fn dry_start(&self, task: &Task) -> Result<Vec<Seat>, String> {
+        let GameOptions { rules, options: keys, .. } = &*self.options;
+        let (_, seats, _) = Table::start(rules, keys, seed_of(task)?).await?;
+        seats.iter().try_for_each(|seat| self.options.agent_for(seat).map(|_| ()))?;
+        Ok(seats)
+    }
+
     async fn attempt(&self, context: AttemptContext) -> Attempt {
         let own = context.own_agent().and_then(|agent| context.player(agent));
         let own = match own {
@@ -122,11 +147,7 @@ impl GameLoop {
     /// no agent.
     async fn open(&self, context: &AttemptContext) -> Result<Match<'_>, String> {
         let options = &*self.options;
-        let seed = context.task.row.get("seed").and_then(serde_json::Value::as_u64);
-        let seed = seed.ok_or_else(|| {
-            let id = &context.task.id;
-            format!("the task {id} has no `seed`; take tasks of kind \"seeds\"")
-        })?;
+        let seed = seed_of(&context.task)?;
         let (table, seats, events) = Table::start(&options.rules, &options.options, seed).await?;
         let parties = PartyBuilder::new(context, Caller::ToolLoop)?;
         let mut players = Vec::with_capacity(seats.len());

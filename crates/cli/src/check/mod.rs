@@ -6,6 +6,7 @@
 
 mod example;
 mod measure;
+mod parties;
 mod programs;
 mod report;
 mod resources;
@@ -39,7 +40,8 @@ use report::Report;
 /// scorers, memory and disk. A model that is not on this machine is fetched, as in training. Tools
 /// without side effects (calculator, sandbox, search) are called once, and the other tools are
 /// started only. An agent program is started once, for one task, until it has called the model,
-/// which returns a scripted completion. The exit code is 2 if an item would fail.
+/// which returns a scripted completion. A game is started for one match without a move, and a
+/// simulated user in Python until its first message. The exit code is 2 if an item would fail.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade check recipes/calculator
@@ -58,7 +60,8 @@ pub struct Args {
     #[arg(long)]
     call: bool,
 
-    /// Do not start agent programs; only check that they exist
+    /// Do not start agent programs, games and simulated users; only check that agent programs
+    /// exist
     #[arg(long)]
     no_start: bool,
 
@@ -96,12 +99,19 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
     for note in tasks.iter().flat_map(|tasks| &tasks.notes) {
         report.note("tasks", note);
     }
-    let first = tasks.as_ref().and_then(first_task).unwrap_or_default();
+    let first = tasks.as_ref().and_then(first_task);
+    // Programs, games and users may need the row of a task.
+    let has_task = first.is_some();
+    let first = first.unwrap_or_default();
     report.ok_or_fail("policies", external::external_apis(recipe));
     let planned = report.ok_or_fail("model", PlannedModels::open(recipe, &host));
     let chats = planned.as_ref().map(|planned| open_chats(recipe, planned, report));
-    let start = chats.as_deref().filter(|_| !args.no_start);
+    let start = chats.as_deref().filter(|_| !args.no_start && has_task);
     programs::check(recipe, planned.as_ref(), start, &first, report).await;
+    if let Some(tasks) = tasks.as_ref().filter(|_| has_task && !args.no_start) {
+        parties::check_game(recipe, &host, &first, report).await;
+        parties::check_users(recipe, &host, tasks, report).await;
+    }
     let toolboxes = Toolboxes::new(&recipe.tool, host.supervisor().clone());
     let mut parts = Vec::new();
     for (name, chat) in chats.unwrap_or_default() {

@@ -34,8 +34,8 @@ pub async fn check(trial: &Trial<'_>, report: &mut Report) -> Option<ToolSet> {
     let mut all_work = true;
     for name in &keys.tools {
         let Some(tool) = ToolKeys::find(&recipe.tool, name) else { continue };
-        let checked =
-            check_toolbox(trial, &tool).await.map_err(|error| with_tool_name(name, error));
+        let checked = check_toolbox(trial, &tool).await;
+        let checked = checked.map_err(|error| with_tool_name(name, trial.task, error));
         let checked =
             report.item("tool", checked, |(description, _)| format!("{name}: {description}"));
         match checked {
@@ -48,8 +48,10 @@ pub async fn check(trial: &Trial<'_>, report: &mut Report) -> Option<ToolSet> {
     report.ok_or_fail("tools", set.assume(&found)).map(|()| set)
 }
 
-fn with_tool_name(name: &str, error: anyhow::Error) -> anyhow::Error {
-    crate::failure::unusable(format!("{name}: {}", crate::failure::message(&error)))
+fn with_tool_name(name: &str, task: &Task, error: anyhow::Error) -> anyhow::Error {
+    // The default task stands for tasks that cannot be read.
+    let hint = if task.id.is_empty() { "\nit was opened without a task" } else { "" };
+    crate::failure::unusable(format!("{name}: {}{hint}", crate::failure::message(&error)))
 }
 
 /// Starts a toolbox and calls its tools if allowed. Returns a description of the outcome, and the

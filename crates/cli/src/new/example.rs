@@ -86,15 +86,21 @@ pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
     }
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     for (path, (_, text)) in paths.iter().zip(example.files) {
-        // Relative links would lead nowhere from here.
-        let text = text
-            .replace("](../../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/"))
-            .replace("](../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/recipes/"));
-        super::write_file(path, &text)?;
+        super::write_file(path, &outside_of_clone(text))?;
     }
     let shown = screen::quoted(&dir.display());
     screen::print_line(&format!("\nread      {shown}/README.md\ntrain     levade train {shown}"));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the text of an example's file for a user without a clone: relative links would lead
+/// nowhere, and there is nothing to build.
+fn outside_of_clone(text: &str) -> String {
+    text.replace("](../../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/"))
+        .replace("](../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/recipes/"))
+        .replace("cargo build --release\n", "")
+        .replace("cargo run --release -- ", "levade ")
+        .replace("target/release/levade", "levade")
 }
 
 /// Returns whether an example has this name.
@@ -160,6 +166,16 @@ mod tests {
         main(args()).unwrap();
         let readme = std::fs::read_to_string(dir.path().join("README.md")).unwrap();
         assert!(!readme.contains("](../"), "a relative link leads nowhere: {readme}");
+        assert!(readme.contains("levade train recipes/sql"), "{readme}");
+        for example in EXAMPLES {
+            for (file, text) in example.files {
+                let text = outside_of_clone(text);
+                let builds = ["cargo run", "cargo build", "target/release"];
+                let found = builds.iter().find(|command| text.contains(*command));
+                assert_eq!(found, None, "{}/{file}", example.name);
+                assert!(!text.contains("](/blob"), "{}/{file}: no repository", example.name);
+            }
+        }
         let recipe = dir.path().join("recipe.toml");
         levade_recipe::Recipe::load(&recipe, &[]).unwrap();
         assert!(main(args()).unwrap_err().to_string().contains("exists; name another directory"));

@@ -28,12 +28,12 @@ pub struct EloArgs {
     pub elo: Option<String>,
 
     /// Number of matches of two checkpoints with each side of the game
-    #[arg(long, value_name = "N", default_value_t = 50, requires = "elo")]
+    #[arg(long, value_name = "N", default_value_t = 50, requires = "elo", conflicts_with = "seat")]
     pub games: u64,
 
     /// Step of a rated checkpoint; 0 for the first version; can be repeated [default: the first
     /// version and all checkpoints]
-    #[arg(long = "step", value_name = "STEP", requires = "elo")]
+    #[arg(long = "step", value_name = "STEP", requires = "elo", conflicts_with = "seat")]
     pub steps: Vec<u64>,
 }
 

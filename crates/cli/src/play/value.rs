@@ -27,23 +27,29 @@ pub struct ValueArgs {
 
     /// Opponent of --value: random, equilibrium, best_response, or a source like that of --value;
     /// can be repeated [default: the first three, as far as the game has them]
-    #[arg(long, value_name = "OPPONENT", requires = "value")]
+    #[arg(long, value_name = "OPPONENT", requires = "value", conflicts_with = "seat")]
     pub against: Vec<String>,
 
     /// Recipe with the prompts of the game [default: the run's recipe]
-    #[arg(long, requires = "value")]
+    #[arg(long, requires = "value", conflicts_with = "seat")]
     pub recipe: Option<PathBuf>,
 
     /// Sampling temperature of the policies [default: that of the recipe's first RL phase]
-    #[arg(long)]
+    #[arg(long, conflicts_with = "seat")]
     pub temperature: Option<f32>,
 
     /// Maximum number of information sets of the game
-    #[arg(long, value_name = "N", default_value_t = 10_000, requires = "value")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10_000,
+        requires = "value",
+        conflicts_with = "seat"
+    )]
     pub max_sets: usize,
 
     /// Print one JSON object instead of a table; that of --value has the probabilities of all moves
-    #[arg(long)]
+    #[arg(long, conflicts_with = "seat")]
     pub json: bool,
 }
 

@@ -275,6 +275,15 @@ fn score_matches_ids_by_question_and_counts_equal_completions() {
             stderr(&output)
         );
     }
+    // Tasks of a recipe that holds none out.
+    workspace.write("replies.jsonl", "{\"id\": \"rows-1\", \"text\": \"4\"}\n");
+    let output = workspace
+        .levade()
+        .args(["score", "replies.jsonl", "--recipe", "recipe.toml"])
+        .args(["--set", "tasks.0.held_out=0"])
+        .output()
+        .unwrap();
+    assert!(stdout(&output).starts_with("100.0 % right of 1 "), "{}", stderr(&output));
     workspace.write("replies.jsonl", "{\"question\": \"?\", \"output\": \"1\"}\n");
     let output = workspace
         .levade()

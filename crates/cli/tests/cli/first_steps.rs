@@ -170,6 +170,11 @@ fn check_rejects_phases_and_prompts_like_train() {
         line(&report, "phases").contains("`phase.0.demonstrations` is 4, but only 0"),
         "{report}"
     );
+    // Without this check, the phases before it would be trained first.
+    let set = "phase.1.curriculum.pool_by=depth";
+    let (report, code) = check(&workspace, &["recipe.toml", "--set", set]);
+    assert_eq!(code, Some(2));
+    assert!(line(&report, "phases").contains("has no field `depth`"), "{report}");
     let (report, code) = check(&workspace, &["recipe.toml", "--set", "agent.max_context_tokens=9"]);
     assert_eq!(code, Some(2));
     assert!(

@@ -179,3 +179,43 @@ fn check_opens_each_tool_once() {
         assert_eq!(std::fs::read_to_string(workspace.path(file)).unwrap(), "x", "{file}");
     }
 }
+
+/// A fault of a simulated user or of the rules of a game would otherwise appear in the first attempt,
+/// which can be hours after the start of a run.
+#[test]
+fn check_starts_simulated_user_and_game() {
+    let check = |workspace: &Workspace| {
+        let output = workspace.levade().args(["check", "recipe.toml"]).output().unwrap();
+        (stdout(&output), output.status.code())
+    };
+    let workspace = Workspace::new();
+    let user =
+        "[user.customer]\nkind = \"python\"\nfile = \"user.py\"\n\n[agent]\nuser = \"customer\"\n";
+    workspace.replace("recipe.toml", "[agent]\n", user);
+    let class =
+        |body: &str| format!("class Customer:\n    def respond(self, messages):\n        {body}\n");
+    workspace.write("user.py", class("return 'hello'"));
+    let (text, _) = check(&workspace);
+    assert!(text.contains("✓ user      customer: its first message is \"hello\""), "{text}");
+    workspace.write("user.py", class("raise ValueError('no words')"));
+    let (text, code) = check(&workspace);
+    assert!(text.contains("✗ user      customer: ") && text.contains("no words"), "{text}");
+    assert_eq!(code, Some(2));
+
+    let workspace = Workspace::new();
+    let game = "run = { name = 'nim', folder = 'run' }\nmodel = { source = './model' }\n\
+                agent = { kind = 'game' }\nreward = { scorer = 'program' }\neval = { tasks = 0 }\n\
+                tasks = [{ kind = 'seeds', train = 4 }]\n\
+                [game]\nname = 'nim'\ncommand = ['python3', 'game.py']\n\
+                agents = { secnd = 'default' }\n";
+    workspace.write("recipe.toml", game);
+    let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/nim/game.py");
+    workspace.write("game.py", fs::read_to_string(rules).unwrap());
+    let (text, _) = check(&workspace);
+    assert!(text.contains("✓ game      nim: first is default, second is default"), "{text}");
+    assert!(text.contains("· game      `game.agents.secnd` is no seat"), "{text}");
+    workspace.write("game.py", "raise SystemExit('no rules')\n");
+    let (text, code) = check(&workspace);
+    assert!(text.contains("✗ game      ") && text.contains("no rules"), "{text}");
+    assert_eq!(code, Some(2));
+}

@@ -22,7 +22,7 @@ use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
 use crate::progress::RunProgress;
 use crate::prompt_version::PromptVersion;
-use crate::tasks::Tasks;
+use crate::tasks::{TaskOrder, Tasks};
 
 pub(crate) use enter::enter;
 use prompt::PromptPhase;
@@ -37,7 +37,8 @@ pub(crate) enum PhaseRun {
     Prompt(Box<PromptPhase>),
 }
 
-/// Checks for problems that would stop phases later: no training tasks, or too few demonstrations.
+/// Checks for problems that would stop phases later: no training tasks, too few demonstrations, or
+/// a curriculum that does not fit the tasks.
 ///
 /// # Errors
 /// Returns an error for the first such phase.
@@ -67,7 +68,10 @@ impl PhaseRun {
                 let run = RunId(String::new());
                 sft::demonstrations(index, keys, recipe, tasks, agents, &run).map(|_| ())
             }
-            Phase::Rl(_) => Ok(()),
+            Phase::Rl(keys) => {
+                let curriculum = keys.curriculum.as_ref();
+                TaskOrder::of_phase(recipe.run.seed, index as u32, tasks, curriculum).map(|_| ())
+            }
             Phase::Prompt(keys) => prompt::check(index, keys, recipe.run.seed, tasks, agents),
         }
     }

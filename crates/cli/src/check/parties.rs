@@ -1,0 +1,95 @@
+//! Checks that the rules of a game and simulated users in Python start.
+
+use std::collections::BTreeSet;
+
+use levade_agent::user::Speaker;
+use levade_policy::SamplingParams;
+use levade_recipe::Recipe;
+use levade_run::{Host, programs};
+use levade_tasks::Task;
+use levade_tools::ToolContext;
+use levade_trainer::Tasks;
+use levade_tree::DEFAULT;
+use serde_json::json;
+
+use super::report::Report;
+use crate::failure::unusable;
+
+/// Name in `game.agents` of the agent that plays the remaining seats.
+const OTHER: &str = "other";
+
+/// Starts a match of the recipe's game at a task, and drops it before the first move.
+pub async fn check_game(recipe: &Recipe, host: &Host, task: &Task, report: &mut Report) {
+    let Some(Some(game)) = report.ok_or_fail("game", programs::game_loop(recipe, host)) else {
+        return;
+    };
+    let started = game.dry_start(task).await.map_err(unusable);
+    let name = &recipe.game.name;
+    let Some(seats) = report.item("game", started, |seats| {
+        let agent = |seat| game.options.agent_for(seat).unwrap_or_default();
+        let played: Vec<String> =
+            seats.iter().map(|seat| format!("{} is {}", seat.name, agent(seat))).collect();
+        format!("{name}: {}", played.join(", "))
+    }) else {
+        return;
+    };
+    // The seats of a program's game may depend on the seed, so an unknown name is no fault.
+    let known: BTreeSet<&str> = seats
+        .iter()
+        .flat_map(|seat| [&*seat.name, &*seat.role, &*seat.side])
+        .chain([OTHER])
+        .collect();
+    for unknown in recipe.game.agents.keys().filter(|key| !known.contains(key.as_str())) {
+        let known: Vec<&str> = known.iter().copied().collect();
+        report.note(
+            "game",
+            &format!(
+                "`game.agents.{unknown}` is no seat, role or side of the first match, which has {}",
+                known.join(", ")
+            ),
+        );
+    }
+}
+
+/// Opens each simulated user in Python once, at the first task whose agent talks to it. A user that
+/// opens conversations writes its first message.
+pub async fn check_users(recipe: &Recipe, host: &Host, tasks: &Tasks, report: &mut Report) {
+    let names: BTreeSet<&str> =
+        recipe.agents().into_iter().map(|(_, keys)| keys.user.as_str()).collect();
+    for name in names {
+        let Some(user) = programs::simulated_user(recipe, name, host) else { continue };
+        let Speaker::Python(users) = &user.speaker else { continue };
+        let talks = |task: &Task| {
+            let agent = recipe.agent_named(task.agent.as_deref().unwrap_or(DEFAULT));
+            agent.is_some_and(|keys| keys.user == name)
+        };
+        let Some(task) = tasks.all().find(talks) else {
+            report.note("user", &format!("{name}: not started, because no task has its agent"));
+            continue;
+        };
+        let context = ToolContext {
+            attempt: "check".to_owned(),
+            task,
+            seed: recipe.run.seed,
+            stream: 0,
+            deadline: user.timeout,
+            params: SamplingParams::default(),
+        };
+        let opening = async {
+            let opened = users.open(&context, user.opens).await?;
+            if !user.opens {
+                return Ok("started".to_owned());
+            }
+            let text = opened.reply(json!([])).await?.text.unwrap_or_default();
+            if text.is_empty() {
+                return Err("it wrote no first message; set opens = false".to_owned());
+            }
+            let start: String = text.chars().take(60).collect::<String>().replace('\n', " ");
+            Ok(format!("its first message is {start:?}"))
+        };
+        let late = |_| Err(format!("it was not ready within {:?}", user.timeout));
+        let opened = tokio::time::timeout(user.timeout, opening).await.unwrap_or_else(late);
+        let opened = opened.map_err(|why: String| unusable(format!("{name}: {why}")));
+        report.item("user", opened, |what| format!("{name}: {what}"));
+    }
+}
