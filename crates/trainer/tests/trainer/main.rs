@@ -23,3 +23,4 @@ mod scorers;
 mod stores;
 mod teacher;
 mod troubles;
+mod withdrawals;
