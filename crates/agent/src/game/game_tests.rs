@@ -5,7 +5,8 @@ use std::time::Duration;
 use levade_call::{ApiError, Backend, ChatApi, ChatCompletion, ChatDelta, ChatQuery, ErrorKind};
 use levade_policy::{FinishReason, Simulator, SimulatorConfig};
 use levade_tasks::Task;
-use levade_text::{Message, testing::VOCABULARY};
+use levade_text::testing::{VOCABULARY, tiny_chat};
+use levade_text::{Message, Vocabulary};
 use levade_tree::{Kind, agent_of};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -97,12 +98,16 @@ fn api_agent(name: &str, api: Arc<ScriptedApi>) -> Agent {
     agent
 }
 
+const CONTEXT: usize = 1 << 16;
+
+fn simulator() -> Simulator {
+    let config = SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, ..Default::default() };
+    Simulator::new(config)
+}
+
 fn simulated_agent(name: &str) -> Agent {
-    let context = 1 << 16;
-    let config = SimulatorConfig { vocabulary: VOCABULARY, context, ..SimulatorConfig::default() };
-    let player = testing::player(name, Arc::new(Simulator::new(config)));
-    let player = crate::Player { context, ..player };
-    let mut agent = testing::agent(name, player, Vec::new());
+    let player = testing::player(name, Arc::new(simulator()));
+    let mut agent = testing::agent(name, Player { context: CONTEXT, ..player }, Vec::new());
     agent.limits.max_turns = 1000;
     agent
 }
@@ -149,7 +154,7 @@ fn check_replay(attempt: &Attempt, options: &Value) {
     assert!(matches!(state.next(), Next::Over(_)));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn match_is_played_to_end_by_legal_replies() {
     let api = ScriptedApi::new(|_, query| Some(Ok(legal(query))));
     let agents = vec![api_agent("default", api.clone()), api_agent("wolf", api.clone())];
@@ -290,6 +295,34 @@ async fn nonsense_of_tokens_plays_default_moves() {
     // The attempt does not depend on the order in which replies arrive.
     let again = game.run(context(agents(), 5)).await;
     assert_eq!(again.outcome.scorer_inputs["game"], attempt.outcome.scorer_inputs["game"]);
+}
+
+/// A policy that writes nonsense makes only legal moves if its replies are constrained. Replies of
+/// a trained policy stay free, so that its tokens are training targets.
+#[tokio::test]
+async fn constrained_replies_of_untrained_policies_are_legal() {
+    let play = async |constrained: bool, is_trained: bool| {
+        let vocabulary = Vocabulary::new(tiny_chat().unwrap().tokenizer());
+        let simulator = simulator().with_grammars(Arc::new(vocabulary));
+        let mut agent = simulated_agent("default");
+        agent.players[0].is_trained = is_trained;
+        agent.players[0].backend = Backend::Tokens(Arc::new(simulator));
+        let mut game = game("kuhn", Value::Null, &[]);
+        let options = (*game.options).clone();
+        game.options =
+            GameOptions { constrained, has_reasoning: false, retries: 0, ..options }.into();
+        let attempt = game.run(context(vec![agent], 1)).await;
+        assert_eq!(attempt.outcome.error, None);
+        let segments = attempt.trajectory.segments().iter();
+        let filtered = segments.filter(|segment| segment.filtered).count();
+        (attempt.outcome.tool_metrics["game/default.illegal"], filtered)
+    };
+    let (illegal, filtered) = play(true, false).await;
+    assert!(illegal == 0.0 && filtered >= 2, "{illegal} {filtered}");
+    for (constrained, is_trained) in [(false, false), (true, true)] {
+        let (illegal, filtered) = play(constrained, is_trained).await;
+        assert!(illegal >= 2.0 && filtered == 0, "{constrained} {is_trained}: {illegal}");
+    }
 }
 
 #[tokio::test]

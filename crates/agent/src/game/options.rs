@@ -78,7 +78,8 @@ pub struct GameOptions {
     pub default_reward: f64,
     /// Maximum number of tokens of one reply. 0 leaves the limit to the agent.
     pub move_tokens: usize,
-    /// Whether the sampler restricts replies to the schema of the ask.
+    /// Whether the sampler restricts replies to the schema of the ask, except those of trained
+    /// policies.
     pub constrained: bool,
     /// Whether the described format of a reply has a field for private reasoning.
     pub has_reasoning: bool,
