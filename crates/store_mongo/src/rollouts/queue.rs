@@ -85,8 +85,8 @@ impl MongoRollouts {
         }
     }
 
-    /// Returns the rollouts that have one of the ids, by id, and those that have one of the keys, by
-    /// key.
+    /// Returns the rollouts that have one of the ids, by id, and those that have one of the keys,
+    /// by key.
     async fn find_known(
         &self,
         ids: &[String],
