@@ -18,7 +18,7 @@ use levade_tools::ToolContext;
 
 use crate::agent_loop::AttemptContext;
 use crate::context::summary_agent;
-use crate::roster::{Agent, MixtureScope, Player, Roster};
+use crate::roster::{Agent, Limits, MixtureScope, Player, Roster};
 
 /// Kind of agent loop that calls the parties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,10 +87,7 @@ impl<'a> PartyBuilder<'a> {
             (_, backend) => backend.clone(),
         };
         let sampling = if player.is_trained || !self.is_program() {
-            // An evaluation has separate limits for the attempt's own agent.
-            let is_own = agent.name == self.context.agent;
-            let limits = if is_own { &self.context.limits } else { &agent.limits };
-            let max_tokens = limits.max_tokens;
+            let max_tokens = self.context.limits_of(agent).max_tokens;
             SamplingRule::Fixed(SamplingParams { max_tokens, ..self.context.params_of(agent) })
         } else {
             SamplingRule::Default(SamplingParams {
@@ -214,6 +211,12 @@ impl AttemptContext {
         player.ok_or_else(|| {
             format!("the mixture of the agent {:?} has no policy at index {picked}", agent.name)
         })
+    }
+
+    /// Returns the limits of an agent. An evaluation has separate limits for the attempt's own
+    /// agent.
+    pub(crate) fn limits_of<'a>(&'a self, agent: &'a Agent) -> &'a Limits {
+        if agent.name == self.agent { &self.limits } else { &agent.limits }
     }
 
     /// Returns the sampling parameters of an agent, without its maximum number of tokens.

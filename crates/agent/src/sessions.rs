@@ -27,7 +27,7 @@ use levade_gateway::{
     CallPattern, EndRequest, EndedSession, Gateway, Route, Session, SessionHost, SessionOptions,
     StartRequest,
 };
-use levade_policy::process_time;
+use levade_policy::{process_time, random_hex};
 use levade_store::{Attempt, AttemptStart, End, Status, Store, StoreError};
 use levade_tasks::Task;
 use levade_tree::{AttemptId, AttemptSlot, DEFAULT, Finish, Outcome};
@@ -143,7 +143,7 @@ impl Sessions {
         seed: Option<u64>,
     ) -> Result<Arc<Session>, ApiError> {
         let SessionsOptions { gateway, store, party, timeout, .. } = &self.options;
-        let id = random_id()?;
+        let id = random_hex(8);
         let task = task_of(&id, request);
         // As outside of sessions, a client that sets a seed gets the same completion again.
         let seed = seed.unwrap_or_else(|| xxh3_64(id.as_bytes()));
@@ -363,16 +363,6 @@ fn task_of(id: &str, StartRequest { task_id, task }: StartRequest) -> Task {
 
 fn unrecorded(error: &StoreError) -> ApiError {
     ApiError::new(ErrorKind::Unavailable, format!("the session cannot be recorded: {error}"))
-}
-
-/// Returns a random text of 16 hexadecimal digits.
-fn random_id() -> Result<String, ApiError> {
-    let mut random = [0; 8];
-    getrandom::fill(&mut random).map_err(|error| {
-        let message = format!("the operating system returned no random bytes: {error}");
-        ApiError::new(ErrorKind::Internal, message)
-    })?;
-    Ok(format!("{:016x}", u64::from_be_bytes(random)))
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_conversation::{Format, Options};
-use levade_policy::{Sampler, SamplingParams};
+use levade_call::CallRecord;
+use levade_conversation::{Format, Options, Origin};
+use levade_policy::{FinishReason, Sampler, SamplingParams};
 use levade_text::testing::tiny_chat;
 use levade_tools::{ToolSet, Toolbox};
 
@@ -27,6 +28,27 @@ pub(crate) fn agent(name: &str, player: Player, tools: Vec<Arc<dyn Toolbox>>) ->
     };
     let tools = ToolSet::new(tools, Duration::from_secs(5)).unwrap();
     Agent { tools, ..Agent::new(name, player, limits) }
+}
+
+/// Returns the record of a call of `solver` that ended at a stop token.
+pub(crate) fn call_record(turn: u32, summary: bool) -> CallRecord {
+    CallRecord {
+        agent: "solver".into(),
+        model: "student".into(),
+        external: false,
+        summary,
+        probe: false,
+        origin: Some(Origin::Started),
+        prompt: 5,
+        tokens: 7,
+        finish: FinishReason::StopId,
+        error: None,
+        turn: Some(turn),
+        content: String::new(),
+        calls: 1,
+        malformed_calls: 0,
+        interval: Default::default(),
+    }
 }
 
 /// Returns the context of an attempt of the first of these agents.

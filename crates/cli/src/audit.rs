@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use levade_run::dir::RunDir;
 use levade_store::{Attempt, Store, Withdrawal};
-use levade_trainer::{Descendant, Trained, checkpoints, descendants, trained};
+use levade_trainer::{Descendant, Trained, checkpoints, descendants, trained, with_copies};
 use levade_tree::{AttemptId, AttemptSlot, Kind, Purpose};
 use serde_json::{Value, json};
 
@@ -80,7 +80,8 @@ async fn audit(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the attempts at a task, or the tries of an attempt. Withdrawn ones are included.
+/// Returns the attempts at a task, or the tries of an attempt. Withdrawn ones are included, and so
+/// are copies that a phase imitates.
 ///
 /// # Errors
 /// Returns an error if the store cannot be read or contains none.
@@ -114,6 +115,7 @@ pub async fn select(
         let of_task = store.withdrawals().await?.into_iter();
         found.extend(of_task.filter(|w| w.task.as_deref() == Some(task)).map(|w| w.id));
     }
+    let found = with_copies(store, &found).await?;
     if found.is_empty() {
         let what = task.map(|task| format!("attempt at the task {task:?}"));
         let what = what.unwrap_or_else(|| format!("attempt {}", attempt.unwrap_or_default()));

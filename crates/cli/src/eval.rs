@@ -119,9 +119,12 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// Returns whether the user sets a system prompt, which then replaces those that the run improved.
 fn sets_system_prompt(overrides: &[Override]) -> bool {
     let is_set = |change: &Override| {
+        let of_agent = change.path.first().is_some_and(|first| first == "agent");
         let is_last = change.path.last().is_some_and(|last| last == "system");
-        change.path.first().is_some_and(|first| first == "agent")
-            && (is_last || change.value.get("system").is_some())
+        // A table is that of an agent, or contains those of further agents.
+        let tables = change.value.as_table().into_iter().flat_map(|table| table.values());
+        let mut tables = tables.chain([&change.value]);
+        of_agent && (is_last || tables.any(|table| table.get("system").is_some()))
     };
     overrides.iter().any(is_set)
 }
@@ -290,4 +293,27 @@ async fn measure(
         eprintln!("{} {failure}", Style::stderr().dim("note:"));
     }
     Ok(Some(result))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_system_prompt_finds_prompts_in_keys_and_tables() {
+        for (text, sets) in [
+            ("agent.system=Be brief.", true),
+            ("agent.writer.system=Be brief.", true),
+            ("agent={system='Be brief.'}", true),
+            ("agent.writer={system='Be brief.', tools=[]}", true),
+            ("agent={max_turns=2, writer={system='Be brief.'}}", true),
+            ("agent.writer={tools=[]}", false),
+            ("agent.max_turns=2", false),
+            ("model.source=system", false),
+            ("phase.0.system=Be brief.", false),
+        ] {
+            assert_eq!(sets_system_prompt(&[text.parse().unwrap()]), sets, "{text}");
+        }
+        assert!(!sets_system_prompt(&[]));
+    }
 }

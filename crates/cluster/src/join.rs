@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use levade_policy::process_time::{Stopwatch, sleep};
+use levade_policy::random_hex;
 use levade_run::cluster_learner::order::{self, Order};
 use levade_run::cluster_learner::{SUBDIR, torchrun};
 use levade_run::{Host, display, unusable};
@@ -63,7 +64,7 @@ impl Run {
     /// process.
     fn claim(root: &Path, node: u32) -> io::Result<Self> {
         let dir = root.join(SUBDIR);
-        let name = torchrun::random()?;
+        let name = random_hex(32);
         order::take(&dir, node, &name)?;
         Ok(Run { before: order::finished_at(&dir), dir, node, name })
     }

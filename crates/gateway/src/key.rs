@@ -1,5 +1,6 @@
 //! Keys of attempts: random, and compared by their hashes.
 
+use levade_policy::random_hex;
 use sha2::{Digest, Sha256};
 
 /// Prefix of the keys of attempts.
@@ -16,12 +17,7 @@ pub(crate) struct Key {
 impl Key {
     /// Creates a random key for the attempt named `attempt`.
     pub(crate) fn new(attempt: &str) -> Self {
-        let mut random = [0u8; 16];
-        getrandom::fill(&mut random).unwrap_or_else(|error| {
-            panic!("the operating system returned no random bytes: {error}")
-        });
-        let secret: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        let text = format!("{PREFIX}{attempt}-{secret}");
+        let text = format!("{PREFIX}{attempt}-{}", random_hex(16));
         let hash = hash(&text);
         Key { text, hash }
     }

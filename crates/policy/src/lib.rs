@@ -79,6 +79,7 @@ mod panics;
 mod precision;
 pub mod process_time;
 mod random;
+mod random_hex;
 mod sampler;
 mod sampler_timeout;
 mod simulator;
@@ -103,6 +104,7 @@ pub use micro_batch_plan::{MicroBatch, MicroBatchPlan, UpdateSequences};
 pub use panics::catch_panic;
 pub use precision::Precision;
 pub use random::uniform;
+pub use random_hex::random_hex;
 pub use sampler::{
     Completion, DeviceStats, FinishReason, Load, SampleEvent, SampleRequest, SampleStream, Sampler,
     SamplingParams, TokenBytes, TopLogprobs,

@@ -6,7 +6,7 @@ use levade_agent::game::{GameLoop, GameOptions, GameWorkers, INSTRUCTIONS, Rules
 use levade_tree::DEFAULT;
 
 use super::RecipeError;
-use super::agent::AgentKind;
+use super::agent::{AgentKeys, AgentKind};
 use super::check::Checker;
 use super::check_agents::format_choices;
 use super::game::{GameKeys, OTHER};
@@ -87,6 +87,16 @@ impl Checker<'_> {
             "game.format",
             format!("{:?}", keys.format),
             format!("a text that contains {FORMAT}"),
+        )?;
+        let trained = recipe.trained_policies();
+        let is_trained = |keys: &AgentKeys| {
+            keys.train && recipe.policies_of(keys).iter().all(|policy| trained.contains(policy))
+        };
+        self.check(
+            !keys.constrained || !agents.iter().all(|(_, keys)| is_trained(keys)),
+            "game.constrained",
+            true,
+            "false if all policies are trained: tokens that a grammar restricts are never trained",
         )?;
         for (seat, agent) in &keys.agents {
             self.seats_of(recipe, agent, &format!("game.agents.{seat}"))?;

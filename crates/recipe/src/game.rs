@@ -39,7 +39,8 @@ pub struct GameKeys {
     pub default: f64,
     /// Maximum number of tokens of one completion; 0 leaves the limit to the agent.
     pub move_tokens: usize,
-    /// Whether the sampler restricts completions to the JSON schema of the move.
+    /// Whether the sampler restricts completions to the JSON schema of the move, except those of
+    /// trained policies.
     pub constrained: bool,
     /// Whether the described format of a completion has a field for private reasoning.
     pub reasoning: bool,

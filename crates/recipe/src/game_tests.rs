@@ -56,6 +56,11 @@ fn game_errors_name_key_and_choices() {
         ["phase.0.group_size=1", "phase.0.advantage={kind='reinforce_plus_plus', gamma=1.0}"];
     let error = load(GAME, &single_attempt).unwrap_err();
     assert!(error.contains("the same seat"), "{error}");
+    // An opponent of another policy can be constrained, but no trained policy can.
+    let trained = ["game.constrained=true", "agent.good={policy='wolf'}"];
+    let error = load(GAME, &trained).unwrap_err();
+    assert!(error.contains("`game.constrained`") && error.contains("never trained"), "{error}");
+    assert!(load(GAME, &trained[..1]).unwrap().game.constrained);
     // Names of agents cannot contain the separator of seats.
     let seat = ["agent={kind='game', policy='wolf', 'wolf@3'={}}", "game.agents={}"];
     let error = load(GAME, &seat).unwrap_err();

@@ -1,6 +1,7 @@
 //! Access to run directories from outside of a run: the recipe, the store, and the newest
 //! checkpoint.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -94,15 +95,20 @@ impl RunDir {
         Ok(levade_store_client::open(&location, &self.root, Access::Read).await?)
     }
 
-    /// Returns the newest checkpoint. A directory gets the name of a checkpoint only when the
-    /// checkpoint is complete.
-    pub fn newest_checkpoint(&self) -> Option<PathBuf> {
-        let entries = std::fs::read_dir(self.root.join(CHECKPOINTS)).ok()?;
-        let steps = entries.flatten().filter_map(|entry| {
+    /// Returns the checkpoints by the number of finished steps. A directory gets the name of a
+    /// checkpoint only when the checkpoint is complete.
+    pub fn checkpoints(&self) -> BTreeMap<u64, PathBuf> {
+        let entries = std::fs::read_dir(self.root.join(CHECKPOINTS)).into_iter().flatten();
+        let found = entries.flatten().filter_map(|entry| {
             let step: u64 = entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok()?;
             entry.path().join(STATE).is_file().then(|| (step, entry.path()))
         });
-        steps.max().map(|(_, path)| path)
+        found.collect()
+    }
+
+    /// Returns the newest checkpoint, if any.
+    pub fn newest_checkpoint(&self) -> Option<PathBuf> {
+        self.checkpoints().pop_last().map(|(_, path)| path)
     }
 }
 

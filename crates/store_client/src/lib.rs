@@ -90,14 +90,3 @@ fn options(location: &str) -> Result<ServiceOptions, StoreError> {
         source: why.into(),
     })
 }
-
-/// Returns a random text of 32 hexadecimal digits.
-fn random_id(location: &str) -> Result<String, StoreError> {
-    let mut random = [0; 16];
-    getrandom::fill(&mut random).map_err(|error| StoreError::Open {
-        location: location.to_owned(),
-        code: Code::Unavailable,
-        source: error.to_string().into(),
-    })?;
-    Ok(format!("{:032x}", u128::from_be_bytes(random)))
-}

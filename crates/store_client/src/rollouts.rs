@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use levade_policy::random_hex;
 use levade_store::rollouts::{
     Json, Lease, LeaseEnd, LeaseRequest, NewRollout, NewSpan, Page, PageRequest, Resources,
     ResourcesFilter, Result, Rollout, RolloutError, RolloutFilter, RolloutUpdate, Rollouts, Span,
@@ -63,7 +64,7 @@ impl HttpRollouts {
     }
 
     async fn connect_service(service: Service) -> std::result::Result<Self, StoreError> {
-        let client_id = crate::random_id(service.url())?;
+        let client_id = random_hex(16);
         let rollouts = HttpRollouts { service, client_id, lease_requests: AtomicU64::new(0) };
         match rollouts.repeatable("statistics", &()).await {
             Ok(Statistics { .. }) => Ok(rollouts),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use levade_policy::random_hex;
 use levade_store::wire::{
     MEDIA_TYPE, OpenRequest, OpenedRun, Record, Trainer, WireError, decode, encode,
 };
@@ -91,7 +92,7 @@ impl HttpStore {
             Access::Start(run) | Access::Resume(run) => OpenRequest::Write {
                 is_new: matches!(access, Access::Start(_)),
                 run: run.clone(),
-                trainer: trainer(run_dir, &location).await?,
+                trainer: trainer(run_dir).await?,
             },
         };
         let service = Service::new(url, options)?;
@@ -220,9 +221,9 @@ fn name_of(run_dir: &Path, url: &str) -> Result<String, StoreError> {
 }
 
 /// Returns this process as the trainer of a run directory, which must be locked.
-async fn trainer(run_dir: &Path, location: &str) -> Result<Trainer, StoreError> {
+async fn trainer(run_dir: &Path) -> Result<Trainer, StoreError> {
     let file = run_dir.join(OWNER_FILE);
-    let new = crate::random_id(location)?;
+    let new = random_hex(16);
     let owner = tokio::task::spawn_blocking(move || -> std::io::Result<String> {
         let known = std::fs::read_to_string(&file).unwrap_or_default();
         if known.len() == new.len() {

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use levade_policy::random_hex;
 use levade_store::rollouts::{
     Json, Lease, LeaseEnd, LeaseRequest, Rollout, RolloutError, Rollouts,
 };
@@ -257,16 +258,10 @@ impl<W: Work> Worker<W> {
         let queues = self.work.queues().await?;
         self.queues().clone_from(&queues);
         // A repeated request returns the leases of a response that was lost.
-        let key = crate::random_id(store.location()).map_err(|error| RetryError {
-            purpose: "lease attempts".to_owned(),
-            location: store.location().to_owned(),
-            waited: Duration::ZERO,
-            source: RolloutError::Store(error),
-        })?;
         let request = LeaseRequest {
             queues,
             wait: LEASE_WAIT,
-            key: Some(key),
+            key: Some(random_hex(16)),
             ..LeaseRequest::new(max, Some(name))
         };
         Ok(retry(&**store, "lease attempts", *wait, || store.lease(&request)).await?)

@@ -13,7 +13,7 @@ use levade_store_server::ServerOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use support::{Server, memory, options};
+use support::{Server, memory, options, reserve_port};
 
 async fn start_server(store: Arc<dyn Rollouts>, keys: &[&str]) -> Server {
     let keys = keys.iter().map(|key| (*key).to_owned()).collect();
@@ -41,20 +41,33 @@ async fn start_lossy_proxy(server: &str, path: &'static str, mut lost: usize) ->
         loop {
             let (mut from, _) = listener.accept().await.unwrap();
             let mut to = TcpStream::connect(&server).await.unwrap();
-            let mut buffer = vec![0; 1 << 16];
-            // One request and one response, each of which arrives in one piece.
-            let len = from.read(&mut buffer).await.unwrap();
-            let is_lost = lost > 0 && String::from_utf8_lossy(&buffer[..len]).contains(path);
-            to.write_all(&buffer[..len]).await.unwrap();
-            let len = to.read(&mut buffer).await.unwrap();
+            let request = read_message(&mut from).await;
+            let is_lost = lost > 0 && String::from_utf8_lossy(&request).contains(path);
+            to.write_all(&request).await.unwrap();
+            let response = read_message(&mut to).await;
             if is_lost {
                 lost -= 1;
             } else {
-                from.write_all(&buffer[..len]).await.unwrap();
+                from.write_all(&response).await.unwrap();
             }
         }
     });
     url
+}
+
+/// Reads a message of HTTP, whose head states the length of its body.
+async fn read_message(stream: &mut TcpStream) -> Vec<u8> {
+    let mut message = Vec::new();
+    while stream.read_buf(&mut message).await.unwrap() > 0 {
+        let Some(len) = message.windows(4).position(|end| end == b"\r\n\r\n") else { continue };
+        let head = String::from_utf8_lossy(&message[..len]).to_ascii_lowercase();
+        let (_, length) = head.split_once("content-length: ").expect(&head);
+        let length: usize = length.lines().next().unwrap().parse().unwrap();
+        if message.len() >= len + 4 + length {
+            break;
+        }
+    }
+    message
 }
 
 #[tokio::test]
@@ -84,28 +97,22 @@ async fn lost_enqueue_response_is_repeated_only_with_keys() {
 
 #[tokio::test]
 async fn unreachable_server_error_names_url_timeout_and_cause() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    drop(listener);
-    let error = HttpRollouts::connect(&url, &options(0.2)).await.err().unwrap();
+    let (_socket, url) = reserve_port();
+    let error = HttpRollouts::connect(&url, &options(1.5)).await.err().unwrap();
     let text = error.to_string();
     assert!(error.is_retryable() && text.contains(&url), "{text}");
-    for part in ["waited 200ms", "LEVADE_STORE_TIMEOUT", "cannot connect", "levade store serve"] {
+    for part in ["waited 1.5s", "LEVADE_STORE_TIMEOUT", "cannot connect", "levade store serve"] {
         assert!(text.contains(part), "{text}");
     }
 }
 
 #[tokio::test]
 async fn client_waits_for_a_server_that_starts_later() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
-    let client = tokio::spawn(async move {
-        HttpRollouts::connect(&format!("http://{address}"), &options(30.0)).await
-    });
+    let (socket, url) = reserve_port();
+    let client = tokio::spawn(async move { HttpRollouts::connect(&url, &options(30.0)).await });
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let _server =
-        Server::start_at(&address.to_string(), memory().await, ServerOptions::default()).await;
+    let listener = socket.listen(64).unwrap();
+    let _server = Server::start_on(listener, memory().await, ServerOptions::default());
     let client = client.await.unwrap().unwrap();
     assert!(client.now() > 1.7e9, "the time of the store");
 }

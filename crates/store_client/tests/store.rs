@@ -14,6 +14,7 @@ use levade_store_client::HttpStore;
 use levade_store_server::ServerOptions;
 use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId};
 use tempfile::TempDir;
+use tokio::net::TcpListener;
 
 use support::{Server, memory, options};
 
@@ -34,7 +35,8 @@ impl RunServer {
     async fn serve(address: &str, dir: &Path, run_lease: Duration) -> Server {
         let runs_dir = Some(dir.join("runs"));
         let options = ServerOptions { runs_dir, run_lease, ..ServerOptions::default() };
-        Server::start_at(address, memory().await, options).await
+        let listener = TcpListener::bind(address).await.unwrap();
+        Server::start_on(listener, memory().await, options)
     }
 
     /// Stops the server and starts another one at the same address.

@@ -99,9 +99,9 @@ fn credited_positions(
     }
 }
 
-/// Returns whether an agent whose name `is_earner` accepts acted and earned a reward.
-fn is_earned(trajectory: &Trajectory, by: &CreditTarget, is_earner: impl Fn(&str) -> bool) -> bool {
-    let acts = |segment: &Segment| segment.kind != Kind::Context && is_earner(&segment.agent);
+/// Returns whether an agent whose name `accepts` accepts acted and earned a reward.
+fn is_reward_of(trajectory: &Trajectory, by: &CreditTarget, accepts: impl Fn(&str) -> bool) -> bool {
+    let acts = |segment: &Segment| segment.kind != Kind::Context && accepts(&segment.agent);
     match by {
         CreditTarget::Agent(name) => {
             trajectory.segments().iter().any(|segment| segment.agent == *name && acts(segment))
@@ -117,7 +117,7 @@ fn is_earned(trajectory: &Trajectory, by: &CreditTarget, is_earner: impl Fn(&str
 
 /// Returns whether a seat of a game earned a reward, also if it did not act.
 fn is_of_seat(trajectory: &Trajectory, by: &CreditTarget) -> bool {
-    matches!(by, CreditTarget::Agent(name) if is_seat(name)) || is_earned(trajectory, by, is_seat)
+    matches!(by, CreditTarget::Agent(name) if is_seat(name)) || is_reward_of(trajectory, by, is_seat)
 }
 
 /// Returns whether an agent without a trained token in `sequences` acted and earned a reward.
@@ -127,7 +127,7 @@ fn is_of_untrained_agent(
     by: &CreditTarget,
 ) -> bool {
     let is_trained = |name: &str| trained_segments(sequences).any(|(.., agent)| agent == name);
-    is_earned(trajectory, by, |name| !is_trained(name))
+    is_reward_of(trajectory, by, |name| !is_trained(name))
 }
 
 impl CreditedReward {

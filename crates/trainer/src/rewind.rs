@@ -30,7 +30,7 @@ use levade_traces::TimesFile;
 use levade_tree::AttemptId;
 
 use crate::TrainerError;
-use crate::checkpoint::{Checkpoint, Checkpoints, Position};
+use crate::checkpoint::{Checkpoint, Position, checkpoints};
 use crate::files::{file_error, sync_dir};
 use crate::origin::Origin;
 use crate::past;
@@ -72,7 +72,14 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
     let old =
         Recipe { run: RunKeys { folder: root.clone(), ..recipe.run.clone() }, ..recipe.clone() };
     let (dir, earlier) = LockedRunDir::resume_from_step(&old)?;
-    let checkpoint = checkpoint_at(&dir, step)?;
+    let all = checkpoints(dir.root())?;
+    let is_intact = |c: &Checkpoint| c.position.global_step <= step && c.verify().is_ok();
+    let Some(index) = all.iter().rposition(is_intact) else {
+        let kept = all.iter().map(|c| c.position.global_step).collect();
+        return Err(TrainerError::NoCheckpoint { step, kept, run_dir: dir.root().to_owned() });
+    };
+    let kept = &all[..=index];
+    let position = all[index].position;
     let store_changes = recipe.run.store != earlier.run.store;
     let is_inside =
         |keys: &RunKeys| keys.store.file(&root).is_some_and(|file| file.starts_with(&root));
@@ -89,7 +96,7 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
     let reward = recipe.reward.clone();
     let run = RunKeys { store: recipe.run.store.clone(), ..earlier.run.clone() };
     let next = Recipe { reward, run, ..earlier.clone() };
-    let built = Rewind { old: &dir, earlier: &earlier, next: &next, checkpoint: &checkpoint }
+    let built = Rewind { old: &dir, earlier: &earlier, next: &next, kept, position }
         .build(&partial, &superseded, if is_inside(&recipe.run) { &partial } else { &root })
         .await;
     let lock = match built {
@@ -100,29 +107,14 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
         }
     };
     crash_point("rewind_built");
-    let newest = Checkpoints::read_only(dir.checkpoints()).find()?.complete;
-    let newest = newest.last().map_or(0, |last| last.position.global_step);
     exchange(&partial, &root)?;
     sync_parent(&root)?;
     crash_point("rewind_exchanged");
     finish_rewind(&root)?;
     drop(lock);
-    let step = checkpoint.position.global_step;
+    let step = position.global_step;
+    let newest = all.last().map_or(step, |last| last.position.global_step);
     Ok(Rewound { step, superseded_steps: newest - step, superseded })
-}
-
-/// Returns the newest intact checkpoint with at most `step` finished steps.
-fn checkpoint_at(dir: &LockedRunDir, step: u32) -> Result<Checkpoint, TrainerError> {
-    let found = Checkpoints::read_only(dir.checkpoints());
-    let all = if dir.checkpoints().exists() { found.find()?.complete } else { Vec::new() };
-    let is_intact = |c: &&Checkpoint| c.position.global_step <= step && c.verify().is_ok();
-    match all.iter().rfind(is_intact) {
-        Some(checkpoint) => Ok(checkpoint.clone()),
-        None => {
-            let kept: Vec<u32> = all.iter().map(|c| c.position.global_step).collect();
-            Err(TrainerError::NoCheckpoint { step, kept, run_dir: dir.root().to_owned() })
-        }
-    }
 }
 
 /// The change of a run that goes back to a checkpoint.
@@ -130,9 +122,12 @@ struct Rewind<'a> {
     old: &'a LockedRunDir,
     /// Recipe of the run before.
     earlier: &'a Recipe,
-    /// Recipe of the run from this checkpoint on.
+    /// Recipe of the run from the checkpoint on.
     next: &'a Recipe,
-    checkpoint: &'a Checkpoint,
+    /// Checkpoints up to the one from which the run continues, oldest first.
+    kept: &'a [Checkpoint],
+    /// Position of the last of them.
+    position: Position,
 }
 
 impl Rewind<'_> {
@@ -153,14 +148,12 @@ impl Rewind<'_> {
         // These files are never changed once they are written.
         link_dir(&old.join("tensorboard"), &dir.join("tensorboard"))?;
         link_dir(&old.join(past::DIR), &dir.join(past::DIR))?;
-        for checkpoint in Checkpoints::read_only(self.old.checkpoints()).find()?.complete {
-            if checkpoint.position.global_step <= self.checkpoint.position.global_step {
-                let name = checkpoint.dir.file_name().unwrap_or_default();
-                link_dir(&checkpoint.dir, &lock.checkpoints().join(name))?;
-            }
+        for checkpoint in self.kept {
+            let name = checkpoint.dir.file_name().unwrap_or_default();
+            link_dir(&checkpoint.dir, &lock.checkpoints().join(name))?;
         }
         sync_dir(&lock.checkpoints())?;
-        let Position { phase, step, global_step, .. } = self.checkpoint.position;
+        let Position { phase, step, global_step, .. } = self.position;
         if let Some(mut origin) = Origin::read(old)? {
             origin.go_back(phase, step);
             origin.write(dir)?;
@@ -184,7 +177,7 @@ impl Rewind<'_> {
             let location = self.next.run.store.to_string();
             return Err(TrainerError::StoreInUse { location });
         }
-        let Position { phase, step, .. } = self.checkpoint.position;
+        let Position { phase, step, .. } = self.position;
         let mut taken: HashSet<(u32, u64)> = HashSet::new();
         let mut plans = Vec::new();
         for at in from.planned_steps().await?.into_iter().filter(|at| *at < (phase, step)) {
@@ -282,6 +275,9 @@ impl Selection<'_> {
             }
             // Sessions belong to no step.
             Purpose::Session => true,
+            // All demonstrations of a phase are made before its first step. The step of their slots
+            // separates originals from copies.
+            Purpose::Demonstration => (phase, 0) < (self.phase, self.step),
             _ => (phase, step) < (self.phase, self.step),
         }
     }

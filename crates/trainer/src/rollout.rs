@@ -309,10 +309,11 @@ impl SlotTries {
         let Tries { next: mut number, mut failed } = store.tries(&slot).await?;
         let mut lost = 0;
         loop {
-            let current_try = Try { id: AttemptId::new(store.run(), &slot, number), slot, number };
-            store.start(&current_try.start(&context.task)).await?;
+            let id = AttemptId::new(store.run(), &slot, number);
+            let start = AttemptStart { id, slot, number, task: json!(context.task) };
+            store.start(&start).await?;
             let input = AttemptContext {
-                name: current_try.to_string(),
+                name: if number == 0 { slot.to_string() } else { format!("{slot}, try {number}") },
                 // A try after a failed one gets a separate random stream: the sampled tokens
                 // may have caused the failure of the tool.
                 stream: try_stream(&slot, failed),
@@ -321,9 +322,11 @@ impl SlotTries {
             let timer = IntervalTimer::start();
             let mut made = run_guarded(&agent_loop, input).await;
             made.outcome.timings.add(TimedPart::Attempt, timer.interval());
-            store.append(&current_try.id, made.trajectory.segments()).await?;
-            let is_lost = made.is_lost && lost < MAX_LOST_TRIES;
-            let attempt = current_try.attempt(&context.task, made);
+            store.append(&id, made.trajectory.segments()).await?;
+            let levade_agent::Attempt { trajectory, outcome, is_lost } = made;
+            let is_lost = is_lost && lost < MAX_LOST_TRIES;
+            let status = Status::Unscored;
+            let attempt = Attempt { status, outcome, trajectory, ..Attempt::from_start(&start) };
             let Outcome { finish, sampled_tokens, .. } = attempt.outcome;
             let is_unusable = finish == Finish::Failed || needs_tokens && sampled_tokens == 0;
             let status = if is_lost {
@@ -337,49 +340,6 @@ impl SlotTries {
             };
             number += 1;
             store.end(&attempt.id, &End { status, ..attempt.end() }).await?;
-        }
-    }
-}
-
-/// The slot, try number and identifier of an attempt in progress.
-#[derive(Clone, Copy)]
-struct Try {
-    id: AttemptId,
-    slot: AttemptSlot,
-    number: u32,
-}
-
-impl Try {
-    /// Returns the record of the attempt's start.
-    fn start(self, task: &Task) -> AttemptStart {
-        let Try { id, slot, number } = self;
-        AttemptStart { id, slot, number, task: json!(task) }
-    }
-
-    /// Returns the generated attempt, not scored yet.
-    fn attempt(self, task: &Task, made: levade_agent::Attempt) -> Attempt {
-        let Try { id, slot, number } = self;
-        let levade_agent::Attempt { trajectory, outcome, .. } = made;
-        Attempt {
-            id,
-            slot,
-            number,
-            task: json!(task),
-            outcome,
-            score: None,
-            reward: None,
-            step_rewards: Vec::new(),
-            status: Status::Unscored,
-            trajectory,
-        }
-    }
-}
-
-impl std::fmt::Display for Try {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.number {
-            0 => write!(f, "{}", self.slot),
-            number => write!(f, "{}, try {number}", self.slot),
         }
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use levade_call::{ApiError, Backend, ChatApi, ChatCompletion, ChatDelta, ChatQuery, ErrorKind};
 use levade_policy::{FinishReason, Simulator, SimulatorConfig};
 use levade_tasks::Task;
-use levade_text::{Message, testing::VOCABULARY};
+use levade_text::testing::{VOCABULARY, tiny_chat};
+use levade_text::{Message, Vocabulary};
 use levade_tree::{Kind, agent_of};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -101,12 +102,16 @@ fn api_agent(name: &str, api: Arc<ScriptedApi>) -> Agent {
     agent
 }
 
+const CONTEXT: usize = 1 << 16;
+
+fn simulator() -> Simulator {
+    let config = SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, ..Default::default() };
+    Simulator::new(config)
+}
+
 fn simulated_agent(name: &str) -> Agent {
-    let context = 1 << 16;
-    let config = SimulatorConfig { vocabulary: VOCABULARY, context, ..SimulatorConfig::default() };
-    let player = testing::player(name, Arc::new(Simulator::new(config)));
-    let player = crate::Player { context, ..player };
-    let mut agent = testing::agent(name, player, Vec::new());
+    let player = testing::player(name, Arc::new(simulator()));
+    let mut agent = testing::agent(name, Player { context: CONTEXT, ..player }, Vec::new());
     agent.limits.max_turns = 1000;
     agent
 }
@@ -153,7 +158,7 @@ fn check_replay(attempt: &Attempt, options: &Value) {
     assert!(matches!(state.next(), Next::Over(_)));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn match_is_played_to_end_by_legal_moves() {
     let api = ScriptedApi::new(|_, query| Some(Ok(legal(query))));
     let agents = vec![api_agent("default", api.clone()), api_agent("wolf", api.clone())];
@@ -302,6 +307,34 @@ async fn nonsense_completions_play_default_moves() {
     assert_eq!(again.outcome.scorer_inputs["game"], attempt.outcome.scorer_inputs["game"]);
 }
 
+/// A policy that writes nonsense makes only legal moves if its replies are constrained. Replies of
+/// a trained policy stay free, so that its tokens are training targets.
+#[tokio::test]
+async fn constrained_completions_of_untrained_policies_are_legal() {
+    let play = async |constrained: bool, is_trained: bool| {
+        let vocabulary = Vocabulary::new(tiny_chat().unwrap().tokenizer());
+        let simulator = simulator().with_grammars(Arc::new(vocabulary));
+        let mut agent = simulated_agent("default");
+        agent.players[0].is_trained = is_trained;
+        agent.players[0].backend = Backend::Tokens(Arc::new(simulator));
+        let mut game = game("kuhn", Value::Null, &[]);
+        let options = (*game.options).clone();
+        game.options =
+            GameOptions { constrained, has_reasoning: false, retries: 0, ..options }.into();
+        let attempt = game.run(context(vec![agent], 1)).await;
+        assert_eq!(attempt.outcome.error, None);
+        let segments = attempt.trajectory.segments().iter();
+        let filtered = segments.filter(|segment| segment.filtered).count();
+        (attempt.outcome.tool_metrics["game/default.illegal"], filtered)
+    };
+    let (illegal, filtered) = play(true, false).await;
+    assert!(illegal == 0.0 && filtered >= 2, "{illegal} {filtered}");
+    for (constrained, is_trained) in [(false, false), (true, true)] {
+        let (illegal, filtered) = play(constrained, is_trained).await;
+        assert!(illegal >= 2.0 && filtered == 0, "{constrained} {is_trained}: {illegal}");
+    }
+}
+
 #[tokio::test]
 async fn failing_policy_fails_attempt_and_names_seat() {
     let api = ScriptedApi::new(|number, query| {
@@ -428,15 +461,15 @@ async fn every_retry_precedes_default_move() {
     assert_eq!((metric("legal"), metric("no_default")), (0.0, 0.0));
     let queries = api.queries.lock().unwrap();
     assert_eq!(queries.len(), 8);
-    let told = queries.iter().filter(|query| last_text(query).contains("no legal move")).count();
-    assert_eq!(told, 6, "a player who gets a default move is not asked again");
+    let notices = queries.iter().filter(|query| last_text(query).contains("no legal move")).count();
+    assert_eq!(notices, 6, "a player who gets a default move is not asked again");
     let rewards = rewards(&attempt);
     let of = |value: f64| rewards.iter().filter(|(_, reward)| *reward == value).count();
     assert_eq!((of(-0.25), of(-0.5)), (8, 2), "{rewards:?}");
 }
 
 #[tokio::test]
-async fn move_tokens_limit_each_reply() {
+async fn move_tokens_limit_each_completion() {
     let longest = async |move_tokens: usize| {
         let game = with_options(game("kuhn", Value::Null, &[]), |options| {
             options.move_tokens = move_tokens;
@@ -449,39 +482,6 @@ async fn move_tokens_limit_each_reply() {
     };
     assert_eq!(longest(5).await, 5);
     assert!(longest(0).await > 5, "0 is no limit");
-}
-
-/// A simulated policy writes random tokens, which are legal moves only if the sampler restricts it.
-#[tokio::test]
-async fn constrained_replies_are_legal_moves() {
-    let played = async |constrained: bool| {
-        let game = with_options(game("kuhn", Value::Null, &[]), |options| {
-            options.constrained = constrained;
-            options.has_reasoning = false;
-        });
-        let chat = levade_text::testing::tiny_chat().unwrap();
-        let vocabulary = levade_text::Vocabulary::new(chat.tokenizer());
-        let context_tokens = 1 << 16;
-        let config = SimulatorConfig {
-            vocabulary: VOCABULARY,
-            context: context_tokens,
-            ..SimulatorConfig::default()
-        };
-        let simulator = Simulator::new(config).with_grammars(Arc::new(vocabulary));
-        let player = testing::player("default", Arc::new(simulator));
-        let player = Player { context: context_tokens, ..player };
-        let mut agent = testing::agent("default", player, Vec::new());
-        agent.limits.max_turns = 1000;
-        let attempt = game.run(context(vec![agent], 3)).await;
-        assert_eq!(attempt.outcome.error, None);
-        let masked = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled);
-        assert!(masked.clone().all(|segment| segment.filtered == constrained));
-        let metrics = attempt.outcome.tool_metrics;
-        (metrics["game/default.illegal"], metrics["game/default.defaults"])
-    };
-    assert_eq!(played(true).await, (0.0, 0.0));
-    let (illegal, defaults) = played(false).await;
-    assert!(illegal > 0.0 && defaults > 0.0);
 }
 
 /// Rules of a game with one seat, which rewards its two moves.

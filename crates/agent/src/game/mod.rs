@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use levade_call::Cast;
+use levade_call::{Backend, Cast, Party, SamplingRule};
 use levade_game::{Event, Move, Next, Seat, SeatOutcome};
 use levade_tasks::Task;
 use levade_tree::{Finish, Outcome, seat_name};
@@ -40,6 +40,7 @@ pub use workers::GameWorkers;
 
 use crate::cast::{Caller, PartyBuilder};
 use crate::recorded_calls::{CLOSE_TIMEOUT, add_recorded_calls};
+use crate::roster::Player;
 use crate::{Agent, AgentLoop, Attempt, AttemptContext};
 
 use player::SeatPlayer;
@@ -162,9 +163,17 @@ impl GameLoop {
             })?;
             let name = seat_name(agent_name, seat.index + 1);
             let player = context.player_as(agent, &name)?;
-            let party = parties.party(agent, player)?;
-            cast.push(Arc::new(levade_call::Party { agent: name.clone(), ..party }));
-            players.push(SeatPlayer::new(name, seat, (agent, player), options));
+            let mut party = parties.party(agent, player)?;
+            let is_constrained = options.constrained && can_constrain(&party, player);
+            if let (true, SamplingRule::Fixed(params)) = (is_constrained, &party.sampling) {
+                // With fixed parameters, the format that a call requests is ignored.
+                party.sampling = SamplingRule::Default(params.clone());
+            }
+            cast.push(Arc::new(Party { agent: name.clone(), ..party }));
+            let mut player = SeatPlayer::new(name, seat, (agent, player), options);
+            player.limits = *context.limits_of(agent);
+            player.is_constrained = is_constrained;
+            players.push(player);
         }
         let mut opened = Match {
             options,
@@ -178,6 +187,12 @@ impl GameLoop {
         opened.deliver(&events);
         Ok(opened)
     }
+}
+
+/// Returns whether replies of a seat can be constrained: tokens that a grammar restricts are never
+/// trained.
+fn can_constrain(party: &Party, player: &Player) -> bool {
+    !player.is_trained || matches!(party.backend, Backend::Messages(_))
 }
 
 impl Match<'_> {

@@ -78,7 +78,8 @@ pub struct GameOptions {
     pub default_reward: f64,
     /// Maximum number of tokens of one completion. 0 leaves the limit to the agent.
     pub move_tokens: usize,
-    /// Whether the sampler restricts completions to the schema of the request.
+    /// Whether the sampler restricts completions to the schema of the request, except those of
+    /// trained policies.
     pub constrained: bool,
     /// Whether the described format of a completion has a field for private reasoning.
     pub has_reasoning: bool,

@@ -17,7 +17,10 @@ pub(super) struct SeatPlayer {
     pub agent: String,
     /// Name of the policy that plays the seat.
     pub policy: String,
-    limits: Limits,
+    /// Limits of the player over the whole match.
+    pub limits: Limits,
+    /// Whether the sampler restricts replies to the schema of the ask.
+    pub is_constrained: bool,
     history: Vec<Message>,
     /// Events since the last request.
     unseen: Vec<String>,
@@ -53,6 +56,7 @@ impl SeatPlayer {
             agent: agent.name.clone(),
             policy: player.policy.clone(),
             limits: agent.limits,
+            is_constrained: false,
             history,
             unseen: Vec::new(),
             tokens: 0,
@@ -173,8 +177,8 @@ impl SeatPlayer {
                 max_tokens: Some(remaining.min(move_tokens)),
                 ..SamplingOptions::default()
             },
-            constraint: options
-                .constrained
+            constraint: self
+                .is_constrained
                 .then(|| Constraint::JsonSchema(move_schema(move_request, options.has_reasoning))),
             ..Request::new(Input::Messages(messages))
         })

@@ -244,6 +244,7 @@ mod tests {
     use levade_gateway::{Gateway, Options};
 
     use super::*;
+    use crate::testing::call_record;
 
     const LIMITS: Limits = Limits {
         max_turns: 8,
@@ -267,23 +268,7 @@ mod tests {
     }
 
     fn call(turn: u32, summary: bool, content: &str) -> CallRecord {
-        CallRecord {
-            agent: "solver".into(),
-            model: "student".into(),
-            external: false,
-            summary,
-            probe: false,
-            origin: Some(Origin::Started),
-            prompt: 5,
-            tokens: 7,
-            finish: FinishReason::StopId,
-            error: None,
-            turn: Some(turn),
-            content: content.into(),
-            calls: 1,
-            malformed_calls: 0,
-            interval: Default::default(),
-        }
+        CallRecord { content: content.into(), ..call_record(turn, summary) }
     }
 
     #[test]

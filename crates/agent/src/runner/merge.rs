@@ -71,9 +71,8 @@ pub(super) fn merge(
 mod tests {
     use std::time::Duration;
 
-    use levade_conversation::Origin;
-
     use super::*;
+    use crate::testing::call_record;
 
     const LIMITS: Limits = Limits {
         max_turns: 3,
@@ -83,23 +82,7 @@ mod tests {
     };
 
     fn call(turn: u32, summary: bool, finish: FinishReason) -> CallRecord {
-        CallRecord {
-            agent: "solver".into(),
-            model: "student".into(),
-            external: false,
-            summary,
-            probe: false,
-            origin: Some(Origin::Started),
-            prompt: 5,
-            tokens: 7,
-            finish,
-            error: None,
-            turn: Some(turn),
-            content: String::new(),
-            calls: 1,
-            malformed_calls: 0,
-            interval: Default::default(),
-        }
+        CallRecord { finish, ..call_record(turn, summary) }
     }
 
     fn merged(outcome: Outcome, calls: Vec<CallRecord>, rejected: &str) -> Outcome {

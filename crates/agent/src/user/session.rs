@@ -19,9 +19,7 @@ use crate::roster::Player;
 pub(crate) struct UserSession<'a> {
     user: &'a SimulatedUser,
     voice: Voice<'a>,
-    /// Messages that user and agent have exchanged, the first message of the user included.
-    exchange: Vec<Message>,
-    /// Number of the user's messages so far.
+    /// Number of the user's messages so far, the first one of a user who does not open included.
     turns: u32,
     /// Whether the attempt waits for the user.
     is_waiting: bool,
@@ -29,12 +27,12 @@ pub(crate) struct UserSession<'a> {
     has_ended: bool,
 }
 
-/// Agent or class that plays the user in this attempt.
+/// Agent or class that plays the user in this attempt, with the conversation as it reads it.
 enum Voice<'a> {
-    /// An agent, whose conversation has a recorder of its own.
+    /// An agent, whose conversation has a recorder of its own. In it, the user is the assistant.
     Agent { cast: Cast, player: &'a Player, name: &'a str, history: Vec<Message> },
-    /// A class in Python.
-    Python(PythonUser),
+    /// A class in Python, which reads messages as JSON.
+    Python { class: PythonUser, history: Vec<Value> },
 }
 
 /// Response of a user.
@@ -79,14 +77,14 @@ impl<'a> UserSession<'a> {
                     context.player(own).map_err(failed)?.wait_within(user.timeout, opening);
                 let timeout = user.timeout;
                 let late = || Err(format!("it was not ready within {timeout:?}"));
-                Voice::Python(opened.await.unwrap_or_else(late).map_err(failed)?)
+                let class = opened.await.unwrap_or_else(late).map_err(failed)?;
+                // The task's question is the first message of a user who does not open.
+                let asked = (!user.opens).then(|| message("user", question(context)));
+                Voice::Python { class, history: Vec::from_iter(asked) }
             }
         };
-        // The task's question is the first message of a user who does not open.
-        let question = (!user.opens).then(|| Message::user(question(context)));
-        let exchange = Vec::from_iter(question);
-        let turns = exchange.len() as u32;
-        Ok(UserSession { user, voice, exchange, turns, is_waiting: false, has_ended: false })
+        let turns = u32::from(!user.opens);
+        Ok(UserSession { user, voice, turns, is_waiting: false, has_ended: false })
     }
 
     /// Returns whether the user writes the first message.
@@ -124,9 +122,9 @@ impl<'a> UserSession<'a> {
         text: &str,
         player: &Player,
     ) -> Result<(UserResponse, Option<f64>), String> {
-        self.exchange.push(Message::assistant(text));
-        if let Voice::Agent { history, .. } = &mut self.voice {
-            history.push(Message::user(text));
+        match &mut self.voice {
+            Voice::Agent { history, .. } => history.push(Message::user(text)),
+            Voice::Python { history, .. } => history.push(message("assistant", text)),
         }
         self.next(player).await
     }
@@ -138,9 +136,9 @@ impl<'a> UserSession<'a> {
         // The clock of the policy that plays the user excludes the time in which its device trains.
         let clock = match &self.voice {
             Voice::Agent { player, .. } => *player,
-            Voice::Python(_) => player,
+            Voice::Python { .. } => player,
         };
-        let written = clock.wait_within(timeout, self.voice.write(&self.exchange)).await;
+        let written = clock.wait_within(timeout, self.voice.write()).await;
         self.is_waiting = false;
         let written =
             written.unwrap_or_else(|| Err(format!("it did not answer within {timeout:?}")));
@@ -154,7 +152,6 @@ impl<'a> UserSession<'a> {
             Some(_) if self.turns >= self.user.max_turns => UserResponse::MaxTurns,
             Some(text) => {
                 self.turns += 1;
-                self.exchange.push(Message::user(text.as_str()));
                 UserResponse::Message(text)
             }
             None => UserResponse::End,
@@ -169,7 +166,7 @@ impl<'a> UserSession<'a> {
             Voice::Agent { player, .. } => {
                 format!("the policy {} failed as the user {user}: {why}", player.policy)
             }
-            Voice::Python(_) => format!("the user {user} failed: {why}"),
+            Voice::Python { .. } => format!("the user {user} failed: {why}"),
         }
     }
 
@@ -188,8 +185,8 @@ impl<'a> UserSession<'a> {
                 scorer_input["policy"] = json!(player.policy);
                 Some((recording.trajectory, outcome))
             }
-            Voice::Python(python) => {
-                match player.wait_within(user.timeout, python.finish()).await {
+            Voice::Python { class, .. } => {
+                match player.wait_within(user.timeout, class.finish()).await {
                     Some(Ok(score)) => {
                         if let Some(score) = score {
                             scorer_input["score"] = json!(score);
@@ -213,18 +210,16 @@ struct Written {
 }
 
 impl Voice<'_> {
-    /// Returns the user's next message, which continues `exchange`.
+    /// Returns the user's next message, and adds it to the conversation.
     ///
     /// # Errors
     /// Returns a message if the user fails.
-    async fn write(&mut self, exchange: &[Message]) -> Result<Written, String> {
+    async fn write(&mut self) -> Result<Written, String> {
         let (cast, name, history) = match self {
             Voice::Agent { cast, name, history, .. } => (cast, *name, history),
-            Voice::Python(user) => {
-                let messages = exchange.iter().map(
-                    |message| json!({ "role": message.role, "content": message.content.as_str() }),
-                );
-                let response = user.respond_to(messages.collect()).await?;
+            Voice::Python { class, history } => {
+                let response = class.respond_to(json!(history)).await?;
+                history.extend(response.text.as_ref().map(|text| message("user", text)));
                 let score = response.score.filter(|score| score.is_finite());
                 if response.score.is_some() && score.is_none() {
                     return Err("the score that it gave is not finite".to_owned());
@@ -294,6 +289,11 @@ fn open_agent<'a>(
     }
     let cast = Cast::new([Arc::new(party)], context.recorder(usize::MAX));
     Ok(Voice::Agent { cast, player, name, history })
+}
+
+/// Returns a message as a class in Python reads it.
+fn message(role: &str, content: &str) -> Value {
+    json!({ "role": role, "content": content })
 }
 
 /// Returns the last message of the user with which the attempt starts.

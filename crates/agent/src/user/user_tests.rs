@@ -191,7 +191,7 @@ fn external(lines: &[Line]) -> Agent {
     shopper
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn failed_user_breaks_attempt_and_is_named() {
     let busy = ErrorKind::Busy(Duration::from_secs(1));
     let timeout = Duration::from_millis(50);
@@ -229,7 +229,7 @@ async fn external_user_talks_without_recorded_tokens() {
     assert_eq!(outcome.sampled_tokens, trajectory.sampled_tokens());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn timeout_of_attempt_while_user_hangs_is_failure() {
     let user = SimulatedUser { timeout: Duration::from_secs(60), ..user() };
     let solver_bench = bench(&[text_completion("Yes?")]);

@@ -80,7 +80,7 @@ pub async fn check_users(recipe: &Recipe, host: &Host, tasks: &Tasks, report: &m
             if !user.opens {
                 return Ok("started".to_owned());
             }
-            let text = opened.reply(json!([])).await?.text.unwrap_or_default();
+            let text = opened.respond_to(json!([])).await?.text.unwrap_or_default();
             if text.is_empty() {
                 return Err("it wrote no first message; set opens = false".to_owned());
             }

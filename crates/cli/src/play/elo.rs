@@ -13,6 +13,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use levade_agent::game::{Contestant, GameOptions, MatchSeeds, play_versus};
 use levade_game::{Game, PairedGame, Rating, elo};
 use levade_policy::SamplingParams;
+use levade_run::dir::RunDir;
 use serde_json::json;
 
 use super::players::{Players, SeatedAgent, agents_of_seats, checkpoint_steps, with_models};
@@ -52,7 +53,7 @@ pub fn main(
     let (seed, wanted_temperature, json) = sampling;
     let mut steps = args.steps.clone();
     if steps.is_empty() {
-        steps = checkpoint_steps(Path::new(run))?;
+        steps = checkpoint_steps(&RunDir::open(Path::new(run))?);
     }
     steps.sort_unstable();
     steps.dedup();

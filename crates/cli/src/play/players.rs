@@ -9,7 +9,7 @@ use levade_agent::game::{GameOptions, MoveProbabilities, move_probabilities};
 use levade_agent::{Agent, Player};
 use levade_game::{GameTree, Seat};
 use levade_recipe::{ModelKeys, Recipe};
-use levade_run::dir::{CHECKPOINTS, POLICIES, RunDir, STATE};
+use levade_run::dir::{POLICIES, RunDir, STATE};
 use levade_run::model;
 use levade_trainer::chat_options;
 use levade_tree::DEFAULT;
@@ -71,12 +71,13 @@ impl Players {
 
     fn resolve(name: &str) -> anyhow::Result<(Option<RunDir>, Models)> {
         if let Some((run, step)) = split_step(name) {
-            let checkpoint = (step > 0).then(|| run.root().join(checkpoint_name(step)));
-            if let Some(missing) = checkpoint.as_ref().filter(|path| !path.join(STATE).is_file()) {
+            let checkpoint = run.checkpoints().remove(&step);
+            if checkpoint.is_none() && step > 0 {
+                let steps: Vec<_> = checkpoint_steps(&run).iter().map(u64::to_string).collect();
                 return Err(unusable(format!(
-                    "{name}: the run has no checkpoint {}; `run.checkpoint_every` and `run.keep` \
-                     determine which steps have one",
-                    missing.display()
+                    "{name}: the run has no checkpoint of step {step}; it has those of the steps \
+                     {}, which `run.checkpoint_every` and `run.keep` determine",
+                    steps.join(", ")
                 )));
             }
             let own = Box::new(run.recipe()?);
@@ -131,23 +132,8 @@ fn split_step(text: &str) -> Option<(RunDir, u64)> {
 }
 
 /// Returns the steps of a run that have a checkpoint, in order, after step 0 for its first version.
-///
-/// # Errors
-/// Returns an error if the directory contains no run.
-pub fn checkpoint_steps(run: &Path) -> anyhow::Result<Vec<u64>> {
-    let run = RunDir::open(run)?;
-    let entries = std::fs::read_dir(run.root().join(CHECKPOINTS)).into_iter().flatten().flatten();
-    let steps = entries.filter_map(|entry| {
-        let step: u64 = entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok()?;
-        entry.path().join(STATE).is_file().then_some(step)
-    });
-    let mut steps: Vec<u64> = std::iter::once(0).chain(steps).collect();
-    steps.sort_unstable();
-    Ok(steps)
-}
-
-fn checkpoint_name(step: u64) -> PathBuf {
-    Path::new(CHECKPOINTS).join(format!("step-{step:06}"))
+pub fn checkpoint_steps(run: &RunDir) -> Vec<u64> {
+    std::iter::once(0).chain(run.checkpoints().into_keys()).collect()
 }
 
 /// Policy of an agent, ready to play.

@@ -9,9 +9,8 @@ use std::sync::OnceLock;
 use levade_game::{GameTree, Kuhn};
 use levade_model::ModelConfig;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use crate::support::{Workspace, config, copy_dir, levade, stderr, stdout, write_model};
+use crate::support::{Workspace, config, stderr, stdout, train_model};
 
 /// Returns the user message of the game loop for the last decision on a path.
 fn user_message(set: &levade_game::InformationSet) -> String {
@@ -52,10 +51,6 @@ fn demonstrations() -> String {
 
 /// Imitation of all legal moves, equally often.
 const SCHOOL: &str = r#"
-run = { name = "school", folder = "run", checkpoint_every = 0 }
-model = { source = "./model" }
-engine = { micro_batch_tokens = 4096 }
-eval = { tasks = 0 }
 agent = { max_turns = 1, max_tokens = 40 }
 
 [[tasks]]
@@ -78,22 +73,9 @@ optimizer = { schedule = "cosine", min_lr_ratio = 0.1, warmup = 5 }
 
 /// Returns the model after imitation, made once for all tests.
 fn player() -> &'static Path {
-    static MODEL: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    let (_, path) = MODEL.get_or_init(|| {
-        let dir = tempfile::tempdir().unwrap();
-        write_model(&dir.path().join("model"), &ModelConfig { context: 1024, ..config() });
-        fs::write(dir.path().join("recipe.toml"), SCHOOL).unwrap();
-        fs::write(dir.path().join("rows.jsonl"), demonstrations()).unwrap();
-        let output =
-            levade().current_dir(dir.path()).args(["train", "recipe.toml"]).output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        let checkpoints = fs::read_dir(dir.path().join("run/checkpoints")).unwrap();
-        let mut checkpoints: Vec<PathBuf> = checkpoints.map(|e| e.unwrap().path()).collect();
-        checkpoints.sort();
-        let path = checkpoints.pop().unwrap();
-        (dir, path)
-    });
-    path
+    static MODEL: OnceLock<(Workspace, PathBuf)> = OnceLock::new();
+    let config = ModelConfig { context: 1024, ..config() };
+    &MODEL.get_or_init(|| train_model(&config, SCHOOL, &demonstrations())).1
 }
 
 /// A recipe in which two policies learn the two seats.
@@ -153,9 +135,7 @@ learning_rate = 1e-2
 "#;
 
 fn new_workspace() -> Workspace {
-    let workspace = Workspace::new();
-    fs::remove_dir_all(workspace.path("model")).unwrap();
-    copy_dir(player(), &workspace.path("model"));
+    let workspace = Workspace::with_model(player());
     workspace.write("recipe.toml", TWO);
     workspace
 }
@@ -356,7 +336,8 @@ fn elo_rates_checkpoints_reproducibly() {
         stderr(&output)
     };
     assert!(error(&["--elo", "run", "--step", "1"]).contains("at least two checkpoints"));
-    assert!(error(&["--elo", "run", "--step", "1", "--step", "7"]).contains("step-000007"));
+    let missing = error(&["--elo", "run", "--step", "1", "--step", "7"]);
+    assert!(missing.contains("no checkpoint of step 7; it has those of the steps 0, 1"));
     assert!(error(&["--elo", "model"]).contains("no run"));
 }
 

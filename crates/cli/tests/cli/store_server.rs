@@ -8,11 +8,12 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
 use crate::crash::Trace;
-use crate::support::{Workspace, stderr, stdout};
+use crate::support::{Workspace, stderr, stdout, unused_port};
 
 /// A store server, which is killed when it is dropped.
 struct StoreServer {
     child: Child,
+    port: u16,
     url: String,
     /// Kept open, so that the server can log.
     _stderr: Lines<BufReader<ChildStderr>>,
@@ -27,10 +28,10 @@ impl Drop for StoreServer {
 
 impl StoreServer {
     /// Starts a server on `records.db` in a workspace, and waits until it listens.
-    fn start(workspace: &Workspace, port: &str) -> Self {
+    fn start(workspace: &Workspace, port: u16) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_levade"))
             .current_dir(workspace.path(""))
-            .args(["store", "serve", "--db", "records.db", "--port", port])
+            .args(["store", "serve", "--db", "records.db", "--port", &port.to_string()])
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -40,7 +41,7 @@ impl StoreServer {
             .by_ref()
             .map(Result::unwrap)
             .find_map(|line| line.find("http://").map(|start| line[start..].trim().to_owned()));
-        StoreServer { child, url: url.expect("the address of the server"), _stderr: stderr }
+        StoreServer { child, port, url: url.expect("the address of the server"), _stderr: stderr }
     }
 
     /// Kills the server, and starts another one at the same port.
@@ -49,17 +50,16 @@ impl StoreServer {
         self.child.wait().unwrap();
         // The trainer meets a closed port for a while.
         std::thread::sleep(Duration::from_millis(300));
-        let port = self.url.rsplit(':').next().unwrap().to_owned();
-        *self = StoreServer::start(workspace, &port);
+        *self = StoreServer::start(workspace, self.port);
     }
 }
 
 /// Returns a command that trains with the store on a server.
-fn train(workspace: &Workspace, server: &StoreServer) -> Command {
+fn train(workspace: &Workspace, url: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_levade"));
     command
         .current_dir(workspace.path(""))
-        .args(["train", "recipe.toml", "--set", "engine.threads=1", "--store", &server.url])
+        .args(["train", "recipe.toml", "--set", "engine.threads=1", "--store", url])
         .env("LEVADE_STORE_TIMEOUT", "60")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -73,8 +73,8 @@ fn store_file(workspace: &Workspace) -> PathBuf {
 #[test]
 fn run_equals_run_on_a_file_after_its_store_server_was_killed() {
     let workspace = Workspace::with_trained_model();
-    let mut server = StoreServer::start(&workspace, "0");
-    let mut run = train(&workspace, &server).spawn().unwrap();
+    let mut server = StoreServer::start(&workspace, unused_port());
+    let mut run = train(&workspace, &server.url).spawn().unwrap();
     let mut lines = BufReader::new(run.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.starts_with("grpo 1/")), "{:?}", run.wait_with_output());
     server.restart(&workspace);
@@ -88,11 +88,11 @@ fn run_equals_run_on_a_file_after_its_store_server_was_killed() {
 #[test]
 fn killed_trainer_resumes_from_its_store_server_at_once() {
     let workspace = Workspace::with_trained_model();
-    let server = StoreServer::start(&workspace, "0");
+    let server = StoreServer::start(&workspace, 0);
     let killed =
-        train(&workspace, &server).env("LEVADE_CRASH_AT", "in_optim_step:2").output().unwrap();
+        train(&workspace, &server.url).env("LEVADE_CRASH_AT", "in_optim_step:2").output().unwrap();
     assert!(!killed.status.success());
-    let output = train(&workspace, &server).arg("--resume").output().unwrap();
+    let output = train(&workspace, &server.url).arg("--resume").output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     Trace::read(&workspace, &store_file(&workspace)).assert_same("killed trainer");
     for arguments in [["inspect", "run"], ["replay", "run"]] {
@@ -111,11 +111,8 @@ fn killed_trainer_resumes_from_its_store_server_at_once() {
 #[test]
 fn unreachable_store_server_is_named() {
     let workspace = Workspace::with_trained_model();
-    let server = StoreServer::start(&workspace, "0");
-    let mut command = train(&workspace, &server);
-    let url = server.url.clone();
-    drop(server);
-    let output = command.env("LEVADE_STORE_TIMEOUT", "1").output().unwrap();
+    let url = format!("http://127.0.0.1:{}", unused_port());
+    let output = train(&workspace, &url).env("LEVADE_STORE_TIMEOUT", "1").output().unwrap();
     assert!(!output.status.success());
     let text = stderr(&output);
     assert!(text.contains(&url) && text.contains("LEVADE_STORE_TIMEOUT"), "{text}");

@@ -3,11 +3,13 @@
 use std::fs;
 #[cfg(unix)]
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 #[cfg(unix)]
 use std::process::Stdio;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use assert_cmd::Command;
@@ -79,8 +81,13 @@ impl Workspace {
 
     /// Creates a directory with a model that has learned to call the calculator in most cases.
     pub fn with_trained_model() -> Self {
+        Self::with_model(trained_model())
+    }
+
+    /// Creates a directory with a copy of a model.
+    pub fn with_model(model: &Path) -> Self {
         let workspace = Workspace { temp_dir: tempfile::tempdir().unwrap() };
-        copy_dir(trained_model(), &workspace.path("model"));
+        copy_dir(model, &workspace.path("model"));
         workspace.write("recipe.toml", RECIPE);
         workspace
     }
@@ -167,6 +174,16 @@ impl Workspace {
     }
 }
 
+/// Returns a port that no other test uses while no program listens on it: one below the ports that
+/// the system assigns to servers on port 0 and to clients.
+pub fn unused_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Test processes start at different ports.
+    let first = 10_000 + std::process::id() as u16 % 100 * 200;
+    let mut ports = (0..200).map(|_| first + NEXT.fetch_add(1, Ordering::Relaxed) % 200);
+    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
+}
+
 /// Copies a directory recursively.
 pub fn copy_dir(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
@@ -233,32 +250,28 @@ learning_rate = 1e-3
 
 /// Returns a small model that was trained on many demonstrations, once for all tests.
 fn trained_model() -> &'static Path {
-    static MODEL: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    let (_, path) = MODEL.get_or_init(|| {
-        let dir = tempfile::tempdir().unwrap();
-        write_model(&dir.path().join("model"), &config());
-        fs::write(dir.path().join("recipe.toml"), TRAINING_RECIPE).unwrap();
-        let output =
-            levade().current_dir(dir.path()).args(["train", "recipe.toml"]).output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        let mut checkpoints: Vec<PathBuf> = fs::read_dir(dir.path().join("run/checkpoints"))
-            .unwrap()
-            .map(|e| e.unwrap().path())
-            .collect();
-        checkpoints.sort();
-        let path = checkpoints.pop().unwrap();
-        (dir, path)
-    });
-    path
+    static MODEL: OnceLock<(Workspace, PathBuf)> = OnceLock::new();
+    &MODEL.get_or_init(|| train_model(&config(), TRAINING_RECIPE, "")).1
 }
 
-/// A recipe that trains on demonstrations until the model writes complete tool calls.
-const TRAINING_RECIPE: &str = r#"
-run = { name = "school", folder = "run", checkpoint_every = 0 }
-model = { source = "./model" }
-engine = { micro_batch_tokens = 4096 }
-eval = { tasks = 0 }
+/// Trains a model with a recipe that has at least tables of tasks and a phase, and with these rows
+/// in `rows.jsonl`. Returns the directory of the run, and its last checkpoint.
+pub fn train_model(config: &ModelConfig, recipe: &str, rows: &str) -> (Workspace, PathBuf) {
+    const COMMON: &str = "model = { source = './model' }\n\
+        run = { name = 'school', folder = 'run', checkpoint_every = 0 }\n\
+        engine = { micro_batch_tokens = 4096 }\neval = { tasks = 0 }\n";
+    let workspace = Workspace { temp_dir: tempfile::tempdir().unwrap() };
+    write_model(&workspace.path("model"), config);
+    workspace.write("recipe.toml", [COMMON, recipe].concat());
+    workspace.write("rows.jsonl", rows);
+    let output = workspace.train().output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let path = workspace.checkpoints("run").pop().unwrap();
+    (workspace, path)
+}
 
+/// Demonstrations until the model writes complete tool calls.
+const TRAINING_RECIPE: &str = r#"
 [[tasks]]
 kind = "arithmetic"
 operands = 2
@@ -276,5 +289,5 @@ demonstrations = 64
 epochs = 18
 batch = 8
 learning_rate = 1e-2
-optimiser = { schedule = "cosine", min_lr_ratio = 0.1, warmup = 5 }
+optimizer = { schedule = "cosine", min_lr_ratio = 0.1, warmup = 5 }
 "#;

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::support::{Workspace, stderr, stdout};
+use crate::support::{Workspace, stderr, stdout, unused_port};
 
 /// Starts a collector that accepts everything. Returns its URL, and the number of its requests.
 fn collector() -> (String, Arc<AtomicUsize>) {
@@ -79,14 +79,12 @@ fn run_sends_traces_live_and_afterwards_and_prints_graph() {
 #[test]
 fn unavailable_collector_is_noted_and_does_not_end_the_run() {
     let workspace = Workspace::with_trained_model();
-    // No program listens on the port of a listener that was dropped.
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let traced = format!("metrics.traces.otlp=http://{address}/v1/traces");
+    let url = format!("http://127.0.0.1:{}", unused_port());
+    let traced = format!("metrics.traces.otlp={url}/v1/traces");
     let output = workspace.train().args(["--run", "run", "--set", &traced]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);
     assert!(text.contains("note: the collector of traces has 0 attempts"), "{text}");
-    let output =
-        workspace.levade().args(["traces", "run", "--to", &format!("http://{address}")]).output();
-    assert_eq!(output.unwrap().status.code(), Some(1));
+    let output = workspace.levade().args(["traces", "run", "--to", &url]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
 }

@@ -3,15 +3,14 @@
 
 use std::fmt::Display;
 use std::fs;
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use levade_policy::LoraOptions;
 use levade_policy::environment::read_variable;
 use levade_policy::process_time::{Stopwatch, sleep};
+use levade_policy::{LoraOptions, random_hex};
 use levade_process::{Child, Launch, Supervisor};
 use levade_recipe::{Recipe, TorchKeys};
 use levade_remote::Processes;
@@ -68,7 +67,7 @@ pub async fn start(
         (None, _) => rustix::system::uname().nodename().to_string_lossy().into_owned(),
     };
     let order = Order {
-        start: random()?[..12].to_owned(),
+        start: random_hex(6),
         command: command(
             keys,
             recipe,
@@ -84,7 +83,7 @@ pub async fn start(
         start_timeout_seconds: keys.start_seconds,
     };
     let log = log_of(root, 0);
-    let token = random()?;
+    let token = random_hex(32);
     let mut environment = order.full_environment();
     environment.push((TOKEN.into(), token.clone()));
     let mut kept = serve(&order, 0, root, (environment, &log), supervisor).await?;
@@ -251,13 +250,6 @@ pub fn failure_reason(log: &Path) -> String {
     }
 }
 
-/// Returns 256 random bits as hexadecimal digits.
-pub fn random() -> io::Result<String> {
-    let mut bytes = [0u8; 32];
-    getrandom::fill(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
 /// Returns the path of the log of a node's processes. The run's own node is 0.
 pub fn log_of(root: &Path, node: u32) -> PathBuf {
     root.join(SUBDIR).join(format!("node-{node}.log"))
@@ -288,12 +280,5 @@ mod tests {
         let words = failure_reason(&log);
         assert!(words.starts_with("envs/bin/python: No module named levade_torch; "), "{words}");
         assert!(words.contains("levade cluster setup"), "{words}");
-    }
-
-    #[test]
-    fn random_tokens_are_distinct() {
-        let one = random().unwrap();
-        let other = random().unwrap();
-        assert!(one.len() == 64 && one != other);
     }
 }

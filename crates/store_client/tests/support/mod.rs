@@ -7,7 +7,7 @@ use std::time::Duration;
 use levade_store::rollouts::{Rollouts, SystemClock};
 use levade_store_client::{ServiceOptions, open_rollouts};
 use levade_store_server::{ServerOptions, serve};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -27,12 +27,15 @@ impl Drop for Server {
 impl Server {
     /// Starts a server at a free port.
     pub async fn start(store: Arc<dyn Rollouts>, options: ServerOptions) -> Self {
-        Self::start_at("127.0.0.1:0", store, options).await
+        Self::start_on(TcpListener::bind("127.0.0.1:0").await.unwrap(), store, options)
     }
 
-    /// Starts a server at an address.
-    pub async fn start_at(address: &str, store: Arc<dyn Rollouts>, options: ServerOptions) -> Self {
-        let listener = TcpListener::bind(address).await.unwrap();
+    /// Starts a server that accepts the connections of a listener.
+    pub fn start_on(
+        listener: TcpListener,
+        store: Arc<dyn Rollouts>,
+        options: ServerOptions,
+    ) -> Self {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let options = ServerOptions {
             // Tests move the clock and search for timeouts themselves.
@@ -53,6 +56,14 @@ impl Server {
         drop(self.stop.take());
         (&mut self.task).await.unwrap().unwrap();
     }
+}
+
+/// Reserves a port on which no program listens yet. Returns the socket, and the URL of the port.
+pub fn reserve_port() -> (TcpSocket, String) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let url = format!("http://{}", socket.local_addr().unwrap());
+    (socket, url)
 }
 
 /// Returns options without a key.

@@ -13,14 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_policy::process_time;
-use levade_store::backend::Failure;
+use levade_policy::{process_time, random_hex};
 use levade_store::rollouts::{
     Clock, Json, Lease, LeaseEnd, LeaseRequest, NewRollout, NewSpan, Page, PageRequest, Resources,
     ResourcesFilter, Result, Rollout, RolloutFilter, RolloutUpdate, Rollouts, Span, SpanFilter,
     SpanOutcome, Statistics, TextFilter, Try, TryName, TryUpdate, Worker, WorkerFilter,
 };
-use levade_store::{Code, MongoUrl, StoreError, WriteOutcome};
+use levade_store::{MongoUrl, StoreError, WriteOutcome};
 use mongodb::Collection;
 use mongodb::bson::{Document, doc};
 use tokio::sync::watch;
@@ -28,7 +27,6 @@ use tokio::time::Instant;
 
 use crate::connection::{Connection, Index, Result as OperationResult, insert_new};
 use crate::fields;
-use crate::segments::hex;
 
 /// Maximum interval between two polls of a wait, for writes of other processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -48,14 +46,14 @@ pub struct MongoRollouts {
     changes: watch::Sender<u64>,
 }
 
+/// Returns the id of a new rollout: the chosen one, or a generated one.
+fn id_of(new: &NewRollout) -> String {
+    new.id.clone().unwrap_or_else(|| new_id("ro-", 8))
+}
+
 /// Generates an id: `prefix` and `bytes` random bytes as hexadecimal digits.
-fn new_id(prefix: &str, bytes: usize) -> OperationResult<String> {
-    let mut random = [0; 16];
-    let random = &mut random[..bytes];
-    let failed =
-        |error: getrandom::Error| Failure::Backend(Code::Internal, error.to_string().into());
-    getrandom::fill(random).map_err(failed)?;
-    Ok(format!("{prefix}{}", hex(random)))
+fn new_id(prefix: &str, bytes: usize) -> String {
+    format!("{prefix}{}", random_hex(bytes))
 }
 
 impl MongoRollouts {
@@ -179,16 +177,12 @@ impl Rollouts for MongoRollouts {
 
     async fn enqueue(&self, new: &[NewRollout]) -> Result<Vec<Rollout>> {
         // A repeated operation must not create the rollouts again.
-        let ids = self
-            .write("rollouts", || async { new.iter().map(|_| new_id("ro-", 8)).collect() })
-            .await?;
-        let ids: &Vec<String> = &ids;
+        let ids: &Vec<String> = &new.iter().map(id_of).collect();
         self.write("rollouts", || self.enqueue_as(ids, new)).await
     }
 
     async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
-        self.write("a rollout", || async { self.start_as(&new_id("ro-", 8)?, new, worker).await })
-            .await
+        self.write("a rollout", || async { self.start_as(&id_of(new), new, worker).await }).await
     }
 
     async fn start_try(&self, rollout_id: &str, worker: Option<&str>) -> Result<Rollout> {
@@ -200,10 +194,7 @@ impl Rollouts for MongoRollouts {
             return Ok(Vec::new());
         }
         // Without a key, only this call repeats the request.
-        let own_key = match &request.key {
-            Some(key) => key.clone(),
-            None => self.write("leases", || async { new_id("own-", 8) }).await?,
-        };
+        let own_key = request.key.clone().unwrap_or_else(|| new_id("own-", 8));
         let key = own_key.as_str();
         let lease = || self.write("leases", move || self.lease_once(request, key));
         let leased = lease().await?;
@@ -299,7 +290,7 @@ impl Rollouts for MongoRollouts {
             match id {
                 Some(id) => self.add_resources(id, value).await,
                 // Clients expect `rs-` and 12 digits.
-                None => self.add_resources(&new_id("rs-", 6)?, value).await,
+                None => self.add_resources(&new_id("rs-", 6), value).await,
             }
         };
         self.write(id.unwrap_or("resources"), put).await

@@ -33,23 +33,24 @@ impl MongoRollouts {
         let latest = self.latest_resources_id(new).await?;
         let rollouts = self.collection("rollouts");
         loop {
-            let known = self.find_known(ids, new).await?;
-            let mut keys: HashMap<&str, usize> = HashMap::new();
+            let [mut by_id, mut by_key] = self.find_known(ids, new).await?;
             let mut results: Vec<StoredRollout> = Vec::new();
             let mut missing = Vec::new();
             for (index, (id, new)) in ids.iter().zip(new).enumerate() {
-                let by_key = new.key.as_ref().and_then(|key| known.get(key));
-                let first = new.key.as_deref().map(|key| *keys.entry(key).or_insert(index));
-                let earlier = first.filter(|first| *first < index);
-                let earlier = earlier.map(|first| &results[first]);
-                let result = match by_key.or_else(|| known.get(id)).or(earlier) {
-                    Some(found) => {
+                let same_key = new.key.as_ref().and_then(|key| by_key.get(key));
+                let result = match (by_id.get(id), same_key) {
+                    (Some(found), _) => found.clone(),
+                    (None, Some(found)) => {
                         check_input(found, new)?;
                         found.clone()
                     }
-                    None => {
+                    (None, None) => {
                         missing.push(index);
-                        StoredRollout::new(new, id.clone(), latest.as_deref(), self.clock.now())
+                        let now = self.clock.now();
+                        let created = StoredRollout::new(new, id.clone(), latest.as_deref(), now);
+                        by_id.insert(id.clone(), created.clone());
+                        by_key.extend(new.key.clone().map(|key| (key, created.clone())));
+                        created
                     }
                 };
                 results.push(result);
@@ -76,7 +77,7 @@ impl MongoRollouts {
             };
             self.publish(&changes).await?;
             match inserted {
-                // Another call has created a rollout with one of the keys.
+                // Another call has created a rollout with one of the ids or keys.
                 Err(error) if is_duplicate(&error) => {}
                 Err(error) => return Err(error.into()),
                 Ok(()) => return results.iter().map(StoredRollout::to_rollout).collect(),
@@ -84,28 +85,28 @@ impl MongoRollouts {
         }
     }
 
-    /// Returns the rollouts that have one of the ids or of the keys, by both.
+    /// Returns the rollouts that have one of the ids, by id, and those that have one of the keys,
+    /// by key.
     async fn find_known(
         &self,
         ids: &[String],
         new: &[NewRollout],
-    ) -> Result<HashMap<String, StoredRollout>> {
+    ) -> Result<[HashMap<String, StoredRollout>; 2]> {
         let keys: Vec<&str> = new.iter().filter_map(|new| new.key.as_deref()).collect();
         let mut filters = vec![doc! { "_id": { "$in": ids } }];
         if !keys.is_empty() {
             filters.push(doc! { "key": { "$in": keys } });
         }
-        let mut known = HashMap::new();
+        let [mut by_id, mut by_key] = [HashMap::new(), HashMap::new()];
         for filter in filters {
             for document in all(self.collection("rollouts").find(filter).await?).await? {
                 let found = StoredRollout::parse(document)?;
-                if let Some(key) = fields::optional_text(&found.document, "key")? {
-                    known.insert(key, found.clone());
-                }
-                known.insert(found.state.id.clone(), found);
+                let key = fields::optional_text(&found.document, "key")?;
+                by_key.extend(key.map(|key| (key, found.clone())));
+                by_id.insert(found.state.id.clone(), found);
             }
         }
-        Ok(known)
+        Ok([by_id, by_key])
     }
 
     /// Creates a rollout with its first try.
@@ -116,17 +117,16 @@ impl MongoRollouts {
         worker: Option<&str>,
     ) -> Result<Rollout> {
         check_config(&new.config)?;
-        if let Some(key) = &new.key {
-            let found = self.collection("rollouts").find_one(doc! { "key": key }).await?;
-            if let Some(found) = found {
-                let rollout_id = fields::text(&found, "_id")?;
-                return Err(RolloutError::Conflict { key: key.clone(), rollout_id }.into());
-            }
+        let [by_id, by_key] = self.find_known(&[id.to_owned()], std::slice::from_ref(new)).await?;
+        let same_key = new.key.as_ref().and_then(|key| by_key.get(key));
+        if let Some(found) = by_id.get(id).or(same_key) {
+            let key = new.key.clone().or_else(|| new.id.clone()).unwrap_or_default();
+            return Err(RolloutError::Conflict { key, rollout_id: found.state.id.clone() }.into());
         }
         let latest = self.latest_resources_id(std::slice::from_ref(new)).await?;
         let now = self.clock.now();
         let mut created = StoredRollout::new(new, id.to_owned(), latest.as_deref(), now);
-        created.start_try(new_id("at-", 6)?, worker, None, now);
+        created.start_try(new_id("at-", 6), worker, None, now);
         let number = self.next(CHANGES, 1).await?;
         for name in ["seq", "enqueued", "changed"] {
             created.document.insert(name, number);
@@ -195,7 +195,7 @@ impl MongoRollouts {
 
     /// Starts another try of a rollout.
     pub(super) async fn start_another(&self, id: &str, worker: Option<&str>) -> Result<Rollout> {
-        let try_id = new_id("at-", 6)?;
+        let try_id = new_id("at-", 6);
         let start = |of: &mut StoredRollout, now| {
             of.start_try(try_id.clone(), worker, None, now);
             Ok(())
@@ -233,7 +233,7 @@ impl MongoRollouts {
                     break;
                 }
                 let mut started = StoredRollout::parse(candidate)?;
-                started.start_try(new_id("at-", 6)?, worker, ttl, self.clock.now());
+                started.start_try(new_id("at-", 6), worker, ttl, self.clock.now());
                 started.document.insert("lease_key", key);
                 // Another worker may have been faster.
                 if self.replace(&mut started, Some(number)).await? {

@@ -33,6 +33,7 @@ contract!(
     repeated_lease_request_returns_leases_in_progress
     waiting_lease_request_returns_leases_of_its_repetition
     enqueue_is_idempotent_by_key
+    enqueue_keeps_chosen_ids
     finish_is_idempotent_and_rejects_other_ends
     retry_returns_to_old_position
     requeued_update_goes_to_the_end

@@ -1,12 +1,14 @@
 //! Copies attempts as demonstrations. Sampled completions become targets of imitation, and another
 //! system prompt can take the place of the one that the model saw.
 //!
-//! A copy is an attempt of its own in the record, in step 1 of the demonstrations. The original
-//! stays as it was sampled.
+//! A copy is an attempt of its own in the record: the same try, in step 1 of the demonstrations.
+//! The original is in step 0, as it was sampled.
 
-use levade_store::Attempt;
+use std::collections::BTreeSet;
+
+use levade_store::{Attempt, Store, StoreError};
 use levade_tasks::Task;
-use levade_tree::{AttemptId, AttemptSlot, Kind, RunId, Segment, Trajectory};
+use levade_tree::{AttemptId, AttemptSlot, Kind, Purpose, RunId, Segment, Trajectory};
 
 use crate::TrainerError;
 use crate::agents::Agents;
@@ -34,9 +36,31 @@ pub(super) fn copies(
         let slot = AttemptSlot { step: 1, ..attempt.slot };
         let opening = agents.map(|agents| opening(&task, agents)).transpose()?;
         let trajectory = imitated(&attempt.trajectory, opening);
-        Ok(Attempt { id: AttemptId::new(run, &slot, 0), slot, number: 0, trajectory, ..attempt })
+        Ok(Attempt { id: AttemptId::new(run, &slot, attempt.number), slot, trajectory, ..attempt })
     };
     attempts.into_iter().map(copy).collect()
+}
+
+/// Returns those of the attempts `ids` that are recorded, and the attempts that contain the same
+/// tokens: copies of them, and the originals of copies.
+///
+/// # Errors
+/// Returns an error if the store cannot be read.
+pub async fn with_copies(
+    store: &dyn Store,
+    ids: &BTreeSet<AttemptId>,
+) -> Result<BTreeSet<AttemptId>, StoreError> {
+    let mut found = BTreeSet::new();
+    for id in ids {
+        let Some(Attempt { slot, number, .. }) = store.attempt(id).await? else { continue };
+        found.insert(*id);
+        if slot.purpose == Purpose::Demonstration {
+            let other = AttemptSlot { step: u32::from(slot.step == 0), ..slot };
+            let other = AttemptId::new(store.run(), &other, number);
+            found.extend(store.attempt(&other).await?.map(|attempt| attempt.id));
+        }
+    }
+    Ok(found)
 }
 
 /// Returns the tokens with which an attempt of these agents at a task starts.
@@ -66,6 +90,8 @@ fn imitated(trajectory: &Trajectory, mut opening: Option<Vec<u32>>) -> Trajector
             let demonstrated = Segment::demonstrated(parent, segment.tokens, turn);
             segment = Segment { after, agent, policy, ..demonstrated };
         }
+        // Segments refer to earlier ones, of which the copy has the same number of tokens: only an
+        // opening that no branch begins within gets another length.
         copy.push(segment).expect("a copied segment has the parent of its original");
     }
     copy

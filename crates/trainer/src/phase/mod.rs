@@ -8,10 +8,10 @@ mod rl;
 mod sft;
 mod teacher;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use levade_recipe::{Phase, Recipe, SftKeys};
-use levade_store::Attempt;
+use levade_store::{Attempt, Store};
 use levade_tree::{AttemptId, RunId, Trajectory};
 
 use crate::TrainerError;
@@ -25,6 +25,7 @@ use crate::prompt_version::PromptVersion;
 use crate::tasks::{TaskOrder, Tasks};
 
 pub(crate) use enter::enter;
+pub use imitate::with_copies;
 use prompt::PromptPhase;
 use rl::Rl;
 pub(crate) use rl::positions_of;
@@ -131,6 +132,19 @@ impl PhaseRun {
             }
         }
     }
+}
+
+/// Rejects a step that needs a withdrawn attempt.
+///
+/// # Errors
+/// Returns [`TrainerError::Withdrawn`] if one of the attempts `ids` was withdrawn.
+async fn reject_withdrawn(
+    store: &dyn Store,
+    ids: impl Iterator<Item = AttemptId>,
+) -> Result<(), TrainerError> {
+    let ids: HashSet<AttemptId> = ids.collect();
+    let withdrawn = store.withdrawals().await?.into_iter().find(|it| ids.contains(&it.id));
+    withdrawn.map_or(Ok(()), |withdrawn| Err(TrainerError::Withdrawn(withdrawn.slot)))
 }
 
 fn by_id(attempts: &[Attempt]) -> HashMap<AttemptId, &Trajectory> {

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use levade_policy::crash_point;
 use levade_recipe::{Phase, RlKeys};
-use levade_store::{Attempt, PolicyPlan, StepPlan, Store};
+use levade_store::{Attempt, PolicyPlan, StepPlan};
 
 use super::describe::SamplerSnapshot;
-use super::{by_id, describe};
+use super::{by_id, describe, reject_withdrawn};
 use crate::TrainerError;
 use crate::batch::Census;
 use crate::context::RunContext;
@@ -94,7 +94,7 @@ impl Rl {
         move_references(run, &self.phase, step).await?;
         let planned = store.step(self.index, step).await?;
         if let Some(plan) = &planned {
-            reject_withdrawn(&**store, plan).await?;
+            reject_withdrawn(&**store, plan.sequences().map(|it| it.attempt)).await?;
         }
         let taken = match &planned {
             Some(plan) => {
@@ -190,16 +190,6 @@ impl Rl {
         describe::memory(&mut metrics);
         Ok((metrics, made))
     }
-}
-
-/// Rejects a planned step that trains on a withdrawn attempt.
-async fn reject_withdrawn(store: &dyn Store, plan: &StepPlan) -> Result<(), TrainerError> {
-    for withdrawal in store.withdrawals().await? {
-        if plan.sequences().any(|sequence| sequence.attempt == withdrawal.id) {
-            return Err(TrainerError::Withdrawn(withdrawal.slot));
-        }
-    }
-    Ok(())
 }
 
 /// Returns the positions of a step's groups if the store does not contain them: those in order.

@@ -6,11 +6,11 @@ use std::time::Instant;
 use levade_agent::{Agent, Teacher, demonstrate};
 use levade_policy::crash_point;
 use levade_recipe::{Phase, Recipe, SftKeys};
-use levade_store::{Attempt, Status, StepPlan};
+use levade_store::{Attempt, Status, StepPlan, Store};
 use levade_tree::{AttemptId, AttemptSlot, DEFAULT, Outcome, Purpose, RunId};
 use serde_json::json;
 
-use super::{by_id, describe, imitate, teacher};
+use super::{by_id, describe, imitate, reject_withdrawn, teacher};
 use crate::TrainerError;
 use crate::agents::Agents;
 use crate::context::RunContext;
@@ -111,6 +111,19 @@ pub(super) fn demonstrations(
     Ok(found)
 }
 
+/// Records demonstrations, and returns them.
+///
+/// # Errors
+/// Returns [`TrainerError::Withdrawn`] if one of them was withdrawn.
+async fn recorded(
+    store: &dyn Store,
+    demonstrations: Vec<Attempt>,
+) -> Result<Vec<Attempt>, TrainerError> {
+    reject_withdrawn(store, demonstrations.iter().map(|attempt| attempt.id)).await?;
+    store.record_attempts(&demonstrations).await?;
+    Ok(demonstrations)
+}
+
 impl Sft {
     pub async fn new(
         phase: Phase,
@@ -146,8 +159,7 @@ impl Sft {
             });
             let demonstrations = if teacher.is_none() || later_agents.is_some() {
                 let copies = imitate::copies(found, store.run(), later_agents.as_ref())?;
-                store.record_attempts(&copies).await?;
-                copies
+                recorded(&**store, copies).await?
             } else {
                 found.into_iter().map(|(attempt, _)| attempt).collect()
             };
@@ -155,13 +167,8 @@ impl Sft {
         }
         let found =
             demonstrations(index as usize, &keys, recipe, tasks, &rollouts.agents, store.run())?;
-        for withdrawal in store.withdrawals().await? {
-            if found.iter().any(|attempt| attempt.id == withdrawal.id) {
-                return Err(TrainerError::Withdrawn(withdrawal.slot).into());
-            }
-        }
-        store.record_attempts(&found).await?;
-        Ok(Sft { phase, index, keys, demonstrations: found })
+        let demonstrations = recorded(&**store, found).await?;
+        Ok(Sft { phase, index, keys, demonstrations })
     }
 
     /// Returns the system prompt that the agent uses from the first step on, if the phase sets one.
@@ -193,7 +200,10 @@ impl Sft {
             .map(|&i| &self.demonstrations[i as usize])
             .collect();
         let plan = match store.step(self.index, step).await? {
-            Some(plan) => plan,
+            Some(plan) => {
+                reject_withdrawn(&**store, plan.sequences().map(|it| it.attempt)).await?;
+                plan
+            }
             None => {
                 let budget = recipe.engine.micro_batch_tokens;
                 let mut plans = Vec::new();

@@ -9,11 +9,11 @@ use levade_recipe::Recipe;
 use levade_store::testing::{ids_without_abandoned, plan_without_abandoned, wait};
 use levade_store::{Sqlite, Store};
 use levade_trainer::{
-    Event, Observer, RunEnd, RunParts, StartMode, StopFlag, Trainer, TrainerError, replay, seconds,
+    Event, Observer, RunEnd, RunParts, StartMode, StopFlag, Trainer, TrainerError, seconds,
     started_at,
 };
 
-use crate::common::{Notes, metrics, parts, simulator};
+use crate::common::{Notes, metrics, parts, replayed, simulator};
 
 /// A learning rate that does not depend on the number of steps.
 const CONSTANT: &str = "phase.1.optimizer.schedule=constant";
@@ -66,19 +66,6 @@ fn assert_same(dir: &Path, other: &Path) {
         steps.into_iter().map(|at| plan_without_abandoned(&plan(at), &names)).collect::<Vec<_>>()
     };
     assert_eq!(plans(dir), plans(other));
-}
-
-/// Replays a run by the recipe in its directory. Returns the number of steps, and whether all
-/// checkpoints are identical.
-async fn replayed(dir: &Path) -> (u32, bool) {
-    let fresh = || simulator(Duration::ZERO, 0.0);
-    let policies = vec![crate::common::trained("default", &fresh())];
-    let recipe = Recipe::load(&dir.join("recipe.toml"), &[]).unwrap();
-    let mut same = true;
-    let steps = replay(&recipe, dir, policies, &mut (), &mut |one| same &= one.differs.is_none())
-        .await
-        .unwrap();
-    (steps, same)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -25,3 +25,4 @@ mod scorers;
 mod stores;
 mod teacher;
 mod troubles;
+mod withdrawals;

@@ -10,10 +10,10 @@ use levade_policy::CRASH_AT;
 use levade_recipe::Recipe;
 use levade_store::testing::wait;
 use levade_store::{Attempt, Purpose, RunId, Sqlite, Store, WithdrawRequest};
-use levade_trainer::{RunEnd, StartMode, StopFlag, Trainer, TrainerError, replay, rewind};
+use levade_trainer::{RunEnd, StartMode, StopFlag, Trainer, TrainerError, rewind};
 use serde_json::Value;
 
-use crate::common::{last_checkpoint, metrics, parts, recipe, simulator, trained};
+use crate::common::{last_checkpoint, metrics, parts, recipe, replayed, simulator};
 
 /// Six SFT steps, then RL steps with a checkpoint after each.
 const COMMON: [&str; 3] =
@@ -114,17 +114,6 @@ async fn rewound_run_matches_run_that_got_new_reward_at_that_step() {
     }
     // Scores of the old reward are not compared with those of the new one.
     assert_eq!(evaluated_steps(&dir), [(1, 3), (1, 4)]);
-}
-
-/// Replays a run. Returns the number of steps, and whether all checkpoints are identical.
-async fn replayed(dir: &Path) -> (u32, bool) {
-    let policies = vec![trained("default", &simulator(Duration::ZERO, 0.0))];
-    let recipe = Recipe::load(&dir.join("recipe.toml"), &[]).unwrap();
-    let mut same = true;
-    let steps = replay(&recipe, dir, policies, &mut (), &mut |one| same &= one.differs.is_none())
-        .await
-        .unwrap();
-    (steps, same)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -86,7 +86,8 @@ impl TracedSpan {
     }
 
     /// Returns the attributes below the first of `prefixes` that has some, nested at the dots of
-    /// their names. Names that count from 0 become a list. Returns null if there are none.
+    /// their names. Names that count from 0 become a list, and names with too many dots are left
+    /// out. Returns null if there are none.
     pub fn nested(&self, prefixes: &[&str]) -> Value {
         for prefix in prefixes {
             let mut root = Value::Null;
@@ -95,7 +96,9 @@ impl TracedSpan {
                 else {
                     continue;
                 };
-                insert(&mut root, path, value);
+                if path.matches('.').count() < MAX_DEPTH {
+                    insert(&mut root, path, value);
+                }
             }
             if !root.is_null() {
                 return with_lists(root);
@@ -132,6 +135,10 @@ impl TracedSpan {
                 && self.text(&["agentlightning.operation.name"]) == Some(REWARD)
     }
 }
+
+/// Maximum depth of nested attributes. Nested values are built, changed and dropped recursively,
+/// and a client chooses the names.
+const MAX_DEPTH: usize = 64;
 
 /// Sets the value at a path of names that dots separate.
 fn insert(at: &mut Value, path: &str, value: &Value) {

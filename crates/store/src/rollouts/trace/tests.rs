@@ -50,6 +50,15 @@ fn ids_and_rewards(calls: &[TracedCall]) -> Vec<(&str, Option<f64>)> {
 }
 
 #[test]
+fn attribute_with_many_dots_is_left_out() {
+    let deep = ["gen_ai.prompt", &".a".repeat(1 << 20)].concat();
+    let attributes = json!({ deep: 1, "gen_ai.prompt.0.content": "What is 1 + 1?" });
+    let calls =
+        trace(&[span("a", None, "openai.chat.completion", (1.0, 2.0), attributes)]).calls(|_| true);
+    assert_eq!(calls[0].prompt, json!([{ "content": "What is 1 + 1?" }]));
+}
+
+#[test]
 fn trace_of_tracer_yields_calls_and_final_reward() {
     // Spans arrive when they end, the root last.
     let trace = trace(&[

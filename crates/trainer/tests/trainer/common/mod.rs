@@ -9,7 +9,9 @@ use levade_recipe::{Override, Recipe};
 use levade_reward::ScorerInput;
 use levade_text::testing::{VOCABULARY, tiny_chat};
 use levade_tools::{Calculator, DelayedToolbox, ToolSet, Toolbox};
-use levade_trainer::{AgentSpec, CustomScorers, Event, Observer, Policy, PolicyLearner, RunParts};
+use levade_trainer::{
+    AgentSpec, CustomScorers, Event, Observer, Policy, PolicyLearner, RunParts, replay,
+};
 use levade_tree::{Component, DEFAULT};
 use serde_json::{Map, Value};
 
@@ -140,6 +142,18 @@ pub fn trained(name: &str, policy: &Arc<Simulator>) -> Policy {
             extra_files: Arc::new(|dir: &Path| std::fs::write(dir.join("tokenizer.json"), "{}")),
         }),
     }
+}
+
+/// Replays a run by the recipe in its directory. Returns the number of steps, and whether all
+/// checkpoints are identical.
+pub async fn replayed(dir: &Path) -> (u32, bool) {
+    let policies = vec![trained("default", &simulator(Duration::ZERO, 0.0))];
+    let recipe = Recipe::load(&dir.join("recipe.toml"), &[]).unwrap();
+    let mut same = true;
+    let steps = replay(&recipe, dir, policies, &mut (), &mut |one| same &= one.differs.is_none())
+        .await
+        .unwrap();
+    (steps, same)
 }
 
 /// Returns a trainer's parts with a simulated policy, whose agent has these tools.
