@@ -100,7 +100,11 @@ fn credited_positions(
 }
 
 /// Returns whether an agent whose name `accepts` accepts acted and earned a reward.
-fn is_reward_of(trajectory: &Trajectory, by: &CreditTarget, accepts: impl Fn(&str) -> bool) -> bool {
+fn is_reward_of(
+    trajectory: &Trajectory,
+    by: &CreditTarget,
+    accepts: impl Fn(&str) -> bool,
+) -> bool {
     let acts = |segment: &Segment| segment.kind != Kind::Context && accepts(&segment.agent);
     match by {
         CreditTarget::Agent(name) => {
@@ -117,7 +121,8 @@ fn is_reward_of(trajectory: &Trajectory, by: &CreditTarget, accepts: impl Fn(&st
 
 /// Returns whether a seat of a game earned a reward, also if it did not act.
 fn is_of_seat(trajectory: &Trajectory, by: &CreditTarget) -> bool {
-    matches!(by, CreditTarget::Agent(name) if is_seat(name)) || is_reward_of(trajectory, by, is_seat)
+    matches!(by, CreditTarget::Agent(name) if is_seat(name))
+        || is_reward_of(trajectory, by, is_seat)
 }
 
 /// Returns whether an agent without a trained token in `sequences` acted and earned a reward.

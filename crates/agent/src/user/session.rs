@@ -79,8 +79,8 @@ impl<'a> UserSession<'a> {
                 let late = || Err(format!("it was not ready within {timeout:?}"));
                 let class = opened.await.unwrap_or_else(late).map_err(failed)?;
                 // The task's question is the first message of a user who does not open.
-                let asked = (!user.opens).then(|| message("user", question(context)));
-                Voice::Python { class, history: Vec::from_iter(asked) }
+                let question = (!user.opens).then(|| message("user", question(context)));
+                Voice::Python { class, history: Vec::from_iter(question) }
             }
         };
         let turns = u32::from(!user.opens);
