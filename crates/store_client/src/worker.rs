@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -152,6 +152,7 @@ pub async fn run_worker<W: Work>(
         leases: Mutex::default(),
         queues: Mutex::default(),
         running: AtomicUsize::new(0),
+        is_requesting: AtomicBool::new(false),
     });
     let mut beating = JoinSet::new();
     beating.spawn(Arc::clone(&worker).beat());
@@ -175,6 +176,8 @@ struct Worker<W> {
     queues: Mutex<Vec<String>>,
     /// Number of rollouts in progress.
     running: AtomicUsize,
+    /// Whether a request for leases is in progress, whose leases must be returned.
+    is_requesting: AtomicBool,
 }
 
 impl<W: Work> Worker<W> {
@@ -209,6 +212,9 @@ impl<W: Work> Worker<W> {
                     let running = rollouts.len();
                     self.work.note(format!("stopping after {running} attempts in progress"));
                     deadline = Some(Instant::now() + drain);
+                    if !self.is_requesting.load(Ordering::Relaxed) {
+                        leasing = None;
+                    }
                 }
                 () = tokio::time::sleep_until(expiry), if deadline.is_some() => {
                     let running = rollouts.len();
@@ -269,7 +275,10 @@ impl<W: Work> Worker<W> {
             key: Some(key),
             ..LeaseRequest::new(max, Some(name))
         };
-        Ok(retry(&**store, "lease attempts", *wait, || store.lease(&request)).await?)
+        self.is_requesting.store(true, Ordering::Relaxed);
+        let leased = retry(&**store, "lease attempts", *wait, || store.lease(&request)).await;
+        self.is_requesting.store(false, Ordering::Relaxed);
+        Ok(leased?)
     }
 
     /// Reports that the worker is connected, until the future is dropped.
