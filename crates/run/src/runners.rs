@@ -11,7 +11,7 @@ use levade_agent::runner::{LeasedLoop, QueueOptions, RunnerLoop, RunnerQueue};
 use levade_recipe::{AgentKind, Recipe, RunnersKeys};
 use levade_store::Code;
 use levade_store::rollouts::{Json, Resources, Rollouts, SystemClock};
-use levade_store_client::open_rollouts;
+use levade_store_client::{open_rollouts, rollouts_file};
 use levade_store_client::worker::retry;
 use levade_trainer::AgentSpec;
 use serde::{Deserialize, Serialize};
@@ -64,6 +64,7 @@ impl Announcement {
 /// # Errors
 /// Returns an error if the store cannot be opened.
 pub async fn open_store(location: &str, wait: Duration) -> anyhow::Result<Arc<dyn Rollouts>> {
+    let location = rollouts_file(location);
     if location.is_empty() {
         return Err(unusable("the store of runners is \"\"; name an SQLite file or a URL"));
     }

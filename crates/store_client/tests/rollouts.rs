@@ -180,3 +180,16 @@ async fn worker_without_queues_stops_at_the_first_request() {
     let ended = tokio::time::timeout(Duration::from_secs(10), worker).await;
     assert!(ended.unwrap().unwrap().is_ok());
 }
+
+#[tokio::test]
+async fn open_rollouts_takes_sqlite_locations_and_rejects_other_schemes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rollouts.db");
+    let clock = Arc::new(ManualClock::new(1.0));
+    open_rollouts(&format!("sqlite:{}", file.display()), clock.clone()).await.unwrap();
+    assert!(file.exists());
+    let error = open_rollouts("postgres://u:secret@h/x", clock).await.err().unwrap();
+    assert_eq!(error.code(), Code::Invalid);
+    let text = error.to_string();
+    assert!(text.contains("postgres://") && !text.contains("secret"), "{text}");
+}
