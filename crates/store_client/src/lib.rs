@@ -56,8 +56,8 @@ pub async fn open(
 }
 
 /// Opens a store of rollouts: `memory:`, the path of an SQLite file, with or without `sqlite:`,
-/// which is created if it does not exist, the URL of a server (`http://` or `https://`), or that of a MongoDB database
-/// (`mongodb://`). A server uses its own clock instead of `clock`.
+/// which is created if it does not exist, the URL of a server (`http://` or `https://`), or that
+/// of a MongoDB database (`mongodb://`). A server uses its own clock instead of `clock`.
 ///
 /// # Errors
 /// Returns the errors of [`levade_store::open_rollouts`], of [`HttpRollouts::connect`] and of

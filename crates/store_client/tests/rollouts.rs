@@ -174,11 +174,13 @@ async fn worker_without_queues_stops_at_the_first_request() {
         drain: Duration::from_secs(3600),
     };
     let (stop, requests) = tokio::sync::mpsc::unbounded_channel();
-    let worker = tokio::spawn(run_worker(options, Arc::new(Unannounced), requests));
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    stop.send(()).unwrap();
-    let ended = tokio::time::timeout(Duration::from_secs(10), worker).await;
-    assert!(ended.unwrap().unwrap().is_ok());
+    let worker = run_worker(options, Arc::new(Unannounced), requests);
+    let request = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        stop.send(()).unwrap();
+    };
+    let (ended, ()) = tokio::join!(tokio::time::timeout(Duration::from_secs(10), worker), request);
+    assert!(ended.unwrap().is_ok());
 }
 
 #[tokio::test]

@@ -419,8 +419,8 @@ fn check_withdrawals(
 }
 
 /// Returns (phase, step) of the rows of a table, in order. After a row that cannot be read, tries
-/// the keys that follow. Keys that are not in range are omitted. Reports with `kind` that an unknown
-/// number of the `values` is lost, if no further row can be read.
+/// the keys that follow. Keys that are not in range are omitted. If no further row can be read,
+/// reports with `kind` that an unknown number of the `values` is lost.
 fn keys_of(
     connection: &Connection,
     table: &str,
