@@ -65,6 +65,15 @@ async fn audit(args: Args) -> anyhow::Result<ExitCode> {
     let run = RunDir::open(&args.run)?;
     let store = run.open_store().await?;
     let mut steps = trained(&*store).await?;
+    if let Some(name) = &args.policy
+        && steps.iter().all(|step| *name != step.policy)
+    {
+        let known: BTreeSet<String> = steps.iter().map(|step| step.policy.clone()).collect();
+        let known = Vec::from_iter(known).join(", ");
+        return Err(unusable(format!(
+            "--policy {name}: no step trained it; the policies that steps trained are: {known}"
+        )));
+    }
     steps.retain(|step| args.policy.as_ref().is_none_or(|name| *name == step.policy));
     let withdrawn: BTreeMap<AttemptId, Withdrawal> =
         store.withdrawals().await?.into_iter().map(|entry| (entry.id, entry)).collect();

@@ -63,9 +63,10 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         return Err(unusable(format!("--dir {dir} is no directory; name an existing one")));
     }
     crate::runtime()?.block_on(async {
-        let signals = Requests::listen()?;
         let wait = Duration::from_secs(args.wait_seconds.into());
         let store = open_store(&args.store, wait).await?;
+        // Until then a signal ends the process, because there is nothing to drain.
+        let signals = Requests::listen()?;
         let name = args.name.unwrap_or_else(default_name);
         let style = Style::stderr();
         let what = args.queue.as_deref().unwrap_or("all runs");

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use levade_http::Access;
 use levade_store::rollouts::SystemClock;
-use levade_store_client::open_rollouts;
+use levade_store_client::{open_rollouts, rollouts_file};
 use levade_store_server::{ServerOptions, serve};
 use tokio::net::TcpListener;
 
@@ -134,11 +134,17 @@ fn runs_dir(db: &str) -> Option<PathBuf> {
     match db {
         "memory:" => None,
         url if url.starts_with("mongodb") && url.contains("://") => Some("levade.runs".into()),
-        file => Some(format!("{file}.runs").into()),
+        file => Some(format!("{}.runs", rollouts_file(file)).into()),
     }
 }
 
 async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitCode> {
+    if args.db.is_empty() || args.db.starts_with("http://") || args.db.starts_with("https://") {
+        return Err(unusable(format!(
+            "--db is {:?}, but must be an SQLite file, memory: or mongodb://HOST/NAME",
+            args.db
+        )));
+    }
     let address = SocketAddr::new(args.host, args.port);
     let bound = TcpListener::bind(address).await;
     let listener =
@@ -172,6 +178,7 @@ mod tests {
     fn runs_dir_is_never_named_after_a_url() {
         assert_eq!(runs_dir("memory:"), None);
         assert_eq!(runs_dir("a/rollouts.db"), Some("a/rollouts.db.runs".into()));
+        assert_eq!(runs_dir("sqlite:a/rollouts.db"), Some("a/rollouts.db.runs".into()));
         assert_eq!(runs_dir("mongodb://u:secret@h/x"), Some("levade.runs".into()));
     }
 

@@ -60,7 +60,8 @@ pub struct Args {
     run: Option<PathBuf>,
 
     /// Store of the run, instead of the recipe's run.store: the URL of a store server, such as
-    /// http://127.0.0.1:4747 or http://127.0.0.1:4747/NAME, sqlite:PATH or memory:
+    /// http://127.0.0.1:4747 or http://127.0.0.1:4747/NAME, mongodb://HOST:PORT/PREFIX, sqlite:PATH
+    /// or memory:
     #[arg(long, value_name = "URL")]
     store: Option<String>,
 }

@@ -100,6 +100,7 @@ impl Work for Runner {
             ..PageRequest::default()
         };
         let start = Instant::now();
+        let mut is_noted = false;
         loop {
             let query = || store.query_resources(&filter, &newest);
             let found = retry(&**store, "look for runs", *wait, query).await?.items;
@@ -114,6 +115,10 @@ impl Work for Runner {
                      runners.store, or name its queue with --queue",
                     store.location()
                 );
+            }
+            if !is_noted {
+                is_noted = true;
+                self.note(format!("waiting for a run to be announced at {}", store.location()));
             }
             tokio::time::sleep(SEARCH_INTERVAL).await;
         }

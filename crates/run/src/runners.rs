@@ -11,8 +11,8 @@ use levade_agent::runner::{LeasedLoop, QueueOptions, RunnerLoop, RunnerQueue};
 use levade_recipe::{AgentKind, Recipe, RunnersKeys};
 use levade_store::Code;
 use levade_store::rollouts::{Json, Resources, Rollouts, SystemClock};
-use levade_store_client::open_rollouts;
 use levade_store_client::worker::retry;
+use levade_store_client::{open_rollouts, rollouts_file};
 use levade_trainer::AgentSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::value::to_raw_value;
@@ -64,7 +64,18 @@ impl Announcement {
 /// # Errors
 /// Returns an error if the store cannot be opened.
 pub async fn open_store(location: &str, wait: Duration) -> anyhow::Result<Arc<dyn Rollouts>> {
+    let location = rollouts_file(location);
+    if location.is_empty() {
+        return Err(unusable("the store of runners is \"\"; name an SQLite file or a URL"));
+    }
     let is_file = !location.contains("://");
+    if location.starts_with("http") && !is_file && location.contains('@') {
+        // The error must not show the key.
+        return Err(unusable(
+            "the URL of the store of runners must not contain a user or a key; set \
+             LEVADE_STORE_KEY to the key",
+        ));
+    }
     if let Some(dir) =
         Path::new(location).parent().filter(|dir| is_file && !dir.as_os_str().is_empty())
     {
@@ -72,7 +83,16 @@ pub async fn open_store(location: &str, wait: Duration) -> anyhow::Result<Arc<dy
     }
     let start = Instant::now();
     loop {
-        match open_rollouts(location, Arc::new(SystemClock::default())).await {
+        // The store client waits for `LEVADE_STORE_TIMEOUT`, which may be longer.
+        let rest = wait.saturating_sub(start.elapsed()).max(RETRY_INTERVAL);
+        let opening = open_rollouts(location, Arc::new(SystemClock::default()));
+        let Ok(opened) = tokio::time::timeout(rest, opening).await else {
+            anyhow::bail!(
+                "cannot open the store of runners {location}: it did not respond within {wait:?}; \
+                 check that `levade store serve` runs there"
+            );
+        };
+        match opened {
             Ok(store) => return Ok(store),
             Err(error) if error.code() == Code::Unavailable && start.elapsed() < wait => {
                 tracing::warn!(%error, "waiting for the store");
@@ -149,4 +169,29 @@ async fn announce(
     let text = format!("make the attempts of {queue}: levade runner --store {}", keys.store);
     host.setup("runners", text);
     Ok(queued)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn open_store_rejects_empty_and_keyed_locations() {
+        for location in ["", "http://user:secret@127.0.0.1:1"] {
+            let error = open_store(location, Duration::from_secs(60)).await.err().unwrap();
+            let text = error.to_string();
+            assert!(text.contains("store of runners") && !text.contains("secret"), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn open_store_waits_no_longer_than_its_limit() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        drop(listener);
+        let opened = open_store(&url, Duration::from_millis(100));
+        let opened = tokio::time::timeout(Duration::from_secs(30), opened).await.unwrap();
+        let text = opened.err().unwrap().to_string();
+        assert!(text.contains(&url) && text.contains("levade store serve"), "{text}");
+    }
 }

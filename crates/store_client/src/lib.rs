@@ -55,9 +55,9 @@ pub async fn open(
     }
 }
 
-/// Opens a store of rollouts: `memory:`, the path of an SQLite file, which is created if it does
-/// not exist, the URL of a server (`http://` or `https://`), or that of a MongoDB database
-/// (`mongodb://`). A server uses its own clock instead of `clock`.
+/// Opens a store of rollouts: `memory:`, the path of an SQLite file, with or without `sqlite:`,
+/// which is created if it does not exist, the URL of a server (`http://` or `https://`), or that
+/// of a MongoDB database (`mongodb://`). A server uses its own clock instead of `clock`.
 ///
 /// # Errors
 /// Returns the errors of [`levade_store::open_rollouts`], of [`HttpRollouts::connect`] and of
@@ -78,8 +78,19 @@ pub async fn open_rollouts(
             })?;
             Ok(Arc::new(MongoRollouts::open(&url).await?))
         }
-        _ => levade_store::open_rollouts(location, clock).await,
+        Some((scheme, _)) => Err(StoreError::Open {
+            // The rest may contain a password.
+            location: format!("{scheme}://…"),
+            code: Code::Invalid,
+            source: "it is neither a file nor a URL with http://, https:// or mongodb://".into(),
+        }),
+        None => levade_store::open_rollouts(rollouts_file(location), clock).await,
     }
+}
+
+/// Returns the path of a file of rollouts, which may be written like the store of a run.
+pub fn rollouts_file(location: &str) -> &str {
+    location.strip_prefix("sqlite:").unwrap_or(location)
 }
 
 /// Reads the options of the environment.

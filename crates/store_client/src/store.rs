@@ -226,12 +226,14 @@ async fn trainer(run_dir: &Path) -> Result<Trainer, StoreError> {
     let new = random_hex(16);
     let owner = tokio::task::spawn_blocking(move || -> std::io::Result<String> {
         let known = std::fs::read_to_string(&file).unwrap_or_default();
-        if known.len() == new.len() {
-            return Ok(known);
-        }
-        // A text that is lost with the power costs the next trainer the wait for the lease.
-        std::fs::write(&file, &new)?;
-        Ok(new)
+        let text = if known.len() == new.len() {
+            known
+        } else {
+            // A text that is lost with the power costs the next trainer the wait for the lease.
+            std::fs::write(&file, &new)?;
+            new
+        };
+        Ok(text + &file_number(&file)?)
     });
     let failed = |source: Box<dyn std::error::Error + Send + Sync>| StoreError::Open {
         location: run_dir.join(OWNER_FILE).display().to_string(),
@@ -243,6 +245,19 @@ async fn trainer(run_dir: &Path) -> Result<Trainer, StoreError> {
     let dir = std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_owned());
     let name = format!("process {} in {}", std::process::id(), dir.display());
     Ok(Trainer { owner, name })
+}
+
+/// Returns the number of a file in its file system, which distinguishes it from its copies.
+#[cfg(unix)]
+fn file_number(file: &Path) -> std::io::Result<String> {
+    use std::os::unix::fs::MetadataExt as _;
+    Ok(format!("-{}", std::fs::metadata(file)?.ino()))
+}
+
+/// Returns nothing: the copies of a file cannot be distinguished here.
+#[cfg(not(unix))]
+fn file_number(_: &Path) -> std::io::Result<String> {
+    Ok(String::new())
 }
 
 fn attempt_key(id: &AttemptId) -> String {

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -153,6 +153,7 @@ pub async fn run_worker<W: Work>(
         leases: Mutex::default(),
         queues: Mutex::default(),
         running: AtomicUsize::new(0),
+        is_requesting: AtomicBool::new(false),
     });
     let mut beating = JoinSet::new();
     beating.spawn(Arc::clone(&worker).beat());
@@ -176,6 +177,8 @@ struct Worker<W> {
     queues: Mutex<Vec<String>>,
     /// Number of rollouts in progress.
     running: AtomicUsize,
+    /// Whether a request for leases is in progress, whose leases must be returned.
+    is_requesting: AtomicBool,
 }
 
 impl<W: Work> Worker<W> {
@@ -210,6 +213,9 @@ impl<W: Work> Worker<W> {
                     let running = rollouts.len();
                     self.work.note(format!("stopping after {running} attempts in progress"));
                     deadline = Some(Instant::now() + drain);
+                    if !self.is_requesting.load(Ordering::Relaxed) {
+                        leasing = None;
+                    }
                 }
                 () = tokio::time::sleep_until(expiry), if deadline.is_some() => {
                     let running = rollouts.len();
@@ -264,7 +270,10 @@ impl<W: Work> Worker<W> {
             key: Some(random_hex(16)),
             ..LeaseRequest::new(max, Some(name))
         };
-        Ok(retry(&**store, "lease attempts", *wait, || store.lease(&request)).await?)
+        self.is_requesting.store(true, Ordering::Relaxed);
+        let leased = retry(&**store, "lease attempts", *wait, || store.lease(&request)).await;
+        self.is_requesting.store(false, Ordering::Relaxed);
+        Ok(leased?)
     }
 
     /// Reports that the worker is connected, until the future is dropped.

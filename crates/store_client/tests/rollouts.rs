@@ -6,8 +6,12 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_store::rollouts::{LeaseRequest, ManualClock, NewRollout, RolloutError, Rollouts};
+use async_trait::async_trait;
+use levade_store::rollouts::{
+    Json, LeaseEnd, LeaseRequest, ManualClock, NewRollout, Rollout, RolloutError, Rollouts,
+};
 use levade_store::{Code, StoreError, rollouts_contract};
+use levade_store_client::worker::{RetryError, Work, WorkerOptions, run_worker};
 use levade_store_client::{HttpRollouts, ServiceOptions, open_rollouts};
 use levade_store_server::ServerOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -142,4 +146,59 @@ async fn unknown_rollout_error_keeps_its_type() {
         matches!(&error, RolloutError::UnknownRollout { rollout_id } if rollout_id == "ro-none"),
         "{error}"
     );
+}
+
+/// Work of a worker for which no queue is ever announced.
+struct Unannounced;
+
+#[async_trait]
+impl Work for Unannounced {
+    type Error = RetryError;
+
+    async fn queues(&self) -> Result<Vec<String>, RetryError> {
+        std::future::pending().await
+    }
+
+    async fn make(&self, _: &Rollout) -> (LeaseEnd, Option<Json>) {
+        unreachable!("nothing is leased")
+    }
+
+    fn stats(&self, _: Vec<String>, _: usize) -> Option<Json> {
+        None
+    }
+
+    fn note(&self, _: String) {}
+}
+
+#[tokio::test]
+async fn worker_without_queues_stops_at_the_first_request() {
+    let options = WorkerOptions {
+        store: memory().await,
+        slots: 1,
+        name: "w".to_owned(),
+        once: false,
+        wait: Duration::from_secs(3600),
+        drain: Duration::from_secs(3600),
+    };
+    let (stop, requests) = tokio::sync::mpsc::unbounded_channel();
+    let worker = run_worker(options, Arc::new(Unannounced), requests);
+    let request = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        stop.send(()).unwrap();
+    };
+    let (ended, ()) = tokio::join!(tokio::time::timeout(Duration::from_secs(10), worker), request);
+    assert!(ended.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn open_rollouts_takes_sqlite_locations_and_rejects_other_schemes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rollouts.db");
+    let clock = Arc::new(ManualClock::new(1.0));
+    open_rollouts(&format!("sqlite:{}", file.display()), clock.clone()).await.unwrap();
+    assert!(file.exists());
+    let error = open_rollouts("postgres://u:secret@h/x", clock).await.err().unwrap();
+    assert_eq!(error.code(), Code::Invalid);
+    let text = error.to_string();
+    assert!(text.contains("postgres://") && !text.contains("secret"), "{text}");
 }

@@ -124,6 +124,17 @@ async fn trainer_of_another_directory_is_rejected_while_first_trainer_runs() {
 }
 
 #[tokio::test]
+async fn copy_of_the_directory_is_another_trainer() {
+    let server = RunServer::start(Duration::from_millis(2400)).await;
+    let first = server.open("a", Access::Start(&run())).await.unwrap();
+    let (from, to) = (server.run_dir("a"), server.run_dir("copy"));
+    std::fs::copy(from.join("store-owner"), to.join("store-owner")).unwrap();
+    let error = server.open("copy", Access::Resume(&run())).await.err().unwrap();
+    assert!(matches!(&error, StoreError::Leased { .. }), "{error}");
+    drop(first);
+}
+
+#[tokio::test]
 async fn lease_and_records_survive_a_restart_of_the_server() {
     let server = RunServer::start(LONG).await;
     let first = server.open("a", Access::Start(&run())).await.unwrap();

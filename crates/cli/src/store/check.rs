@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use levade_run::dir::RunDir;
-use levade_store::{CheckReport, Kept, check_file};
+use levade_store::{CheckReport, Kept, Location, check_file};
 
 use crate::failure::unusable;
 use crate::screen;
@@ -43,7 +43,16 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         Some(run) => {
             let recipe = run.recipe()?;
             let file = recipe.run.store.file(run.root()).ok_or_else(|| {
-                unusable(format!("{} has no file: its store is memory:", args.record.display()))
+                let place = match &recipe.run.store {
+                    // The URL may contain a password.
+                    Location::Mongo(_) => "MongoDB".to_owned(),
+                    other => other.to_string(),
+                };
+                unusable(format!(
+                    "{} has no file on this machine: its store is {place}; of a store server, \
+                     check the file NAME.db on the server's machine",
+                    args.record.display()
+                ))
             })?;
             (file, Some(recipe.run.id()))
         }

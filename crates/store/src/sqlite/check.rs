@@ -317,8 +317,9 @@ fn check_plans(
     report: &mut CheckReport,
     rescue: &mut Option<Rescue>,
 ) -> Result<(), StoreError> {
-    let mut keys = keys_of(connection, "steps");
-    keys.extend(keys_of(connection, "planned_paths"));
+    let mut keys = keys_of(connection, "steps", (FindingKind::Plan, "step plans"), report);
+    let sequences = (FindingKind::Plan, "sequences of step plans");
+    keys.extend(keys_of(connection, "planned_paths", sequences, report));
     keys.sort_unstable();
     keys.dedup();
     // The plans of a phase are those of its steps from 0 on.
@@ -368,7 +369,8 @@ fn check_evals(
     report: &mut CheckReport,
     rescue: &mut Option<Rescue>,
 ) -> Result<(), StoreError> {
-    for (phase, step) in keys_of(connection, "evals") {
+    let evaluations = (FindingKind::Evaluation, "evaluations");
+    for (phase, step) in keys_of(connection, "evals", evaluations, report) {
         let key = EvalKey { phase, step };
         match evals::read_checked(connection, key) {
             Ok(Some(text)) => {
@@ -417,8 +419,14 @@ fn check_withdrawals(
 }
 
 /// Returns (phase, step) of the rows of a table, in order. After a row that cannot be read, tries
-/// the keys that follow. Keys that are not in range are omitted.
-fn keys_of(connection: &Connection, table: &str) -> Vec<(u32, u32)> {
+/// the keys that follow. Keys that are not in range are omitted. If no further row can be read,
+/// reports with `kind` that an unknown number of the `values` is lost.
+fn keys_of(
+    connection: &Connection,
+    table: &str,
+    (kind, values): (FindingKind, &str),
+    report: &mut CheckReport,
+) -> Vec<(u32, u32)> {
     let query = format!(
         "SELECT phase, step FROM {table} WHERE (phase, step) > (?1, ?2) ORDER BY phase, step LIMIT 1"
     );
@@ -443,6 +451,17 @@ fn keys_of(connection: &Connection, table: &str) -> Vec<(u32, u32)> {
                 skipped += 1;
             }
         }
+    }
+    if skipped == MAX_SKIPPED_KEYS {
+        let found = keys.len();
+        report.find(
+            kind,
+            values,
+            format!(
+                "The table of the {values} is damaged: {found} were found, and an unknown number \
+                 is lost."
+            ),
+        );
     }
     keys
 }

@@ -206,6 +206,25 @@ fn truncated_file_keeps_first_values() {
 }
 
 #[test]
+fn unreadable_tables_of_plans_and_evaluations_are_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let original = original(dir.path());
+    let connection = rusqlite::Connection::open(dir.path().join("run.db")).unwrap();
+    for (table, kind) in [("steps", FindingKind::Plan), ("evals", FindingKind::Evaluation)] {
+        let query = "SELECT rootpage FROM sqlite_master WHERE name = ?1";
+        let page: i64 = connection.query_row(query, [table], |row| row.get(0)).unwrap();
+        let mut bytes = original.bytes.clone();
+        let start = (page as usize - 1) * 4096;
+        bytes[start..start + 4096].fill(0xff);
+        let report = check_against(&original, &bytes, table).unwrap();
+        let is_reported = |finding: &Finding| {
+            finding.kind == kind && finding.message.contains("an unknown number is lost")
+        };
+        assert!(report.findings.iter().any(is_reported), "{table}: {report:?}");
+    }
+}
+
+#[test]
 fn changed_token_is_found_by_its_slot() {
     let dir = tempfile::tempdir().unwrap();
     let original = original(dir.path());
