@@ -89,7 +89,7 @@ pub async fn check_users(recipe: &Recipe, host: &Host, tasks: &Tasks, report: &m
         let opening = async {
             let opened = users.open(&context, user.opens).await?;
             if !user.opens {
-                return Ok("started".to_owned());
+                return Ok::<_, String>("started".to_owned());
             }
             let text = opened.reply(json!([])).await?.text.unwrap_or_default();
             if text.is_empty() {
