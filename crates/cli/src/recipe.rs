@@ -68,11 +68,22 @@ fn recipe_file(path: &Path) -> anyhow::Result<PathBuf> {
     if inside.is_file() {
         return Ok(inside);
     }
-    Err(unusable(format!("{} contains no recipe.toml; give the TOML file itself", path.display())))
+    let hint = match RunDir::find_for_checkpoint(path) {
+        Some(run) => format!(
+            "the directory is a checkpoint: give its run, {}; `levade eval` measures it with \
+             --model {}",
+            run.root().display(),
+            path.display()
+        ),
+        None => "give the TOML file itself".to_owned(),
+    };
+    Err(unusable(format!("{} contains no recipe.toml; {hint}", path.display())))
 }
 
 #[cfg(test)]
 mod tests {
+    use levade_run::dir::STATE;
+
     use super::*;
 
     #[test]
@@ -95,6 +106,20 @@ mod tests {
         assert_eq!(dir(&moved, &["run.seed=2"], None), moved);
         assert_eq!(dir(&moved, &["run.folder=/other"], None), Path::new("/other"));
         assert_eq!(dir(&moved, &[], Some(Path::new("/given"))), Path::new("/given"));
+    }
+
+    #[test]
+    fn checkpoint_instead_of_recipe_is_explained() {
+        let run = tempfile::tempdir().unwrap();
+        let checkpoint = run.path().join("checkpoints/step-000001");
+        std::fs::create_dir_all(&checkpoint).unwrap();
+        let error = load(&checkpoint, &[]).unwrap_err().to_string();
+        assert!(error.ends_with("give the TOML file itself"), "{error}");
+        for file in [run.path().join(RECIPE), run.path().join("run.db"), checkpoint.join(STATE)] {
+            std::fs::write(file, "").unwrap();
+        }
+        let error = load(&checkpoint, &[]).unwrap_err().to_string();
+        assert!(error.contains("is a checkpoint") && error.contains("--model"), "{error}");
     }
 
     #[test]

@@ -17,7 +17,9 @@ mod session;
 use std::sync::Arc;
 use std::time::Duration;
 
+use levade_tasks::Task;
 use levade_tools::PythonUsers;
+use serde_json::Value;
 
 pub(crate) use session::{EndedUser, UserResponse, UserSession};
 
@@ -72,6 +74,25 @@ pub struct UserAgent {
     pub greeting: String,
     /// Field of the task's row with the user's instruction. Empty for the task's question.
     pub instruction: String,
+}
+
+impl UserAgent {
+    /// Returns the user's instruction for a task.
+    ///
+    /// # Errors
+    /// Returns a message if the row of the task lacks the field.
+    pub fn instruction_of(&self, task: &Task) -> Result<String, String> {
+        match self.instruction.as_str() {
+            "" => Ok(task.question.clone()),
+            field => match task.row.field(field) {
+                Some(Value::String(text)) => Ok(text.clone()),
+                Some(Value::Null) | None => {
+                    Err(format!("the row of the task {} has no field `{field}`", task.id))
+                }
+                Some(other) => Ok(other.to_string()),
+            },
+        }
+    }
 }
 
 impl SimulatedUser {

@@ -271,17 +271,7 @@ fn open_agent<'a>(
     let agent = agent.ok_or_else(|| format!("the agent {name} is not running here"))?;
     let player = context.player(agent)?;
     let party = parties.user(agent, player, user.timeout)?;
-    let task = &context.task;
-    let instruction = match keys.instruction.as_str() {
-        "" => task.question.clone(),
-        field => match task.row.field(field) {
-            Some(Value::String(text)) => text.clone(),
-            Some(Value::Null) | None => {
-                return Err(format!("the row of the task {} has no field `{field}`", task.id));
-            }
-            Some(other) => other.to_string(),
-        },
-    };
+    let instruction = keys.instruction_of(&context.task)?;
     let prompt = keys.prompt.replace(STOP, &user.stop).replace(INSTRUCTION, &instruction);
     let mut history = vec![Message::system(prompt), Message::user(keys.greeting.as_str())];
     if !user.opens {

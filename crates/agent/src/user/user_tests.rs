@@ -23,6 +23,29 @@ fn user() -> SimulatedUser {
     }
 }
 
+#[test]
+fn instruction_is_field_of_row_or_question() {
+    let Speaker::Agent(mut keys) = user().speaker else { panic!("an agent plays the user") };
+    let row = json!({ "wish": { "text": "a pen" }, "count": 3, "none": null });
+    let task = Task {
+        id: "t-1".into(),
+        question: "Hello?".into(),
+        row: row.as_object().unwrap().clone().into(),
+        ..Task::default()
+    };
+    for (field, expected) in [
+        ("wish.text", Ok("a pen")),
+        ("count", Ok("3")),
+        ("", Ok("Hello?")),
+        ("none", Err("the row of the task t-1 has no field `none`")),
+        ("wish.color", Err("the row of the task t-1 has no field `wish.color`")),
+    ] {
+        keys.instruction = field.to_owned();
+        let found = keys.instruction_of(&task);
+        assert_eq!(found.as_deref().map_err(String::as_str), expected);
+    }
+}
+
 /// Returns the context of an attempt in which `solver` talks to the user that `shopper` plays.
 fn context(mut solver: Bench, shopper: Agent, user: SimulatedUser) -> (Bench, AttemptContext) {
     solver.agent.user = Some(Arc::new(user));

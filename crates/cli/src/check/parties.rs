@@ -52,13 +52,13 @@ pub async fn check_game(recipe: &Recipe, host: &Host, task: &Task, report: &mut 
 }
 
 /// Opens each simulated user in Python once, at the first task whose agent talks to it. A user that
-/// opens conversations writes its first message.
+/// opens conversations writes its first message. A user that a model plays needs its instruction in
+/// that task, and its model is not called.
 pub async fn check_users(recipe: &Recipe, host: &Host, tasks: &Tasks, report: &mut Report) {
     let names: BTreeSet<&str> =
         recipe.agents().into_iter().map(|(_, keys)| keys.user.as_str()).collect();
     for name in names {
         let Some(user) = programs::simulated_user(recipe, name, host) else { continue };
-        let Speaker::Python(users) = &user.speaker else { continue };
         let talks = |task: &Task| {
             let agent = recipe.agent_named(task.agent.as_deref().unwrap_or(DEFAULT));
             agent.is_some_and(|keys| keys.user == name)
@@ -66,6 +66,17 @@ pub async fn check_users(recipe: &Recipe, host: &Host, tasks: &Tasks, report: &m
         let Some(task) = tasks.all().find(talks) else {
             report.note("user", &format!("{name}: not started, because no task has its agent"));
             continue;
+        };
+        let users = match &user.speaker {
+            Speaker::Python(users) => users,
+            Speaker::Agent(keys) => {
+                let found = keys.instruction_of(&task);
+                let found = found.map_err(|why| {
+                    unusable(format!("{name}: {why}; set user.{name}.instruction to the field"))
+                });
+                report.item("user", found, |_| format!("{name}: played by {}", keys.agent));
+                continue;
+            }
         };
         let context = ToolContext {
             attempt: "check".to_owned(),
@@ -78,7 +89,7 @@ pub async fn check_users(recipe: &Recipe, host: &Host, tasks: &Tasks, report: &m
         let opening = async {
             let opened = users.open(&context, user.opens).await?;
             if !user.opens {
-                return Ok("started".to_owned());
+                return Ok::<_, String>("started".to_owned());
             }
             let text = opened.respond_to(json!([])).await?.text.unwrap_or_default();
             if text.is_empty() {
