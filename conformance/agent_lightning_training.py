@@ -94,7 +94,9 @@ def check_bridge(url: str) -> None:
         for name, status in (("rewarded", "succeeded"), ("silent", "succeeded"), ("failed", "failed")):
             tried = f"{rollouts[name]['rollout_id']}/attempts/{rollouts[name]['attempt']['attempt_id']}"
             post(f"{url}/v1/agl/rollouts/{tried}", {"status": status})
-        lines = {line["attempt"].split()[1][:-2]: line for line in (json.loads(bridge.stdout.readline()) for _ in names)}
+        lines = {
+            line["attempt"].split()[1][:-2]: line for line in (json.loads(bridge.stdout.readline()) for _ in names)
+        }
         bridge.stdin.close()
     check(lines["rewarded"].get("reward") == 0.25, f"the bridge returns a reward: {lines['rewarded']}")
     silent = lines["silent"]
@@ -161,10 +163,14 @@ def check_attempts(db: sqlite3.Connection, url: str, rollouts: Path, runners: in
         elif calls["final_reward"] != score:
             check(False, f"{line['rollout']} has the reward {calls['final_reward']}, but the attempt the score {score}")
         if len(calls["calls"]) != len(program["calls"]):
-            check(False, f"{line['rollout']} has {len(calls['calls'])} traced calls, {len(program['calls'])} are recorded")
+            check(
+                False, f"{line['rollout']} has {len(calls['calls'])} traced calls, {len(program['calls'])} are recorded"
+            )
         used.add(line["rollout"])
         scores.append(score)
-    check(len(used) == len(attempts) > 0, f"{len(attempts)} attempts of training have a rollout each, {unscored} unscored")
+    check(
+        len(used) == len(attempts) > 0, f"{len(attempts)} attempts of training have a rollout each, {unscored} unscored"
+    )
     with closing(sqlite3.connect(f"file:{rollouts}?mode=ro", uri=True)) as store:
         rows = store.execute("SELECT id, status, tries FROM rollouts WHERE queue = 'default'").fetchall()
         sql = "SELECT worker, count(*) FROM tries WHERE status = 'succeeded' AND worker <> ? GROUP BY worker"
@@ -184,7 +190,9 @@ def main() -> None:
     p.add_argument("--n-runners", type=int, default=10)
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change of the recipe; repeatable")
     p.add_argument("--only-bridge", action="store_true", help="check only the bridge")
-    p.add_argument("--keep", type=Path, required=True, help="directory for the store, the run and all logs; must not exist")
+    p.add_argument(
+        "--keep", type=Path, required=True, help="directory for the store, the run and all logs; must not exist"
+    )
     p.add_argument("--hours", type=float, default=3, help="maximum duration of the training")
     options = p.parse_args()
     levade, folder = options.levade.resolve(strict=True), options.keep.resolve()
@@ -199,11 +207,20 @@ def main() -> None:
     def start(name: str, command: list, **variables: str) -> tuple[subprocess.Popen, Path]:
         log = folder / f"{name}.log"
         # litellm and agentops would use the network.
-        own = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "AGENTOPS_LOG_LEVEL": "ERROR", "AGENTOPS_LOGGING_TO_FILE": "False"}
+        own = {
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "AGENTOPS_LOG_LEVEL": "ERROR",
+            "AGENTOPS_LOGGING_TO_FILE": "False",
+        }
         with log.open("w") as out:
             process = subprocess.Popen(
-                [str(part) for part in command], stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder,
-                env=os.environ | own | variables, start_new_session=True,
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                cwd=folder,
+                env=os.environ | own | variables,
+                start_new_session=True,
             )
         running.append(process)
         return process, log

@@ -28,6 +28,7 @@ the rate limit (`tbf`) that is used here. Clocks of different hosts: all namespa
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -221,7 +222,9 @@ def check_run(directory: Path) -> list[str]:
     """Checks the tries of each attempt slot. Returns what is wrong."""
     slots: dict[tuple, list[str]] = {}
     with contextlib.closing(sqlite3.connect(f"file:{directory / 'run/run.db'}?mode=ro", uri=True)) as db:
-        for *slot, status in db.execute("SELECT purpose, phase, step, grp, sample, status FROM attempts ORDER BY number"):
+        for *slot, status in db.execute(
+            "SELECT purpose, phase, step, grp, sample, status FROM attempts ORDER BY number"
+        ):
             slots.setdefault(tuple(slot), []).append(status)
     abandoned = sum(status == "abandoned" for all_tries in slots.values() for status in all_tries)
     finished = {slot: [status for status in all_tries if status != "abandoned"] for slot, all_tries in slots.items()}
@@ -258,7 +261,7 @@ def check_store(folder: Path, at: dict[str, float]) -> list[str]:
     if latest > LATE:
         wrong.append(f"a lease was kept {latest:.2f} s longer than its time")
     for tries in slots.values():
-        for before, after in zip(tries, tries[1:], strict=False):
+        for before, after in itertools.pairwise(tries):
             if after[0] < before[1]:
                 wrong.append(f"a slot had two leases at once: {before}, {after}")
     for name, tries in hosts.items():
@@ -268,9 +271,13 @@ def check_store(folder: Path, at: dict[str, float]) -> list[str]:
         if not made:
             wrong.append(f"{name} made no attempt")
     again = sum(start > at["up"] and outcome == "succeeded" for start, _, outcome in hosts["cut"])
-    lost = {name: sum(start < at[fault] < end and outcome != "succeeded" for start, end, outcome in hosts[name])
-            for name, fault in (("cut", "down"), ("killed", "killed"))}
-    print(f"  lost at the fault: {lost}; {again} made by `cut` after its link was up; longest lease {LEASE + latest:.2f} s")
+    lost = {
+        name: sum(start < at[fault] < end and outcome != "succeeded" for start, end, outcome in hosts[name])
+        for name, fault in (("cut", "down"), ("killed", "killed"))
+    }
+    print(
+        f"  lost at the fault: {lost}; {again} made by `cut` after its link was up; longest lease {LEASE + latest:.2f} s"
+    )
     wrong += [f"{name} lost no lease" for name, count in lost.items() if not count]
     wrong += [] if again else ["`cut` made no attempt after its link was up"]
     return wrong

@@ -81,7 +81,9 @@ def make(store: Store, order: dict, seconds: float, stopped: threading.Event) ->
     status = found[0]["status"]
     if status != "succeeded":
         tries = store.call(f"/rollouts/{rollout_id}/attempts")["items"]
-        last = f"its last attempt is {tries[-1]['status']} by {tries[-1]['worker_id']}" if tries else "no runner took it"
+        last = (
+            f"its last attempt is {tries[-1]['status']} by {tries[-1]['worker_id']}" if tries else "no runner took it"
+        )
         return {"attempt": name, "error": f"the rollout {rollout_id} is {status}: {last}; see the log of the runner"}
     trace = store.call(f"/rollouts/{rollout_id}/calls")
     line = {"attempt": name, "rollout": rollout_id, "traced_calls": len(trace["calls"])}

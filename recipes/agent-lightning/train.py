@@ -1,6 +1,7 @@
 """A training script of Agent Lightning 0.3: an agent of OpenAI's SDK with a calculator. It knows nothing of Levade.
 
-    AGL_MANAGED_STORE=0 AGL_CURRENT_ROLE=runner python train.py --external-store-address http://127.0.0.1:4747 --n-runners 10
+    AGL_MANAGED_STORE=0 AGL_CURRENT_ROLE=runner \\
+        python train.py --external-store-address http://127.0.0.1:4747 --n-runners 10
 """
 
 import argparse
