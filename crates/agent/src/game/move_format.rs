@@ -99,7 +99,7 @@ mod tests {
             (r#"{"say": 3, "move": "A"}"#, "must be a text"),
         ] {
             let error = parse_move(&vote, completion).unwrap_err();
-            assert!(error.contains(why), "{reply}: {error}");
+            assert!(error.contains(why), "{completion}: {error}");
         }
         let speech = request(true, Choice::None);
         assert_eq!(parse_move(&speech, r#"{"say": "hi"}"#), Ok(Move::say("hi")));
