@@ -11,6 +11,14 @@ pub(crate) fn file_error(action: &'static str, path: &Path, source: io::Error) -
     TrainerError::File { action, path: path.to_owned(), source }
 }
 
+/// Creates an empty directory. Removes existing contents.
+pub(crate) fn create_empty_dir(dir: &Path) -> Result<(), TrainerError> {
+    let clear = || if dir.exists() { fs::remove_dir_all(dir) } else { Ok(()) };
+    clear()
+        .and_then(|()| fs::create_dir_all(dir))
+        .map_err(|source| file_error("empty", dir, source))
+}
+
 /// Writes a file atomically: it is complete or absent, including after a power failure.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), TrainerError> {
     let half = path.with_extension("half");

@@ -33,11 +33,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::TrainerError;
 use crate::checkpoint::{Checkpoint, Versions};
-use crate::files::{file_error, sync_dir, write_atomically};
+use crate::files::{create_empty_dir, file_error, sync_dir, write_atomically};
 use crate::metrics::Metrics;
 use crate::policies::Policies;
 use crate::random::pool_counter;
-use crate::reference::empty;
 
 /// Name of the directory of all pools in the directory of a run.
 pub(crate) const DIR: &str = "past";
@@ -132,7 +131,7 @@ impl PastPool {
     async fn take(&self, learner: &dyn Learner, version: u64) -> Result<(), TrainerError> {
         let dir = self.snapshot_dir(version);
         let temporary = self.dir.join(format!(".tmp-{version:06}"));
-        empty(&temporary)?;
+        create_empty_dir(&temporary)?;
         let Manifest { content, files, .. } = learner.save(&temporary, false).await?;
         let snapshot = Snapshot { schema: SCHEMA, content, files };
         let path = temporary.join(SNAPSHOT);
@@ -424,8 +423,8 @@ mod tests {
         assert_close(&fractions(&hardest), weights);
     }
 
-    /// Returns an attempt in which the policies of `cast` played agents, and sampled a token each at
-    /// version 20.
+    /// Returns an attempt in which the policies of `cast` played agents, and sampled a token each
+    /// at version 20.
     fn attempt(cast: &[(&str, &str)], score: f64) -> Attempt {
         let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
         let id = AttemptId::new(&RunId("r".into()), &slot, 0);

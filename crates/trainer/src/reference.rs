@@ -13,17 +13,9 @@ use levade_recipe::Phase;
 
 use crate::TrainerError;
 use crate::context::RunContext;
-use crate::files::file_error;
+use crate::files::{create_empty_dir, file_error};
 use crate::policies::{PolicyLearner, REFERENCE};
 use crate::progress::RunProgress;
-
-/// Creates an empty directory. Removes existing contents.
-pub(crate) fn empty(dir: &Path) -> Result<(), TrainerError> {
-    let clear = || if dir.exists() { fs::remove_dir_all(dir) } else { Ok(()) };
-    clear()
-        .and_then(|()| fs::create_dir_all(dir))
-        .map_err(|source| file_error("empty", dir, source))
-}
 
 /// Copies the weights of one model to another, through a temporary directory that is removed
 /// afterwards.
@@ -32,7 +24,7 @@ pub(crate) async fn copy_weights(
     to: &dyn Learner,
     through: &Path,
 ) -> Result<(), TrainerError> {
-    empty(through)?;
+    create_empty_dir(through)?;
     from.save(through, false).await?;
     to.load(through, false).await?;
     fs::remove_dir_all(through).map_err(|source| file_error("remove", through, source))

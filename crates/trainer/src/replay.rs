@@ -18,12 +18,12 @@ use levade_tree::{AttemptId, Trajectory};
 use crate::TrainerError;
 use crate::batch::Targets;
 use crate::checkpoint::{Checkpoint, Checkpoints, FoundCheckpoints};
-use crate::files::file_error;
+use crate::files::{create_empty_dir, file_error};
 use crate::learn::{Progress, UpdateSettings, run_plan};
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
 use crate::policies::{CRITIC, ExtraFiles, Models, Policies, Policy, REFERENCE};
-use crate::reference::{copy_weights, empty};
+use crate::reference::copy_weights;
 use crate::terms::{PolicyTerms, RecordingLearner};
 
 /// Result of the comparison of a checkpoint with the replayed weights.
@@ -284,7 +284,7 @@ impl<'a> ReplayRun<'a> {
 /// earlier phase has trained it (`trained`).
 async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), TrainerError> {
     let Models { policy, reference, critic } = models;
-    empty(scratch)?;
+    create_empty_dir(scratch)?;
     policy.save(scratch, false).await?;
     policy.load(scratch, false).await?;
     if let Some(reference) = reference {
@@ -292,7 +292,7 @@ async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), 
     }
     if let Some(critic) = critic {
         if trained {
-            empty(scratch)?;
+            create_empty_dir(scratch)?;
             critic.save(scratch, false).await?;
         }
         critic.load(scratch, false).await?;
@@ -320,7 +320,7 @@ async fn compare(
     ];
     for (learner, dir, with_training_state) in models {
         let Some(learner) = learner.filter(|_| dir.is_dir()) else { continue };
-        empty(scratch)?;
+        create_empty_dir(scratch)?;
         learner.save(scratch, with_training_state).await?;
         if dir == policy_dir {
             extra_files(scratch)

@@ -180,8 +180,8 @@ fn check_opens_each_tool_once() {
     }
 }
 
-/// A fault of a simulated user or of the rules of a game would otherwise appear in the first attempt,
-/// which can be hours after the start of a run.
+/// A fault of a simulated user or of the rules of a game would otherwise appear in the first
+/// attempt, which can be hours after the start of a run.
 #[test]
 fn check_starts_simulated_user_and_game() {
     let check = |workspace: &Workspace| {

