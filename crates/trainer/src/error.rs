@@ -178,12 +178,9 @@ pub enum TrainerError {
          tasks, or set `eval.tasks` to 0 to disable evaluation"
     )]
     NoHeldOutTasks,
-    /// Every task is held out, so there is nothing to train on.
-    #[error(
-        "every task is held out, so there is nothing to train on: hold out fewer tasks, or add a \
-         source whose questions no other source holds out"
-    )]
-    NothingToTrainOn,
+    /// There are no training tasks. The text names the reason and the way out.
+    #[error("{0}")]
+    NothingToTrainOn(String),
     /// There are fewer demonstrations than requested.
     #[error(
         "`phase.{phase}.demonstrations` is {wanted}, but only {found} training tasks have a \
@@ -547,7 +544,7 @@ impl TrainerError {
             | E::Curriculum { .. }
             | E::Snapshot { .. }
             | E::NoHeldOutTasks
-            | E::NothingToTrainOn
+            | E::NothingToTrainOn(_)
             | E::TooFewDemonstrations { .. }
             | E::TooFewLessons { .. }
             | E::TooFewPromptTasks { .. }
