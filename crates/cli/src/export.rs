@@ -131,6 +131,11 @@ impl FormatName {
             FormatName::Atif => Format::Atif,
         }
     }
+
+    /// Returns whether rows of the format can contain the tokens.
+    fn has_tokens(self) -> bool {
+        matches!(self.format(), Format::Table | Format::Atif)
+    }
 }
 
 fn purpose(text: &str) -> Result<Purpose, String> {
@@ -150,6 +155,17 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         return Err(unusable(format!(
             "--format parquet needs a file whose name ends with .parquet, but --out is {}",
             args.out
+        )));
+    }
+    if let Some(format) = args.format
+        && args.tokens
+        && !format.has_tokens()
+    {
+        let name = clap::ValueEnum::to_possible_value(&format);
+        return Err(unusable(format!(
+            "rows of --format {} have no columns for --tokens; leave it out, or choose jsonl, \
+             parquet or atif",
+            name.as_ref().map_or("", |name| name.get_name())
         )));
     }
     let options =

@@ -16,6 +16,14 @@ pub fn load(path: &Path, overrides: &[Override]) -> anyhow::Result<Recipe> {
     Ok(Recipe::load(&recipe_file(path)?, overrides)?)
 }
 
+/// Reads a recipe of which only `[reward]` counts, for a run. The file can contain only `[reward]`.
+///
+/// # Errors
+/// Returns the errors of [`load`].
+pub fn load_reward(path: &Path, run: &RunDir, overrides: &[Override]) -> anyhow::Result<Recipe> {
+    Ok(Recipe::load_reward(&recipe_file(path)?, &run.root().join(RECIPE), overrides)?)
+}
+
 /// Reads the recipe of a run that starts or resumes, and sets its run directory to `run` if it is
 /// `Some`.
 ///

@@ -30,7 +30,7 @@ pub struct Args {
     /// Run directory
     run: PathBuf,
 
-    /// Recipe of which only the table `reward` counts
+    /// Recipe of which only the table `reward` counts; the file need not contain other tables
     #[arg(long, value_name = "RECIPE")]
     reward: PathBuf,
 
@@ -54,7 +54,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
     let run = RunDir::open(&args.run)?;
     let store = run.open_store().await?;
-    let recipe = recipe::load(&args.reward, &args.overrides)?;
+    let recipe = recipe::load_reward(&args.reward, &run, &args.overrides)?;
     let mut out = args.out.as_deref().map(LinesFile::create).transpose()?;
     let keys = rescoring_keys(&recipe.reward);
     let host = host::host()?;

@@ -121,9 +121,11 @@ async fn train(args: Args, recipe: Recipe, start: StartMode) -> anyhow::Result<E
     let interrupts = tokio::spawn(stop_on_signal(Requests::listen()?, run.stop_flag()));
     let mut watch = Watch::new(run.clock());
     let mut setup = Setup::default();
+    let mut before_start = false;
     while let Some(event) = run.next().await {
         match &event {
             Event::Training(event) => watch.event(event),
+            Event::StoppedBeforeStart => before_start = true,
             event => {
                 watch.clear();
                 setup.show(event);
@@ -139,6 +141,11 @@ async fn train(args: Args, recipe: Recipe, start: StartMode) -> anyhow::Result<E
             return Ok(ExitCode::SUCCESS);
         }
         Some(RunEnd::Stopped { done, steps, .. }) => format!("after step {done} of {steps}"),
+        None if before_start && !dir.join(RECIPE).exists() => {
+            eprintln!("stopped before the run started; repeat the command to start it");
+            return Ok(ExitCode::from(INTERRUPTED));
+        }
+        None if before_start => "before the first step".into(),
         None => "together with its learner".into(),
     };
     eprintln!("stopped {after}; resume with\n  {}", resume_command(&args));

@@ -66,6 +66,40 @@ fn paths_resolve_from_recipe_or_working_directory() {
 }
 
 #[test]
+fn file_with_only_a_reward_gets_other_tables_from_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    for sub in ["run", "other"] {
+        std::fs::create_dir(dir.path().join(sub)).unwrap();
+    }
+    let base = dir.path().join("run/recipe.toml");
+    let text = "[run]\nname = 'x'\nfolder = '.'\n[model]\nsource = 'm'\n\
+                [[tasks]]\nkind = 'jsonl'\npath = 'rows.jsonl'\n[reward]\nunfinished = 0.5\n";
+    std::fs::write(&base, text).unwrap();
+    let file = dir.path().join("other/reward.toml");
+    let reward = "[reward]\nmalformed_call = -0.25\n\
+                  [reward.scorer]\nkind = 'python'\nfile = 'score.py'\n";
+    std::fs::write(&file, reward).unwrap();
+    let failed: Override = "reward.failed_call=-0.5".parse().unwrap();
+    let recipe = Recipe::load_reward(&file, &base, &[failed]).unwrap();
+    assert_eq!((recipe.run.name.as_str(), recipe.run.folder), ("x", dir.path().join("run")));
+    assert_eq!((recipe.reward.malformed_call, recipe.reward.unfinished), (-0.25, 0.0));
+    assert_eq!(recipe.reward.failed_call, -0.5);
+    match recipe.reward.scorer {
+        levade_reward::ScorerKind::Python(keys) => {
+            assert_eq!(keys.file, dir.path().join("other/score.py"));
+        }
+        other => panic!("{other:?}"),
+    }
+    // A complete recipe is read as it is, and an incomplete one is an error.
+    let own = text.replace("name = 'x'", "name = 'y'");
+    std::fs::write(&file, own).unwrap();
+    assert_eq!(Recipe::load_reward(&file, &base, &[]).unwrap().run.name, "y");
+    std::fs::write(&file, format!("[model]\nsource = 'm'\n{reward}")).unwrap();
+    let error = Recipe::load_reward(&file, &base, &[]).unwrap_err().to_string();
+    assert!(error.contains("`run` is missing"), "{error}");
+}
+
+#[test]
 fn repository_and_documentation_recipes_load() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = |dir: &str| {

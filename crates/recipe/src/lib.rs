@@ -204,6 +204,29 @@ impl Recipe {
     /// Returns [`RecipeError`] with the file and the key if the recipe is invalid, and an error if
     /// the file cannot be read.
     pub fn load(file: &Path, overrides: &[Override]) -> Result<Self, RecipeError> {
+        Self::load_over(None, file, overrides)
+    }
+
+    /// Reads a recipe of which only `[reward]` counts. A file that contains only `[reward]` gets
+    /// the other tables from the recipe in `base`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`load`](Self::load).
+    pub fn load_reward(
+        file: &Path,
+        base: &Path,
+        overrides: &[Override],
+    ) -> Result<Self, RecipeError> {
+        Self::load_over(Some(base), file, overrides)
+    }
+
+    /// Reads a recipe. If `base` is `Some` and `file` contains only `[reward]`, the other tables
+    /// are those of `base`.
+    fn load_over(
+        base: Option<&Path>,
+        file: &Path,
+        overrides: &[Override],
+    ) -> Result<Self, RecipeError> {
         let io = |source| RecipeError::Io { file: file.to_owned(), source };
         let mut table = read_table(file)?;
         let here = std::env::current_dir().map_err(io)?;
@@ -216,6 +239,14 @@ impl Recipe {
             return Err(io(std::io::Error::other(why)));
         }
         paths::resolve(&mut table, &dir);
+        if let Some(base) = base
+            && table.len() == 1
+            && let Some(reward) = table.remove("reward")
+        {
+            table = read_table(base)?;
+            paths::resolve(&mut table, &here.join(base.parent().unwrap_or(Path::new(""))));
+            table.insert("reward".to_owned(), reward);
+        }
         for change in overrides {
             paths::apply(change, &mut table, &here)?;
         }

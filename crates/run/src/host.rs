@@ -52,6 +52,8 @@ pub enum Event {
     /// The run was asked to stop, and its external learner ended before it. The newest checkpoint
     /// is kept.
     StoppedWithLearner,
+    /// The run was asked to stop while it was starting, and has trained nothing in this process.
+    StoppedBeforeStart,
     /// The run failed.
     Failed {
         /// The error.

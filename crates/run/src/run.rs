@@ -109,8 +109,8 @@ impl Run {
     }
 
     /// Waits until the run ends, and discards its further events. Returns `None` if the run was
-    /// asked to stop and its external learner ended first. Such a run can still be resumed from its
-    /// newest checkpoint.
+    /// asked to stop while it was starting, or if its external learner ended first. A run that has
+    /// checkpoints can still be resumed from the newest one.
     ///
     /// # Errors
     /// Returns the error that ended the run. Everything up to the newest checkpoint and every
@@ -150,13 +150,17 @@ async fn drive(
     }));
     let elsewhere = recipe.cluster.learner.is_some();
     let mut restarts = Restarts::new(&recipe);
+    let mut with_learner = false;
     let ended = loop {
         match run_once(&recipe, start, &host, &stop).await {
             // When a job is stopped, all of its processes often receive the signal at the same
             // time.
-            Err(error) if elsewhere && stop.is_stopped() && is_lost(&error) => break Ok(None),
+            Err(error) if elsewhere && stop.is_stopped() && is_lost(&error) => {
+                with_learner = true;
+                break Ok(None);
+            }
             Err(error) if restarts.allow(&error, &dir, &host) => start = StartMode::Resume,
-            ended => break ended.map(Some),
+            ended => break ended,
         }
     };
     pauses.abort();
@@ -172,7 +176,8 @@ async fn drive(
         Ok(Some(RunEnd::Stopped { checkpoint, done, steps })) => {
             Event::Stopped { done: *done, steps: *steps, checkpoint: checkpoint.clone() }
         }
-        Ok(None) => Event::StoppedWithLearner,
+        Ok(None) if with_learner => Event::StoppedWithLearner,
+        Ok(None) => Event::StoppedBeforeStart,
         Err(error) => Event::Failed { error: format!("{error:#}") },
     });
     ended
@@ -187,14 +192,23 @@ fn is_lost(error: &anyhow::Error) -> bool {
     matches!(of_policy, Some(PolicyError::Stopped(_) | PolicyError::Deadline(..)))
 }
 
+/// Waits for a part of the start. Returns `None` as soon as the run is asked to stop.
+async fn unless_stopped<T>(stop: &StopFlag, start: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        started = start => Some(started),
+        () = stop.stopped() => None,
+    }
+}
+
 /// Trains from the start or the newest checkpoint, until all phases are complete, the run is asked
-/// to stop, or it fails.
+/// to stop, or it fails. Returns `None` if the run is asked to stop while it waits for its stores.
 async fn run_once(
     recipe: &Recipe,
     start: StartMode,
     host: &Host,
     stop: &StopFlag,
-) -> anyhow::Result<RunEnd> {
+) -> anyhow::Result<Option<RunEnd>> {
     let dir = &recipe.run.folder;
     // Starting a learner would otherwise replace the learner of another process in this directory.
     LockedRunDir::check(&recipe.run, start)?;
@@ -205,14 +219,18 @@ async fn run_once(
         let environments = Environments::new(recipe.environments(), host.supervisor());
         let StartedPolicies { policies, mut agents, fingerprint, model_files, teachers } =
             policies::start(recipe, started_at, &environments, host, &mut children).await?;
-        leased = runners::lease(recipe, &mut agents, &environments, host).await?;
+        let leasing = runners::lease(recipe, &mut agents, &environments, host);
+        let Some(queue) = unless_stopped(stop, leasing).await else { return Ok(None) };
+        leased = queue?;
         let scorers = scorers::custom_scorers(&recipe.reward, &environments, host)?;
         let parts =
             RunParts { policies, agents, scorers, environments, started_at, model_files, teachers };
-        let mut trainer = Trainer::new(recipe.clone(), parts, start).await?;
+        let starting = Trainer::new(recipe.clone(), parts, start);
+        let Some(trainer) = unless_stopped(stop, starting).await else { return Ok(None) };
+        let mut trainer = trainer?;
         numerics::compare(dir, &fingerprint, host);
         numerics::record(dir, &fingerprint)?;
-        Ok(trainer.run(&mut host.clone(), stop).await?)
+        Ok(Some(trainer.run(&mut host.clone(), stop).await?))
     };
     let ended = ended.await;
     // Runners must not start attempts whose gateway is about to exit.

@@ -93,7 +93,8 @@ impl Work for Runner {
         if let Some(queue) = queue {
             return Ok(vec![queue.clone()]);
         }
-        let filter = ResourcesFilter { id: None, id_contains: Some(QUEUE_PREFIX.to_owned()) };
+        let id_contains = Some(QUEUE_PREFIX.to_owned());
+        let filter = ResourcesFilter { id_contains, ..ResourcesFilter::default() };
         let newest = PageRequest {
             sort_by: Some("update_time".into()),
             order: Order::Desc,

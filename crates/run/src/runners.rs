@@ -32,7 +32,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Value of the resources by which a run announces itself. Their id is the name of the queue.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Announcement {
-    /// Version of the exchanged data.
+    /// Version of the exchanged data. Stores recognize announcements by this first key.
     pub levade_runner_protocol: u32,
     /// Recipe as TOML, with the trainer's paths.
     pub recipe: String,
@@ -173,7 +173,16 @@ async fn announce(
 
 #[cfg(test)]
 mod tests {
+    use levade_store::rollouts::ANNOUNCEMENT_KEY;
+
     use super::*;
+
+    #[test]
+    fn announcement_starts_with_the_key_that_stores_look_for() {
+        let announcement = Announcement { levade_runner_protocol: PROTOCOL, recipe: String::new() };
+        let json = serde_json::to_string(&announcement).unwrap();
+        assert!(json.starts_with(&format!("{{\"{ANNOUNCEMENT_KEY}\"")), "{json}");
+    }
 
     #[tokio::test]
     async fn open_store_rejects_empty_and_keyed_locations() {

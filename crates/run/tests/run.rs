@@ -5,10 +5,12 @@
 mod tiny;
 
 use std::fs;
+use std::net::TcpListener;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use levade_recipe::Recipe;
-use levade_run::dir::RunDir;
+use levade_run::dir::{RECIPE, RunDir};
 use levade_run::{EVENTS, Event, RecordedEvent, Run, resume, start};
 use levade_trainer::{Event as Training, RunEnd};
 
@@ -111,4 +113,32 @@ async fn empty_directory_and_missing_model_are_errors() {
     let Some(Event::Failed { error: expected_events }) = last else { panic!("{last:?}") };
     assert_eq!(expected_events, format!("{error:#}"));
     assert!(expected_events.contains("nothing-there"), "{expected_events}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stop_ends_the_wait_for_a_store() {
+    let root = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let store = format!("run.store='http://{}'", listener.local_addr().unwrap());
+    drop(listener);
+    let recipe = tiny::recipe(root.path(), "waiting", &[&store]).unwrap();
+    let mut run = start(recipe.clone()).unwrap();
+    // The store is opened after the recipe is written.
+    let file = recipe.run.folder.join(RECIPE);
+    let started = Instant::now();
+    while !file.exists() {
+        assert!(started.elapsed() < Duration::from_secs(120), "the run does not start");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    run.stop();
+    let mut last = None;
+    let read = async {
+        while let Some(event) = run.next().await {
+            last = Some(event);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), read).await.unwrap();
+    assert!(run.end().await.unwrap().is_none());
+    assert_eq!(last, Some(Event::StoppedBeforeStart));
+    assert!(!file.exists(), "the directory contains a run that never started");
 }

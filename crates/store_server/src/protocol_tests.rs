@@ -93,6 +93,12 @@ async fn old_client_that_reports_nothing_fails_its_try() {
     let late = json!({ "rollout_id": id, "task": leased["task"], "final_reward": 1.0 });
     assert_eq!(send(&server, "POST", "/rollout", late).await.0, 409);
     assert_eq!(calls(&server, id).await["final_reward"], Value::Null);
+    let tries = server.get(&format!("/rollouts/{id}/attempts")).await.json();
+    let first = tries["items"][0]["attempt_id"].as_str().unwrap();
+    for (name, status) in [(first, 200), ("latest", 200), ("at-none", 404)] {
+        let response = server.get(&format!("/rollouts/{id}/calls?attempt_id={name}")).await;
+        assert_eq!(response.status, status, "{name}: {}", response.json());
+    }
     let unknown = json!({ "rollout_id": "ro-none", "final_reward": 1.0 });
     assert_eq!(send(&server, "POST", "/rollout", unknown).await.0, 404);
 }

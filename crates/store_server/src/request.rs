@@ -228,7 +228,12 @@ paged! {
 
 impl ResourcesQuery {
     pub fn filter(self) -> ResourcesFilter {
-        ResourcesFilter { id: self.resources_id, id_contains: self.resources_id_contains }
+        ResourcesFilter {
+            id: self.resources_id,
+            id_contains: self.resources_id_contains,
+            // Clients cannot parse them.
+            without_announcements: true,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use levade_store::rollouts::trace::Trace;
 use levade_store::rollouts::{
-    Json, NewSpan, PageRequest, RolloutError, Span, SpanFilter, SpanOutcome,
+    Json, NewSpan, PageRequest, RolloutError, Span, SpanFilter, SpanOutcome, TryName,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -188,6 +188,13 @@ async fn calls(
         return Err(RolloutError::UnknownRollout { rollout_id }.into());
     }
     let name = try_name(query.attempt_id.unwrap_or_else(|| "latest".to_owned()));
+    if let TryName::Id(try_id) = &name {
+        let tries = store.tries(&rollout_id, &PageRequest::default()).await?.items;
+        if tries.iter().all(|of| of.id != *try_id) {
+            let try_id = try_id.clone();
+            return Err(RolloutError::UnknownTry { rollout_id, try_id }.into());
+        }
+    }
     let filter = SpanFilter { try_name: Some(name), ..SpanFilter::new(&rollout_id) };
     let spans = store.spans(&filter, &by_number()).await?.items;
     // A long trace takes milliseconds to parse.

@@ -209,6 +209,19 @@ async fn errors_have_status_and_text_of_the_protocol() {
 }
 
 #[tokio::test]
+async fn clients_see_no_announcement_of_a_run() {
+    let server = server(without_debounce()).await;
+    let prompt = json!({ "resource_type": "prompt_template", "template": "x", "engine": "jinja" });
+    let put = server.post("/resources", json!({ "p": prompt })).await.json();
+    let announcement = r#"["run/a", {"levade_runner_protocol":1,"recipe":""}]"#;
+    let path = "/v1/rollouts/put_resources";
+    assert_eq!(server.send("POST", path, &[], announcement.as_bytes()).await.status, 200);
+    let listed = server.get("/resources").await.json();
+    assert_eq!((&listed["total"], &listed["items"]), (&json!(1), &json!([put.clone()])));
+    assert_eq!(server.get("/resources/latest").await.json(), put);
+}
+
+#[tokio::test]
 async fn timeouts_are_found_on_access() {
     let server = server(without_debounce()).await;
     let config =

@@ -16,7 +16,7 @@ use levade_tree::{AttemptId, AttemptSlot, TreeError};
 
 use levade_recipe::{Difference, RecipeError};
 
-use crate::remedies::{listed_steps, way_back, way_out};
+use crate::remedies::{missing_checkpoint, way_back, way_out};
 
 /// An error that ends a training run or prevents its start.
 #[derive(Debug, thiserror::Error)]
@@ -104,11 +104,13 @@ pub enum TrainerError {
         /// File of the model that differs.
         name: String,
     },
-    /// No intact checkpoint is as old as the step to which a run goes back.
-    #[error("the run in {} has no checkpoint at step {step} or before; {}", run_dir.display(), listed_steps(kept))]
+    /// No intact checkpoint is as old as the step to which a run goes back, or it has no such step.
+    #[error("the run in {} {}", run_dir.display(), missing_checkpoint(*step, *num_steps, kept))]
     NoCheckpoint {
         /// Number of finished steps that was requested.
         step: u32,
+        /// Number of steps of the run, including one that is recorded but not finished.
+        num_steps: u32,
         /// Number of finished steps of each checkpoint.
         kept: Vec<u32>,
         /// Directory of the run.
@@ -176,12 +178,9 @@ pub enum TrainerError {
          tasks, or set `eval.tasks` to 0 to disable evaluation"
     )]
     NoHeldOutTasks,
-    /// Every task is held out, so there is nothing to train on.
-    #[error(
-        "every task is held out, so there is nothing to train on: hold out fewer tasks, or add a \
-         source whose questions no other source holds out"
-    )]
-    NothingToTrainOn,
+    /// There are no training tasks. The text names the reason and the way out.
+    #[error("{0}")]
+    NothingToTrainOn(String),
     /// There are fewer demonstrations than requested.
     #[error(
         "`phase.{phase}.demonstrations` is {wanted}, but only {found} training tasks have a \
@@ -545,7 +544,7 @@ impl TrainerError {
             | E::Curriculum { .. }
             | E::Snapshot { .. }
             | E::NoHeldOutTasks
-            | E::NothingToTrainOn
+            | E::NothingToTrainOn(_)
             | E::TooFewDemonstrations { .. }
             | E::TooFewLessons { .. }
             | E::TooFewPromptTasks { .. }

@@ -12,8 +12,19 @@ pub(crate) fn way_back(difference: &Difference) -> &'static str {
     }
 }
 
+/// Describes why a run of `num_steps` steps, with checkpoints at `kept`, cannot go back to `step`.
+pub(crate) fn missing_checkpoint(step: u32, num_steps: u32, kept: &[u32]) -> String {
+    if step > num_steps {
+        return format!(
+            "has {num_steps} steps, so it cannot go back to step {step}; name an earlier step with \
+             --from, or continue the run without --from"
+        );
+    }
+    format!("has no checkpoint at step {step} or before; {}", listed_steps(kept))
+}
+
 /// Describes the steps at which checkpoints exist.
-pub(crate) fn listed_steps(kept: &[u32]) -> String {
+fn listed_steps(kept: &[u32]) -> String {
     let steps: Vec<String> = kept.iter().map(u32::to_string).collect();
     if steps.is_empty() {
         return "it has none; start a new run in another directory with --run".into();

@@ -62,9 +62,9 @@ pub struct Rewound {
 ///
 /// # Errors
 /// Returns an error if the directory contains no run or another process works on it, if no
-/// checkpoint is that old, if the recipe differs from the run's in a key that must not change, if
-/// the store is outside the directory and `run.store` names no other store, or if a file cannot be
-/// written. The run is then unchanged.
+/// checkpoint is that old, if the run has fewer steps, if the recipe differs from the run's in a
+/// key that must not change, if the store is outside the directory and `run.store` names no other
+/// store, or if a file cannot be written. The run is then unchanged.
 pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError> {
     let root = &recipe.run.folder;
     // A link to the directory must not be exchanged in place of the directory.
@@ -73,10 +73,19 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
         Recipe { run: RunKeys { folder: root.clone(), ..recipe.run.clone() }, ..recipe.clone() };
     let (dir, earlier) = LockedRunDir::resume_from_step(&old)?;
     let all = checkpoints(dir.root())?;
+    let mut num_steps = all.last().map_or(0, |last| last.position.global_step);
+    if step > num_steps {
+        // Steps after the last checkpoint are in the store.
+        let store = &earlier.run.store;
+        let store = levade_store_client::open(store, dir.root(), Access::Read).await?;
+        num_steps = num_steps.max(store.planned_steps().await?.len() as u32);
+    }
     let is_intact = |c: &Checkpoint| c.position.global_step <= step && c.verify().is_ok();
-    let Some(index) = all.iter().rposition(is_intact) else {
+    let index = all.iter().rposition(is_intact).filter(|_| step <= num_steps);
+    let Some(index) = index else {
         let kept = all.iter().map(|c| c.position.global_step).collect();
-        return Err(TrainerError::NoCheckpoint { step, kept, run_dir: dir.root().to_owned() });
+        let run_dir = dir.root().to_owned();
+        return Err(TrainerError::NoCheckpoint { step, num_steps, kept, run_dir });
     };
     let kept = &all[..=index];
     let position = all[index].position;

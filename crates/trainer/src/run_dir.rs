@@ -36,6 +36,21 @@ pub struct LockedRunDir {
     _lock: File,
 }
 
+/// A new run whose store is being opened. If it is dropped before, its recipe is removed.
+struct Unopened<'a> {
+    root: &'a Path,
+    is_open: bool,
+}
+
+impl Drop for Unopened<'_> {
+    fn drop(&mut self) {
+        if !self.is_open {
+            // A recipe that remains is reported by the next start.
+            let _ = fs::remove_file(self.root.join(RECIPE));
+        }
+    }
+}
+
 impl LockedRunDir {
     /// Locks a directory that contains no run. [`LockedRunDir::write_recipe`], which is called
     /// last, makes it a run's directory.
@@ -134,10 +149,19 @@ impl LockedRunDir {
         levade_store_client::open(&keys.store, &self.root, access).await
     }
 
-    /// Removes the recipe of a run that could not start, so that the directory contains no run.
-    pub(crate) fn remove_recipe(&self) {
-        // A recipe that remains is reported by the next start.
-        let _ = fs::remove_file(self.root.join(RECIPE));
+    /// Opens the store of a new run, whose recipe is written. If the store cannot be opened or the
+    /// wait for it is cancelled, removes the recipe, so that the directory contains no run.
+    ///
+    /// # Errors
+    /// Returns the errors of [`levade_store_client::open`].
+    pub(crate) async fn open_new_store(
+        &self,
+        keys: &RunKeys,
+    ) -> Result<Arc<dyn Store>, StoreError> {
+        let mut unopened = Unopened { root: &self.root, is_open: false };
+        let store = self.open_store(keys, StartMode::Fresh).await?;
+        unopened.is_open = true;
+        Ok(store)
     }
 
     /// Writes the resolved recipe.

@@ -110,7 +110,8 @@ pub struct Trainer {
 
 impl Trainer {
     /// Prepares a run: validates its inputs before anything is sampled, locks the run directory,
-    /// and, when resuming, loads the newest complete checkpoint.
+    /// and, when resuming, loads the newest complete checkpoint. Cancel safe: a new run whose store
+    /// is not open yet leaves no recipe in its directory.
     ///
     /// # Errors
     /// Returns an error if the recipe, the tasks or the directory do not allow the run. Nothing is
@@ -180,8 +181,7 @@ impl Trainer {
                 let dir = LockedRunDir::create(&recipe)?;
                 current.write(dir.root())?;
                 dir.write_recipe(&recipe)?;
-                let store = dir.open_store(&recipe.run, start).await;
-                let store = store.inspect_err(|_| dir.remove_recipe())?;
+                let store = dir.open_new_store(&recipe.run).await?;
                 (dir, store, current, Vec::new())
             }
             StartMode::Resume => resume_run(&recipe, current).await?,

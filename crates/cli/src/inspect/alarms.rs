@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::history::{History, Series};
 use super::rules::{RULES, Rule};
+use crate::failure::unusable;
 use crate::screen::{self, Style};
 
 /// Number of steps in a trailing mean.
@@ -55,6 +56,9 @@ pub struct Alarm {
 
 /// Finds the alarms of a phase of a run, by default of the last one that has steps. Formats them as
 /// sentences or as JSON.
+///
+/// # Errors
+/// Returns an error if the run has no such phase, or if its files cannot be read.
 pub async fn report(
     run: &RunDir,
     store: &dyn Store,
@@ -66,8 +70,18 @@ pub async fn report(
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         text => text.with_context(|| format!("cannot read {}", metrics.display()))?,
     };
+    let recipe = run.recipe()?;
+    let num_phases = recipe.phase.len();
+    if let Some(phase) = phase
+        && phase as usize >= num_phases
+    {
+        let num_phases = screen::plural(num_phases as u32, "phase");
+        return Err(unusable(format!(
+            "--phase is {phase}, but the run has {num_phases}, numbered from 0; name one of them"
+        )));
+    }
     let history = History::parse(&text, phase);
-    let cluster = run.recipe()?.cluster;
+    let cluster = recipe.cluster;
     let is_exact = cluster.samplers.is_none() && cluster.learner.is_none();
     let alarms = find(&history, store, is_exact).await?;
     if as_json {

@@ -112,6 +112,8 @@ fn export_rejects_target_that_format_cannot_write() {
         (&["--format", "trl-sft", "--out", "a.parquet"][..], "Parquet"),
         (&["--format", "parquet", "--out", "a.jsonl"], ".parquet"),
         (&["--format", "verl", "--out", "dir/"], "only ATIF"),
+        (&["--format", "verl", "--tokens"], "rows of --format verl have no columns for --tokens"),
+        (&["--format", "trl-sft", "--tokens", "--out", "a.jsonl"], "--format trl-sft"),
         (&["--step", "5..2"], "A..B"),
         (&["--status", "running"], "superseded"),
     ] {

@@ -136,6 +136,13 @@ fn sessions_are_recorded_shown_and_trained_on() {
     assert_eq!(rows.lines().count(), 5);
 
     workspace.write("taken.toml", RECIPE);
+    let large = ["train", "taken.toml", "--run", "large", "--set", "phase.0.group_size=9"];
+    let rejected = workspace.levade().args(large).output().unwrap();
+    assert_eq!(rejected.status.code(), Some(2));
+    for want in ["form no group of 9", "5 sessions are left out, because they are fewer than the 9"]
+    {
+        assert!(stderr(&rejected).contains(want), "{want}: {}", stderr(&rejected));
+    }
     let trained = workspace.levade().args(["train", "taken.toml"]).output().unwrap();
     assert!(trained.status.success(), "{}", stderr(&trained));
     let note = "1 sessions are left out, because they are fewer than the 2 of a group";

@@ -74,6 +74,11 @@ fn run_sends_traces_live_and_afterwards_and_prints_graph() {
     assert!(alarms["alarms"].is_array(), "{alarms}");
     let imitation = run(&["inspect", "run", "--alarms", "--phase", "0"]);
     assert_eq!(imitation, "no alarms in 1 step of phase 0\n");
+    let missing = ["inspect", "run", "--alarms", "--phase", "2"];
+    let rejected = workspace.levade().args(missing).output().unwrap();
+    assert_eq!(rejected.status.code(), Some(2));
+    let want = "--phase is 2, but the run has 2 phases";
+    assert!(stderr(&rejected).contains(want), "{}", stderr(&rejected));
 }
 
 #[test]

@@ -42,9 +42,9 @@ pub use query::{
     TextFilter, WorkerFilter,
 };
 pub use types::{
-    DEFAULT_QUEUE, Json, Lease, LeaseEnd, NewRollout, NewSpan, Resources, Rollout, RolloutConfig,
-    RolloutStatus, RolloutUpdate, Span, SpanOutcome, Statistics, Try, TryName, TryStatus,
-    TryUpdate, Worker, WorkerStatus,
+    ANNOUNCEMENT_KEY, DEFAULT_QUEUE, Json, Lease, LeaseEnd, NewRollout, NewSpan, Resources,
+    Rollout, RolloutConfig, RolloutStatus, RolloutUpdate, Span, SpanOutcome, Statistics, Try,
+    TryName, TryStatus, TryUpdate, Worker, WorkerStatus,
 };
 
 use crate::WriteOutcome;
@@ -180,7 +180,8 @@ pub trait Rollouts: Debug + Send + Sync {
     async fn put_resources(&self, id: Option<&str>, value: &Json) -> Result<Resources>;
 
     /// Returns a version of resources: by default the latest version, and without an id the
-    /// resources that were put last. Returns `None` if there is none.
+    /// resources that were put last, except those that announce a run ([`ANNOUNCEMENT_KEY`]).
+    /// Returns `None` if there is none.
     ///
     /// # Errors
     /// Returns an error if the backend fails.

@@ -89,6 +89,9 @@ pub struct ResourcesFilter {
     pub id: Option<String>,
     /// Text that the id contains.
     pub id_contains: Option<String>,
+    /// Whether resources that announce a run to runners do not match.
+    #[serde(default)]
+    pub without_announcements: bool,
 }
 
 /// A condition on a text: its value, and a text that it contains.

@@ -354,6 +354,10 @@ pub struct Worker {
     pub current_try_id: Option<String>,
 }
 
+/// First key of resources by which a run announces itself to runners. Such resources are found by
+/// their id; they are never the latest resources.
+pub const ANNOUNCEMENT_KEY: &str = "levade_runner_protocol";
+
 /// A version of named resources, such as prompts or the address of a model.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Resources {

@@ -1,7 +1,7 @@
 //! Resources and workers.
 
 use levade_store::rollouts::state::TryState;
-use levade_store::rollouts::{Json, Resources, Worker, WorkerStatus};
+use levade_store::rollouts::{ANNOUNCEMENT_KEY, Json, Resources, Worker, WorkerStatus};
 use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::ReturnDocument;
@@ -10,6 +10,12 @@ use super::feed::RESOURCES;
 use super::{MongoRollouts, documents};
 use crate::connection::{Result, all, is_duplicate};
 use crate::{fields, json};
+
+/// Returns the condition that resources do not announce a run to runners.
+pub(super) fn no_announcement() -> Document {
+    let key = format!("value.{ANNOUNCEMENT_KEY}");
+    doc! { key: { "$exists": false } }
+}
 
 impl MongoRollouts {
     /// Adds a version of resources.
@@ -52,7 +58,7 @@ impl MongoRollouts {
     ) -> Result<Option<Resources>> {
         let version = version.map(|version| i64::try_from(version).unwrap_or(i64::MAX));
         let (filter, order) = match (id, version) {
-            (None, _) => (doc! {}, doc! { "seq": -1 }),
+            (None, _) => (no_announcement(), doc! { "seq": -1 }),
             (Some(id), None) => (doc! { "id": id }, doc! { "version": -1 }),
             (Some(id), Some(version)) => (doc! { "id": id, "version": version }, doc! { "seq": 1 }),
         };

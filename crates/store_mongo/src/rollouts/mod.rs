@@ -17,7 +17,7 @@ use levade_policy::{process_time, random_hex};
 use levade_store::rollouts::{
     Clock, Json, Lease, LeaseEnd, LeaseRequest, NewRollout, NewSpan, Page, PageRequest, Resources,
     ResourcesFilter, Result, Rollout, RolloutFilter, RolloutUpdate, Rollouts, Span, SpanFilter,
-    SpanOutcome, Statistics, TextFilter, Try, TryName, TryUpdate, Worker, WorkerFilter,
+    SpanOutcome, Statistics, Try, TryName, TryUpdate, Worker, WorkerFilter,
 };
 use levade_store::{MongoUrl, StoreError, WriteOutcome};
 use mongodb::Collection;
@@ -306,8 +306,6 @@ impl Rollouts for MongoRollouts {
         filter: &ResourcesFilter,
         page: &PageRequest,
     ) -> Result<Page<Resources>> {
-        let (exact, contains) = (filter.id.clone(), filter.id_contains.clone());
-        let filter = &TextFilter { exact, contains };
         self.read("resources", || self.find_latest_resources(filter, page)).await
     }
 

@@ -11,6 +11,7 @@ use levade_store::rollouts::{
 };
 use mongodb::bson::{Bson, Document, doc};
 
+use super::directory::no_announcement;
 use super::documents::StoredRollout;
 use super::feed::CHANGES;
 use super::{MongoRollouts, new_id};
@@ -143,7 +144,7 @@ impl MongoRollouts {
             return Ok(None);
         }
         let resources = self.collection("resources");
-        let latest = resources.find_one(doc! {}).sort(doc! { "seq": -1 });
+        let latest = resources.find_one(no_announcement()).sort(doc! { "seq": -1 });
         let latest = latest.projection(doc! { "id": 1 }).await?;
         Ok(latest.map(|latest| fields::text(&latest, "id")).transpose()?)
     }

@@ -3,12 +3,13 @@
 use std::cmp::Ordering;
 
 use levade_store::rollouts::{
-    Logic, Order, Page, PageRequest, Resources, Rollout, RolloutError, RolloutFilter, Span,
-    SpanFilter, Statistics, TextFilter, Try, TryName, Worker, WorkerFilter,
+    Logic, Order, Page, PageRequest, Resources, ResourcesFilter, Rollout, RolloutError,
+    RolloutFilter, Span, SpanFilter, Statistics, TextFilter, Try, TryName, Worker, WorkerFilter,
 };
 use mongodb::bson::{Bson, Document, doc};
 
 use super::MongoRollouts;
+use super::directory::no_announcement;
 use super::documents::{self, StoredRollout};
 use crate::connection::{Result, all};
 use crate::fields;
@@ -277,11 +278,15 @@ impl MongoRollouts {
     /// Returns a page of the latest versions of resources.
     pub(super) async fn find_latest_resources(
         &self,
-        filter: &TextFilter,
+        filter: &ResourcesFilter,
         page: &PageRequest,
     ) -> Result<Page<Resources>> {
         let mut conditions = Vec::new();
-        add_text(&mut conditions, "id", filter);
+        let (exact, contains) = (filter.id.clone(), filter.id_contains.clone());
+        add_text(&mut conditions, "id", &TextFilter { exact, contains });
+        if filter.without_announcements {
+            conditions.push(no_announcement());
+        }
         let found = self.latest_resources(combine(conditions, Logic::And)).await?;
         page_of(found, RESOURCES_KEYS, page)
     }

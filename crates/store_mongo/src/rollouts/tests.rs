@@ -53,6 +53,7 @@ contract!(
     pages_count_all_matches_and_reject_unknown_fields
     missing_values_sort_last_for_times_and_first_for_text
     resources_are_append_only_versions
+    announcements_are_never_the_latest_resources
     workers_follow_their_tries
     span_numbers_are_unique_and_increasing
     spans_report_one_outcome_each

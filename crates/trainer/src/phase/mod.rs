@@ -45,10 +45,28 @@ pub(crate) enum PhaseRun {
 /// Returns an error for the first such phase.
 pub fn check_phases(recipe: &Recipe, tasks: &Tasks, agents: &Agents) -> Result<(), TrainerError> {
     if tasks.train_len() == 0 && !recipe.phase.is_empty() {
-        return Err(TrainerError::NothingToTrainOn);
+        return Err(TrainerError::NothingToTrainOn(missing_tasks(recipe, tasks)));
     }
     let mut phases = recipe.phase.iter().enumerate();
     phases.try_for_each(|(index, phase)| PhaseRun::check(index, phase, recipe, tasks, agents))
+}
+
+/// Returns why there are no training tasks, and what the user can do.
+fn missing_tasks(recipe: &Recipe, tasks: &Tasks) -> String {
+    if !recipe.has_sessions() {
+        return "every task is held out, so there is nothing to train on: hold out fewer tasks, or \
+                add a source whose questions no other source holds out"
+            .into();
+    }
+    let size = recipe.session_group();
+    let reason = match tasks.notes.join("; ") {
+        reason if reason.is_empty() => "none is recorded".into(),
+        reason => reason,
+    };
+    format!(
+        "the sessions form no group of {size}, so there is nothing to train on: {reason}; record \
+         more sessions at the same task, or set `group_size` of the phase to at most their number"
+    )
 }
 
 impl PhaseRun {

@@ -157,7 +157,12 @@ async fn rewind_takes_nearest_checkpoint_before_and_names_all() {
     assert_eq!((*step, &kept[..]), (3, &[4, 6, 8, 10][..]));
     let text = error.to_string();
     assert!(text.contains("step 3 or before; it has those at 4, 6, 8, 10"), "{text}");
+    let error = go_back(11).await.unwrap_err();
+    assert!(error.is_user_error());
+    let text = error.to_string();
+    assert!(text.contains("has 10 steps, so it cannot go back to step 11"), "{text}");
     assert_eq!(num_steps(&dir), 10, "the run is unchanged");
+    assert!(!root.path().join("run.superseded-1").exists());
     let rewound = go_back(7).await.unwrap();
     assert_eq!((rewound.step, rewound.superseded_steps, num_steps(&dir)), (6, 4, 6));
 }

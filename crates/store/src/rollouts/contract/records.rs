@@ -128,6 +128,32 @@ pub async fn resources_are_append_only_versions(store: Store, clock: Arc<ManualC
     assert_eq!(store.enqueue(&[new(1)]).await.unwrap()[0].resources_id, Some(first.id));
 }
 
+pub async fn announcements_are_never_the_latest_resources(store: Store, _: Arc<ManualClock>) {
+    let announcement = raw(r#"{"levade_runner_protocol":1,"recipe":"[run]"}"#);
+    store.put_resources(Some("run/a"), &announcement).await.unwrap();
+    assert!(store.resources(None, None).await.unwrap().is_none());
+    assert_eq!(store.enqueue(&[new(1)]).await.unwrap()[0].resources_id, None);
+    let prompt = store.put_resources(Some("prompt"), &raw(r#"{"p":1}"#)).await.unwrap();
+    for queue in ["run/a", "b"] {
+        store.put_resources(Some(queue), &announcement).await.unwrap();
+    }
+    let latest = store.resources(None, None).await.unwrap().unwrap();
+    assert_eq!((&latest.id, latest.value.get()), (&prompt.id, r#"{"p":1}"#));
+    assert_eq!(store.enqueue(&[new(2)]).await.unwrap()[0].resources_id, Some(prompt.id.clone()));
+    assert_eq!(store.start(&new(3), None).await.unwrap().resources_id, Some(prompt.id));
+    // Runners find the announcements by their ids.
+    let found = store.resources(Some("b"), None).await.unwrap().unwrap();
+    assert_eq!(found.value.get(), announcement.get());
+    for (without_announcements, expected) in
+        [(false, &["run/a", "prompt", "b"][..]), (true, &["prompt"][..])]
+    {
+        let filter = ResourcesFilter { without_announcements, ..ResourcesFilter::default() };
+        let page = store.query_resources(&filter, &PageRequest::default()).await.unwrap();
+        let ids: Vec<_> = page.items.iter().map(|found| found.id.as_str()).collect();
+        assert_eq!((&ids[..], page.total), (expected, expected.len() as u64));
+    }
+}
+
 pub async fn workers_follow_their_tries(store: Store, clock: Arc<ManualClock>) {
     assert!(store.worker("w").await.unwrap().is_none());
     assert_eq!(

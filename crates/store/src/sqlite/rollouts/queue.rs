@@ -49,8 +49,9 @@ pub(super) fn start_try(
 }
 
 fn latest_resources(call: Call<'_>) -> Result<Option<String>, Failure> {
-    let sql = "SELECT id FROM resources ORDER BY seq DESC LIMIT 1";
-    Ok(call.db.prepare_cached(sql)?.query_row([], |row| row.get(0)).optional()?)
+    let no_announcement = rows::no_announcement();
+    let sql = format!("SELECT id FROM resources WHERE {no_announcement} ORDER BY seq DESC LIMIT 1");
+    Ok(call.db.prepare_cached(&sql)?.query_row([], |row| row.get(0)).optional()?)
 }
 
 /// Creates a rollout in its queue. Returns the rollout with the id or the key instead, and `false`,

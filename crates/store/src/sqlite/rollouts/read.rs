@@ -291,7 +291,8 @@ pub(super) fn resources(
     let version = version.map(|version| i64::try_from(version).unwrap_or(i64::MAX));
     let found = match (id, version) {
         (None, _) => {
-            let sql = format!("{select} ORDER BY seq DESC LIMIT 1");
+            let no_announcement = rows::no_announcement();
+            let sql = format!("{select} WHERE {no_announcement} ORDER BY seq DESC LIMIT 1");
             db.prepare_cached(&sql)?.query_row([], rows::resources)
         }
         (Some(id), None) => {
@@ -314,6 +315,9 @@ pub(super) fn query_resources(
 ) -> Result<Page<Resources>, Failure> {
     let mut conditions = Conditions::default();
     conditions.required.push("latest = 1".to_owned());
+    if filter.without_announcements {
+        conditions.required.push(rows::no_announcement());
+    }
     conditions
         .text("id", &TextFilter { exact: filter.id.clone(), contains: filter.id_contains.clone() });
     let source = Source {

@@ -5,8 +5,8 @@ use rusqlite::{Row, ToSql};
 use serde_json::value::RawValue;
 
 use crate::rollouts::{
-    Json, Resources, Rollout, RolloutConfig, RolloutStatus, Span, Try, TryStatus, Worker,
-    WorkerStatus,
+    ANNOUNCEMENT_KEY, Json, Resources, Rollout, RolloutConfig, RolloutStatus, Span, Try, TryStatus,
+    Worker, WorkerStatus,
 };
 
 /// Columns of [`rollout`]. `r` is the rollout and `t` its latest try.
@@ -28,6 +28,12 @@ pub(super) const WORKER: &str =
 
 /// Columns of [`resources`].
 pub(super) const RESOURCES: &str = "id, create_time, update_time, version, value";
+
+/// Returns the condition that resources do not announce a run to runners.
+pub(super) fn no_announcement() -> String {
+    let start = format!("{{\"{ANNOUNCEMENT_KEY}\"");
+    format!("substr(value, 1, {}) <> '{start}'", start.len())
+}
 
 /// Columns of [`span`].
 pub(super) const SPAN: &str = "r.id, t.id, s.number, s.body";
