@@ -271,9 +271,7 @@ impl External {
     ) -> Result<ChatStream, ExternalError> {
         let server = &self.0.servers[number];
         let running = server.start_response();
-        waits
-            .wait(format!("the pause of {} to end", server.name), sleep(server.rests_for()))
-            .await?;
+        waits.wait(server.pause_text(), sleep(server.rests_for())).await?;
         waits.endpoint.clone_from(&server.name);
         let body = request.body(&server.model, stream).to_string();
         let (response, first) = self.post_request(server, Bytes::from(body), &mut waits).await?;
@@ -386,6 +384,7 @@ impl Course {
     fn failed(&mut self, servers: &[Server], number: usize, error: ExternalError) {
         let server = &servers[number];
         warn!(endpoint = server.name, %error, "a chat completion failed");
+        server.note_cause(&error);
         match &error {
             // The status handler has already set the pause that the server requested.
             ExternalError::Busy { .. } => {}
@@ -416,7 +415,8 @@ impl Course {
         for (failure, server) in self.failures.iter_mut().zip(servers) {
             let endpoint = server.name.clone();
             let pause = Duration::from_secs(server.rests_for().as_secs() + 1);
-            let what = format!("an endpoint that can be called again, in {pause:?}");
+            let cause = server.cause();
+            let what = format!("an endpoint that can be called again, in {pause:?}{cause}");
             failure.get_or_insert(ExternalError::Deadline { endpoint, waited, what });
         }
         let mut failures: Vec<ExternalError> = self.failures.into_iter().flatten().collect();

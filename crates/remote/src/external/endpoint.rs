@@ -77,6 +77,8 @@ impl Drop for ResponseGuard {
 struct Rest {
     in_a_row: u32,
     until: Option<Instant>,
+    /// The last failure, in words.
+    cause: Option<String>,
     /// Consecutive failures. Failures within one pause count once.
     failures: u32,
     avoided_until: Option<Instant>,
@@ -212,6 +214,25 @@ impl Server {
             .until
             .map(|until| until.saturating_duration_since(Instant::now()))
             .unwrap_or_default()
+    }
+
+    /// Records why a call failed. A wait that timed out is no cause, nor is a wrong request.
+    pub fn note_cause(&self, error: &ExternalError) {
+        if !matches!(error, ExternalError::Deadline { .. }) && !error.is_of_request() {
+            self.rest().cause = Some(error.to_string());
+        }
+    }
+
+    /// Returns the last failure as the end of a sentence, or an empty text if no call failed since
+    /// the last response.
+    pub fn cause(&self) -> String {
+        let rest = self.rest();
+        rest.cause.as_ref().map(|cause| format!(", after a failure: {cause}")).unwrap_or_default()
+    }
+
+    /// Returns what a call waits for during a pause, for messages.
+    pub fn pause_text(&self) -> String {
+        format!("the pause of {} to end{}", self.name, self.cause())
     }
 
     /// Returns the number of calls in flight.
