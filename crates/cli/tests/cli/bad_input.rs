@@ -348,6 +348,20 @@ fn commands_reject_missing_runs_models_and_attempts() {
         &["eval", "recipe.toml", "--base", "model"],
         &["is a model without an adapter; leave out --base"],
     );
+    let serve = ["serve", "model", "--port", "0"];
+    assert_command_rejects(
+        &[&serve[..], &["--base", "model"]].concat(),
+        &["is a model without an adapter; leave out --base"],
+    );
+    assert_command_rejects(
+        &[&serve[..], &["--kv-memory-mb", "1000000000"]].concat(),
+        &["the model would take", "lower --kv-memory-mb, --running or --context"],
+    );
+    assert_command_rejects(&[&serve[..], &["--running", "0"]].concat(), &["--running", "least 1"]);
+    assert_command_rejects(
+        &[&serve[..], &["--host", "no host"]].concat(),
+        &["--host", "\"no host\"", "IP address"],
+    );
     assert_command_rejects(
         &["eval", "recipe.toml", "--tasks", "16777217"],
         &["`eval.tasks` is 16777217", "at most 16777216"],
