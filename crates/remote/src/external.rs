@@ -53,6 +53,9 @@ pub use stream::ChatStream;
 use stream::ResponseStart;
 use waits::Waits;
 
+/// Timeout of [`External::check_reachable`] for each endpoint.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Options of an external policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExternalOptions {
@@ -179,6 +182,25 @@ impl External {
     pub async fn chat(&self, request: &ChatRequest) -> Result<ChatResponse, ExternalError> {
         let has_tools = !request.tools.is_empty();
         self.call(request, false, |stream| stream.collect_text(has_tools)).await
+    }
+
+    /// Checks that an endpoint accepts connections. Sends no request.
+    ///
+    /// # Errors
+    /// Returns the failure of the endpoint, or [`ExternalError::All`] with the failure of each, if
+    /// none accepts a connection within 5 s.
+    pub async fn check_reachable(&self) -> Result<(), ExternalError> {
+        let mut failures = Vec::new();
+        for server in &self.0.servers {
+            match server.connect(CONNECT_TIMEOUT).await {
+                Ok(()) => return Ok(()),
+                Err(error) => failures.push(error),
+            }
+        }
+        Err(match failures.len() {
+            1 => failures.remove(0),
+            _ => ExternalError::All { failures },
+        })
     }
 
     /// Calls endpoints until `finish` succeeds on the response of one.

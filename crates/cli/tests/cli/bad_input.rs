@@ -485,6 +485,39 @@ fn damaged_checkpoint_is_skipped_on_resume() {
     assert!(workspace.weights("run") == weights, "the weights differ");
 }
 
+#[test]
+fn unreachable_editor_ends_prompt_phase_at_its_start() {
+    let workspace = Workspace::new();
+    let start = std::time::Instant::now();
+    // No server listens on this port.
+    let output = workspace
+        .train()
+        .args(["--set", "policy.default={kind='trained'}"])
+        .args(["--set", "policy.editor={kind='external', url='http://127.0.0.1:9/v1', model='m'}"])
+        .args([
+            "--set",
+            "phase=[{kind='prompt', editor='editor', rounds=1, beam_width=1, branch_factor=1, \
+             gradient_tasks=1, selection_tasks=2}]",
+        ])
+        .args(["--set", "eval.tasks=0", "--set", "eval.unseen_wordings=0"])
+        .output()
+        .unwrap();
+    assert_contains(
+        &error(&output),
+        &[
+            "the editor `policy.editor`",
+            "cannot connect to http://127.0.0.1:9/v1",
+            "refused",
+            "correct `policy.editor.url`",
+            "--resume",
+        ],
+    );
+    // The timeout of the policy is 600 s. No attempt was made for a prompt that cannot be edited.
+    assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
+    let output = workspace.levade().args(["inspect", "run", "--prompts"]).output().unwrap();
+    assert_contains(&error(&output), &["no attempts for"]);
+}
+
 /// The model of these tests is valid, so each rejection above is due to the changed input.
 #[test]
 fn valid_model_and_recipe_are_accepted() {

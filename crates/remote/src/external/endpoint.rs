@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use hyper::Uri;
 use hyper::header::HeaderValue;
+use levade_policy::process_time::with_timeout;
 use serde::{Deserialize, Serialize};
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::error::ExternalError;
@@ -181,6 +183,23 @@ impl Server {
             rest: Mutex::default(),
             running: Arc::default(),
         })
+    }
+
+    /// Opens a TCP connection to the server and closes it.
+    ///
+    /// # Errors
+    /// Returns an error if the server does not accept the connection within `timeout`.
+    pub async fn connect(&self, timeout: Duration) -> Result<(), ExternalError> {
+        // An IPv6 address is in brackets, which a socket address lacks.
+        let host = self.uri.host().unwrap_or_default().trim_matches(['[', ']']);
+        let default_port = if self.uri.scheme_str() == Some("https") { 443 } else { 80 };
+        let port = self.uri.port_u16().unwrap_or(default_port);
+        let why = match with_timeout(timeout, TcpStream::connect((host, port))).await {
+            Some(Ok(_)) => return Ok(()),
+            Some(Err(error)) => error.to_string(),
+            None => format!("no connection within {timeout:?}"),
+        };
+        Err(ExternalError::Connect { endpoint: self.name.clone(), why })
     }
 
     /// Returns the `Authorization` header.
