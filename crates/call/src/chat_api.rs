@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use levade_policy::FinishReason;
 use levade_text::{Message, ToolSpec};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -14,6 +15,15 @@ pub trait ChatApi: Send + Sync {
     /// Starts a completion. The receiver yields its deltas; the last one is [`ChatDelta::Done`] or
     /// an error. Dropping the receiver cancels the request. Must be called within a Tokio runtime.
     fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>>;
+
+    /// Checks that a server of the API accepts connections. Sends no request. An API without
+    /// servers is reachable.
+    ///
+    /// # Errors
+    /// Returns a message that names the servers if none accepts a connection.
+    fn check_reachable(&self) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
 }
 
 /// Request to a [`ChatApi`] for one assistant message.

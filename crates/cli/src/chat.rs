@@ -170,9 +170,7 @@ async fn run_chat(
         keys.tools.clone_from(&args.tools);
     }
     let found = model::open_at(path, args.base.as_deref().or(base.as_deref()), &host)?;
-    if args.base.is_some() && found.adapter.is_none() {
-        return Err(unusable(format!("{source} is a model without an adapter; leave out --base")));
-    }
+    run::check_base(args.base.is_some(), &found, source)?;
     let files = &found.files;
     let chat = Arc::new(model::chat(files, chat_options(&keys, started_at))?);
     let tools = Toolboxes::new(&tools, host.supervisor().clone()).tools_for(&keys, Some(&chat))?;

@@ -201,10 +201,7 @@ async fn measure(
     warn_if_trained_on(&tasks, &recipe.model.source).await;
     let external_apis = external::external_apis(recipe)?;
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host)?;
-    if needs_adapter && found.adapter.is_none() {
-        let source = &recipe.model.source;
-        return Err(unusable(format!("{source} is a model without an adapter; leave out --base")));
-    }
+    run::check_base(needs_adapter, &found, &recipe.model.source)?;
     let files = &found.files;
     let dim = Style::stderr().dim("model ");
     eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));

@@ -128,6 +128,12 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         return Err(unusable(format!("--price {price}: give 0 to 1e12")));
     }
     let context = recipe.model.context.map_or(shape.context, |context| context as u64);
+    if args.prompt > context {
+        return Err(unusable(format!(
+            "--prompt is {}, but the context is {context} tokens (`model.context`); lower --prompt",
+            args.prompt
+        )));
+    }
     let learner = print_learner(&recipe, &shape, files.as_ref(), device)?;
     let servers = print_samplers(&recipe, &shape, context, device, (args.devices, &learner))?;
     // The tasks determine which agents act, and the plan does not read them: the agent with the

@@ -55,6 +55,11 @@ pub struct Args {
 pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let options: Value = serde_json::from_str(&args.options)
         .map_err(|error| unusable(format!("--options is no JSON: {error}")))?;
+    if !options.is_object() {
+        return Err(unusable(format!(
+            "--options is {options}, but must be an object, such as {{\"players\": 9}}"
+        )));
+    }
     let game = levade_game::find(&args.game).map_err(|error| unusable(error.to_string()))?;
     if let Some(source) = &args.value.value {
         return value::main(&*game, source, &args.value);

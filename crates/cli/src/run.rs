@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use levade_run::dir::{POLICIES, RunDir, STATE};
+use levade_run::model::ResolvedModel;
 use levade_trainer::merged_from;
 use levade_tree::DEFAULT;
 
@@ -53,6 +54,18 @@ pub fn model_source(text: &str) -> anyhow::Result<(String, Option<RunDir>)> {
         ))),
         None => Ok((text.to_owned(), RunDir::find_for_checkpoint(path))),
     }
+}
+
+/// Checks that a base model was named only for an adapter.
+///
+/// # Errors
+/// Returns an error that names `source` if a base was named (`has_base`) for a model without an
+/// adapter.
+pub fn check_base(has_base: bool, found: &ResolvedModel, source: &str) -> anyhow::Result<()> {
+    if has_base && found.adapter.is_none() {
+        return Err(unusable(format!("{source} is a model without an adapter; leave out --base")));
+    }
+    Ok(())
 }
 
 /// The agents that determine the model of a run that trains several policies.

@@ -105,8 +105,9 @@ struct ServeArgs {
     #[arg(long, default_value_t = 3, value_parser = parse_num_passages)]
     top_k: usize,
 
-    /// Address to listen on
-    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    /// Address to listen on, or a name that resolves to it
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST),
+        value_parser = crate::serve::parse_host)]
     host: IpAddr,
 
     /// Port to listen on; 0 for any free port

@@ -1,7 +1,7 @@
 //! Implements `levade serve`, which serves models over APIs compatible with OpenAI's and
 //! Anthropic's.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use levade_agent::{Sessions, SessionsOptions};
 use levade_call::{Backend, Party, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as FormatOptions};
-use levade_engine::attention_shape;
+use levade_engine::{EngineError, Purpose, attention_shape};
 use levade_gateway::{Gateway, Model, Options, serve};
 use levade_policy::environment::read_variable;
 use levade_policy::{Precision, SamplingParams};
@@ -63,8 +63,8 @@ pub struct Args {
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 
-    /// Address to listen on
-    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    /// Address to listen on, or a name that resolves to it
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST), value_parser = parse_host)]
     host: IpAddr,
 
     /// Port to listen on; 0 for any free port
@@ -83,7 +83,7 @@ pub struct Args {
     context: Option<usize>,
 
     /// Maximum number of completions that each model samples at the same time
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = parse_running)]
     running: usize,
 
     /// Maximum number of queued calls; further calls are rejected with 429
@@ -134,6 +134,24 @@ fn parse_precision(text: &str) -> Result<Precision, String> {
         "bf16" => Ok(Precision::Bf16),
         other => Err(format!("{other:?} is neither f32 nor bf16")),
     }
+}
+
+/// Parses an IP address, or a name, of whose addresses the first IPv4 address is preferred.
+pub fn parse_host(text: &str) -> Result<IpAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let way_out = "give an IP address of this machine, or a name that resolves to one";
+    let found = (text, 0).to_socket_addrs();
+    let found = found.map_err(|error| format!("{text:?} is no address ({error}); {way_out}"))?;
+    let addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+    let first = addresses.iter().find(|address| address.is_ipv4()).or(addresses.first());
+    first.copied().ok_or_else(|| format!("{text:?} resolves to no address; {way_out}"))
+}
+
+fn parse_running(text: &str) -> Result<usize, String> {
+    let running = text.parse().ok().filter(|running: &usize| *running > 0);
+    running.ok_or_else(|| format!("{text:?} is not a whole number of at least 1"))
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {
@@ -297,6 +315,7 @@ async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Resul
     );
     let host = host::host()?;
     let found = model::open(&source, args.base.as_deref().or(base.as_deref()), &host)?;
+    run::check_base(args.base.is_some(), &found, argument)?;
     let chat = Arc::new(model::chat(&found.files, chat_options)?);
     let config = &found.files.config;
     let mut options =
@@ -311,7 +330,8 @@ async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Resul
         let all = (one as u64).saturating_mul(args.running as u64).min(options.budget() / 2) >> 20;
         options.kv_memory_mb.max(all as usize)
     });
-    let engine = model::start_sampling(&found, &options, Some(&chat), &host).await?;
+    let engine = model::start_sampling(&found, &options, Some(&chat), &host).await;
+    let engine = engine.map_err(memory_error)?;
     eprintln!(
         "{} {name} = {source}: {}",
         Style::stderr().dim("model "),
@@ -327,6 +347,29 @@ async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Resul
     let format = Arc::new(Format::new(chat, FormatOptions::default()));
     let model = model(&name, Backend::Tokens(Arc::new(engine)), Some(format), context, sampling);
     Ok(StartedModel { model, found, source, agent: recipe.map(|recipe| recipe.agent) })
+}
+
+/// Converts an error about the memory of an engine to one that names the options of this command.
+fn memory_error(error: anyhow::Error) -> anyhow::Error {
+    let Some(EngineError::Memory { plan, available }) = error.downcast_ref() else {
+        return error;
+    };
+    let mut ways: Vec<&str> = plan
+        .largest()
+        .into_iter()
+        .map(|purpose| match purpose {
+            Purpose::Weights | Purpose::Optimizer | Purpose::Training => "take a smaller model",
+            Purpose::Sequence => "lower --context",
+            Purpose::Cache => "lower --kv-memory-mb, --running or --context",
+            Purpose::Sampling => "lower --context, --threads or --running",
+        })
+        .collect();
+    ways.dedup();
+    unusable(format!(
+        "the model would take {plan}, but only {} MiB of memory are free\n{}, or free memory",
+        available >> 20,
+        ways.join(", or ")
+    ))
 }
 
 /// Creates a model that answers calls outside of attempts.
@@ -345,6 +388,15 @@ fn model(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parse_host_accepts_names_that_resolve() {
+        assert_eq!(parse_host("0.0.0.0"), Ok(IpAddr::V4(Ipv4Addr::UNSPECIFIED)));
+        assert_eq!(parse_host("::1").map(|address| address.is_ipv6()), Ok(true));
+        assert_eq!(parse_host("localhost").map(|address| address.is_loopback()), Ok(true));
+        let error = parse_host("no host").unwrap_err();
+        assert!(error.contains("\"no host\"") && error.contains("IP address"), "{error}");
+    }
 
     #[test]
     fn named_derives_model_name_from_source() {

@@ -47,8 +47,9 @@ enum Command {
 /// given.
 #[derive(clap::Args)]
 struct ServeArgs {
-    /// Address to listen on
-    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    /// Address to listen on, or a name that resolves to it
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST),
+        value_parser = crate::serve::parse_host)]
     host: IpAddr,
 
     /// Port to listen on; 0 for any free port

@@ -142,7 +142,8 @@ impl Scheduler {
         if sequence.max_len > self.cache.capacity() {
             return Err(PolicyError::Invalid(format!(
                 "prompt and completion may take {} tokens, but the key-value cache holds {}; lower \
-                 max_tokens, or start the engine with a larger kv_memory_mb",
+                 max_tokens, or start the engine with a larger kv_memory_mb (--kv-memory-mb of \
+                 levade serve)",
                 sequence.max_len,
                 self.cache.capacity()
             )));

@@ -8,11 +8,19 @@ use crate::GameError;
 /// Reads the options of a game. Null stands for no options.
 ///
 /// # Errors
-/// Returns [`GameError::Options`] if an option is unknown or has the wrong type.
+/// Returns [`GameError::Options`] if the options are no object, or if an option is unknown or has
+/// the wrong type.
 pub fn read_options<T: DeserializeOwned>(game: &str, options: &Value) -> Result<T, GameError> {
-    let options = if options.is_null() { Value::Object(Map::new()) } else { options.clone() };
-    serde_json::from_value(options)
-        .map_err(|error| GameError::Options { game: game.to_owned(), message: error.to_string() })
+    let invalid = |message: String| GameError::Options { game: game.to_owned(), message };
+    let options = match options {
+        Value::Null => Value::Object(Map::new()),
+        Value::Object(_) => options.clone(),
+        // serde would read a list as the values of the options in the order of their declaration.
+        other => {
+            return Err(invalid(format!("{other} is no object, such as {{\"name\": value}}")));
+        }
+    };
+    serde_json::from_value(options).map_err(|error| invalid(error.to_string()))
 }
 
 /// Reads a saved position of a game.
@@ -25,4 +33,34 @@ pub(crate) fn read_position<T: DeserializeOwned>(
 ) -> Result<T, GameError> {
     serde_json::from_value(position.clone())
         .map_err(|error| GameError::Position { game: game.to_owned(), message: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    struct Options {
+        seats: u32,
+    }
+
+    impl Default for Options {
+        fn default() -> Self {
+            Options { seats: 2 }
+        }
+    }
+
+    #[test]
+    fn read_options_accepts_only_objects_and_null() {
+        let read = |options| read_options::<Options>("g", &options);
+        assert_eq!(read(Value::Null).unwrap(), Options { seats: 2 });
+        assert_eq!(read(json!({ "seats": 3 })).unwrap(), Options { seats: 3 });
+        for wrong in [json!([]), json!([3]), json!(3), json!("seats")] {
+            let error = read(wrong.clone()).unwrap_err().to_string();
+            assert!(error.contains(&format!("{wrong} is no object")), "{error}");
+        }
+    }
 }

@@ -17,6 +17,20 @@ pub enum ModelError {
         /// Error of the operating system.
         cause: io::Error,
     },
+    /// A directory or file in the cache of models cannot be created.
+    #[error(
+        "cannot create {} in the cache of models: {cause}\n\
+         set {variable} to a directory that you can write to, or name the directory of a model",
+        path.display()
+    )]
+    Cache {
+        /// Directory or file.
+        path: PathBuf,
+        /// Error of the operating system.
+        cause: io::Error,
+        /// Environment variable that sets the location of the cache.
+        variable: &'static str,
+    },
     /// The disk or the user's quota is full.
     #[error(
         "the disk is full: cannot write {} ({needed} bytes)\n\

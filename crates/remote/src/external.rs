@@ -53,6 +53,9 @@ pub use stream::ChatStream;
 use stream::ResponseStart;
 use waits::Waits;
 
+/// Timeout of [`External::check_reachable`] for each endpoint.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Options of an external policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExternalOptions {
@@ -181,6 +184,25 @@ impl External {
         self.call(request, false, |stream| stream.collect_text(has_tools)).await
     }
 
+    /// Checks that an endpoint accepts connections. Sends no request.
+    ///
+    /// # Errors
+    /// Returns the failure of the endpoint, or [`ExternalError::All`] with the failure of each, if
+    /// none accepts a connection within 5 s.
+    pub async fn check_reachable(&self) -> Result<(), ExternalError> {
+        let mut failures = Vec::new();
+        for server in &self.0.servers {
+            match server.connect(CONNECT_TIMEOUT).await {
+                Ok(()) => return Ok(()),
+                Err(error) => failures.push(error),
+            }
+        }
+        Err(match failures.len() {
+            1 => failures.remove(0),
+            _ => ExternalError::All { failures },
+        })
+    }
+
     /// Calls endpoints until `finish` succeeds on the response of one.
     async fn call<T, F>(
         &self,
@@ -271,9 +293,7 @@ impl External {
     ) -> Result<ChatStream, ExternalError> {
         let server = &self.0.servers[number];
         let running = server.start_response();
-        waits
-            .wait(format!("the pause of {} to end", server.name), sleep(server.rests_for()))
-            .await?;
+        waits.wait(server.pause_text(), sleep(server.rests_for())).await?;
         waits.endpoint.clone_from(&server.name);
         let body = request.body(&server.model, stream).to_string();
         let (response, first) = self.post_request(server, Bytes::from(body), &mut waits).await?;
@@ -386,6 +406,7 @@ impl Course {
     fn failed(&mut self, servers: &[Server], number: usize, error: ExternalError) {
         let server = &servers[number];
         warn!(endpoint = server.name, %error, "a chat completion failed");
+        server.note_cause(&error);
         match &error {
             // The status handler has already set the pause that the server requested.
             ExternalError::Busy { .. } => {}
@@ -416,7 +437,8 @@ impl Course {
         for (failure, server) in self.failures.iter_mut().zip(servers) {
             let endpoint = server.name.clone();
             let pause = Duration::from_secs(server.rests_for().as_secs() + 1);
-            let what = format!("an endpoint that can be called again, in {pause:?}");
+            let cause = server.cause();
+            let what = format!("an endpoint that can be called again, in {pause:?}{cause}");
             failure.get_or_insert(ExternalError::Deadline { endpoint, waited, what });
         }
         let mut failures: Vec<ExternalError> = self.failures.into_iter().flatten().collect();

@@ -1,6 +1,7 @@
 //! External policies: creates the chat APIs that the gateway calls from the policies of a recipe.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,6 +104,10 @@ impl ChatApi for Api {
             }
         });
         receiver
+    }
+
+    fn check_reachable(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
+        Box::pin(async move { self.0.check_reachable().await.map_err(|error| error.to_string()) })
     }
 }
 
@@ -394,6 +399,19 @@ mod tests {
         let [Err(api_error)] = &parts[..] else { panic!("{parts:?}") };
         assert_eq!(api_error.kind, ErrorKind::Invalid);
         assert!(api_error.message.contains("too many words"), "{api_error}");
+    }
+
+    #[tokio::test]
+    async fn check_reachable_names_server_that_rejects_connections() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let url = format!("http://127.0.0.1:{port}/v1");
+        let api = responder(&ExternalKeys::new(url, "m")).unwrap();
+        api.check_reachable().await.unwrap();
+        drop(listener);
+        let error = api.check_reachable().await.unwrap_err();
+        assert!(error.contains(&format!("127.0.0.1:{port}/v1")), "{error}");
+        assert!(error.contains("cannot connect") && error.contains("refused"), "{error}");
     }
 
     #[test]

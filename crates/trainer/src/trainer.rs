@@ -304,6 +304,10 @@ impl Trainer {
                 if self.progress.latest.as_ref().map_or(0, |c| c.position.global_step)
                     < self.progress.position.global_step
                 {
+                    observer.event(&Event::Note(format!(
+                        "the run has stopped; writing a checkpoint of step {}",
+                        self.progress.position.global_step
+                    )));
                     self.checkpoint(false, observer).await?;
                 }
                 let checkpoint =

@@ -86,23 +86,61 @@ impl Observer for FirstStep {
 }
 
 /// Describes the estimated time of a step. Attempts of several groups are sampled concurrently, so
-/// a step of n groups takes at most n times as long as a step of one group.
+/// a step of n groups takes at most n times as long as a step of one group. If the measured group
+/// left nothing to learn, its step had no update, and the description says so.
 fn describe_time(metrics: &Metrics, groups: usize) -> String {
     let seconds = |name: &str| metrics.get(name).unwrap_or(0.0);
     let step_seconds = seconds("timing_s/step");
+    let updates = ["actor/updates", "actor/skipped_updates"];
+    let lacks_update = updates.iter().all(|name| metrics.get(name) == Some(0.0));
     let parts: Vec<String> = [("sampling", "timing_s/gen"), ("update", "timing_s/update_actor")]
         .iter()
-        .filter(|(_, name)| metrics.get(name).is_some())
+        .filter(|(name, key)| metrics.get(key).is_some() && !(lacks_update && *name == "update"))
         .map(|(name, key)| format!("{name} {:.1} s", seconds(key)))
         .collect();
     let parts = parts.join(", ");
+    let missing = if lacks_update {
+        "; the update is not included, because the group left nothing to learn, as with equal \
+         rewards: try another seed (--set run.seed=N), or a model that solves some of the tasks"
+    } else {
+        ""
+    };
     match groups {
-        1 => format!("a step took {step_seconds:.1} s ({parts})"),
+        1 => format!("a step took {step_seconds:.1} s ({parts}){missing}"),
         _ => format!(
             "a step of {} may take {:.0} s or less: a step of one group took {step_seconds:.1} s \
-             ({parts})",
+             ({parts}){missing}",
             screen::plural(groups as u32, "group"),
             step_seconds * groups as f64
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn describe_time_says_if_update_is_not_included() {
+        let metrics = |updates: f64, skipped: f64, seconds: f64| {
+            let mut metrics = Metrics::default();
+            metrics.add("timing_s/gen", 2.0);
+            metrics.add("timing_s/update_actor", seconds);
+            metrics.add("timing_s/step", 2.0 + seconds);
+            metrics.add("actor/updates", updates);
+            metrics.add("actor/skipped_updates", skipped);
+            metrics
+        };
+        for (updates, skipped) in [(1.0, 0.0), (0.0, 1.0)] {
+            let text = describe_time(&metrics(updates, skipped, 1.5), 4);
+            assert!(text.contains("may take 14 s or less"), "{text}");
+            assert!(text.ends_with("(sampling 2.0 s, update 1.5 s)"), "{text}");
+        }
+        let text = describe_time(&metrics(0.0, 0.0, 0.0), 4);
+        assert!(text.contains("may take 8 s or less"), "{text}");
+        assert!(text.contains("(sampling 2.0 s); the update is not included"), "{text}");
+        assert!(text.contains("--set run.seed=N"), "{text}");
+        let text = describe_time(&metrics(0.0, 0.0, 0.0), 1);
+        assert!(text.starts_with("a step took 2.0 s (sampling 2.0 s); the update"), "{text}");
     }
 }

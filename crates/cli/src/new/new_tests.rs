@@ -51,6 +51,22 @@ fn recipe_of_every_choice_loads() {
 }
 
 #[test]
+fn tasks_that_do_not_exist_are_rejected() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    std::fs::write(path("rows.jsonl"), "{}").unwrap();
+    for found in [ARITHMETIC.to_owned(), path("rows.jsonl"), path("*.jsonl"), path("")] {
+        check_tasks_exist(&found).unwrap();
+    }
+    for missing in [path("nowhere.jsonl"), path("*.csv")] {
+        let error = check_tasks_exist(&missing).unwrap_err().to_string();
+        assert!(error.starts_with(&missing), "{error}");
+    }
+    let error = check_tasks_exist(&path("nowhere.jsonl")).unwrap_err().to_string();
+    assert!(error.contains("does not exist; give `arithmetic`"), "{error}");
+}
+
+#[test]
 fn fits_rejects_numeric_answers_for_code_scorer() {
     let rejection = check_scorer_choice(Scorer::Code, Scorer::Numeric).unwrap_err().to_string();
     assert!(rejection.contains("`tests`") && rejection.contains("--scorer numeric"), "{rejection}");

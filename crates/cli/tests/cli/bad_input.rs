@@ -348,6 +348,20 @@ fn commands_reject_missing_runs_models_and_attempts() {
         &["eval", "recipe.toml", "--base", "model"],
         &["is a model without an adapter; leave out --base"],
     );
+    let serve = ["serve", "model", "--port", "0"];
+    assert_command_rejects(
+        &[&serve[..], &["--base", "model"]].concat(),
+        &["is a model without an adapter; leave out --base"],
+    );
+    assert_command_rejects(
+        &[&serve[..], &["--kv-memory-mb", "1000000000"]].concat(),
+        &["the model would take", "lower --kv-memory-mb, --running or --context"],
+    );
+    assert_command_rejects(&[&serve[..], &["--running", "0"]].concat(), &["--running", "least 1"]);
+    assert_command_rejects(
+        &[&serve[..], &["--host", "no host"]].concat(),
+        &["--host", "\"no host\"", "IP address"],
+    );
     assert_command_rejects(
         &["eval", "recipe.toml", "--tasks", "16777217"],
         &["`eval.tasks` is 16777217", "at most 16777216"],
@@ -469,6 +483,39 @@ fn damaged_checkpoint_is_skipped_on_resume() {
         ],
     );
     assert!(workspace.weights("run") == weights, "the weights differ");
+}
+
+#[test]
+fn unreachable_editor_ends_prompt_phase_at_its_start() {
+    let workspace = Workspace::new();
+    let start = std::time::Instant::now();
+    // No server listens on this port.
+    let output = workspace
+        .train()
+        .args(["--set", "policy.default={kind='trained'}"])
+        .args(["--set", "policy.editor={kind='external', url='http://127.0.0.1:9/v1', model='m'}"])
+        .args([
+            "--set",
+            "phase=[{kind='prompt', editor='editor', rounds=1, beam_width=1, branch_factor=1, \
+             gradient_tasks=1, selection_tasks=2}]",
+        ])
+        .args(["--set", "eval.tasks=0", "--set", "eval.unseen_wordings=0"])
+        .output()
+        .unwrap();
+    assert_contains(
+        &error(&output),
+        &[
+            "the editor `policy.editor`",
+            "cannot connect to http://127.0.0.1:9/v1",
+            "refused",
+            "correct `policy.editor.url`",
+            "--resume",
+        ],
+    );
+    // The timeout of the policy is 600 s. No attempt was made for a prompt that cannot be edited.
+    assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
+    let output = workspace.levade().args(["inspect", "run", "--prompts"]).output().unwrap();
+    assert_contains(&error(&output), &["no attempts for"]);
 }
 
 /// The model of these tests is valid, so each rejection above is due to the changed input.

@@ -107,6 +107,10 @@ fn plan_prints_estimates_and_rejects_invalid_options() {
         ),
         (&["--fleet", "1", "--device", "h100", "--spread", "11"], "--spread 11: give 0 to 10"),
         (&["--config", "nowhere.json"], "cannot read --config nowhere.json: No such file"),
+        (
+            &["--prompt", "601", "--set", "model.context=600"],
+            "--prompt is 601, but the context is 600 tokens (`model.context`); lower --prompt",
+        ),
     ] {
         let output = plan(arguments);
         assert!(
@@ -238,6 +242,12 @@ fn new_recipe_passes_check_and_is_never_overwritten() {
         stderr(&again)
     );
     assert_eq!(fs::read_to_string(workspace.path("sums/recipe.toml")).unwrap(), recipe);
+
+    // A missing file is reported before anything else.
+    let missing = new(&["sums", "--model", "./wide", "--tasks", "nowhere.jsonl"]);
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(stderr(&missing).contains("nowhere.jsonl"), "{}", stderr(&missing));
+    assert!(!stderr(&missing).contains("exists; name another directory"), "{}", stderr(&missing));
 
     // The rows of a file determine the scorer, and a fifth of them is held out.
     let row = |n: u32| json!({ "q": format!("Who is {n}?"), "a": ["Ada", "Lovelace"] }).to_string();

@@ -355,6 +355,7 @@ fn value_rejects_unusable_arguments() {
         ),
         (&["--value", "runs/none@3"], "does not exist"),
         (&["--value", "model", "--seat", "1"], "cannot be used with"),
+        (&["--seat", "1", "--options", "[]"], "--options is [], but must be an object"),
         (&[], "--seat"),
     ] {
         let output = workspace.levade().args(["play", "kuhn"]).args(arguments).output().unwrap();

@@ -161,7 +161,7 @@ impl Hub {
                 ),
             });
         }
-        let _lock = acquire_lock(&marks, progress)?;
+        let _lock = acquire_lock(&marks, "HF_HUB_CACHE", progress)?;
         // Another process may have completed the download before it released the lock.
         if let Some(snapshot) = find_complete() {
             return Ok(snapshot);

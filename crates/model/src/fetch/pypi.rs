@@ -73,7 +73,7 @@ impl Pip {
             None => name.to_string(),
         };
         let dir = cache.join("pypi").join(&requirement);
-        let _lock = acquire_lock(&dir, progress)?;
+        let _lock = acquire_lock(&dir, "LEVADE_CACHE", progress)?;
         if let Some(file) = find_wheel(&dir, progress)? {
             return Ok(file);
         }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use hyper::Uri;
 use hyper::header::HeaderValue;
+use levade_policy::process_time::with_timeout;
 use serde::{Deserialize, Serialize};
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::error::ExternalError;
@@ -77,6 +79,8 @@ impl Drop for ResponseGuard {
 struct Rest {
     in_a_row: u32,
     until: Option<Instant>,
+    /// The last failure, in words.
+    cause: Option<String>,
     /// Consecutive failures. Failures within one pause count once.
     failures: u32,
     avoided_until: Option<Instant>,
@@ -181,6 +185,23 @@ impl Server {
         })
     }
 
+    /// Opens a TCP connection to the server and closes it.
+    ///
+    /// # Errors
+    /// Returns an error if the server does not accept the connection within `timeout`.
+    pub async fn connect(&self, timeout: Duration) -> Result<(), ExternalError> {
+        // An IPv6 address is in brackets, which a socket address lacks.
+        let host = self.uri.host().unwrap_or_default().trim_matches(['[', ']']);
+        let default_port = if self.uri.scheme_str() == Some("https") { 443 } else { 80 };
+        let port = self.uri.port_u16().unwrap_or(default_port);
+        let why = match with_timeout(timeout, TcpStream::connect((host, port))).await {
+            Some(Ok(_)) => return Ok(()),
+            Some(Err(error)) => error.to_string(),
+            None => format!("no connection within {timeout:?}"),
+        };
+        Err(ExternalError::Connect { endpoint: self.name.clone(), why })
+    }
+
     /// Returns the `Authorization` header.
     pub fn authorization(&self) -> Option<HeaderValue> {
         self.key.as_ref().map(|Key(header, _)| header.clone())
@@ -212,6 +233,25 @@ impl Server {
             .until
             .map(|until| until.saturating_duration_since(Instant::now()))
             .unwrap_or_default()
+    }
+
+    /// Records why a call failed. A wait that timed out is no cause, nor is a wrong request.
+    pub fn note_cause(&self, error: &ExternalError) {
+        if !matches!(error, ExternalError::Deadline { .. }) && !error.is_of_request() {
+            self.rest().cause = Some(error.to_string());
+        }
+    }
+
+    /// Returns the last failure as the end of a sentence, or an empty text if no call failed since
+    /// the last response.
+    pub fn cause(&self) -> String {
+        let rest = self.rest();
+        rest.cause.as_ref().map(|cause| format!(", after a failure: {cause}")).unwrap_or_default()
+    }
+
+    /// Returns what a call waits for during a pause, for messages.
+    pub fn pause_text(&self) -> String {
+        format!("the pause of {} to end{}", self.name, self.cause())
     }
 
     /// Returns the number of calls in flight.

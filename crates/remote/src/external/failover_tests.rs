@@ -310,6 +310,25 @@ async fn error_names_uncalled_endpoint_and_its_pause() {
 }
 
 #[tokio::test]
+async fn pause_of_uncalled_endpoint_is_reported_with_its_cause() {
+    let (servers, mut course) = course_over(&["a"]);
+    let endpoint = servers[0].name.clone();
+    course.failed(&servers, 0, ExternalError::Connect { endpoint, why: "refused".into() });
+    // A wait is no cause, so the earlier failure stays the cause.
+    let waited = Duration::from_secs(1);
+    let what = servers[0].pause_text();
+    assert!(what.contains("to end, after a failure: cannot connect to http://a"), "{what}");
+    course.failed(&servers, 0, ExternalError::Deadline { endpoint: "x".into(), waited, what });
+    // Another call finds the endpoint in its pause.
+    let text = Course::new(1).error(&servers, Duration::from_secs(7)).to_string();
+    assert!(text.contains("called again, in"), "{text}");
+    assert_eq!(text.matches("after a failure").count(), 1, "{text}");
+    assert!(text.contains("cannot connect to http://a") && text.contains("refused"), "{text}");
+    servers[0].note_success();
+    assert_eq!(servers[0].cause(), "");
+}
+
+#[tokio::test]
 async fn error_lists_failure_of_each_endpoint() {
     let json = |status: &str, body: Value| json_response(status, "", &body);
     let oh = TestServer::new(vec![json("500 Oh", json!({"error": "broken GPU"}))]).await;

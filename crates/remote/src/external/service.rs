@@ -88,15 +88,14 @@ impl Service {
         loop {
             remaining -= 1;
             // After a failure, all requests wait for the server's pause.
-            waits
-                .wait(format!("the pause of {} to end", server.name), sleep(server.rests_for()))
-                .await?;
+            waits.wait(server.pause_text(), sleep(server.rests_for())).await?;
             match self.call_once(body.clone(), &mut waits).await {
                 Ok(response) => {
                     server.note_success();
                     return Ok(response);
                 }
                 Err(error) if remaining > 0 && error.may_pass() => {
+                    server.note_cause(&error);
                     if !matches!(error, ExternalError::Busy { .. }) {
                         server.note_rejection(None);
                     }
@@ -168,6 +167,25 @@ mod tests {
             service(url).send(&json!({ "text": "x" })).await.unwrap(),
             json!({ "score": 1 })
         );
+    }
+
+    #[tokio::test]
+    async fn timed_out_pause_is_reported_with_its_cause() {
+        // No server listens on this port.
+        let url = "http://127.0.0.1:9/score";
+        let deadline = Duration::from_millis(200);
+        let options = ServiceOptions { deadline, ..ServiceOptions::new(url) };
+        let service = Service::new(options).unwrap();
+        // The pause after the failure is longer than the deadline, so the failure is returned.
+        let error = service.send(&json!({})).await.unwrap_err();
+        assert_eq!(error.code(), "connect", "{error}");
+        // Another request only waits for the pause.
+        service.0.server.note_rejection(Some(Duration::from_secs(60)));
+        let error = service.send(&json!({})).await.unwrap_err();
+        assert_eq!(error.code(), "deadline", "{error}");
+        let text = error.to_string();
+        assert!(text.contains("the pause of http://127.0.0.1:9/score to end"), "{text}");
+        assert!(text.contains("cannot connect") && text.contains("refused"), "{text}");
     }
 
     #[tokio::test]

@@ -372,6 +372,43 @@ async fn run_of_failing_attempts_lists_failures_and_resumes() {
 
 /// Sampled tokens that cannot be trained on are left out and counted. If no other token remains,
 /// the run fails with an error.
+/// Stops the run at its first step, and collects the notes that follow.
+struct StopAtFirstStep(StopFlag, Notes);
+
+impl Observer for StopAtFirstStep {
+    fn event(&mut self, event: &Event) {
+        if matches!(event, Event::Step { .. }) {
+            self.0.stop();
+        }
+        self.1.event(event);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn checkpoint_of_stopped_run_is_announced_before_it_is_written() {
+    let root = tempfile::tempdir().unwrap();
+    for (every, announced) in [(1, false), (2, true)] {
+        let dir = root.path().join(every.to_string());
+        let checkpoint_every = format!("run.checkpoint_every={every}");
+        let overrides = [
+            "phase=[{kind='rl', steps=3, groups=2, group_size=2, learning_rate=0.05}]",
+            "eval.tasks=0",
+            checkpoint_every.as_str(),
+        ];
+        let policy = simulator(Duration::ZERO, 0.0);
+        let recipe = recipe(&dir, &overrides);
+        let parts = parts(&policy, Duration::ZERO);
+        let mut trainer = Trainer::new(recipe, parts, StartMode::Fresh).await.unwrap();
+        let stop = StopFlag::default();
+        let mut observer = StopAtFirstStep(stop.clone(), Notes::default());
+        let ended = trainer.run(&mut observer, &stop).await.unwrap();
+        assert!(matches!(ended, RunEnd::Stopped { done: 1, checkpoint: Some(_), .. }), "{ended:?}");
+        let notes = observer.1.0;
+        let note = "the run has stopped; writing a checkpoint of step 1";
+        assert_eq!(notes.iter().any(|found| found == note), announced, "{every}: {notes:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn untrainable_tokens_are_masked_and_counted() {
     let root = tempfile::tempdir().unwrap();

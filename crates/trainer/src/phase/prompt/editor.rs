@@ -4,17 +4,20 @@
 //! repeats no request.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use levade_agent::{
     Agent, AttemptContext, Backend, BuiltInLoop, ContextPolicy, Limits, OpeningLimit, Player,
     Teacher, Truncation,
 };
-use levade_policy::SamplingParams;
+use levade_policy::process_time::sleep;
+use levade_policy::{PolicyError, SamplingParams};
 use levade_recipe::PromptKeys;
 use levade_store::{Attempt, Status};
 use levade_tasks::Task;
 use levade_text::Message;
 use levade_tree::{AttemptSlot, Finish};
+use tokio::sync::OnceCell;
 
 use crate::TrainerError;
 use crate::context::RunContext;
@@ -23,10 +26,16 @@ use crate::rollout::SlotTries;
 /// Number of repetitions of a request that failed.
 const RETRIES: u32 = 2;
 
+/// Pauses before further checks of whether an editor can be reached, for one that is starting.
+const CHECK_PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
+
 /// A policy that criticizes and rewrites prompts.
 pub(super) struct Editor {
     agent: Agent,
     params: SamplingParams,
+    /// Set once the editor was reachable. A later outage is waited for, with the patience of the
+    /// policy.
+    reached: OnceCell<()>,
 }
 
 impl Editor {
@@ -60,14 +69,26 @@ impl Editor {
             max_tokens: keys.max_tokens,
             ..SamplingParams::default()
         };
-        Ok(Editor { agent: Agent::new(&format!("{agent}.editor"), player, limits), params })
+        let agent = Agent::new(&format!("{agent}.editor"), player, limits);
+        Ok(Editor { agent, params, reached: OnceCell::new() })
+    }
+
+    /// Checks that the editor can be reached, unless it could be before.
+    ///
+    /// # Errors
+    /// Returns an error that names the policy and its servers if none accepts a connection.
+    pub async fn check_reachable(&self) -> Result<(), TrainerError> {
+        let Some(player) = self.agent.players.first() else { return Ok(()) };
+        self.reached.get_or_try_init(|| check_reachable(player)).await?;
+        Ok(())
     }
 
     /// Makes a request, or returns the recorded attempt at it. An attempt that failed has the
     /// status [`Failed`](Status::Failed), and its end is not recorded yet.
     ///
     /// # Errors
-    /// Returns an error if reading or writing the record fails.
+    /// Returns an error if reading or writing the record fails, or if the editor was never
+    /// reachable.
     pub async fn complete(
         &self,
         run: &RunContext,
@@ -78,6 +99,7 @@ impl Editor {
         if let Some(recorded) = store.last_try(&slot).await? {
             return Ok(recorded);
         }
+        self.check_reachable().await?;
         let task = Task {
             id: slot.name(),
             question: request.to_owned(),
@@ -108,4 +130,21 @@ impl Editor {
         }
         Ok(attempt)
     }
+}
+
+/// Checks several times that the servers of an editor can be reached.
+async fn check_reachable(Player { policy, backend, .. }: &Player) -> Result<(), PolicyError> {
+    let Backend::Messages(api) = backend else { return Ok(()) };
+    for pause in CHECK_PAUSES {
+        if api.check_reachable().await.is_ok() {
+            return Ok(());
+        }
+        sleep(pause).await;
+    }
+    api.check_reachable().await.map_err(|why| {
+        PolicyError::Invalid(format!(
+            "the editor `policy.{policy}` of the prompt phase cannot be reached: {why}; start its \
+             server, or correct `policy.{policy}.url`, and continue the run with --resume"
+        ))
+    })
 }

@@ -166,6 +166,13 @@ impl PromptPhase {
                 }
             }
         }
+        if done == 0 && keys.rounds > 0 {
+            // Without an editor, all attempts with the given prompts are in vain.
+            tokio::select! {
+                reached = editor.check_reachable() => reached?,
+                () = stop.stopped() => return Err(Exit::Stopped),
+            }
+        }
         let pool = Vec::new();
         let mut phase =
             PromptPhase { index, keys, agent, editor, chats, tasks, pool, next_version: 0 };
