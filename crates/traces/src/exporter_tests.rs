@@ -102,7 +102,7 @@ fn slow_collector_gets_smaller_requests() {
     let mut collector = Collector::with_timeout(options, Duration::from_secs(2));
     assert_eq!(collector.send_all(&traces), Ok(None));
     // The collector records a request after its response.
-    let mut next = || received.recv_timeout(Duration::from_secs(20)).unwrap().0.len() / 6;
+    let next = || received.recv_timeout(Duration::from_secs(20)).unwrap().0.len() / 6;
     assert_eq!([(); 5].map(|()| next()), [2, 2, 2, 2, 1], "requests of 9 and 4 time out");
 }
 
