@@ -23,6 +23,8 @@ const MAX_DEVICES: usize = 16384;
 const MAX_TOKENS: u64 = memory::MAX_TOKENS << 8;
 /// Fraction of a device's memory that a server uses: the default of vLLM.
 const SERVER_MEMORY_FRACTION: f64 = 0.9;
+/// Tokens of a prompt with tool results, where the command line does not set them.
+const DEFAULT_PROMPT: u64 = 500;
 /// Memory of a device that a sleeping server keeps: the CUDA context and captured graphs.
 const SLEEPING_SERVER_MEMORY: Bytes = 1500 << 20;
 
@@ -59,9 +61,10 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_DEVICES as i64))]
     devices: Option<u32>,
 
-    /// Number of tokens in the prompt and tool results of an attempt
-    #[arg(long, value_name = "TOKENS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(..=MAX_TOKENS))]
-    prompt: u64,
+    /// Number of tokens in the prompt and tool results of an attempt [default: 500, or the context
+    /// if it is smaller]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(..=MAX_TOKENS))]
+    prompt: Option<u64>,
 
     /// Number of tokens that an attempt samples [default: half of agent.max_tokens]
     #[arg(
@@ -128,10 +131,11 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         return Err(unusable(format!("--price {price}: give 0 to 1e12")));
     }
     let context = recipe.model.context.map_or(shape.context, |context| context as u64);
-    if args.prompt > context {
+    let prompt = args.prompt.unwrap_or(DEFAULT_PROMPT.min(context));
+    if prompt > context {
         return Err(unusable(format!(
-            "--prompt is {}, but the context is {context} tokens (`model.context`); lower --prompt",
-            args.prompt
+            "--prompt is {prompt}, but the context is {context} tokens (`model.context`); lower \
+             --prompt"
         )));
     }
     let learner = print_learner(&recipe, &shape, files.as_ref(), device)?;
@@ -143,7 +147,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let is_colocated = learner.is_colocated;
     let handoff = if is_colocated { time::handoff_seconds(&shape, learner.moved) } else { 0.0 };
     if !args.fleet.is_empty() {
-        simulate_fleets(args, &recipe, &shape, device, (&servers, completion, handoff))?;
+        simulate_fleets(args, &recipe, &shape, device, (&servers, (prompt, completion), handoff))?;
     }
     let Some(device) = device else {
         screen::print_line(
@@ -153,7 +157,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let work = time::Work {
-        prompt: args.prompt,
+        prompt,
         completion_tokens: completion,
         running: servers.running,
         tensor: servers.tensor,
@@ -400,7 +404,7 @@ fn simulate_fleets(
     recipe: &Recipe,
     shape: &Shape,
     device: Option<&Device>,
-    (servers, completion, handoff): (&SamplerEstimate, u64, f64),
+    (servers, (prompt, completion), handoff): (&SamplerEstimate, (u64, u64), f64),
 ) -> anyhow::Result<()> {
     let service = match (&args.service, device) {
         (Some(file), _) => {
@@ -413,7 +417,7 @@ fn simulate_fleets(
             service
         }
         (None, Some(device)) => {
-            time::service(shape, device, (args.prompt, completion), servers.tensor, handoff)
+            time::service(shape, device, (prompt, completion), servers.tensor, handoff)
         }
         (None, None) => {
             return Err(unusable(
@@ -456,7 +460,7 @@ fn simulate_fleets(
         group_size: keys.group_size,
         ahead: keys.staleness as usize,
         turns: args.turns.unwrap_or(recipe.agent.max_turns as usize).max(1),
-        prompt: args.prompt as f64,
+        prompt: prompt as f64,
         completion_tokens: completion as f64,
         spread: args.spread,
         tool: args.tool,
