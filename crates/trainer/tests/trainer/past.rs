@@ -215,7 +215,7 @@ async fn past_versions_play_and_are_not_trained() {
         assert!(plan.policies.iter().all(|plan| plan.policy == "learner"));
     }
     let last = metrics(&dir).into_iter().rfind(|line| line["kind"] == "rl").unwrap();
-    let targets = last["training/targets"].as_f64().unwrap();
+    let targets = last["learner/training/targets"].as_f64().unwrap();
     let own: usize = attempts
         .iter()
         .filter(|attempt| attempt.slot.step + 1 == STEPS)
