@@ -1,20 +1,20 @@
 """Checks that training `write` and `rewrite` of recipes/spider learns nothing from what `check` writes.
 
-    python3 conformance/spider.py --path VENV/bin       # needs langgraph and langchain-openai in VENV
+    python3 conformance/spider.py --model FOLDER --path VENV/bin    # langgraph and langchain-openai are in VENV
 
-First trains the recipe's first phase on a few demonstrations and merges the adapter, so that some queries are right.
-Then makes each of these runs twice, with equal seeds: once as it is, and once with an agent that calls `check` once
-more at the end of each attempt and ignores the reply. All calls of `write` and `rewrite` are therefore the same, and
-the tokens of `check` are not.
+FOLDER contains a tiny model with random weights and byte tokens, whose queries are all wrong. The agent of the runs
+therefore takes a query for right by a hash, so that rewards differ. Each of these runs is made twice, with equal seeds:
+once as it is, and once with an agent that calls `check` once more at the end of each attempt and ignores the reply. All
+calls of `write` and `rewrite` are therefore the same, and the tokens of `check` are not.
 
 - `frozen`: the recipe, in which another policy plays `check`.
 - `shared`: the trained policy also plays `check`, which has `train = false`, as in Agent Lightning's example.
 - `control`: the same with `train = true`.
 
-Checks for each step that the trained tokens in `inspect --terms` are exactly the tokens that the trained agents
-sampled, and that the weights of both runs are equal bit for bit, except in the control, where they must differ. Also
-checks that each agent is compared with itself: the advantages in the plan follow from the rewards that the record has
-for its part.
+Checks that the weights of both runs are equal bit for bit, except in the control, where they must differ; that the
+plan has only tokens of trained agents, and always all tokens of a call; and, for the attempt with most agents, that the
+terms of the loss in `inspect --terms` are those of the plan. Also checks that each agent is compared with itself: the
+signs of the advantages in the plan follow from the rewards that the record has for its part.
 
 Not checked: how much is learned (bench/log/2026-11-29-spider.md).
 """
@@ -33,13 +33,18 @@ from pathlib import Path
 from bits import record
 
 ROOT = Path(__file__).resolve().parent.parent
-TWICE = """
+AGENT = """
 import importlib.util
+import zlib
 
 spec = importlib.util.spec_from_file_location("spider_agent", "agent.py")
 spider = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(spider)
-once = spider.run
+original, once = spider.execute, spider.run
+
+
+def execute(state):
+    return original(state) | {"right": [zlib.crc32(state["query"].encode()) % 2 == 0]}
 
 
 def twice(order):
@@ -48,16 +53,34 @@ def twice(order):
     return state
 
 
-spider.run = twice
+spider.execute = execute
+spider.GRAPH = spider.build()
+if TWICE:
+    spider.run = twice
 spider.serve()
 """
-SHARED = ['agent.check.policy="sql"', "agent.check.sampling.temperature=1.0"]
-RUNS = {"frozen": [], "shared": SHARED, "control": [*SHARED, "agent.check.train=true"]}
-# Sizes that take about a minute per run on two cores.
-SMALL = ["eval.tasks=0", "run.checkpoint_every=1", "agent.retries=3"]
-FIRST = ["phase.0.demonstrations=24", "phase.0.epochs=2"]
-THEN = ["run.skip_phases=1", "phase.1.steps=2", "phase.1.groups=3", "phase.1.group_size=4"]
+SHARED = ['agent.check.policy="sql"']
+PROGRAMS = {"once.py": False, "twice.py": True}
+# In the control, the figure of `check` counts, because it would otherwise have no advantage.
+CONTROL = [*SHARED, "agent.check.train=true", "reward.scorers.1.weights.check=0.5"]
+RUNS = {"frozen": [], "shared": SHARED, "control": CONTROL}
 TRAINED = {"frozen": {"write", "rewrite"}, "shared": {"write", "rewrite"}, "control": {"write", "rewrite", "check"}}
+SMALL = [
+    "eval.tasks=0",
+    "run.checkpoint_every=1",
+    "run.skip_phases=1",
+    "phase.1.steps=2",
+    "phase.1.groups=3",
+    "phase.1.group_size=6",
+    "phase.1.learning_rate=1e-2",
+    "model.context=1024",
+    "engine.threads=1",
+    # For a further call of `check`.
+    "agent.max_turns=8",
+    "agent.max_tokens=400",
+    # So that verdicts differ, and could be trained.
+    "agent.check.sampling.temperature=1.0",
+]
 
 
 class Levade:
@@ -112,25 +135,43 @@ def trained_tokens(levade: Levade, directory: Path, name: str, attempt: dict) ->
     return found
 
 
-def check_terms(levade: Levade, directory: Path, found: dict, trained: set[str]) -> tuple[list[str], Counter]:
+def sampled_tokens(attempt: dict) -> Counter:
+    """Returns the number of trainable tokens of an attempt by agent."""
+    found = Counter()
+    for segment in attempt["segments"]:
+        if segment["kind"] == "sampled" and not segment["filtered"] and segment["temperature"] > 0:
+            found[segment["agent"]] += len(segment["ids"])
+    return found
+
+
+def planned_tokens(found: dict) -> dict[str, Counter]:
+    """Returns the number of tokens with a weight in the plans of a run, by attempt and agent."""
+    planned = defaultdict(Counter)
+    for step in found["steps"].values():
+        for path in step.get("paths", []):
+            segments = found["attempts"][path["attempt"]]["segments"]
+            # Each call starts a conversation, so a sequence has one sampled segment, its leaf.
+            leaf = segments[path["leaf"]]
+            planned[path["attempt"]][leaf["agent"]] += len(leaf["ids"]) if any(w for w, _ in path["weight"]) else 0
+    return planned
+
+
+def check_tokens(levade: Levade, directory: Path, found: dict, trained: set[str]) -> tuple[list[str], Counter]:
     """Checks which tokens were trained. Returns what is wrong, and the trained tokens by agent."""
-    problems, total = [], Counter()
-    # Attempts in plans. A group of equal rewards is left out.
-    planned = {path["attempt"] for step in found["steps"].values() for path in step.get("paths", [])}
-    for name in sorted(planned):
-        attempt = found["attempts"][name]
-        got = trained_tokens(levade, directory, name, attempt)
+    problems, total, planned = [], Counter(), planned_tokens(found)
+    for name, got in planned.items():
         total += got
-        sampled = Counter()
-        for segment in attempt["segments"]:
-            if segment["kind"] == "sampled" and not segment["filtered"] and segment["temperature"] > 0:
-                sampled[segment["agent"]] += len(segment["ids"])
-        for agent in sampled.keys() | got.keys():
-            want = sampled[agent] if agent in trained else 0
-            if got[agent] not in (0, want):
-                problems.append(f"{name}: {got[agent]} tokens of {agent} were trained, not {want}")
-    if not all(total[agent] for agent in trained):
-        problems.append(f"the trained tokens were {dict(total)}, but each of {sorted(trained)} must have some")
+        sampled = sampled_tokens(found["attempts"][name])
+        # Agents without an advantage are not in the plan.
+        if any(tokens != sampled[agent] or agent not in trained for agent, tokens in got.items()):
+            problems.append(f"{name}: the plan trains {dict(got)} tokens of {dict(sampled)}")
+    if set(total) != trained:
+        problems.append(f"the plan trains tokens of {sorted(total)}, but must train those of {sorted(trained)}")
+    if planned:
+        name = max(planned, key=lambda name: len(planned[name]))
+        terms = trained_tokens(levade, directory, name, found["attempts"][name])
+        if terms != planned[name]:
+            problems.append(f"{name}: there are terms of {dict(terms)} tokens, not {dict(planned[name])}")
     return problems, total
 
 
@@ -168,6 +209,7 @@ def check_rewards(found: dict) -> tuple[list[str], int]:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", type=Path, required=True, help="directory of a tiny model with byte tokens")
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--path", action="append", default=[], help="directories that precede those of PATH")
     p.add_argument("--only", default="", metavar="NAME", help="runs whose names contain this")
@@ -180,36 +222,30 @@ def main() -> None:
         for name in ("sql", "spider"):
             shutil.copytree(ROOT / "recipes" / name, root / name, ignore=shutil.ignore_patterns("data"))
         recipe = root / "spider"
-        (recipe / "twice.py").write_text(TWICE)
+        for program, twice in PROGRAMS.items():
+            (recipe / program).write_text(AGENT.replace("TWICE", str(twice)))
         subprocess.run([sys.executable, recipe / "prepare.py"], check=True, stdout=subprocess.DEVNULL)
-        # The first phase alone: its checkpoint is the start of every run.
-        text = (recipe / "recipe.toml").read_text()
-        (recipe / "first.toml").write_text(text[: text.index('[[phase]]\nkind = "rl"')])
-        sets = [part for change in [*SMALL, *FIRST] for part in ("--set", change)]
-        levade.call(root, "train", recipe / "first.toml", "--run", root / "first", *sets)
-        levade.call(root, "merge", root / "first", root / "start")
+        model = f'model.source="{options.model.resolve(strict=True)}"'
         for name, changes in RUNS.items():
             if options.only not in name:
                 continue
             began, records = time.monotonic(), {}
-            for program in ("agent.py", "twice.py"):
+            for program in PROGRAMS:
                 directory = root / f"{name}-{program.removesuffix('.py')}"
                 directory.mkdir()
                 command = f'agent.command=["python3", "{program}"]'
-                levade.train(
-                    recipe, directory / "run", *SMALL, *THEN, f'model.source="{root / "start"}"', command, *changes
-                )
+                levade.train(recipe, directory / "run", *SMALL, model, command, *changes)
                 found = records[program] = record(directory)
-                wrong, total = check_terms(levade, directory, found, TRAINED[name])
+                wrong, total = check_tokens(levade, directory, found, TRAINED[name])
                 wrong_rewards, turns = check_rewards(found) if name != "control" else ([], 0)
                 problems += [f"{name}, {program}: {what}" for what in [*wrong, *wrong_rewards][:5]]
                 print(f"{name}, {program}: trained tokens {dict(total)}, {turns} advantages checked", flush=True)
-            equal = records["agent.py"]["weights"] == records["twice.py"]["weights"]
+            equal = records["once.py"]["weights"] == records["twice.py"]["weights"]
             if equal == (name == "control"):
                 problems.append(f"{name}: the weights of both runs are {'equal' if equal else 'different'}")
             once, twice = (
                 sum(len(attempt["segments"]) for attempt in records[program]["attempts"].values())
-                for program in ("agent.py", "twice.py")
+                for program in PROGRAMS
             )
             extra = twice - once
             print(

@@ -5,15 +5,14 @@
                └ rewrite ┘
 
 `write`, `check` and `rewrite` call the model, each as its own agent, which the header `x-levade-agent` names. `check`
-reads the result of a query and accepts or rejects the query, which is then rewritten, at most twice. If the task's row
-has a `draft`, the attempt starts with this query, and `write` is not called. The process stays alive, because LangGraph
-takes seconds to load. It reads a line of JSON for each attempt.
+reads the result of a query and accepts or rejects the query, which is then rewritten, at most twice. The process stays
+alive, because LangGraph takes seconds to load. It reads a line of JSON for each attempt.
 
 The last line of an attempt has the rewards of each agent's own part: of `write` whether its query is right (0 or 1), of
 `rewrite` by how much it changed that (-1 to 1). Their sum is 1 if the last query is right, and 0 otherwise. `check` has
 only a figure, the fraction of right verdicts.
 
-Needs `pip install langgraph langchain-openai`, and the recipe sql next to this one.
+Needs `pip install langgraph langchain-openai`.
 """
 
 import itertools
@@ -24,16 +23,19 @@ import sqlite3
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 from typing import Annotated, TypedDict
 
 import httpx
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 
-sys.path.insert(0, "../sql")
-from agent import database, read  # access to databases, read-only and with a timeout
-
+DATABASES = Path("data/databases")
 MAX_REWRITES = 2
+# Maximum number of steps of SQLite's virtual machine in a query, in thousands. A timeout would depend on the machine's
+# load, and so would the rewards.
+MAX_STEPS = 20_000
 # Maximum numbers of rows and columns of a result that is compared, and of its characters that the model reads.
 MAX_ROWS, MAX_COLUMNS, MAX_SHOWN = 10_000, 5, 120
 
@@ -82,19 +84,37 @@ def question(state):
 
 def write(state, config):
     reply = call(config, "write", [("system", WRITE), ("user", question(state))])
-    return {"query": extract_query(reply)}
+    return {"query": extract_query(reply), "rewrites": 0}
+
+
+def database(name):
+    """Returns the file of a database."""
+    if not re.fullmatch(r"[\w-]+", name):
+        raise ValueError(f"{name!r} is not a name of a database: letters, digits, `_` and `-`")
+    return DATABASES / name / f"{name}.sqlite"
+
+
+def read(path, query):
+    """Returns the rows of a query, which cannot write."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
+        # `mode=ro` concerns this file only: ATTACH and VACUUM INTO would open and write other files.
+        file.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000_000)
+        steps = itertools.count()
+        file.set_progress_handler(lambda: next(steps) >= MAX_STEPS, 1000)
+        return file.execute(query).fetchmany(MAX_ROWS)
 
 
 def execute(state):
     row = state["task"]["row"]
     path = database(row["db_id"])
     try:
-        rows, result = read(path, state["query"], MAX_ROWS), "no rows"
+        rows, result = read(path, state["query"]), "no rows"
         if rows:
             result = ", ".join(" | ".join(str(value) for value in row) for row in rows[:4])
     except (sqlite3.Error, sqlite3.Warning) as error:
         rows, result = None, f"Error: {error}"
-    expected = read(path, row["query"], MAX_ROWS)
+    expected = read(path, row["query"])
     right = rows is not None and is_same(rows, expected, "order by" in row["query"].lower())
     return {"result": result[:MAX_SHOWN], "right": [right]}
 
@@ -123,10 +143,6 @@ def check(state, config):
     return {"accepted": [reply.strip() == VERDICTS[0]]}
 
 
-def first_step(state):
-    return "execute" if state["query"] else "write"
-
-
 def next_step(state):
     return END if state["accepted"][-1] or state["rewrites"] == MAX_REWRITES else "rewrite"
 
@@ -141,7 +157,7 @@ def build():
     graph = StateGraph(State)
     for node in (write, execute, check, rewrite):
         graph.add_node(node.__name__, node)
-    graph.add_conditional_edges(START, first_step, ["write", "execute"])
+    graph.add_edge(START, "write")
     graph.add_edge("write", "execute")
     graph.add_edge("execute", "check")
     graph.add_conditional_edges("check", next_step, ["rewrite", END])
@@ -156,9 +172,10 @@ def rewards(state):
     """Returns the rewards of each agent's own part of an attempt, and the figure of `check`."""
     right = [float(value) for value in state["right"]]
     agreed = [accepted == bool(value) for accepted, value in zip(state["accepted"], right, strict=True)]
-    found = [{"name": "check", "value": sum(agreed) / len(agreed)}]
-    if not state["task"]["row"].get("draft"):
-        found.append({"name": "write", "value": right[0], "agent": "write"})
+    found = [
+        {"name": "write", "value": right[0], "agent": "write"},
+        {"name": "check", "value": sum(agreed) / len(agreed)},
+    ]
     if state["rewrites"]:
         found.append({"name": "rewrite", "value": right[-1] - right[0], "agent": "rewrite"})
     return found
@@ -172,9 +189,7 @@ def connect(order):
 
 def run(order):
     """Makes an attempt and returns its last state."""
-    draft = order["task"]["row"].get("draft", "")
-    state = {"task": order["task"], "query": draft, "rewrites": 0, "right": [], "accepted": []}
-    return GRAPH.invoke(state, connect(order))
+    return GRAPH.invoke({"task": order["task"], "right": [], "accepted": []}, connect(order))
 
 
 PRINTING = threading.Lock()

@@ -5,9 +5,8 @@
     python3 prepare.py --spider spider/     # Spider's own
 
 The questions of dev.json are about other databases than those of train_spider.json. A task has the question, its
-database (`db_id`), the database's schema as text, the expected query and its demonstration. A third of the training
-tasks also has a query that fails (`draft`), which the agent must rewrite. Questions whose expected query fails are left
-out and counted. The shapes of the made-up databases and the slips in drafts are those of recipes/sql.
+database (`db_id`), the database's schema as text, the expected query and its demonstration. Questions whose expected
+query fails are left out and counted. The shapes of the made-up databases are those of recipes/sql.
 """
 
 import argparse
@@ -140,7 +139,7 @@ def fails(path, query):
 
 
 def tasks(folder, name, schemas):
-    """Yields the tasks of a file of Spider whose expected queries run, each with its database."""
+    """Yields the tasks of a file of Spider whose expected queries run."""
     for row in read(folder, name):
         db_id = row["db_id"]
         path = folder / "database" / db_id / f"{db_id}.sqlite"
@@ -152,16 +151,7 @@ def tasks(folder, name, schemas):
         if not fails(path.resolve(), query):
             task = {"question": row["question"], "db_id": db_id, "schema": schemas[db_id], "query": query}
             # For `write`, and for both calls of `rewrite`, if `check` rejects even a right query.
-            yield task | {"demonstration": [query] * 3}, path.resolve()
-
-
-def add_drafts(rows, sql, draws):
-    """Returns tasks, every third of which has a draft if a slip can be made in its query."""
-    found = []
-    for index, (task, path) in enumerate(rows):
-        draft = sql.broken(task["query"], path, draws) if index % 3 == 2 else None
-        found.append(task | {"draft": draft} if draft else task)
-    return found
+            yield task | {"demonstration": [query] * 3}
 
 
 if __name__ == "__main__":
@@ -173,19 +163,16 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=HERE / "data")
     args = parser.parse_args()
     folder = (args.spider or args.out / "made-up").resolve()
-    sql, draws = load(HERE.parent / "sql" / "prepare.py"), random.Random(args.seed)
     if not args.spider:
-        make_up(sql, folder, (args.count, args.held_out), draws)
+        sql = load(HERE.parent / "sql" / "prepare.py")
+        make_up(sql, folder, (args.count, args.held_out), random.Random(args.seed))
     schemas = {entry["db_id"]: schema(entry) for entry in read(folder, "tables.json")}
     args.out.mkdir(parents=True, exist_ok=True)
     for name, output in (("train_spider.json", "train.jsonl"), ("dev.json", "dev.jsonl")):
-        found = list(tasks(folder, name, schemas))
-        rows = add_drafts(found, sql, draws) if output == "train.jsonl" else [task for task, _ in found]
+        rows = list(tasks(folder, name, schemas))
         (args.out / output).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        drafts, left = sum("draft" in row for row in rows), len(read(folder, name)) - len(rows)
-        print(
-            f"{args.out / output}: {len(rows)} tasks, {drafts} with a draft; {left} left out, because their query fails"
-        )
+        left = len(read(folder, name)) - len(rows)
+        print(f"{args.out / output}: {len(rows)} tasks; {left} left out, because their expected query fails")
     # The recipe reads databases in its own folder.
     link = args.out / "databases"
     if link.is_symlink():
