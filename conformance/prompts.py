@@ -4,8 +4,8 @@ Trains a recipe with a prompt phase once undisturbed. Then trains it again and k
 received a request, some time after it has answered one, and at random times. The editor runs in this process, so it
 survives. Checks:
 
-- A request whose reply was sent `--margin` seconds before a kill is never made again. Requests in flight at a kill, and
-  replies that the killed process had no time to record, are made again once per kill.
+- A request whose reply is in the record at a kill is never made again, and a reply that was sent `--margin` seconds
+  before the kill is in the record. Requests in flight at a kill are made again.
 - The killed run asks the same questions as the undisturbed one, and ends with the same prompts and scores, byte for
   byte.
 - Each attempt slot of the phase has one attempt that counts.
@@ -47,18 +47,54 @@ def load_editor():
 
 
 @dataclass
+class Request:
+    """A request to the editor, and the times at which it was received and answered."""
+
+    text: str
+    # Number of the process that made it.
+    process: int
+    received: float
+    answered: float = float("inf")
+
+
+@dataclass
 class Journal:
-    """Requests to the editor, by their text, with the time at which each was received and answered."""
+    """All requests of the processes of a run, in the order in which they were received."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    received: list[tuple[str, float]] = field(default_factory=list)
-    answered: list[tuple[str, float]] = field(default_factory=list)
-    # Called with the number of a request when it is received, and when it has been answered.
-    on_received: object = None
-    on_answered: object = None
+    requests: list[Request] = field(default_factory=list)
+    # Number of the current process, and whether it runs.
+    process: int = 0
+    is_alive: bool = False
+    # Called after a request of the current process, with the event and the number of such events in the process.
+    on_event: object = None
 
-    def counts(self) -> collections.Counter:
-        return collections.Counter(text for text, _ in self.received)
+    def receive(self, text: str) -> Request:
+        with self.lock:
+            request = Request(text, self.process, time.monotonic())
+            self.requests.append(request)
+            number = sum(other.process == self.process for other in self.requests)
+        if self.on_event:
+            self.on_event("received", number)
+        return request
+
+    def answer(self, request: Request) -> None:
+        with self.lock:
+            if not self.is_alive or request.process != self.process:
+                return  # The process was killed while it waited for the reply.
+            request.answered = time.monotonic()
+            number = sum(r.process == self.process and r.answered < float("inf") for r in self.requests)
+        if self.on_event:
+            self.on_event("answered", number)
+
+    def kill(self, process: subprocess.Popen) -> None:
+        with self.lock:
+            self.is_alive = False
+        process.kill()
+
+    def counts(self, process: int | None = None) -> collections.Counter:
+        """Counts requests by their text: of one process, or of all."""
+        return collections.Counter(r.text for r in self.requests if process in (None, r.process))
 
 
 class Server(ThreadingHTTPServer):
@@ -77,21 +113,13 @@ def start_editor(delay: float) -> Server:
             body = self.rfile.read(int(self.headers["content-length"]))
             text = json.loads(body)["messages"][-1]["content"]
             journal = self.server.journal
-            with journal.lock:
-                journal.received.append((text, time.monotonic()))
-                number = len(journal.received)
-            if journal.on_received:
-                journal.on_received(number)
+            request = journal.receive(text)
             time.sleep(delay)
             # The recipe's handler reads the request again.
             self.rfile = _Body(body)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 super().do_POST()
-            with journal.lock:
-                journal.answered.append((text, time.monotonic()))
-                number = len(journal.answered)
-            if journal.on_answered:
-                journal.on_answered(number)
+            journal.answer(request)
 
     server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -131,14 +159,18 @@ def main() -> None:
     start = time.monotonic()
     if run(arguments, server, calm, None) != 0:
         sys.exit(f"the undisturbed run failed; see {calm}.log")
-    length, requests = time.monotonic() - start, len(calm_journal.received)
-    first = calm_journal.received[0][1] - start
-    print(f"undisturbed: {length:.0f} s, {requests} requests to the editor, the first after {first:.0f} s", flush=True)
+    length, requests = time.monotonic() - start, calm_journal.requests
+    first = requests[0].received - start
+    print(
+        f"undisturbed: {length:.0f} s, {len(requests)} requests to the editor, the first after {first:.0f} s",
+        flush=True,
+    )
 
     killed, journal = arguments.folder / "killed", Journal()
     server.journal = journal
     kills = 0
-    allowed: collections.Counter = collections.Counter()
+    recorded: collections.Counter = collections.Counter()
+    expected = calm_journal.counts()
     while True:
         # Requests are counted from the start of this process. Few may be left, so the kill comes soon.
         kinds = [
@@ -148,30 +180,33 @@ def main() -> None:
         ]
         plan = kinds[kills % len(kinds)] if kills < arguments.kills else None
         status = run(arguments, server, killed, plan)
+        made = journal.counts(journal.process)
+        for text, count in made.items():
+            if count > expected[text] - recorded[text]:
+                sys.exit(
+                    f"process {journal.process} made a request {count} times, although {recorded[text]} of "
+                    f"{expected[text]} replies were recorded:\n{text[:500]}"
+                )
         if status == 0:
             break
         if status != -signal.SIGKILL:
             sys.exit(f"exit status {status}; see {killed}.log")
         kills += 1
-        died = time.monotonic()
-        answered = dict(journal.answered)
-        for text in {text for text, _ in journal.received}:
-            # In flight, or answered too late to be recorded for certain.
-            if answered.get(text, died) > died - arguments.margin:
-                allowed[text] += 1
-        print(f"  kill {kills} ({plan[0]} {plan[1]:.3g}): {len(journal.received)} requests so far", flush=True)
+        died, recorded = time.monotonic(), replies(killed)
+        sent = collections.Counter(r.text for r in journal.requests if r.answered < died - arguments.margin)
+        lost = [text for text, count in sent.items() if recorded[text] < count]
+        if lost:
+            sys.exit(
+                f"a reply that was sent {arguments.margin} s before kill {kills} is not recorded:\n{lost[0][:500]}"
+            )
+        print(f"  kill {kills} ({plan[0]} {plan[1]:.3g}): {len(journal.requests)} requests so far", flush=True)
     if kills == 0:
         sys.exit("the run was never killed")
 
-    expected, found = calm_journal.counts(), journal.counts()
+    found = journal.counts()
     if set(expected) != set(found):
         sys.exit(f"the killed run asked {len(set(found) - set(expected))} other questions")
-    again = {text: found[text] - count for text, count in expected.items() if found[text] > count}
-    for text, count in again.items():
-        if count > allowed[text]:
-            sys.exit(
-                f"a request was made {count} times again, of which {allowed[text]} were in flight at a kill:\n{text[:500]}"
-            )
+    again = sum((found - expected).values())
     pools = [sorted((at / "prompts").iterdir()) for at in (calm, killed)]
     if not pools[0] or [path.read_bytes() for path in pools[0]] != [path.read_bytes() for path in pools[1]]:
         sys.exit(f"the prompts differ: {pools}")
@@ -187,15 +222,26 @@ def main() -> None:
     if twice:
         sys.exit(f"{twice} attempt slots have several attempts that count")
     print(
-        f"ok    {kills} kills: {len(found)} different requests, {sum(again.values())} of them made again because they "
-        f"were in flight, none after its reply was recorded; {counted} attempts count, {abandoned} in flight were "
-        "abandoned; equal prompts and scores"
+        f"ok    {kills} kills: {sum(expected.values())} requests as in the undisturbed run, {again} made again "
+        f"because they were in flight, none after its reply was recorded; {counted} attempts count, {abandoned} in "
+        "flight were abandoned; equal prompts and scores"
     )
+
+
+def replies(at: Path) -> collections.Counter:
+    """Counts the recorded replies of the editor, by the text of their requests."""
+    if not (at / "run.db").exists():
+        return collections.Counter()
+    query = "SELECT task FROM attempts WHERE purpose = 'prompt' AND status = 'completed'"
+    with contextlib.closing(sqlite3.connect(at / "run.db")) as db:
+        tasks = [json.loads(task) for (task,) in db.execute(query)]
+    return collections.Counter(task["question"] for task in tasks if (task.get("agent") or "").endswith(".editor"))
 
 
 def run(arguments: argparse.Namespace, server: Server, at: Path, plan: tuple[str, float] | None) -> int:
     """Starts or resumes a run, and kills it by the plan. Returns the exit status."""
     journal = server.journal
+    journal.process += 1
     changes = [*arguments.set, f"policy.editor.url=http://127.0.0.1:{server.server_port}/v1"]
     sets = [part for change in changes for part in ("--set", change)]
     source = [at, "--resume"] if (at / "recipe.toml").exists() else [arguments.recipe, *sets]
@@ -203,24 +249,22 @@ def run(arguments: argparse.Namespace, server: Server, at: Path, plan: tuple[str
         process = subprocess.Popen(
             [arguments.levade, "train", *source, "--run", at], stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
-        already = {"received": len(journal.received), "answered": len(journal.answered)}
 
         def kill_at(event: str, number: int) -> None:
-            if plan and plan[0] == event and number - already[event] == plan[1]:
+            if plan == (event, number):
                 if event == "answered":
                     # Some replies are recorded before the kill, and some are not.
-                    time.sleep(random.Random(number).uniform(0, 2 * arguments.margin))
-                process.kill()
+                    time.sleep(random.Random(len(journal.requests)).uniform(0, 2 * arguments.margin))
+                journal.kill(process)
 
-        journal.on_received = lambda number: kill_at("received", number)
-        journal.on_answered = lambda number: kill_at("answered", number)
+        journal.on_event, journal.is_alive = kill_at, True
         try:
             return process.wait(timeout=plan[1] if plan and plan[0] == "time" else DEADLINE)
         except subprocess.TimeoutExpired:
-            process.kill()
+            journal.kill(process)
             return process.wait(timeout=60)
         finally:
-            journal.on_received = journal.on_answered = None
+            journal.on_event = None
 
 
 if __name__ == "__main__":
