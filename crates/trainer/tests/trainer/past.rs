@@ -214,8 +214,8 @@ async fn past_versions_play_and_are_not_trained() {
         let plan = store.step(phase, step).await.unwrap().unwrap();
         assert!(plan.policies.iter().all(|plan| plan.policy == "learner"));
     }
-    let last = metrics(&dir).into_iter().rfind(|line| line["kind"] == "rl").unwrap();
-    let targets = last["learner/training/targets"].as_f64().unwrap();
+    let last = metrics(&dir).into_iter().rfind(|line| line["kind"] == "grpo").unwrap();
+    let targets = last["training/targets"].as_f64().unwrap();
     let own: usize = attempts
         .iter()
         .filter(|attempt| attempt.slot.step + 1 == STEPS)

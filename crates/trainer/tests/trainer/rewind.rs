@@ -72,8 +72,9 @@ fn assert_same(dir: &Path, other: &Path) {
         assert!(bytes(dir) == bytes(other), "another {file}");
     }
     let steps = |dir: &Path| -> Vec<Value> {
-        metrics(dir).into_iter().filter(|line| line["kind"] == "rl").collect()
+        metrics(dir).into_iter().filter(|line| line["kind"] == "grpo").collect()
     };
+    assert!(!steps(dir).is_empty());
     assert_eq!(steps(dir), steps(other));
 }
 
