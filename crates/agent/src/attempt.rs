@@ -25,9 +25,7 @@ use crate::cast::{Caller, PartyBuilder};
 use crate::merge_outcome::merge_outcome;
 use crate::recorded_calls::{CLOSE_TIMEOUT, add_recorded_calls};
 use crate::roster::{Agent, Player};
-use crate::teacher_demonstrations::{
-    ImitatingPolicy, TeacherCompletion, create_attempt, demonstrate_completions,
-};
+use crate::teacher_demonstrations::{ImitatingPolicy, create_attempt};
 use crate::tool_loop::{LoopError, LoopLimits, ToolLoop, add_opening};
 use crate::user::{EndedUser, UserSession};
 use crate::{AgentLoop, Attempt, AttemptContext};
@@ -89,19 +87,10 @@ async fn run_attempt(context: AttemptContext) -> Attempt {
             outcome.error = Some(error.to_string());
         }
     }
-    let Some(format) = player.format.clone().filter(|_| is_taught) else {
-        return Attempt::new(recorded.trajectory, outcome);
-    };
-    let agent = agent.name.clone();
-    let policy = player.policy.clone();
-    create_attempt(outcome, move || {
-        let pupil = ImitatingPolicy { format: &format, agent: &agent, policy: &policy };
-        demonstrate_completions([(
-            pupil,
-            TeacherCompletion::from_calls(&recorded.external, &agent),
-        )])
-    })
-    .await
+    match ImitatingPolicy::new(&agent.name, player).filter(|_| is_taught) {
+        Some(policy) => create_attempt(outcome, vec![policy], recorded.external).await,
+        None => Attempt::new(recorded.trajectory, outcome),
+    }
 }
 
 /// Opens the tools of an attempt and runs its loop.

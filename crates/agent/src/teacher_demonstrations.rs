@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use levade_call::ExternalCall;
+use levade_call::{Backend, ExternalCall};
 use levade_conversation::{Conversation, Format, Request};
 use levade_policy::FinishReason;
 use levade_text::{Message, ToolSpec};
@@ -17,6 +17,7 @@ use levade_tree::{Finish, Outcome, Trajectory};
 
 use crate::agent_loop::Attempt;
 use crate::demonstrate::DemonstrationError;
+use crate::roster::Player;
 
 /// Completion of a teacher, with its prompt.
 pub(crate) struct TeacherCompletion {
@@ -44,24 +45,35 @@ impl TeacherCompletion {
     }
 }
 
-/// Trained policy that imitates a teacher: its chat format, and the names of agent and policy.
-pub(crate) struct ImitatingPolicy<'a> {
-    pub format: &'a Arc<Format>,
-    pub agent: &'a str,
-    pub policy: &'a str,
+/// Policy that imitates a teacher: its chat format, and the names of agent and policy.
+pub(crate) struct ImitatingPolicy {
+    format: Arc<Format>,
+    agent: String,
+    policy: String,
 }
 
-/// Renders completions of teachers as demonstrations for the given pupils. Returns the trajectory,
-/// and the number of demonstrated tokens.
+impl ImitatingPolicy {
+    /// Returns the policy that plays an agent in `player`, or `None` if it samples no tokens.
+    pub(crate) fn new(agent: &str, player: &Player) -> Option<Self> {
+        let Backend::Tokens(_) = player.backend else { return None };
+        let format = player.format.clone()?;
+        Some(ImitatingPolicy { format, agent: agent.to_owned(), policy: player.policy.clone() })
+    }
+}
+
+/// Renders a teacher's external calls as demonstrations for the policies in whose place it acted.
+/// Returns the trajectory, and the number of demonstrated tokens.
 ///
 /// # Errors
-/// Returns an error if a conversation cannot be rendered in the format of its pupil.
-pub(crate) fn demonstrate_completions<'a>(
-    lessons: impl IntoIterator<Item = (ImitatingPolicy<'a>, Vec<TeacherCompletion>)>,
+/// Returns an error if a conversation cannot be rendered in the format of its policy.
+fn demonstrate_calls(
+    policies: &[ImitatingPolicy],
+    calls: &[ExternalCall],
 ) -> Result<(Trajectory, usize), DemonstrationError> {
     let mut conversation = Conversation::new();
     let mut count = 0;
-    for (ImitatingPolicy { format, agent, policy }, exchanges) in lessons {
+    for ImitatingPolicy { format, agent, policy } in policies {
+        let exchanges = TeacherCompletion::from_calls(calls, agent);
         for TeacherCompletion { messages, tools, message } in exchanges {
             let request = Request { agent, policy, format, messages: &messages, tools: &tools };
             let prepared = conversation.prepare(&request)?;
@@ -74,13 +86,15 @@ pub(crate) fn demonstrate_completions<'a>(
     Ok((conversation.into_trajectory(), count))
 }
 
-/// Creates the attempt from an outcome and the demonstrations that `rendered` renders. Rendering
-/// takes time, so it runs outside of the async workers.
+/// Creates the attempt that a teacher has made from its outcome and the teacher's external calls.
+/// Rendering takes time, so it runs outside of the async workers.
 pub(crate) async fn create_attempt(
     mut outcome: Outcome,
-    rendered: impl FnOnce() -> Result<(Trajectory, usize), DemonstrationError> + Send + 'static,
+    policies: Vec<ImitatingPolicy>,
+    calls: Vec<ExternalCall>,
 ) -> Attempt {
-    let rendered = match tokio::task::spawn_blocking(rendered).await {
+    let render = move || demonstrate_calls(&policies, &calls);
+    let rendered = match tokio::task::spawn_blocking(render).await {
         Ok(rendered) => rendered.map_err(|error| error.to_string()),
         Err(error) => Err(format!("rendering failed: {error}")),
     };

@@ -121,10 +121,9 @@ async fn gateway_calls_become_tree() {
     ];
     calls[3].finish = FinishReason::Length;
     let format = format();
-    let pupil = ImitatingPolicy { format: &format, agent: "solver", policy: "student" };
-    let (trajectory, _) =
-        demonstrate_completions([(pupil, TeacherCompletion::from_calls(&calls, "solver"))])
-            .unwrap();
+    let (agent, policy) = ("solver".to_owned(), "student".to_owned());
+    let imitating = ImitatingPolicy { format: Arc::clone(&format), agent, policy };
+    let (trajectory, _) = demonstrate_calls(&[imitating], &calls).unwrap();
     let texts: Vec<String> = trajectory
         .leaves()
         .into_iter()

@@ -390,7 +390,7 @@ async fn rules_of_program_play_match() {
         game(command, options).run(context(vec![api_agent("default", api)], 4)).await
     };
     // A check starts the rules without a policy.
-    let task = context(Vec::new(), 4).task;
+    let task = context(vec![simulated_agent("default")], 4).task;
     let seats = game(&["python3", "game.py"], json!({})).dry_start(&task).await.unwrap();
     assert_eq!(seats.iter().map(|seat| &*seat.role).collect::<Vec<_>>(), ["first", "second"]);
     let error = game(&["no-such-program"], json!({})).dry_start(&task).await.unwrap_err();

@@ -41,6 +41,7 @@ pub use workers::GameWorkers;
 use crate::cast::{Caller, PartyBuilder};
 use crate::recorded_calls::{CLOSE_TIMEOUT, add_recorded_calls};
 use crate::roster::Player;
+use crate::teacher_demonstrations::{ImitatingPolicy, create_attempt};
 use crate::{Agent, AgentLoop, Attempt, AttemptContext};
 
 use player::SeatPlayer;
@@ -74,6 +75,8 @@ struct Match<'a> {
     players: Vec<SeatPlayer>,
     cast: Cast,
     record: MatchRecord,
+    /// Trained policies in whose place a teacher acts.
+    imitating: Vec<ImitatingPolicy>,
     /// Seats that the match waits for, for the error of a timeout.
     waiting: String,
 }
@@ -125,7 +128,7 @@ impl GameLoop {
             let waiting = &played.waiting;
             Err(format!("the game {name} was not over within {timeout:?}: waiting for {waiting}"))
         });
-        let Match { players, cast, record, .. } = played;
+        let Match { players, cast, record, imitating, .. } = played;
         let recorded = cast.recorder().close(CLOSE_TIMEOUT).await;
         let mut outcome = Outcome::initial();
         add_recorded_calls(&mut outcome, &recorded);
@@ -137,6 +140,9 @@ impl GameLoop {
                 outcome.add_warning("game", why.as_str());
                 outcome.error = Some(why);
             }
+        }
+        if context.teacher.is_some() {
+            return create_attempt(outcome, imitating, recorded.external).await;
         }
         Attempt::new(recorded.trajectory, outcome)
     }
@@ -153,6 +159,7 @@ impl GameLoop {
         let parties = PartyBuilder::new(context, Caller::ToolLoop)?;
         let mut players = Vec::with_capacity(seats.len());
         let mut cast = Vec::with_capacity(seats.len());
+        let mut imitating = Vec::new();
         for seat in &seats {
             let agent_name = options.agent_for(seat)?;
             let agent = context.roster.find(agent_name).ok_or_else(|| {
@@ -169,6 +176,9 @@ impl GameLoop {
                 // With fixed parameters, the format that a call requests is ignored.
                 party.sampling = SamplingRule::Default(params.clone());
             }
+            if context.teacher.is_some() && player.is_trained {
+                imitating.extend(ImitatingPolicy::new(&name, player));
+            }
             cast.push(Arc::new(Party { agent: name.clone(), ..party }));
             let mut player = SeatPlayer::new(name, seat, (agent, player), options);
             player.limits = *context.limits_of(agent);
@@ -182,6 +192,7 @@ impl GameLoop {
             players,
             // Every seat has its own limit of tokens.
             cast: Cast::new(cast, context.recorder(usize::MAX)),
+            imitating,
             waiting: String::new(),
         };
         opened.deliver(&events);

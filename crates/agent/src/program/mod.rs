@@ -26,7 +26,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_call::{ExternalCall, Recording};
-use levade_conversation::Format;
 use levade_gateway::{Gateway, Reward, Route, Session, SessionOptions};
 use levade_process::{Pool, RunOutput, Supervisor};
 use levade_tree::Outcome;
@@ -39,8 +38,8 @@ pub use process::workers;
 
 use crate::cast::{Caller, PartyBuilder};
 use crate::roster::{Agent, Player};
-use crate::teacher_demonstrations::{self, ImitatingPolicy, TeacherCompletion};
-use crate::{AgentLoop, Attempt, AttemptContext, Backend};
+use crate::teacher_demonstrations::{ImitatingPolicy, create_attempt};
+use crate::{AgentLoop, Attempt, AttemptContext};
 
 /// Timeout for calls in flight to end after the program has ended.
 const CALL_END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -136,26 +135,10 @@ impl OpenProgram<'_> {
     /// Returns the attempt that a teacher has made, with the teacher's completions as
     /// demonstrations.
     async fn demonstrated_attempt(&self, outcome: Outcome, external: &[ExternalCall]) -> Attempt {
-        let pupil = |(agent, player): &(&Agent, &Player)| match (&player.backend, &player.format) {
-            (Backend::Tokens(_), Some(format)) if player.is_trained => {
-                Some((agent.name.clone(), player.policy.clone(), Arc::clone(format)))
-            }
-            _ => None,
-        };
-        let pupils: Vec<(String, String, Arc<Format>)> =
-            self.played.iter().filter_map(pupil).collect();
-        let calls = external.to_vec();
-        teacher_demonstrations::create_attempt(outcome, move || {
-            teacher_demonstrations::demonstrate_completions(pupils.iter().map(
-                |(agent, policy, format)| {
-                    (
-                        ImitatingPolicy { format, agent, policy },
-                        TeacherCompletion::from_calls(&calls, agent),
-                    )
-                },
-            ))
-        })
-        .await
+        let trained = self.played.iter().filter(|(_, player)| player.is_trained);
+        let policies =
+            trained.filter_map(|(agent, player)| ImitatingPolicy::new(&agent.name, player));
+        create_attempt(outcome, policies.collect(), external.to_vec()).await
     }
 }
 
