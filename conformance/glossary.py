@@ -56,7 +56,12 @@ KEPT = [
     ("draw", "indicatif's types", "^ProgressDrawTarget$|^with_draw_target$"),
     ("piece", "the tokenizer WordPiece", "^WordPiece$"),
     ("dead", "players of a game who have died", "^dead$", "^crates/game/"),
-    ("draw", "a recipe key that is named so", "^draw$|^PastDraw$", "^crates/(recipe/src/policy|trainer/(src|tests/trainer)/past)"),
+    (
+        "draw",
+        "a recipe key that is named so",
+        "^draw$|^PastDraw$",
+        "^crates/(recipe/src/policy|trainer/(src|tests/trainer)/past)",
+    ),
     ("draw", "drawing a picture", "^draw(_|$)", "^crates/cli/src/inspect"),
     ("draw", "a match without a winner", "^draw$", "^crates/game/src/tic_tac_toe.rs"),
     ("drawn", "a match without a winner", "^drawn$", "^crates/(game/src/tic_tac_toe|cli/src/play/elo).rs"),

@@ -64,11 +64,15 @@ for turn in range(task["row"]["turns"]):
     messages += [reply, {"role": "user", "content": f"{turn} + 2"}]
 print(turn)
 """
-TALK = recipe(
-    'kind = "program"\ncommand = ["python3", "talk.py"]\nmax_turns = 100\nmax_tokens = 2000\nattempt_seconds = 300\n',
-    f"steps = 1\ngroups = {len(TURNS)}\ngroup_size = 2\n",
-    tasks='[[tasks]]\nkind = "file"\npath = "talk.jsonl"\nheld_out = 0\n',
-).replace("tasks = 2", "tasks = 0").replace("600", "16384")
+TALK = (
+    recipe(
+        'kind = "program"\ncommand = ["python3", "talk.py"]\nmax_turns = 100\nmax_tokens = 2000\nattempt_seconds = 300\n',
+        f"steps = 1\ngroups = {len(TURNS)}\ngroup_size = 2\n",
+        tasks='[[tasks]]\nkind = "file"\npath = "talk.jsonl"\nheld_out = 0\n',
+    )
+    .replace("tasks = 2", "tasks = 0")
+    .replace("600", "16384")
+)
 
 
 def stored_json(document: dict, name: str) -> object:
@@ -171,7 +175,9 @@ class Check:
         self.store = f"{head}://{address.rstrip('/')}/{PREFIX}{question}{query}"
 
     @contextmanager
-    def run(self, root: Path, name: str, text: str = RECIPES[RECIPE]) -> Iterator[tuple[Path, pymongo.database.Database]]:
+    def run(
+        self, root: Path, name: str, text: str = RECIPES[RECIPE]
+    ) -> Iterator[tuple[Path, pymongo.database.Database]]:
         """Yields a directory for a run, and the run's database. The run directory has a name of its own."""
         directory = root / name
         prepare(directory, self.model)
@@ -260,7 +266,9 @@ class Check:
                 per[turns] = (stored / max(tokens, 1), stored / max(turns * count, 1))
                 texts.append(f"{backend} {turns} turns: {tokens} tokens, {stored} bytes, {per[turns][0]:.2f} per token")
             short, long = per[TURNS[0]], per[TURNS[-1]]
-            if not all(short) or any(of_long > MAX_GROWTH * of_short for of_short, of_long in zip(short, long, strict=True)):
+            if not all(short) or any(
+                of_long > MAX_GROWTH * of_short for of_short, of_long in zip(short, long, strict=True)
+            ):
                 wrong = wrong or f"the bytes of {backend} per token and per turn grow: {per}"
         return wrong and f"{wrong}; {'; '.join(texts)}", "; ".join(texts)
 

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn describe_time_says_if_update_is_not_included() {
+    fn describe_time_reports_update_that_is_not_included() {
         let metrics = |updates: f64, skipped: f64, seconds: f64| {
             let mut metrics = Metrics::default();
             metrics.add("timing_s/gen", 2.0);

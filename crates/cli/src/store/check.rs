@@ -43,13 +43,13 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         Some(run) => {
             let recipe = run.recipe()?;
             let file = recipe.run.store.file(run.root()).ok_or_else(|| {
-                let place = match &recipe.run.store {
+                let location = match &recipe.run.store {
                     // The URL may contain a password.
                     Location::Mongo(_) => "MongoDB".to_owned(),
                     other => other.to_string(),
                 };
                 unusable(format!(
-                    "{} has no file on this machine: its store is {place}; of a store server, \
+                    "{} has no file on this machine: its store is {location}; of a store server, \
                      check the file NAME.db on the server's machine",
                     args.record.display()
                 ))
