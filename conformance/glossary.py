@@ -60,7 +60,7 @@ KEPT = [
         "draw",
         "a recipe key that is named so",
         "^draw$|^PastDraw$",
-        "^crates/(recipe/src/policy|trainer/(src|tests/trainer)/past)",
+        "^crates/(recipe/src/(policy|lib)|trainer/(src|tests/trainer)/past)",
     ),
     ("draw", "drawing a picture", "^draw(_|$)", "^crates/cli/src/inspect"),
     ("draw", "a match without a winner", "^draw$", "^crates/game/src/tic_tac_toe.rs"),
