@@ -531,7 +531,7 @@ async fn transition_rewards_of_program_reach_its_moves() {
     assert!(rewards.contains(&json!({"agent": "default@1", "value": 1.0})));
 }
 
-/// A teacher plays all seats, and its replies are demonstrations of the policies of the seats.
+/// A teacher plays all seats, and its completions are demonstrations of the policies of the seats.
 #[tokio::test]
 async fn teacher_demonstrates_moves_of_all_seats() {
     let api = ScriptedApi::new(|_, query| Some(Ok(legal(query))));

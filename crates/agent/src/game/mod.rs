@@ -200,8 +200,8 @@ impl GameLoop {
     }
 }
 
-/// Returns whether replies of a seat can be constrained: tokens that a grammar restricts are never
-/// trained.
+/// Returns whether the completions of a seat can be constrained: tokens that a grammar restricts
+/// are never trained.
 fn can_constrain(party: &Party, player: &Player) -> bool {
     !player.is_trained || matches!(party.backend, Backend::Messages(_))
 }

@@ -19,10 +19,10 @@ pub(super) struct SeatPlayer {
     pub policy: String,
     /// Limits of the player over the whole match.
     pub limits: Limits,
-    /// Whether the sampler restricts replies to the schema of the ask.
+    /// Whether the sampler restricts completions to the schema of the request.
     pub is_constrained: bool,
     history: Vec<Message>,
-    /// Events since the last request.
+    /// Events that the seat may observe, and that no request has shown to it yet.
     unseen: Vec<String>,
     /// Number of sampled tokens.
     tokens: usize,

@@ -10,7 +10,7 @@ use super::player::SeatPlayer;
 use super::table::Table;
 use crate::merge_outcome::clamp_finite;
 
-/// Returns the numbers of moves, of replies without a legal move, and of default moves of each
+/// Returns the numbers of moves, of completions without a legal move, and of default moves of each
 /// agent.
 fn moves_of_agents(players: &[SeatPlayer]) -> BTreeMap<&str, [f64; 3]> {
     let mut sums: BTreeMap<&str, [f64; 3]> = BTreeMap::new();

@@ -17,7 +17,7 @@ pub struct Rule {
     pub unless_solved: bool,
     /// Describes the value.
     pub message: fn(f64) -> String,
-    /// Advice to the user.
+    /// What the user can do about the alarm.
     pub action: &'static str,
     /// Page that explains the alarm.
     pub page: &'static str,

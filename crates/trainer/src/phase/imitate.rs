@@ -41,8 +41,8 @@ pub(super) fn copies(
     attempts.into_iter().map(copy).collect()
 }
 
-/// Returns those of the attempts `ids` that are recorded, and the attempts that contain the same
-/// tokens: copies of them, and the originals of copies.
+/// Returns the recorded attempts among `ids`, together with their copies and, for copies, their
+/// originals, because these contain the same tokens.
 ///
 /// # Errors
 /// Returns an error if the store cannot be read.
