@@ -42,12 +42,21 @@ macro_rules! example {
 }
 
 const EXAMPLES: &[Example] = &[
+    example!("agent-lightning", "README.md", "bridge.py", "recipe.toml", "train.py"),
     example!("apo", "README.md", "editor.py", "recipe.toml"),
     example!("bring-your-own-agent", "README.md", "agent.py", "recipe.toml"),
     example!("calc-x", "README.md", "agent.py", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("calculator", "README.md", "recipe.toml"),
     example!("gsm8k", "README.md", "recipe.toml"),
-    example!("kuhn", "README.md", "legal.jsonl", "legal.py", "legal.toml", "recipe.toml"),
+    example!(
+        "kuhn",
+        "README.md",
+        "legal.jsonl",
+        "legal.py",
+        "legal.toml",
+        "past.toml",
+        "recipe.toml"
+    ),
     example!("langgraph-agent", "README.md", "agent.py", "recipe.toml"),
     example!("mcp", "README.md", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("nim", "README.md", "game.py", "recipe.toml"),
@@ -60,7 +69,7 @@ const EXAMPLES: &[Example] = &[
     example!("textarena", "README.md", "game.py", "recipe.toml"),
     example!("typescript-agent", "README.md", "agent.ts", "package.json", "recipe.toml"),
     example!("verifiers", "README.md", "recipe-7b.toml", "recipe.toml"),
-    example!("werewolf", "README.md", "recipe.toml"),
+    example!("werewolf", "README.md", "legal.py", "legal.toml", "recipe.toml"),
 ];
 
 /// Writes the example that is named, or lists all.
