@@ -19,14 +19,14 @@ use levade_text::testing::{END_OF_TEXT, IM_END, VOCABULARY, tiny_chat};
 use tempfile::TempDir;
 
 /// Returns a command that runs the binary without the environment variables of the user that change
-/// its behavior, and with a timeout of two minutes.
+/// its behavior, and with a timeout of five minutes.
 pub fn levade() -> Command {
     let mut command = Command::cargo_bin("levade").unwrap();
     for name in ["LEVADE_CRASH_AT", "LEVADE_CACHE", "NO_COLOR"] {
         command.env_remove(name);
     }
     // A process that hangs is ended, so that its test fails by name.
-    command.timeout(Duration::from_secs(120));
+    command.timeout(Duration::from_secs(300));
     command
 }
 
