@@ -9,7 +9,7 @@ use crate::api_error::{ApiError, ErrorKind};
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {
-    let panicked =
-        |error| ApiError::new(ErrorKind::Internal, format!("rendering the prompt failed: {error}"));
-    tokio::task::spawn_blocking(work).await.map_err(panicked)
+    tokio::task::spawn_blocking(work).await.map_err(|error| {
+        ApiError::new(ErrorKind::Internal, format!("rendering the prompt failed: {error}"))
+    })
 }

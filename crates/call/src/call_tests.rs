@@ -91,19 +91,23 @@ async fn opening_limit_truncates_only_longer_prompts() {
 #[tokio::test]
 async fn opening_limit_truncates_prompt_over_context_or_budget() {
     let n = full_prompt().await.len();
-    let budget = |max_tokens| Budget { max_tokens, ..Budget::NONE };
     let truncate_right = limit(10, Truncation::Right);
     for (context, max_tokens) in [(n - 1, usize::MAX), (CONTEXT, n - 1), (CONTEXT, 10)] {
-        let reader = start_first_call(context, budget(max_tokens), truncate_right).await.unwrap();
+        let reader =
+            start_first_call(context, context_budget(max_tokens), truncate_right).await.unwrap();
         assert_eq!(reader.head().prompt.len(), 10, "{context} {max_tokens}");
     }
     // A long prompt, which is rendered only because of the opening limit.
-    let cast = Cast::new([Arc::new(party("solver", CONTEXT, budget(20)))], recorder());
+    let cast = Cast::new([Arc::new(party("solver", CONTEXT, context_budget(20)))], recorder());
     let request = Request { opening: truncate_right, ..question(&"What? ".repeat(500)) };
     assert_eq!(cast.call("solver", request).await.unwrap().head().prompt.len(), 10);
-    let error = start_first_call(CONTEXT, budget(9), truncate_right).await.unwrap_err();
+    let error = start_first_call(CONTEXT, context_budget(9), truncate_right).await.unwrap_err();
     let message = "10 tokens, more than the 9 of agent.max_context_tokens";
     assert!(error.kind == ErrorKind::TooLong && error.message.contains(message), "{error}");
+}
+
+fn context_budget(max_tokens: usize) -> Budget {
+    Budget { max_tokens, ..Budget::NONE }
 }
 
 #[tokio::test]

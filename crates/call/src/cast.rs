@@ -99,10 +99,10 @@ async fn start(
     }
     match &party.backend {
         Backend::Tokens(_) => {
-            let summarize = |summarizer: Arc<Summarizer>, text: String| {
+            generate::start(recorder, party, request, options, is_counted, &|summarizer, text| {
                 summarize(Arc::clone(recorder), summarizer, text)
-            };
-            generate::start(recorder, party, request, options, is_counted, &summarize).await
+            })
+            .await
         }
         Backend::Messages(api) => {
             relay::start(recorder, party, &**api, request, options, is_counted).await

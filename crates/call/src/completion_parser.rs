@@ -351,8 +351,10 @@ impl ClientOutput {
 fn last_stop(stops: &[String], text: &str) -> Option<String> {
     let ends =
         stops.iter().filter_map(|stop| Some((text.rfind(stop.as_str())? + stop.len(), stop)));
-    let only = || stops.first().filter(|_| stops.len() == 1);
-    ends.max_by_key(|(end, stop)| (*end, stop.len())).map(|(_, stop)| stop).or_else(only).cloned()
+    ends.max_by_key(|(end, stop)| (*end, stop.len()))
+        .map(|(_, stop)| stop)
+        .or_else(|| stops.first().filter(|_| stops.len() == 1))
+        .cloned()
 }
 
 /// Returns the part of `for_text` before the stop string that ended the completion, or all of

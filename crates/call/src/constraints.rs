@@ -91,12 +91,11 @@ async fn calls(
     let several = call.parallel_calls && matches!(call.tool_choice, ToolChoice::Required);
     let format = Arc::clone(format);
     let found = blocking(move || format.chat().must_call(&tools, several)).await?;
-    let unknown = || {
+    let found = found.ok_or_else(|| {
         let message = "this model writes tool calls in a format for which no grammar is known; \
                        use tool_choice = \"auto\"";
         ApiError::field("tool_choice", message)
-    };
-    let found = found.ok_or_else(unknown)?;
+    })?;
     if let Some(strict) = found.omitted.iter().find(|found| call.strict.contains(&found.tool)) {
         let message = format!(
             "the parameters of the strict tool {:?} have {}, which no grammar can enforce; leave \
@@ -137,23 +136,24 @@ mod tests {
 
     #[test]
     fn field_returns_source_of_output_format() {
-        let request = |constraint: Option<Constraint>, tool_choice: ToolChoice| {
-            format_field(&Request {
-                constraint,
-                tool_choice,
-                ..Request::new(Input::Text(String::new()))
-            })
-        };
         let named = ToolChoice::Named("f".into());
         assert_eq!(
-            request(Some(Constraint::JsonObject), ToolChoice::Auto),
+            field_of(Some(Constraint::JsonObject), ToolChoice::Auto),
             Some("response_format")
         );
-        assert_eq!(request(None, ToolChoice::Required), Some("tool_choice"));
-        assert_eq!(request(None, named), Some("tool_choice"));
+        assert_eq!(field_of(None, ToolChoice::Required), Some("tool_choice"));
+        assert_eq!(field_of(None, named), Some("tool_choice"));
         assert_eq!(
-            [ToolChoice::Auto, ToolChoice::None].map(|choice| request(None, choice)),
+            [ToolChoice::Auto, ToolChoice::None].map(|choice| field_of(None, choice)),
             [None, None]
         );
+    }
+
+    fn field_of(constraint: Option<Constraint>, tool_choice: ToolChoice) -> Option<&'static str> {
+        format_field(&Request {
+            constraint,
+            tool_choice,
+            ..Request::new(Input::Text(String::new()))
+        })
     }
 }

@@ -164,22 +164,31 @@ mod tests {
 
     #[test]
     fn note_finds_longest_known_prefix() {
-        let user = |text: &str| Message::user(text);
         let mut histories = Histories::default();
         let assistant_message = Message::assistant("r");
-        assert_eq!(histories.note(0, &[user("a"), user("b")], &assistant_message), (None, 0));
-        let next = [user("a"), user("b"), assistant_message.clone(), user("c")];
+        assert_eq!(
+            histories.note(0, &[Message::user("a"), Message::user("b")], &assistant_message),
+            (None, 0)
+        );
+        let next =
+            [Message::user("a"), Message::user("b"), assistant_message.clone(), Message::user("c")];
         assert_eq!(histories.note(1, &next, &assistant_message), (Some(0), 3));
         assert_eq!(
             histories.note(
                 2,
-                &[&next[..], &[assistant_message.clone(), user("d")]].concat(),
+                &[&next[..], &[assistant_message.clone(), Message::user("d")]].concat(),
                 &assistant_message
             ),
             (Some(1), 5)
         );
-        assert_eq!(histories.note(3, &[user("a"), user("x")], &assistant_message), (Some(0), 1));
+        assert_eq!(
+            histories.note(3, &[Message::user("a"), Message::user("x")], &assistant_message),
+            (Some(0), 1)
+        );
         // The same messages in another order are another prefix.
-        assert_eq!(histories.note(4, &[user("b"), user("a")], &assistant_message), (None, 0));
+        assert_eq!(
+            histories.note(4, &[Message::user("b"), Message::user("a")], &assistant_message),
+            (None, 0)
+        );
     }
 }

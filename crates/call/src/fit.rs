@@ -96,13 +96,6 @@ fn truncate_opening(
     budget: usize,
 ) -> Result<FittedPrompt, ApiError> {
     let found = prepared.prompt.len();
-    let too_long = |found: usize, max: usize, key: &str| {
-        let message = format!(
-            "the prompt has {found} tokens, more than the {max} of agent.{key}; raise \
-             agent.{key}, or set agent.truncation"
-        );
-        ApiError::new(ErrorKind::TooLong, message)
-    };
     let shortened = limit.truncation.truncate(prepared.prompt.clone(), limit.max_tokens);
     prepared
         .shorten(shortened.ok_or_else(|| too_long(found, limit.max_tokens, "max_prompt_tokens"))?);
@@ -112,4 +105,12 @@ fn truncate_opening(
     } else {
         Ok(FittedPrompt { prepared, is_truncated: prompt_tokens < found })
     }
+}
+
+fn too_long(found: usize, max: usize, key: &str) -> ApiError {
+    let message = format!(
+        "the prompt has {found} tokens, more than the {max} of agent.{key}; raise \
+             agent.{key}, or set agent.truncation"
+    );
+    ApiError::new(ErrorKind::TooLong, message)
 }

@@ -166,11 +166,6 @@ pub(crate) async fn start(
         let accepted =
             with_sampler_timeout(&**backend.sampler, timeout, backend.sampler.sample(request))
                 .await;
-        let late = || {
-            let message =
-                format!("timed out after {timeout:?} waiting for the sampler to accept a request");
-            ApiError::new(ErrorKind::Deadline, message)
-        };
         let call_prefix = format!("{:08x}", stream as u32);
         let mut prompt = prompt.clone();
         if let (Prompt::Chat(prepared), ToolCallIds::FromStream) =
@@ -178,7 +173,11 @@ pub(crate) async fn start(
         {
             prepared.name_calls(&call_prefix);
         }
-        let stream = accepted.ok_or_else(late)??;
+        let stream = accepted.ok_or_else(|| {
+            let message =
+                format!("timed out after {timeout:?} waiting for the sampler to accept a request");
+            ApiError::new(ErrorKind::Deadline, message)
+        })??;
         choices.push(Choice { index, prompt, params: params.clone(), stream, call_prefix });
     }
     crash_point("sampling");

@@ -153,7 +153,6 @@ fn tools() -> Vec<ToolSpec> {
 
 #[tokio::test]
 async fn empty_completion_is_recorded_only_if_complete() {
-    let stopped = || Err(PolicyError::Stopped("a sampler".into()));
     for (events, hangs, has_tokens, segments) in [
         (vec![Ok(SampleEvent::Finished(FinishReason::StopId))], false, false, 2),
         (vec![Ok(SampleEvent::Finished(FinishReason::Length))], false, false, 2),
@@ -181,6 +180,10 @@ async fn empty_completion_is_recorded_only_if_complete() {
         );
         assert_eq!(recorded.calls[0].turn.is_some(), segments > 0, "{events:?}");
     }
+}
+
+fn stopped() -> Result<SampleEvent, PolicyError> {
+    Err(PolicyError::Stopped("a sampler".into()))
 }
 
 #[tokio::test]
@@ -367,29 +370,33 @@ async fn fixed_sampling_drops_forced_calls_and_keeps_logprobs() {
 #[tokio::test]
 async fn only_required_choice_permits_several_calls() {
     let attempt = Attempt::with_text("So.", FinishReason::StopId);
-    let named = || ToolChoice::Named("add".into());
     for (tool_choice, parallel_calls) in [
         (ToolChoice::Required, true),
         (ToolChoice::Required, false),
-        (named(), true),
-        (named(), false),
+        (named_choice(), true),
+        (named_choice(), false),
     ] {
         attempt.call(Request { tools: tools(), tool_choice, parallel_calls, ..question() }).await;
     }
     let requests = attempt.sampler.requests.lock().unwrap();
     let grammars: Vec<&Grammar> =
         requests.iter().filter_map(|request| request.params.grammar.as_ref()).collect();
-    let [several, single, named, named_single] = grammars[..] else { panic!("{grammars:?}") };
-    assert!(several != single && named == single && named_single == single, "{grammars:?}");
+    let [several, single, named_choice, named_single] = grammars[..] else {
+        panic!("{grammars:?}")
+    };
+    assert!(several != single && named_choice == single && named_single == single, "{grammars:?}");
+}
+
+fn named_choice() -> ToolChoice {
+    ToolChoice::Named("add".into())
 }
 
 #[tokio::test]
 async fn contradictory_requests_are_rejected_by_field() {
     let attempt = Attempt::with_text("So.", FinishReason::StopId);
-    let named = |name: &str| ToolChoice::Named(name.into());
     for (request, param, message) in [
         (
-            Request { tools: tools(), tool_choice: named("sub"), ..question() },
+            Request { tools: tools(), tool_choice: ToolChoice::Named("sub".into()), ..question() },
             "tool_choice",
             "names \"sub\", which is not among the tools",
         ),

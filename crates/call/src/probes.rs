@@ -103,7 +103,6 @@ mod tests {
 
     #[test]
     fn probe_candidates_are_bare_questions_before_tool_calls() {
-        let user = |text: &str| Message::user(text);
         let system = Message::system("Be brief.");
         let tool = ToolSpec {
             name: "add".into(),
@@ -111,19 +110,22 @@ mod tests {
             parameters: serde_json::Value::Null,
         };
         let mut probes = Probes::default();
-        let hello = || Some("hello".to_owned());
         for (messages, want) in [
-            (vec![user("hello")], hello()),
-            (vec![system, user(" hello\n")], hello()),
-            (vec![user("hello"), Message::assistant("Hi.")], None),
-            (vec![user("hello"), user("hello")], None),
-            (vec![user(" \n")], None),
+            (vec![Message::user("hello")], hello()),
+            (vec![system, Message::user(" hello\n")], hello()),
+            (vec![Message::user("hello"), Message::assistant("Hi.")], None),
+            (vec![Message::user("hello"), Message::user("hello")], None),
+            (vec![Message::user(" \n")], None),
             (Vec::new(), None),
         ] {
             assert_eq!(probes.probe_question("a", &messages, &[]), want, "{messages:?}");
         }
-        assert_eq!(probes.probe_question("a", &[user("hello")], &[tool]), None);
-        assert_eq!(probes.probe_question("a", &[user("hello")], &[]), None);
-        assert_eq!(probes.probe_question("b", &[user("hello")], &[]), hello());
+        assert_eq!(probes.probe_question("a", &[Message::user("hello")], &[tool]), None);
+        assert_eq!(probes.probe_question("a", &[Message::user("hello")], &[]), None);
+        assert_eq!(probes.probe_question("b", &[Message::user("hello")], &[]), hello());
+    }
+
+    fn hello() -> Option<String> {
+        Some("hello".to_owned())
     }
 }

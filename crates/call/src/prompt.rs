@@ -63,11 +63,12 @@ pub(crate) async fn prompt(
         Input::Text(text) => {
             let format = Arc::clone(backend.format);
             let context = backend.context;
-            let encode = move || {
+            blocking(move || {
                 let tokenizer = format.chat().tokenizer();
                 tokenizer.check_length(&text, context).map(|()| tokenizer.encode_document(&text))
-            };
-            blocking(encode).await??.into()
+            })
+            .await??
+            .into()
         }
     };
     if ids.is_empty() {

@@ -187,10 +187,9 @@ impl Recorder {
     /// Creates a recorder for one call outside of attempts: without limits, and without a grace
     /// period for its client. `seed` is the client's, or a random one.
     pub fn standalone(seed: Option<u64>, metrics: Arc<CallMetrics>) -> Arc<Self> {
-        let random = || xxhash_rust::xxh3::xxh3_64(metrics.next_id().as_bytes());
         Self::new(RecorderOptions {
             name: String::new(),
-            seed: seed.unwrap_or_else(random),
+            seed: seed.unwrap_or_else(|| xxhash_rust::xxh3::xxh3_64(metrics.next_id().as_bytes())),
             stream: 0,
             max_calls: u32::MAX,
             max_tokens: usize::MAX,

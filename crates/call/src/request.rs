@@ -109,9 +109,6 @@ impl SamplingOptions {
     /// Returns the names of options that differ from the recipe's `fixed` parameters and would
     /// change the sampling distribution.
     pub fn overridden_options(&self, fixed: &SamplingParams) -> Vec<&'static str> {
-        let differs = |requested: Option<f32>, fixed: f32| {
-            requested.is_some_and(|requested| requested != fixed)
-        };
         let bias = self.logit_bias.as_ref().is_some_and(|requested| *requested != fixed.logit_bias);
         [
             ("temperature", differs(self.temperature, fixed.temperature)),
@@ -130,6 +127,10 @@ impl SamplingOptions {
         .filter_map(|(name, differs)| differs.then_some(name))
         .collect()
     }
+}
+
+fn differs(requested: Option<f32>, fixed: f32) -> bool {
+    requested.is_some_and(|requested| requested != fixed)
 }
 
 /// Limit of the first prompt of an attempt.

@@ -96,9 +96,8 @@ impl Event {
 /// Splits a message into its parts, in the order in which APIs list them: reasoning, text, tool
 /// calls.
 pub fn message_parts(message: &Message) -> Vec<CompletionDelta> {
-    let filled = |text: &&str| !text.is_empty();
-    let reasoning = message.reasoning_content.as_deref().filter(filled);
-    let speech = Some(message.content.as_str()).filter(filled);
+    let reasoning = message.reasoning_content.as_deref().filter(|text| !text.is_empty());
+    let speech = Some(message.content.as_str()).filter(|text| !text.is_empty());
     let texts = reasoning.map(|text| CompletionDelta::Reasoning(text.to_owned()));
     let texts =
         texts.into_iter().chain(speech.map(|text| CompletionDelta::Speech(text.to_owned())));

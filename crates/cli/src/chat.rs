@@ -386,7 +386,7 @@ mod tests {
             out
         };
         // An aside is dim from start to end, regardless of the number of its pieces.
-        let dim = render(Style::always()).replace("\x1b[0m\x1b[2m", "");
+        let dim = render(Style::with_colors()).replace("\x1b[0m\x1b[2m", "");
         assert_eq!(dim.replace("\x1b[2m", "~").replace("\x1b[0m", "~"), want);
         assert_eq!(render(Style::default()), text.replace(" So", " \nSo"));
     }

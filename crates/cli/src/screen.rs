@@ -29,7 +29,7 @@ impl Style {
 
     /// Creates a style that always uses colors, on a terminal or not.
     #[cfg(test)]
-    pub fn always() -> Self {
+    pub fn with_colors() -> Self {
         Style { on: true }
     }
 
@@ -133,6 +133,6 @@ mod tests {
     #[test]
     fn style_paints_only_when_on() {
         assert_eq!(Style::default().dim("x"), "x");
-        assert_eq!(Style::always().dim("x"), "\x1b[2mx\x1b[0m");
+        assert_eq!(Style::with_colors().dim("x"), "\x1b[2mx\x1b[0m");
     }
 }

@@ -74,7 +74,7 @@ pub fn main(mut args: Args) -> anyhow::Result<ExitCode> {
     let start = if args.resume { StartMode::Resume } else { StartMode::Fresh };
     LockedRunDir::check(&recipe.run, start)?;
     if let Some(step) = args.from {
-        go_back(&recipe, step)?;
+        rewind_run(&recipe, step)?;
     }
     if args.restarts > 0 {
         if !recipe.run.store.is_durable() {
@@ -93,7 +93,7 @@ pub fn main(mut args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Sets the run back to the newest checkpoint with at most `step` finished steps.
-fn go_back(recipe: &Recipe, step: u32) -> anyhow::Result<()> {
+fn rewind_run(recipe: &Recipe, step: u32) -> anyhow::Result<()> {
     let Rewound { step: found, superseded_steps, superseded } =
         crate::runtime()?.block_on(rewind(recipe, step))?;
     let nearest = if found == step {

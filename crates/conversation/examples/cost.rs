@@ -104,11 +104,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         after - before,
         (after - before) as f64 * 1024.0 / stored as f64
     );
-    let median = |times: &[Duration]| {
-        let mut times = times.to_vec();
-        times.sort();
-        times[times.len() / 2]
-    };
     for (name, times) in [("prepare", &prepare), ("record", &record)] {
         let early = median(&times[1..6]);
         let late = median(&times[turns - 5..]);
@@ -119,6 +114,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let drift = conversation.finish();
     println!("finish                 {:.1?}, drift at {} turns", started.elapsed(), drift.len());
     Ok(())
+}
+
+fn median(times: &[Duration]) -> Duration {
+    let mut times = times.to_vec();
+    times.sort();
+    times[times.len() / 2]
 }
 
 /// Resident memory of this process in KiB, if the system reports it.

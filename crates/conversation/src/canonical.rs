@@ -251,17 +251,14 @@ mod tests {
 
     #[test]
     fn arguments_compare_by_value() {
-        let form = |arguments: &str| {
-            CanonicalForm::from_message(&Message::calls("", vec![call("a", arguments)]))
-        };
-        let first = form(
+        let first = call_form(
             r#"{"b":  2, "a": 1.50, "note":"caf\u00e9 — é\/x", "deep": {"x": [4.0, null], "y": 1}}"#,
         );
         for same in [
             r#"{"a": 1.5, "b": 2, "note": "café — é/x", "deep": {"y": 1, "x": [4, null]}}"#,
             r#"{"a":15e-1,"b":2.0,"deep":{"y":1.0,"x":[4,null]},"note":"caf\u00e9 \u2014 é/x"}"#,
         ] {
-            assert_eq!(form(same), first, "{same}");
+            assert_eq!(call_form(same), first, "{same}");
         }
         for other in [
             r#"{"b": 2, "a": 1.51, "note": "café — é/x", "deep": {"x": [4.0, null], "y": 1}}"#,
@@ -270,16 +267,22 @@ mod tests {
             r#"{"b": 2, "a": 1.5, "note": "café — é/x", "deep": {"x": [4]}, "y": 1}"#,
             r#"{"b": 2, "a": 1.5, "note": " café — é/x", "deep": {"x": [4.0, null], "y": 1}}"#,
         ] {
-            assert_ne!(form(other).loose, first.loose, "{other}");
+            assert_ne!(call_form(other).loose, first.loose, "{other}");
         }
         // Numbers that an `f64`, and numbers that a 64-bit integer, cannot distinguish.
         assert_ne!(
-            form(r#"{"a": 9007199254740993}"#).loose,
-            form(r#"{"a": 9007199254740992}"#).loose
+            call_form(r#"{"a": 9007199254740993}"#).loose,
+            call_form(r#"{"a": 9007199254740992}"#).loose
         );
-        assert_ne!(form(r#"{"a": 18446744073709551615}"#).loose, form(r#"{"a": -1}"#).loose);
-        assert_eq!(form(r#"{"a": 1e20}"#).loose, form(r#"{"a": 100000000000000000000}"#).loose);
-        assert_ne!(form(r#"{"a": 1e300}"#).loose, form(r#"{"a": 2e300}"#).loose);
+        assert_ne!(
+            call_form(r#"{"a": 18446744073709551615}"#).loose,
+            call_form(r#"{"a": -1}"#).loose
+        );
+        assert_eq!(
+            call_form(r#"{"a": 1e20}"#).loose,
+            call_form(r#"{"a": 100000000000000000000}"#).loose
+        );
+        assert_ne!(call_form(r#"{"a": 1e300}"#).loose, call_form(r#"{"a": 2e300}"#).loose);
         for (one, other) in [
             ("12345678901234567890123", "12345678901234567890124"),
             ("18446744073709551616", "18446744073709551617"),
@@ -292,19 +295,23 @@ mod tests {
             ("1e400", "0"),
         ] {
             let [one, other] =
-                [one, other].map(|number| form(&format!("{{\"a\": {number}}}")).loose);
+                [one, other].map(|number| call_form(&format!("{{\"a\": {number}}}")).loose);
             assert_ne!(one, other);
         }
         // A client that parses numbers as `f64` has changed the value.
         assert_ne!(
-            form(r#"{"a": 0.1000000000000000055511151231257827}"#).loose,
-            form(r#"{"a": 0.1}"#).loose
+            call_form(r#"{"a": 0.1000000000000000055511151231257827}"#).loose,
+            call_form(r#"{"a": 0.1}"#).loose
         );
-        assert_eq!(form(r#"{"a": 1E5}"#).loose, form(r#"{"a": 100000.0}"#).loose);
-        assert_eq!(form(r#"{"a": -0.0}"#).loose, form(r#"{"a": 0}"#).loose);
-        assert_ne!(form(r#"{"a": true}"#).loose, form(r#"{"a": false}"#).loose);
-        assert_ne!(form(r#"{"a": null}"#).loose, form(r#"{"a": ""}"#).loose);
-        assert_ne!(form(r#"{"a": {}}"#).loose, form(r#"{"a": []}"#).loose);
+        assert_eq!(call_form(r#"{"a": 1E5}"#).loose, call_form(r#"{"a": 100000.0}"#).loose);
+        assert_eq!(call_form(r#"{"a": -0.0}"#).loose, call_form(r#"{"a": 0}"#).loose);
+        assert_ne!(call_form(r#"{"a": true}"#).loose, call_form(r#"{"a": false}"#).loose);
+        assert_ne!(call_form(r#"{"a": null}"#).loose, call_form(r#"{"a": ""}"#).loose);
+        assert_ne!(call_form(r#"{"a": {}}"#).loose, call_form(r#"{"a": []}"#).loose);
+    }
+
+    fn call_form(arguments: &str) -> CanonicalForm {
+        CanonicalForm::from_message(&Message::calls("", vec![call("a", arguments)]))
     }
 
     #[test]
@@ -319,11 +326,6 @@ mod tests {
             CanonicalForm::from_message(&Message::user("a")).loose,
             CanonicalForm::from_message(&Message::assistant("a")).loose
         );
-        let tool = |name: &str, description: &str| ToolSpec {
-            name: name.into(),
-            description: description.into(),
-            parameters: json!({"b": 1, "a": 2}),
-        };
         assert_ne!(tools_key(&[tool("a", "bc")]), tools_key(&[tool("ab", "c")]));
         let reordered = ToolSpec { parameters: json!({"a": 2.0, "b": 1}), ..tool("a", "") };
         assert_eq!(tools_key(&[tool("a", "")]), tools_key(&[reordered]));
@@ -331,6 +333,14 @@ mod tests {
             tools_key(&[tool("a", ""), tool("b", "")]),
             tools_key(&[tool("b", ""), tool("a", "")])
         );
+    }
+
+    fn tool(name: &str, description: &str) -> ToolSpec {
+        ToolSpec {
+            name: name.into(),
+            description: description.into(),
+            parameters: json!({"b": 1, "a": 2}),
+        }
     }
 
     #[test]
@@ -344,12 +354,8 @@ mod tests {
         // White space equals empty content only after trimming.
         let blank = read(json!({"role": "assistant", "content": "\n"}));
         assert!(blank.loose == bare.loose && blank.exact != bare.exact && !blank.has_content);
-        let call = |id: &str| {
-            json!({"role": "assistant", "tool_calls": [
-            {"id": id, "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}]})
-        };
-        let one = read(call("x"));
-        let other = read(call("y"));
+        let one = read(indexed_call("x"));
+        let other = read(indexed_call("y"));
         assert_eq!((one.loose, one.exact), (other.loose, other.exact));
         assert_eq!(one.ids, ["x"]);
         let [trimmed, outer] =
@@ -357,6 +363,11 @@ mod tests {
         assert!(
             trimmed.loose == outer.loose && trimmed.exact != outer.exact && trimmed.has_content
         );
+    }
+
+    fn indexed_call(id: &str) -> Value {
+        json!({"role": "assistant", "tool_calls": [
+            {"id": id, "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}]})
     }
 
     #[test]
@@ -369,10 +380,9 @@ mod tests {
 
     #[test]
     fn split_completion_is_joined() {
-        let thinks = |message| Message { reasoning_content: Some("hm".into()), ..message };
         let one = call("a", r#"{"a": 1}"#);
         let two = call("b", r#"{"a": 2}"#);
-        let full_message = CanonicalForm::from_message(&thinks(Message::calls(
+        let full_message = CanonicalForm::from_message(&with_reasoning(Message::calls(
             " So",
             vec![one.clone(), two.clone()],
         )));
@@ -380,9 +390,9 @@ mod tests {
         let first = Message::calls("", vec![one.clone()]);
         let second = Message::calls("", vec![two]);
         for parts in [
-            vec![thinks(text.clone()), first.clone(), second.clone(), Message::tool("1")],
-            vec![text.clone(), thinks(first.clone()), second.clone(), text.clone()],
-            vec![thinks(Message::calls(" So", vec![one])), second, Message::user("?")],
+            vec![with_reasoning(text.clone()), first.clone(), second.clone(), Message::tool("1")],
+            vec![text.clone(), with_reasoning(first.clone()), second.clone(), text.clone()],
+            vec![with_reasoning(Message::calls(" So", vec![one])), second, Message::user("?")],
         ] {
             let length = parts.len() - 1;
             let joined =
@@ -395,24 +405,34 @@ mod tests {
         assert_eq!(CanonicalForm::merge(&[], |_| false), None);
     }
 
+    fn with_reasoning(message: Message) -> Message {
+        Message { reasoning_content: Some("hm".into()), ..message }
+    }
+
     #[test]
     fn non_text_parts_count_in_order() {
-        let with = |text: &str, urls: &[&str]| {
-            let image = |url: &&str| json!({"type": "image_url", "image_url": {"url": url}});
-            let text = json!({"type": "text", "text": text});
-            let parts: Vec<Value> = std::iter::once(text).chain(urls.iter().map(image)).collect();
-            read(json!({"role": "user", "content": parts}))
-        };
-        let both = with("a", &["x", "y"]);
-        assert_eq!((both.exact, with("a", &["x", "y"])), (both.loose, both.clone()));
-        let other_forms =
-            [with("a", &["y", "x"]), with("a", &["x"]), with("a", &[]), with("b", &["x", "y"])];
+        let both = form_with_images("a", &["x", "y"]);
+        assert_eq!((both.exact, form_with_images("a", &["x", "y"])), (both.loose, both.clone()));
+        let other_forms = [
+            form_with_images("a", &["y", "x"]),
+            form_with_images("a", &["x"]),
+            form_with_images("a", &[]),
+            form_with_images("b", &["x", "y"]),
+        ];
         assert!(
             other_forms.iter().all(|other| other.loose != both.loose && other.exact != both.exact)
         );
-        let spaced = with(" a", &["x", "y"]);
+        let spaced = form_with_images(" a", &["x", "y"]);
         assert!(spaced.loose == both.loose && spaced.exact != both.exact);
-        assert!(with("", &["x"]).has_content && !with("", &[]).has_content);
+        assert!(form_with_images("", &["x"]).has_content && !form_with_images("", &[]).has_content);
+    }
+
+    fn form_with_images(text: &str, urls: &[&str]) -> CanonicalForm {
+        let text = json!({"type": "text", "text": text});
+        let parts: Vec<Value> = std::iter::once(text)
+            .chain(urls.iter().map(|url| json!({"type": "image_url", "image_url": {"url": url}})))
+            .collect();
+        read(json!({"role": "user", "content": parts}))
     }
 
     #[test]

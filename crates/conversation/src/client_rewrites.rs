@@ -16,10 +16,10 @@ use serde_json::{Map, Value};
 /// whose arguments have every recorded member with its value. Members can be added, `null` members
 /// can be missing, and gaps in strings can be longer or shorter.
 pub(crate) fn same_calls(recorded: &[ToolCall], sent: &[ToolCall]) -> bool {
-    let same = |(recorded, sent): (&ToolCall, &ToolCall)| {
-        recorded.name == sent.name && includes_members(&recorded.arguments, &sent.arguments)
-    };
-    recorded.len() == sent.len() && recorded.iter().zip(sent).all(same)
+    recorded.len() == sent.len()
+        && recorded.iter().zip(sent).all(|(recorded, sent)| {
+            recorded.name == sent.name && includes_members(&recorded.arguments, &sent.arguments)
+        })
 }
 
 fn includes_members(recorded: &Map<String, Value>, sent: &Map<String, Value>) -> bool {
@@ -57,8 +57,11 @@ fn same_value(recorded: &Value, sent: &Value) -> bool {
 /// a line with quotation marks, because it can be in a string. A gap can be missing only in
 /// arithmetic: in a line without letters, next to a bracket or between a number and an operator.
 fn same_text(a: &str, b: &str) -> bool {
-    let lines = |text: &str| -> Vec<String> { text.trim().lines().map(canonical_line).collect() };
-    lines(a) == lines(b)
+    canonical_lines(a) == canonical_lines(b)
+}
+
+fn canonical_lines(text: &str) -> Vec<String> {
+    text.trim().lines().map(canonical_line).collect()
 }
 
 /// Normalizes the white space of a line: each significant gap becomes one space, and the
@@ -69,7 +72,6 @@ fn canonical_line(line: &str) -> String {
         return line.to_owned();
     }
     let is_sum = !line.contains(char::is_alphabetic);
-    let is_number = |c: char| c.is_numeric() || c == '.';
     let rest = line.trim_start();
     let mut canonical = line[..line.len() - rest.len()].to_owned();
     for word in rest.split_whitespace() {
@@ -85,6 +87,10 @@ fn canonical_line(line: &str) -> String {
         canonical.push_str(word);
     }
     canonical
+}
+
+fn is_number(c: char) -> bool {
+    c.is_numeric() || c == '.'
 }
 
 /// Returns the length of the text that a client has appended to a completion, as the number of

@@ -332,14 +332,10 @@ fn completion_matches_as_client_received() {
 
 #[test]
 fn reasoning_in_separate_message_continues() {
-    let thinks = |reasoning: &str| Message {
-        reasoning_content: Some(reasoning.into()),
-        ..Message::assistant("")
-    };
     for parts in [
-        vec![thinks("Hm."), Message::assistant("See.")],
+        vec![reasoning_message("Hm."), Message::assistant("See.")],
         vec![Message::assistant("<think>Hm.</think>"), Message::assistant("See.")],
-        vec![thinks("H"), thinks("m."), Message::assistant("See.")],
+        vec![reasoning_message("H"), reasoning_message("m."), Message::assistant("See.")],
     ] {
         let mut talk = talk(CompletionMatching::Strict);
         let question = Message::user("1?");
@@ -364,6 +360,10 @@ fn reasoning_in_separate_message_continues() {
         Message::user("2?"),
     ];
     assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::CompletionEdited));
+}
+
+fn reasoning_message(reasoning: &str) -> Message {
+    Message { reasoning_content: Some(reasoning.into()), ..Message::assistant("") }
 }
 
 #[test]

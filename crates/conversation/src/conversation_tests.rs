@@ -4,8 +4,8 @@
 use std::sync::LazyLock;
 
 use levade_policy::FinishReason;
+use levade_text::ChatOptions;
 use levade_text::testing::{ALWAYS_THINKS, IM_END, tiny_chat};
-use levade_text::{ChatOptions, ToolCall};
 use levade_tree::{Kind, Segment};
 use serde_json::{Value, json};
 
@@ -44,9 +44,10 @@ fn opening() -> Vec<Message> {
 
 fn results(completion: &RecordedCompletion) -> Vec<Message> {
     let calls = completion.message().tool_calls;
-    let to_result =
-        |call: ToolCall| Message { tool_call_id: Some(call.id), ..Message::tool("3.5") };
-    calls.into_iter().map(to_result).collect()
+    calls
+        .into_iter()
+        .map(|call| Message { tool_call_id: Some(call.id), ..Message::tool("3.5") })
+        .collect()
 }
 
 /// A conversation with reasoning, two calls and an answer, as its client would send it back.
@@ -105,8 +106,8 @@ fn completion_is_parsed_and_continued() {
          Thanks. 5+6?<|im_end|>\n\
          <|im_start|>assistant\n"
     ));
-    let shape = |s: &Segment| (s.kind, s.turn);
-    let segments: Vec<_> = talk.conversation.trajectory().segments().iter().map(shape).collect();
+    let segments: Vec<_> =
+        talk.conversation.trajectory().segments().iter().map(|s| (s.kind, s.turn)).collect();
     assert_eq!(
         segments,
         [(Kind::Context, 0), (Kind::Sampled, 0), (Kind::Context, 1), (Kind::Sampled, 1)]
@@ -145,10 +146,6 @@ fn reformatted_history_is_continued() {
     let mut talk = talk();
     let (messages, first, _) = record_conversation(&mut talk);
     let want = talk.prepare(&messages).prompt;
-    let calls = |first: &str, second: &str| {
-        json!([{"id": "call_0_0", "type": "function", "index": 0, "function": {"name": "add", "arguments": first}},
-               {"id": "call_0_1", "type": "function", "index": 1, "function": {"name": "add", "arguments": second}}])
-    };
     let edits: Vec<(&str, u32, Change)> = vec![
         (
             "Python's spacing, another order",
@@ -156,7 +153,7 @@ fn reformatted_history_is_continued() {
             Box::new(move |m| {
                 m[2] = read(
                     json!({"role": "assistant", "content": "Let me see.", "refusal": null, "name": "calc",
-                "tool_calls": calls("{\"a\": 1.5, \"b\": 2}", "{\"b\": 4, \"a\": 3}")}),
+                "tool_calls": add_calls("{\"a\": 1.5, \"b\": 2}", "{\"b\": 4, \"a\": 3}")}),
                 );
             }),
         ),
@@ -166,7 +163,7 @@ fn reformatted_history_is_continued() {
             Box::new(move |m| {
                 m[2] =
                     read(json!({"role": "assistant", "content": "Let me see.", "annotations": [],
-                "tool_calls": calls("{\"a\":1.5,\"\\u0062\":2}", "{\"a\":3.0,\"b\":4}")}));
+                "tool_calls": add_calls("{\"a\":1.5,\"\\u0062\":2}", "{\"a\":3.0,\"b\":4}")}));
             }),
         ),
         (
@@ -229,6 +226,11 @@ fn reformatted_history_is_continued() {
             (Origin::Continued, unsaid_count)
         );
     }
+}
+
+fn add_calls(first: &str, second: &str) -> Value {
+    json!([{"id": "call_0_0", "type": "function", "index": 0, "function": {"name": "add", "arguments": first}},
+               {"id": "call_0_1", "type": "function", "index": 1, "function": {"name": "add", "arguments": second}}])
 }
 
 #[test]
@@ -308,11 +310,11 @@ fn agents_and_policies_do_not_share_history() {
         assert_eq!((prepared.origin, prepared.repeated.messages), (Origin::Started, 0));
         talk.record(prepared, "11");
     }
-    let of = |s: &Segment| (s.agent.clone(), s.policy.clone());
     let all = talk.conversation.trajectory().segments();
-    assert!(all[..segments].iter().all(|s| of(s) == ("solver".into(), "small".into())));
-    let rest: Vec<_> = all[segments..].iter().map(of).collect();
-    let pair = |a: &str, p: &str| (a.to_owned(), p.to_owned());
+    assert!(
+        all[..segments].iter().all(|s| agent_and_policy(s) == ("solver".into(), "small".into()))
+    );
+    let rest: Vec<_> = all[segments..].iter().map(agent_and_policy).collect();
     let critic = pair("critic", "small");
     let large = pair("solver", "large");
     assert_eq!(rest, [critic.clone(), critic, large.clone(), large]);
@@ -321,6 +323,14 @@ fn agents_and_policies_do_not_share_history() {
     (talk.agent, talk.policy) = ("judge", "small");
     talk.prepare_and_record(&[Message::user("Fair?")], "Yes.");
     assert_eq!(talk.prepare(&messages[..2]).origin, Origin::Started);
+}
+
+fn agent_and_policy(s: &Segment) -> (String, String) {
+    (s.agent.clone(), s.policy.clone())
+}
+
+fn pair(a: &str, p: &str) -> (String, String) {
+    (a.to_owned(), p.to_owned())
 }
 
 #[test]
@@ -354,17 +364,13 @@ fn repeated_prompt_has_sibling_completions() {
     };
     let starts = |talk: &Talk, messages: &[Message]| {
         let prompt = talk.prepare(messages).prompt;
-        let starts = |completion: &RecordedCompletion| {
+        [&first, &second, &third].map(|completion| {
             prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(completion.segment))
-        };
-        [&first, &second, &third].map(starts)
+        })
     };
     assert_eq!(starts(&talk, &follow(&third, "Sure?")), [false, false, true]);
     let (_, yes) = talk.prepare_and_record(&follow(&second, "Sure?"), "Yes");
-    let parent = |completion: &RecordedCompletion| {
-        talk.conversation.trajectory().segments()[completion.segment.0 as usize].parent
-    };
-    let context = parent(&yes).unwrap();
+    let context = talk.conversation.trajectory().segments()[yes.segment.0 as usize].parent.unwrap();
     assert_eq!(
         talk.conversation.trajectory().segments()[context.0 as usize].parent,
         Some(first.segment)

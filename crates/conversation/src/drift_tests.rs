@@ -27,14 +27,16 @@ fn after(chat: Chat, completion: &str, new: &[Message]) -> Option<(String, Strin
     let drift = format.full_drift(&sequence, round);
     if format.can_abridge() {
         let near = format.nearby_drift(round, &context);
-        let texts =
-            |drift: &Option<Drift>| drift.clone().map(|drift| (drift.recorded, drift.printed));
-        assert_eq!(texts(&near), texts(&drift));
+        assert_eq!(texts_of(&near), texts_of(&drift));
     }
     drift.map(|drift| {
         assert_ne!(drift.prompt.unwrap(), sequence);
         (drift.recorded, drift.printed)
     })
+}
+
+fn texts_of(drift: &Option<Drift>) -> Option<(String, String)> {
+    drift.clone().map(|drift| (drift.recorded, drift.printed))
 }
 
 #[test]
@@ -71,9 +73,6 @@ fn written_or_parsed_completion_is_not_drift() {
 fn dropped_or_changed_reasoning_is_drift() {
     let tool = [Message::tool("2")];
     let user = [Message::user("2+2?")];
-    let drifts = |completion: &str, new: &[Message]| {
-        after(thoughtful(true).unwrap(), completion, new).is_some()
-    };
     assert!(!drifts("two", &tool) && !drifts("two", &user));
     assert!(!drifts("<think>\nhm\n</think>\n\ntwo", &tool));
     assert!(drifts("<think>\nhm\n</think>\n\ntwo", &user));
@@ -87,6 +86,10 @@ fn dropped_or_changed_reasoning_is_drift() {
             && after(header_chat().unwrap(), "two", &user).is_none()
     );
     assert_eq!(after(tiny_chat().unwrap(), " <think>two\n", &tool), None);
+}
+
+fn drifts(completion: &str, new: &[Message]) -> bool {
+    after(thoughtful(true).unwrap(), completion, new).is_some()
 }
 
 #[test]

@@ -215,8 +215,9 @@ pub(crate) fn abridge(
     tools: &[ToolSpec],
 ) -> (Vec<Message>, &'static [ToolSpec]) {
     static TOOL: OnceLock<[ToolSpec; 1]> = OnceLock::new();
-    let speaks = |role| matches!(role, Role::User | Role::Assistant | Role::Tool);
-    let opening = past.first().filter(|first| !speaks(first.role));
+    let opening = past
+        .first()
+        .filter(|first| !matches!(first.role, Role::User | Role::Assistant | Role::Tool));
     let mut messages: Vec<Message> = opening
         .map(|first| Message { role: first.role, ..Message::user("Help.") })
         .into_iter()
@@ -227,14 +228,17 @@ pub(crate) fn abridge(
         Some(Role::Assistant) => messages.push(Message::assistant("Done.")),
         _ => {}
     }
-    let tool = || {
+    if tools.is_empty() {
+        return (messages, &[]);
+    }
+    let tool = TOOL.get_or_init(|| {
         [ToolSpec {
             name: "tool".into(),
             description: String::new(),
             parameters: serde_json::json!({ "type": "object", "properties": {} }),
         }]
-    };
-    (messages, if tools.is_empty() { &[] } else { TOOL.get_or_init(tool) })
+    });
+    (messages, tool)
 }
 
 #[cfg(test)]
@@ -243,30 +247,37 @@ mod tests {
 
     #[test]
     fn abridged_past_keeps_instructions_and_end() {
-        let short = |past: &[Message]| {
-            let past: Vec<_> = past.iter().cloned().map(Arc::new).collect();
-            abridge(&past, &[]).0
-        };
         let requested = Message::user("1+1?");
         let response_message = Message::assistant("two");
-        let hi = || Message::user("Hi");
-        let done = || Message::assistant("Done.");
-        assert_eq!(short(&[]), [hi()]);
-        assert_eq!(short(std::slice::from_ref(&requested)), [hi()]);
+        assert_eq!(abridged(&[]), [hi()]);
+        assert_eq!(abridged(std::slice::from_ref(&requested)), [hi()]);
         assert_eq!(
-            short(&[requested.clone(), response_message.clone(), requested.clone()]),
+            abridged(&[requested.clone(), response_message.clone(), requested.clone()]),
             [hi()]
         );
-        assert_eq!(short(&[requested.clone(), response_message.clone()]), [hi(), done()]);
+        assert_eq!(abridged(&[requested.clone(), response_message.clone()]), [hi(), done()]);
         let result = [requested.clone(), response_message, Message::tool("2"), Message::tool("3")];
-        assert_eq!(short(&result), [hi(), done(), Message::tool("1")]);
+        assert_eq!(abridged(&result), [hi(), done(), Message::tool("1")]);
         // Instructions keep their role.
         for opening in
             [Message::system("Use tools."), Message { role: Role::Developer, ..Message::user("x") }]
         {
             let help = Message { role: opening.role, ..Message::user("Help.") };
-            assert_eq!(short(&[opening, requested.clone()]), [help, hi()]);
+            assert_eq!(abridged(&[opening, requested.clone()]), [help, hi()]);
         }
+    }
+
+    fn abridged(past: &[Message]) -> Vec<Message> {
+        let past: Vec<_> = past.iter().cloned().map(Arc::new).collect();
+        abridge(&past, &[]).0
+    }
+
+    fn hi() -> Message {
+        Message::user("Hi")
+    }
+
+    fn done() -> Message {
+        Message::assistant("Done.")
     }
 
     #[test]

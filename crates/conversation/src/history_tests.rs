@@ -1,10 +1,10 @@
 //! Tests of histories as templates render them: drift, forks that follow the template, truncated
 //! prompts.
 
-use levade_text::ChatOptions;
 use levade_text::testing::{
     ALWAYS_THINKS, NUMBERED, STRICT, THOUGHTFUL, sampled, thoughtful, tiny_chat,
 };
+use levade_text::{Chat, ChatOptions};
 
 use super::tests::fork_origin;
 use super::*;
@@ -38,9 +38,11 @@ fn conversation(
 
 #[test]
 fn drift_counts_at_every_later_turn() {
-    let always = || chat(ALWAYS_THINKS, ChatOptions::default());
-    let (mut talk, messages) =
-        conversation(always(), Options::default(), &["two", "hm</think>four", "so</think>4"]);
+    let (mut talk, messages) = conversation(
+        always_thinking_chat(),
+        Options::default(),
+        &["two", "hm</think>four", "so</think>4"],
+    );
     assert_eq!(drift_turns(&talk.conversation.drift()), [(1, false), (2, false)]);
     // The first completion never closes its reasoning, so the reasoning is rendered, but not the
     // tag that opened it.
@@ -56,7 +58,7 @@ fn drift_counts_at_every_later_turn() {
     );
 
     let strict = Options { strict: true, ..Options::default() };
-    let (talk, messages) = conversation(always(), strict, &["hm</think>four"]);
+    let (talk, messages) = conversation(always_thinking_chat(), strict, &["hm</think>four"]);
     let request =
         Request { agent: "", policy: "", format: &talk.format, messages: &messages, tools: &[] };
     let error = talk.conversation.prepare(&request).unwrap_err();
@@ -64,6 +66,10 @@ fn drift_counts_at_every_later_turn() {
     assert!(
         recorded.starts_with("<think>") && error.to_string().contains("history = \"template\"")
     );
+}
+
+fn always_thinking_chat() -> Chat {
+    chat(ALWAYS_THINKS, ChatOptions::default())
 }
 
 #[test]
@@ -126,8 +132,8 @@ fn context_dependent_templates_see_complete_history() {
 #[test]
 fn template_history_forks_at_drift() {
     let options = Options { history: History::Template, ..Options::default() };
-    let always = || chat(ALWAYS_THINKS, ChatOptions::default());
-    let (mut talk, messages) = conversation(always(), options, &["hm</think>four", "so</think>4"]);
+    let (mut talk, messages) =
+        conversation(always_thinking_chat(), options, &["hm</think>four", "so</think>4"]);
     let prepared = talk.prepare(&messages);
     assert_eq!(prepared.origin, fork_origin(0, Reason::Reprinted));
     assert_eq!(prepared.prompt, talk.format.chat().prompt(&messages, &[]).unwrap());
@@ -145,15 +151,14 @@ fn template_history_forks_at_drift() {
     );
     // After a template that rejects the past, only the new messages are appended. In strict mode
     // that is an error.
-    let strict = || chat(STRICT, ChatOptions::default());
-    let (talk, messages) = conversation(strict(), options, &["<think>two"]);
+    let (talk, messages) = conversation(strict_chat(), options, &["<think>two"]);
     let prepared = talk.prepare(&messages);
     assert_eq!(
         (prepared.origin, drift_turns(&[prepared.drift.unwrap()])),
         (Origin::Continued, vec![(1, false)])
     );
     let (talk, messages) =
-        conversation(strict(), Options { strict: true, ..options }, &["<think>two"]);
+        conversation(strict_chat(), Options { strict: true, ..options }, &["<think>two"]);
     let request =
         Request { agent: "", policy: "", format: &talk.format, messages: &messages, tools: &[] };
     assert!(talk.conversation.prepare(&request).unwrap_err().to_string().contains("not liked"));
@@ -163,6 +168,10 @@ fn template_history_forks_at_drift() {
         conversation(chat(THOUGHTFUL, ChatOptions::default()), options, &completions);
     assert_eq!(talk.conversation.drift(), []);
     assert_eq!(talk.prepare(&messages).origin, fork_origin(0, Reason::Reprinted));
+}
+
+fn strict_chat() -> Chat {
+    chat(STRICT, ChatOptions::default())
 }
 
 #[test]

@@ -388,18 +388,10 @@ impl Index {
         first: &Message,
         rest: &[Message],
     ) -> Option<(Message, Vec<Message>, usize)> {
-        let caller = |message: &Message| {
-            let ids: Vec<String> = message.tool_calls.iter().map(|call| call.id.clone()).collect();
-            let callers = self.callers(root, &ids);
-            callers
-                .first()
-                .copied()
-                .filter(|_| message.role == Role::Assistant && callers.len() == 1)
-        };
         if first.tool_calls.is_empty() {
             return None;
         }
-        let completion_id = caller(first)?;
+        let completion_id = self.unique_caller(root, first)?;
         let ids = &self.completion_record(completion_id)?.shown.ids;
         if first.tool_calls.len() >= ids.len() {
             return None;
@@ -412,7 +404,7 @@ impl Index {
             if message.role == Role::Tool {
                 results.push(message);
             } else if full_message.tool_calls.len() < ids.len()
-                && caller(message) == Some(completion_id)
+                && self.unique_caller(root, message) == Some(completion_id)
             {
                 is_split |= !results.is_empty();
                 full_message.append(message, "\n");
@@ -424,6 +416,12 @@ impl Index {
         let is_complete = full_message.tool_calls.iter().map(|call| &call.id).eq(ids);
         (is_split && is_complete)
             .then(|| (full_message, results.into_iter().cloned().collect(), length))
+    }
+
+    fn unique_caller(&self, root: usize, message: &Message) -> Option<NodeId> {
+        let ids: Vec<String> = message.tool_calls.iter().map(|call| call.id.clone()).collect();
+        let callers = self.callers(root, &ids);
+        callers.first().copied().filter(|_| message.role == Role::Assistant && callers.len() == 1)
     }
 }
 

@@ -50,10 +50,15 @@ fn canonical(value: &Value) -> String {
 
 /// Returns the content of a message, without white space around it.
 fn message_key(message: &Message) -> (Role, String, Vec<(String, String)>) {
-    let call = |call: &levade_text::ToolCall| {
-        (call.name.clone(), canonical(&Value::from(call.arguments.clone())))
-    };
-    (message.role, message.content.trim().to_owned(), message.tool_calls.iter().map(call).collect())
+    (
+        message.role,
+        message.content.trim().to_owned(),
+        message
+            .tool_calls
+            .iter()
+            .map(|call| (call.name.clone(), canonical(&Value::from(call.arguments.clone()))))
+            .collect(),
+    )
 }
 
 /// Returns the ids of a message's calls, each of which belongs to one completion.
@@ -271,14 +276,15 @@ impl Simulation {
         };
         let longest_recordings =
             repeated.into_iter().filter(|recorded| recorded.messages.len() == max_length);
-        let prompt = |recorded: &RecordedSequence| {
-            let past = &recorded.messages[..max_length - 1];
-            let between = chat
-                .continuation(past, &recorded.completion, &messages[max_length..], tools)
-                .unwrap();
-            [recorded.ids.clone(), between].concat()
-        };
-        longest_recordings.map(prompt).collect()
+        longest_recordings
+            .map(|recorded| {
+                let past = &recorded.messages[..max_length - 1];
+                let between = chat
+                    .continuation(past, &recorded.completion, &messages[max_length..], tools)
+                    .unwrap();
+                [recorded.ids.clone(), between].concat()
+            })
+            .collect()
     }
 
     fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
@@ -327,9 +333,6 @@ impl Simulation {
         let ids = [prompt.clone(), completion.clone()].concat();
         prop_assert_eq!(trajectory.sequence_tokens(kept.segment), ids.clone());
         prop_assert_eq!(&trajectory.segments()[..before.segments().len()], before.segments());
-        let stored = |trajectory: &Trajectory| {
-            trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>()
-        };
         // A prompt can equal the tokens of a completion without continuing it: if a client adds
         // reasoning that the template does not render, its message is another one.
         let prefix = &prompt[..];
@@ -338,7 +341,10 @@ impl Simulation {
                 && prefix.starts_with(&recorded.ids)
         });
         let common_length = from.map_or(0, |(_, recorded)| recorded.ids.len());
-        prop_assert!(stored(trajectory) <= stored(&before) + ids.len() - common_length + 1);
+        prop_assert!(
+            num_stored_tokens(trajectory)
+                <= num_stored_tokens(&before) + ids.len() - common_length + 1
+        );
 
         // Repeated messages are as recorded; the remaining ones are as sent.
         let (mut full_run, mut completions) = match from {
@@ -367,13 +373,20 @@ impl Simulation {
     /// differently.
     fn drifting_prompts(&self, other_tools: &[ToolSpec]) -> BTreeSet<Vec<u32>> {
         let chat = self.talk.format.chat();
-        let drifts = |(other, recorded): &&(bool, RecordedSequence)| {
-            let tools = if *other { other_tools } else { &self.tools };
-            let messages = &recorded.messages[..recorded.messages.len() - 1];
-            Drift::find(chat, &recorded.prompt, messages, tools).is_some()
-        };
-        self.recorded.iter().filter(drifts).map(|(_, recorded)| recorded.prompt.clone()).collect()
+        self.recorded
+            .iter()
+            .filter(|(other, recorded)| {
+                let tools = if *other { other_tools } else { &self.tools };
+                let messages = &recorded.messages[..recorded.messages.len() - 1];
+                Drift::find(chat, &recorded.prompt, messages, tools).is_some()
+            })
+            .map(|(_, recorded)| recorded.prompt.clone())
+            .collect()
     }
+}
+
+fn num_stored_tokens(trajectory: &Trajectory) -> usize {
+    trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>()
 }
 
 /// Formats of all kinds. Each is probed once.

@@ -5,7 +5,7 @@ use levade_text::{Message, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::canonical::CanonicalForm;
-use crate::index::{CompletionRecord, Hit, Index, NodeId, Party, Root};
+use crate::index::{Hit, Index, NodeId, Party, Root};
 
 /// Relation of a prompt to the recorded history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,22 +126,21 @@ impl Index {
         hit: Option<Hit>,
         requested: &[(&Message, CanonicalForm)],
     ) -> Origin {
-        let fork = |at, reason| Origin::Forked(Fork { at, reason });
         if hit.is_none_or(|hit| hit.messages == 0)
             && self.knows_with_other_tools(party, root, requested)
         {
-            return fork(0, Reason::Tools);
+            return forked(0, Reason::Tools);
         }
         let (Some(root), Some(hit)) = (root, hit) else { return Origin::Started };
         let node = self.node(hit.node);
         let at = hit.messages;
         let Some((message, form)) = requested.get(at) else {
             return if node.prompt.is_some() {
-                fork(at, Reason::Repeated)
+                forked(at, Reason::Repeated)
             } else if self.completion_record(hit.node).is_some() || self.is_extended(hit.node) {
                 Origin::Continued
             } else {
-                fork(at, Reason::Shortened)
+                forked(at, Reason::Shortened)
             };
         };
         if node.children.is_empty() {
@@ -155,7 +154,7 @@ impl Index {
             let reason = self.mismatch_reason(root, hit.node, form, &requested[at + 1..]);
             let is_truncated =
                 message.tool_calls.iter().any(|call| call.arguments.unreadable().is_some());
-            return fork(
+            return forked(
                 at,
                 if is_truncated && reason == Reason::CallsEdited {
                     Reason::CallsTruncated
@@ -165,21 +164,21 @@ impl Index {
             );
         }
         if at == 0 && self.other_system(hit.node, form, requested.get(1)) {
-            return fork(at, Reason::System);
+            return forked(at, Reason::System);
         }
         // The message differs in white space around its content.
         let is_spaced = has_assistant && !self.matching_nodes(hit.node, form.loose).is_empty();
         if !is_spaced && self.is_message_below(root, hit.node, form.loose) {
-            return fork(at, Reason::Shortened);
+            return forked(at, Reason::Shortened);
         }
         if has_assistant {
-            return fork(at, Reason::Edited);
+            return forked(at, Reason::Edited);
         }
         if node.children.iter().all(|&child| self.completion_record(child).is_some()) {
-            return fork(at, Reason::Shortened);
+            return forked(at, Reason::Shortened);
         }
         // Independent conversations often start with the same instructions.
-        if hit.completion.is_none() { Origin::Started } else { fork(at, Reason::Branched) }
+        if hit.completion.is_none() { Origin::Started } else { forked(at, Reason::Branched) }
     }
 
     /// Returns whether this party has had the same conversation with other tools: one of its
@@ -205,7 +204,6 @@ impl Index {
         form: &CanonicalForm,
         second: Option<&(&Message, CanonicalForm)>,
     ) -> bool {
-        let is_instruction = |role| !matches!(role, Role::User | Role::Assistant | Role::Tool);
         let recorded = self.node(root).children.iter().filter(|&&child| {
             self.node(child).message.as_ref().is_some_and(|message| is_instruction(message.role))
         });
@@ -252,12 +250,15 @@ impl Index {
             };
         }
         let completion = || here.iter().filter_map(|&child| self.completion_record(child));
-        let comes_later = |completion: &CompletionRecord| {
-            rest.iter().any(|(_, form)| form.loose == completion.shown.loose)
-        };
         if self.is_message_below(root, above, form.loose) && !self.differs_in_reasoning(above, form)
         {
-            if completion().any(comes_later) { Reason::Reordered } else { Reason::Shortened }
+            if completion()
+                .any(|completion| rest.iter().any(|(_, form)| form.loose == completion.shown.loose))
+            {
+                Reason::Reordered
+            } else {
+                Reason::Shortened
+            }
         } else if here.is_empty() {
             Reason::Unrecorded
         } else if self.differs_in_reasoning(above, form) {
@@ -278,4 +279,12 @@ impl Index {
             Reason::CallsEdited
         }
     }
+}
+
+fn forked(at: usize, reason: Reason) -> Origin {
+    Origin::Forked(Fork { at, reason })
+}
+
+fn is_instruction(role: Role) -> bool {
+    !matches!(role, Role::User | Role::Assistant | Role::Tool)
 }

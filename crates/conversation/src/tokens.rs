@@ -137,11 +137,11 @@ impl ContextTokens {
         tokens: Vec<u32>,
         turn: u32,
     ) -> Result<SegmentId, TreeError> {
-        let full_length =
-            |segment: SegmentId| trajectory.segments()[segment.0 as usize].tokens.len() as u32;
         trajectory.push(Segment {
             after: position
-                .filter(|&(segment, after)| after < full_length(segment))
+                .filter(|&(segment, after)| {
+                    after < (trajectory.segments()[segment.0 as usize].tokens.len() as u32)
+                })
                 .map(|(_, after)| after),
             agent: owner.agent.to_owned(),
             policy: owner.policy.to_owned(),

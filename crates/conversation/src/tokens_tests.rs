@@ -92,21 +92,18 @@ fn branch_shares_prefix_of_sequence() {
         assert_eq!(trajectory.sequence_tokens(leaf), full_tokens);
         let common_length = tokens.iter().zip(full_tokens).take_while(|(a, b)| **a == *b).count();
         let shares_no_tail = usize::from(tokens == [1, 2, 7]);
-        let stored = |trajectory: &Trajectory| {
-            trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>()
-        };
         assert_eq!(
-            stored(&trajectory),
+            num_stored_tokens(&trajectory),
             6 + tokens.len() - common_length + shares_no_tail,
             "{tokens:?}"
         );
         // The same branch again adds nothing.
-        let count = stored(&trajectory);
+        let count = num_stored_tokens(&trajectory);
         assert_eq!(
             context_tokens.branch(&mut trajectory, OWNER, leaf, tokens, 2).unwrap(),
             Some(new)
         );
-        assert_eq!(stored(&trajectory), count);
+        assert_eq!(num_stored_tokens(&trajectory), count);
         // A branch of the branch.
         let second =
             context_tokens.branch(&mut trajectory, OWNER, new, &[1, 2, 7, 8], 2).unwrap().unwrap();
@@ -116,6 +113,10 @@ fn branch_shares_prefix_of_sequence() {
     let mut context_tokens = ContextTokens::default();
     let leaf = context_tokens.add(&mut trajectory, OWNER, None, &[1, 2], 0).unwrap().unwrap();
     assert_eq!(context_tokens.branch(&mut trajectory, OWNER, leaf, &[], 0).unwrap(), None);
+}
+
+fn num_stored_tokens(trajectory: &Trajectory) -> usize {
+    trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>()
 }
 
 proptest! {

@@ -205,16 +205,17 @@ impl Truncation {
     /// Shortens the longest contents in a range to the same length, to save `excess` bytes if
     /// possible. Returns the number of bytes saved.
     fn shorten(&mut self, messages: &[Message], range: Range<usize>, excess: usize) -> usize {
-        let long = |at: usize| {
-            let message = &messages[at];
-            let now = self.shortened.get(&at);
-            let now = now
-                .copied()
-                .unwrap_or_else(|| message.content.len().saturating_sub(MAX_NOTE_BYTES));
-            let may = matches!(message.role, Role::Tool | Role::User) && now > MIN_BYTES;
-            may.then_some((now, at))
-        };
-        let mut long: Vec<(usize, usize)> = range.filter_map(long).collect();
+        let mut long: Vec<(usize, usize)> = range
+            .filter_map(|at: usize| {
+                let message = &messages[at];
+                let now = self.shortened.get(&at);
+                let now = now
+                    .copied()
+                    .unwrap_or_else(|| message.content.len().saturating_sub(MAX_NOTE_BYTES));
+                let may = matches!(message.role, Role::Tool | Role::User) && now > MIN_BYTES;
+                may.then_some((now, at))
+            })
+            .collect();
         long.sort_unstable_by(|a, b| b.cmp(a));
         // As many of the longest contents as needed are shortened, to the length of the next one or
         // less.
@@ -282,13 +283,15 @@ mod tests {
     use super::*;
 
     fn messages_from(pattern: &str) -> Vec<Message> {
-        let message = |role| match role {
-            's' => Message::system("s"),
-            'u' => Message::user("u"),
-            'a' => Message::assistant("a"),
-            _ => Message::tool("t"),
-        };
-        pattern.chars().map(message).collect()
+        pattern
+            .chars()
+            .map(|role| match role {
+                's' => Message::system("s"),
+                'u' => Message::user("u"),
+                'a' => Message::assistant("a"),
+                _ => Message::tool("t"),
+            })
+            .collect()
     }
 
     #[test]

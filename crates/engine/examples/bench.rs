@@ -193,15 +193,16 @@ const OPTIM: OptimParams = OptimParams {
 async fn forest(engine: &Engine, sequences: Vec<Vec<u32>>, first: u32) -> Result<Value> {
     let targets: usize = sequences.iter().map(|tokens| tokens.len() - first as usize).sum();
     let weight = 1.0 / targets as f32;
-    let target = |index| SequenceTarget {
-        index,
-        temperature: 1.0,
-        term: Term { weight, ..Term::default() },
-    };
     let sequences: Vec<SequenceInput> = sequences
         .into_iter()
         .map(|tokens| SequenceInput {
-            targets: (first..tokens.len() as u32).map(target).collect(),
+            targets: (first..tokens.len() as u32)
+                .map(|index| SequenceTarget {
+                    index,
+                    temperature: 1.0,
+                    term: Term { weight, ..Term::default() },
+                })
+                .collect(),
             tokens: tokens.into(),
         })
         .collect();

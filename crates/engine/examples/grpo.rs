@@ -93,17 +93,19 @@ async fn sample(
 /// Computes the advantage of each completion: its reward less the mean of its group, over the
 /// group's deviation.
 fn advantages(sampled: &[Sample]) -> Result<Vec<f64>> {
-    let rollout = |one: &Sample| Rollout {
-        group: one.task as u64,
-        score: one.reward,
-        sequences: vec![Sequence {
-            turns: vec![1],
-            rewards: vec![one.reward],
-            ..Sequence::default()
-        }],
-        ..Rollout::default()
-    };
-    let rollouts: Vec<Rollout> = sampled.iter().map(rollout).collect();
+    let rollouts: Vec<Rollout> = sampled
+        .iter()
+        .map(|one| Rollout {
+            group: one.task as u64,
+            score: one.reward,
+            sequences: vec![Sequence {
+                turns: vec![1],
+                rewards: vec![one.reward],
+                ..Sequence::default()
+            }],
+            ..Rollout::default()
+        })
+        .collect();
     let estimated = Estimator::Group(GroupBaseline::scaled()).advantages(&rollouts)?;
     Ok(estimated.iter().map(|paths| paths[0].advantages[0]).collect())
 }
@@ -114,19 +116,22 @@ fn batch(tasks: &[Task], sampled: &[Sample], advantages: &[f64]) -> Result<TreeB
     let sizes: Vec<RolloutTokens> =
         sampled.iter().map(|one| RolloutTokens { group: one.task as u64, tokens: 1 }).collect();
     let weights = Normalizer::TokenMean.weights(&sizes);
-    let sequence = |(index, one): (usize, &Sample)| {
-        let mut tokens = tasks[one.task].prompt();
-        tokens.push(one.token);
-        let term = Term {
-            weight: weights[index] as f32,
-            advantage: advantages[index] as f32,
-            behavior: Some(one.logprob),
-            ..Term::default()
-        };
-        let target = SequenceTarget { index: tokens.len() as u32 - 1, temperature: 1.0, term };
-        SequenceInput { tokens: tokens.into(), targets: vec![target] }
-    };
-    let sequences: Vec<SequenceInput> = sampled.iter().enumerate().map(sequence).collect();
+    let sequences: Vec<SequenceInput> = sampled
+        .iter()
+        .enumerate()
+        .map(|(index, one)| {
+            let mut tokens = tasks[one.task].prompt();
+            tokens.push(one.token);
+            let term = Term {
+                weight: weights[index] as f32,
+                advantage: advantages[index] as f32,
+                behavior: Some(one.logprob),
+                ..Term::default()
+            };
+            let target = SequenceTarget { index: tokens.len() as u32 - 1, temperature: 1.0, term };
+            SequenceInput { tokens: tokens.into(), targets: vec![target] }
+        })
+        .collect();
     Ok(TreeBatch::merge(&sequences)?)
 }
 

@@ -22,13 +22,15 @@ const MIN_ROUND_SECONDS: f64 = 0.01;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let named = |text: String| serde_json::Value::String(text);
     let precision: Precision = match arguments.next() {
-        Some(text) => serde_json::from_value(named(text)).context("the precision")?,
+        Some(text) => {
+            serde_json::from_value(serde_json::Value::String(text)).context("the precision")?
+        }
         None => Precision::F32,
     };
     let isa: Isa = match arguments.next() {
-        Some(text) => serde_json::from_value(named(text)).context("the instruction set")?,
+        Some(text) => serde_json::from_value(serde_json::Value::String(text))
+            .context("the instruction set")?,
         None => Isa::detect(),
     };
     ensure!(
@@ -94,14 +96,17 @@ fn on_all_threads(work: impl Fn() -> f64 + Sync) -> f64 {
 fn at_once(work: impl Fn() -> f64 + Sync) -> f64 {
     let barrier = Barrier::new(THREADS);
     std::thread::scope(|scope| {
-        let one = || {
-            work();
-            barrier.wait();
-            let start = Instant::now();
-            let done = work();
-            done / start.elapsed().as_secs_f64()
-        };
-        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(one)).collect();
+        let threads: Vec<_> = (0..THREADS)
+            .map(|_| {
+                scope.spawn(|| {
+                    work();
+                    barrier.wait();
+                    let start = Instant::now();
+                    let done = work();
+                    done / start.elapsed().as_secs_f64()
+                })
+            })
+            .collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
     })
 }

@@ -141,10 +141,9 @@ impl AdapterLayout {
                 return reject(format!("{key} = {alpha}; it must be more than 0"));
             }
         }
-        let name_of = |map: Map, module: &str| format!("model.layers.{}.{module}", map.layer);
         let all = Map::all(base.layers.len());
         let modules: Vec<String> = all
-            .flat_map(|map| map.site.modules().iter().map(move |module| name_of(map, module)))
+            .flat_map(|map| map.site.modules().iter().map(move |module| module_name(map, module)))
             .collect();
         let names = [("targets", options.targets.iter().collect::<Vec<_>>())];
         let names = names.into_iter().chain([
@@ -172,7 +171,7 @@ impl AdapterLayout {
         }
         let mut tensors = Tensors::default();
         let mut part = |map: Map, module: &str| {
-            let name = name_of(map, module);
+            let name = module_name(map, module);
             let (rank, alpha) = options.rank_and_alpha(&name)?;
             let entry = base.tensors.find(&format!("{name}.weight"))?;
             let at = base.linear(map);
@@ -194,6 +193,10 @@ impl AdapterLayout {
             .map(|map| map.site.modules().iter().filter_map(|module| part(map, module)).collect());
         Ok(AdapterLayout { maps: maps.collect(), tensors })
     }
+}
+
+fn module_name(map: Map, module: &str) -> String {
+    format!("model.layers.{}.{module}", map.layer)
 }
 
 /// Options and weights of a low-rank adapter.

@@ -49,8 +49,7 @@ impl Buffer {
     /// Allocates buffers of `lens` zeros in one mapping. Buffers that are read together then use
     /// huge pages even if each is too small for its own. The memory is freed with the last of them.
     pub fn together(lens: &[usize]) -> Vec<Self> {
-        let room = |len: usize| len.next_multiple_of(CACHE_LINE / size_of::<f32>());
-        let layout = Self::layout(lens.iter().map(|len| room(*len)).sum());
+        let layout = Self::layout(lens.iter().map(|len| padded_len(*len)).sum());
         let mapped = if layout.size() < MAPPED { None } else { map(layout) };
         let Some((mapping, start)) = mapped else {
             return lens.iter().map(|len| Buffer::zeroed(*len)).collect();
@@ -60,7 +59,7 @@ impl Buffer {
         let part = |&len: &usize| {
             let start = next;
             // SAFETY: the mapping is as long as all buffers together.
-            next = unsafe { next.add(room(len)) };
+            next = unsafe { next.add(padded_len(len)) };
             Buffer { start, len, mapping: Some(Arc::clone(&mapping)) }
         };
         lens.iter().map(part).collect()
@@ -81,6 +80,10 @@ impl Buffer {
             Err(_) => panic!("a buffer of {len} values exceeds the address space"),
         }
     }
+}
+
+fn padded_len(len: usize) -> usize {
+    len.next_multiple_of(CACHE_LINE / size_of::<f32>())
 }
 
 /// Maps zeroed memory, advises huge pages, and returns the mapping with its address. Returns `None`

@@ -87,21 +87,25 @@ pub fn save_merged(
     dir: &Path,
 ) -> Result<(), ModelError> {
     let weights = &model.weights;
-    let wide = |array: &[f32]| -> Vec<f64> { array.iter().map(|v| f64::from(*v)).collect() };
-    let adapter =
-        adapter.map(|index| &model.adapters[index]).map(|adapter| (adapter, wide(&adapter.master)));
+    let adapter = adapter
+        .map(|index| &model.adapters[index])
+        .map(|adapter| (adapter, to_f64(&adapter.master)));
     write_json(&dir.join(CONFIG), &weights.config.to_hf_json())?;
     weights.layout.tensors.write_with(&dir.join(WEIGHTS), |entry| {
         let base = weights.part(&entry.range);
         match &adapter {
             Some((adapter, array)) if adapter.adapts(&entry.range) => {
-                let mut merged = wide(base);
+                let mut merged = to_f64(base);
                 adapter.merge_into(array, &entry.range, &mut merged);
                 Cow::Owned(merged.into_iter().map(|v| v as f32).collect())
             }
             _ => Cow::Borrowed(base),
         }
     })
+}
+
+fn to_f64(array: &[f32]) -> Vec<f64> {
+    array.iter().map(|v| f64::from(*v)).collect()
 }
 
 /// Files of a policy that [`save`] wrote, opened and checked against the policy.

@@ -66,8 +66,10 @@ impl Naive<'_> {
         let b = self.tensor(&format!("{name}.bias"));
         let mean = x.iter().sum::<f64>() / x.len() as f64;
         let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
-        let one = |(i, x): (usize, &f64)| (x - mean) / (variance + 1e-12).sqrt() * w[i] + b[i];
-        x.iter().enumerate().map(one).collect()
+        x.iter()
+            .enumerate()
+            .map(|(i, x)| (x - mean) / (variance + 1e-12).sqrt() * w[i] + b[i])
+            .collect()
     }
 
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
@@ -83,12 +85,11 @@ impl Naive<'_> {
         let [tokens, position_embeddings, types] = ["word", "position", "token_type"]
             .map(|kind| self.tensor(&format!("embeddings.{kind}_embeddings.weight")));
         let embed = |(position, id): (usize, &u32)| {
-            let at = |table: &[f64], row: usize, i: usize| table[row * HIDDEN + i];
             let sum: Vec<f64> = (0..HIDDEN)
                 .map(|i| {
-                    at(&tokens, *id as usize, i)
-                        + at(&position_embeddings, position, i)
-                        + at(&types, 0, i)
+                    table_value(&tokens, *id as usize, i)
+                        + table_value(&position_embeddings, position, i)
+                        + table_value(&types, 0, i)
                 })
                 .collect();
             self.norm("embeddings.LayerNorm", &sum)
@@ -115,8 +116,6 @@ impl Naive<'_> {
                 (0..3).flat_map(|head| -> Vec<f64> { of_head(head) }).collect()
             };
             let attended: Vec<Vec<f64>> = (0..rows.len()).map(attend).collect();
-            let add =
-                |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x + y).collect::<Vec<_>>();
             let block = |(row, attended): (&Vec<f64>, &Vec<f64>)| {
                 let output = self.linear(&name("attention.output.dense"), attended);
                 let middle = self.norm(&name("attention.output.LayerNorm"), &add(row, &output));
@@ -133,6 +132,14 @@ impl Naive<'_> {
         let norm = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
         sum.iter().map(|x| x / norm).collect()
     }
+}
+
+fn table_value(table: &[f64], row: usize, i: usize) -> f64 {
+    table[row * HIDDEN + i]
+}
+
+fn add(x: &[f64], y: &[f64]) -> Vec<f64> {
+    x.iter().zip(y).map(|(x, y)| x + y).collect::<Vec<_>>()
 }
 
 fn texts() -> Vec<Vec<u32>> {

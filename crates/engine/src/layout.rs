@@ -133,8 +133,7 @@ impl Layout {
             tensors
                 .lay(names.iter().filter_map(|name| remaining.remove(&format!("{prefix}{name}"))))
         };
-        let one = |name: &str| [name.to_owned()];
-        let embedding = lay("model.embed_tokens", &one(".weight"));
+        let embedding = lay("model.embed_tokens", &single_name(".weight"));
         let layers = (0..config.layers)
             .map(|layer| {
                 let prefix = format!("model.layers.{layer}.");
@@ -160,20 +159,21 @@ impl Layout {
                     linear(Site::Down, hidden, wide),
                 ];
                 let [before_attention, after_attention, before_mlp, after_mlp] =
-                    config.block_norms().map(|norm| one(&format!("{norm}.weight")));
+                    config.block_norms().map(|norm| single_name(&format!("{norm}.weight")));
                 LayerLayout {
                     attention_norm: lay(&before_attention),
                     attention_post_norm: lay(&after_attention),
-                    query_norm: lay(&one("self_attn.q_norm.weight")),
-                    key_norm: lay(&one("self_attn.k_norm.weight")),
+                    query_norm: lay(&single_name("self_attn.q_norm.weight")),
+                    key_norm: lay(&single_name("self_attn.k_norm.weight")),
                     mlp_norm: lay(&before_mlp),
                     mlp_post_norm: lay(&after_mlp),
                     linear,
                 }
             })
             .collect();
-        let norm = lay("model.norm", &one(".weight"));
-        let head = if config.tied { embedding.clone() } else { lay("lm_head", &one(".weight")) };
+        let norm = lay("model.norm", &single_name(".weight"));
+        let head =
+            if config.tied { embedding.clone() } else { lay("lm_head", &single_name(".weight")) };
         Layout { tensors, embedding, layers, norm, head }
     }
 
@@ -181,6 +181,10 @@ impl Layout {
     pub fn linear(&self, map: Map) -> &LinearLayout {
         &self.layers[map.layer].linear[map.site as usize]
     }
+}
+
+fn single_name(name: &str) -> [String; 1] {
+    [name.to_owned()]
 }
 
 #[cfg(test)]

@@ -274,9 +274,6 @@ fn bf16_gradient_is_close_to_f32() {
         let (_, again) = gradient(2, Precision::Bf16);
         assert!(found.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits()));
         for entry in &model.weights.layout.tensors.entries {
-            let norm = |x: &mut dyn Iterator<Item = f32>| {
-                x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
-            };
             let a = &found[entry.range.clone()];
             let b = &exact[entry.range.clone()];
             let error = norm(&mut a.iter().zip(b).map(|(a, b)| a - b));
@@ -285,6 +282,10 @@ fn bf16_gradient_is_close_to_f32() {
             assert!(error > 0.0, "{}", entry.parameter.name);
         }
     }
+}
+
+fn norm(x: &mut dyn Iterator<Item = f32>) -> f64 {
+    x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
 }
 
 /// Compares derivatives along random directions of A and of B with those of weights merged in f64,
@@ -392,7 +393,6 @@ fn values_and_gradients_match_f64() {
         let mut parts = TrainingState::new(&model, Limits { rows: 13, kept: 1 });
         assert_eq!(parts.values(&model, None, &batch).unwrap(), values);
 
-        let wide = |x: &[f32]| -> Vec<f64> { x.iter().map(|v| f64::from(*v)).collect() };
         let exact = |reference: &Reference, head: &[f64]| {
             let mut sum = 0.0;
             for sequence in &sequences {
@@ -409,40 +409,45 @@ fn values_and_gradients_match_f64() {
             sum
         };
         let mut reference = Reference::new(&model.weights);
-        let own = wide(&model.values[&None].master);
+        let own: Vec<f64> = model.values[&None].master.iter().map(|v| f64::from(*v)).collect();
         assert!((sums.loss - exact(&reference, &own)).abs() < 1e-5);
-        let compare = |name: &str, expected: f64, gradient: &[f32], direction: &[f64]| {
-            let found: f64 = gradient.iter().zip(direction).map(|(g, d)| f64::from(*g) * d).sum();
-            let size: f64 = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
-            assert!(
-                (found - expected).abs() <= 1e-3 * size + 1e-9,
-                "{name}: {found} {expected}, {size}"
-            );
-        };
-        let directions = |stream: u64, len: usize| -> Vec<f64> {
-            (0..len as u64).map(|i| uniform(41, stream, i) - 0.5).collect()
-        };
-        let moved = |start: &[f64], direction: &[f64], t: f64| -> Vec<f64> {
-            start.iter().zip(direction).map(|(x, d)| x + t * d).collect()
-        };
-        let direction = directions(0, config.hidden + 1);
-        let along = |t| exact(&reference, &moved(&own, &direction, t));
+        let direction = random_direction(0, config.hidden + 1);
+        let along = |t| exact(&reference, &move_along(&own, &direction, t));
         let expected = (along(1e-6) - along(-1e-6)) / 2e-6;
-        compare("head", expected, &learning.value_heads[&None].gradient, &direction);
+        assert_close_along("head", expected, &learning.value_heads[&None].gradient, &direction);
         for (stream, entry) in model.weights.layout.tensors.entries.iter().enumerate() {
             let name = &entry.parameter.name;
             let start = reference.parameters[name].clone();
-            let direction = directions(1 + stream as u64, start.len());
+            let direction = random_direction(1 + stream as u64, start.len());
             let step = 1e-5 / (start.len() as f64).sqrt();
             let mut along = |t: f64| {
-                reference.parameters.insert(name.clone(), moved(&start, &direction, t));
+                reference.parameters.insert(name.clone(), move_along(&start, &direction, t));
                 exact(&reference, &own)
             };
             let expected = (along(step) - along(-step)) / (2.0 * step);
             reference.parameters.insert(name.clone(), start);
-            compare(name, expected, &learning.optimizer.gradient[entry.range.clone()], &direction);
+            assert_close_along(
+                name,
+                expected,
+                &learning.optimizer.gradient[entry.range.clone()],
+                &direction,
+            );
         }
     }
+}
+
+fn assert_close_along(name: &str, expected: f64, gradient: &[f32], direction: &[f64]) {
+    let found: f64 = gradient.iter().zip(direction).map(|(g, d)| f64::from(*g) * d).sum();
+    let size: f64 = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+    assert!((found - expected).abs() <= 1e-3 * size + 1e-9, "{name}: {found} {expected}, {size}");
+}
+
+fn random_direction(stream: u64, len: usize) -> Vec<f64> {
+    (0..len as u64).map(|i| uniform(41, stream, i) - 0.5).collect()
+}
+
+fn move_along(start: &[f64], direction: &[f64], t: f64) -> Vec<f64> {
+    start.iter().zip(direction).map(|(x, d)| x + t * d).collect()
 }
 
 /// Matmuls overwrite the gradient of the last step in every parameter, with tied and untied heads.

@@ -71,11 +71,14 @@ impl System<'_> {
 /// usage. File pages that were not accessed lately count as usage, but the kernel drops them when
 /// memory is needed. Returns `None` if there is no limit.
 fn free_in_group(limits: &[String], used: &str, stat: &str, dropped: &str) -> Option<u64> {
-    let number = |text: &str| text.trim().parse::<u64>().ok();
-    let dropped = number_after(stat, dropped).and_then(|text| number(&text)).unwrap_or(0);
-    let used = number(used).unwrap_or(0).saturating_sub(dropped);
-    let limit = limits.iter().filter_map(|limit| number(limit)).min()?;
+    let dropped = number_after(stat, dropped).and_then(|text| parse_number(&text)).unwrap_or(0);
+    let used = parse_number(used).unwrap_or(0).saturating_sub(dropped);
+    let limit = limits.iter().filter_map(|limit| parse_number(limit)).min()?;
     Some(limit.saturating_sub(used))
+}
+
+fn parse_number(text: &str) -> Option<u64> {
+    text.trim().parse::<u64>().ok()
 }
 
 fn number_after(text: &str, name: &str) -> Option<String> {

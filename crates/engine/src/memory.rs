@@ -254,8 +254,7 @@ impl MemoryPlan {
 
 impl std::fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        write!(f, "{} MiB (weights {}", mib(self.total()), mib(self.weights))?;
+        write!(f, "{} MiB (weights {}", to_mib(self.total()), to_mib(self.weights))?;
         for (name, bytes) in [
             ("optimizer", self.optimizer),
             ("training", self.training),
@@ -264,7 +263,7 @@ impl std::fmt::Display for MemoryPlan {
             ("sampling", self.sampling),
         ] {
             if bytes > 0 {
-                write!(f, ", {name} {}", mib(bytes))?;
+                write!(f, ", {name} {}", to_mib(bytes))?;
             }
         }
         write!(f, ")")?;
@@ -278,6 +277,10 @@ impl std::fmt::Display for MemoryPlan {
         }
         Ok(())
     }
+}
+
+fn to_mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
 }
 
 /// Returns the values that the packed operands of the largest matmul take.

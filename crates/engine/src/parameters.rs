@@ -123,22 +123,23 @@ mod tests {
                 };
                 assert_eq!(weights.master[at], expected, "{at}");
             }
-            let copies = |weights: &mut Weights| -> Vec<u32> {
-                let packed = weights.parameters().packed;
-                packed
-                    .iter()
-                    .flat_map(|(_, packed)| {
-                        (0..packed.columns().div_ceil(NR))
-                            .flat_map(|i| packed.panel(i).iter().map(|word| word.to_bits()))
-                    })
-                    .collect()
-            };
-            let found = copies(&mut weights);
+            let found = packed_bits(&mut weights);
             weights.parameters().pack(&compute);
             assert!(
-                found.iter().any(|word| *word != 0) && found == copies(&mut weights),
+                found.iter().any(|word| *word != 0) && found == packed_bits(&mut weights),
                 "{precision:?}"
             );
         }
+    }
+
+    fn packed_bits(weights: &mut Weights) -> Vec<u32> {
+        let packed = weights.parameters().packed;
+        packed
+            .iter()
+            .flat_map(|(_, packed)| {
+                (0..packed.columns().div_ceil(NR))
+                    .flat_map(|i| packed.panel(i).iter().map(|word| word.to_bits()))
+            })
+            .collect()
     }
 }

@@ -154,9 +154,11 @@ impl Scheduler {
 
     /// Returns the number of running and waiting sequences whose policies can sample now.
     pub fn count_ready(&self, published: &[PublishedWeights]) -> usize {
-        let current =
-            |sequence: &&Sequence| published[sequence.policy as usize].can_serve(sequence);
-        self.running.iter().chain(&self.waiting).filter(current).count()
+        self.running
+            .iter()
+            .chain(&self.waiting)
+            .filter(|sequence| published[sequence.policy as usize].can_serve(sequence))
+            .count()
     }
 
     /// Returns the number of requests and the memory that they use.
@@ -268,11 +270,10 @@ impl Scheduler {
         let running = batch.len() as f64;
         let cache_in_use = self.cache.occupancy()[0];
         let mut done = self.sample_rows(model, published, &needed);
-        let is_empty = |index: &usize| self.running[*index].is_done_without_completion();
         let empty: Vec<usize> = batch
             .iter()
             .map(|(index, _)| *index)
-            .filter(is_empty)
+            .filter(|index| self.running[*index].is_done_without_completion())
             .filter(|i| !done.contains(i))
             .collect();
         for index in empty {

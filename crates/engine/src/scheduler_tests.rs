@@ -310,12 +310,11 @@ fn adjusting(stream: u64) -> SamplingParams {
 async fn adjusted_completions_are_independent_of_batch_and_aborts() {
     const STREAMS: u64 = 9;
     let model = model();
-    let prompt = |stream: u64| tokens(stream / 3, 20 + 9 * (stream as usize / 3));
     let mut separate = Vec::new();
     for stream in 0..STREAMS {
         let mut scheduler = scheduler(&model, 200, 1);
         let completion =
-            submit_with(&mut scheduler, &model, stream, prompt(stream), adjusting(stream));
+            submit_with(&mut scheduler, &model, stream, grouped_prompt(stream), adjusting(stream));
         run(&mut scheduler, &model, &FIRST, |_| false);
         separate.push(collect(completion).await);
     }
@@ -334,7 +333,7 @@ async fn adjusted_completions_are_independent_of_batch_and_aborts() {
     let mut scheduler = scheduler(&model, 14, 6);
     let streams: Vec<SampleStream> = (0..STREAMS)
         .map(|stream| {
-            submit_with(&mut scheduler, &model, stream, prompt(stream), adjusting(stream))
+            submit_with(&mut scheduler, &model, stream, grouped_prompt(stream), adjusting(stream))
         })
         .collect();
     run(&mut scheduler, &model, &FIRST, |s| s.sampled >= 30);
@@ -356,7 +355,7 @@ async fn adjusted_completions_are_independent_of_batch_and_aborts() {
                 sampled_before: num_sampled,
                 ..adjusting(stream)
             };
-            let prompt_tokens = [prompt(stream), completion.tokens.clone()].concat();
+            let prompt_tokens = [grouped_prompt(stream), completion.tokens.clone()].concat();
             rest = Some(submit_with(&mut scheduler, &model, stream, prompt_tokens, params));
         }
         if let Some(rest) = rest {
@@ -371,6 +370,10 @@ async fn adjusted_completions_are_independent_of_batch_and_aborts() {
         assert_eq!(completion, separate[stream as usize], "stream {stream}");
     }
     assert!(num_aborted > 1, "{num_aborted}");
+}
+
+fn grouped_prompt(stream: u64) -> Vec<u32> {
+    tokens(stream / 3, 20 + 9 * (stream as usize / 3))
 }
 
 /// Returns parameters, by stream, that request log-probabilities of the prompt.
@@ -389,15 +392,14 @@ fn scoring(stream: u64) -> SamplingParams {
 async fn prompt_scores_are_independent_of_batch() {
     const STREAMS: u64 = 6;
     let model = model();
-    let prompt = |stream: u64| tokens(stream / 3, [150, 40][stream as usize / 3]);
     let mut separate = Vec::new();
     for stream in 0..STREAMS {
         let mut scheduler = scheduler(&model, 200, 1);
         let completion =
-            submit_with(&mut scheduler, &model, stream, prompt(stream), scoring(stream));
+            submit_with(&mut scheduler, &model, stream, scored_prompt(stream), scoring(stream));
         run(&mut scheduler, &model, &FIRST, |_| false);
         let completion = collect(completion).await;
-        assert_eq!(completion.prompt.len(), prompt(stream).len() - 1);
+        assert_eq!(completion.prompt.len(), scored_prompt(stream).len() - 1);
         let top = if stream % 2 == 1 { completion.prompt.len() } else { 0 };
         assert!(
             completion.prompt_top.len() == top
@@ -408,17 +410,23 @@ async fn prompt_scores_are_independent_of_batch() {
     }
     let mut scheduler = scheduler(&model, 14, 6);
     // The prompt is cached, but scored prompts are computed completely all the same.
-    let known = submit(&mut scheduler, &model, 0, prompt(0), 12);
+    let known = submit(&mut scheduler, &model, 0, scored_prompt(0), 12);
     run(&mut scheduler, &model, &FIRST, |_| false);
-    let sampled: Vec<SampleStream> =
-        (10..14).map(|stream| submit(&mut scheduler, &model, stream, prompt(1), 50)).collect();
+    let sampled: Vec<SampleStream> = (10..14)
+        .map(|stream| submit(&mut scheduler, &model, stream, scored_prompt(1), 50))
+        .collect();
     let scored: Vec<SampleStream> = (0..STREAMS)
-        .map(|stream| submit_with(&mut scheduler, &model, stream, prompt(stream), scoring(stream)))
+        .map(|stream| {
+            submit_with(&mut scheduler, &model, stream, scored_prompt(stream), scoring(stream))
+        })
         .collect();
     let before = scheduler.prefilled;
     run(&mut scheduler, &model, &FIRST, |_| false);
     let prefilled = (scheduler.prefilled - before) as usize;
-    assert!(prefilled >= (0..STREAMS).map(|stream| prompt(stream).len()).sum(), "{prefilled}");
+    assert!(
+        prefilled >= (0..STREAMS).map(|stream| scored_prompt(stream).len()).sum(),
+        "{prefilled}"
+    );
     for (completion, separate) in scored.into_iter().zip(separate) {
         assert_eq!(collect(completion).await, separate);
     }
@@ -427,7 +435,7 @@ async fn prompt_scores_are_independent_of_batch() {
         assert!(completion.end == Some(FinishReason::Length) && completion.prompt.is_empty());
     }
     let before = scheduler.prefilled;
-    let after = submit(&mut scheduler, &model, 20, prompt(5), 1);
+    let after = submit(&mut scheduler, &model, 20, scored_prompt(5), 1);
     run(&mut scheduler, &model, &FIRST, |_| false);
     assert_eq!(
         (collect(after).await.tokens.len(), scheduler.prefilled),
@@ -440,6 +448,10 @@ async fn prompt_scores_are_independent_of_batch() {
         scheduler.logits.len()
     );
     assert_eq!(scheduler.cache.available(), 14);
+}
+
+fn scored_prompt(stream: u64) -> Vec<u32> {
+    tokens(stream / 3, [150, 40][stream as usize / 3])
 }
 
 /// An update in the middle of a scored prompt starts it again, whether caches are kept or not: all

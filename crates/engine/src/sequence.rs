@@ -225,9 +225,11 @@ impl Sequence {
         }
         let new = token_bytes.and_then(|bytes| bytes.token_bytes(token)).unwrap_or_default();
         self.tail.extend_from_slice(new);
-        let stops =
-            |stop: &String| self.tail.windows(stop.len().max(1)).any(|w| w == stop.as_bytes());
-        let completes = self.params.stop_strings.iter().any(stops);
+        let completes = self
+            .params
+            .stop_strings
+            .iter()
+            .any(|stop| self.tail.windows(stop.len().max(1)).any(|w| w == stop.as_bytes()));
         // A stop string before `min_tokens` does not end the completion, and its bytes are dropped.
         let kept = if completes { 0 } else { max_stop_len - 1 };
         let surplus = self.tail.len().saturating_sub(kept);

@@ -74,10 +74,11 @@ impl Tensors {
         path: &Path,
         mut values: impl FnMut(&TensorEntry) -> Cow<'a, [f32]>,
     ) -> Result<(), ModelError> {
-        let named = |TensorEntry { parameter, .. }: &TensorEntry| {
-            (parameter.name.clone(), parameter.shape.clone())
-        };
-        let tensors: Vec<_> = self.entries.iter().map(named).collect();
+        let tensors: Vec<_> = self
+            .entries
+            .iter()
+            .map(|TensorEntry { parameter, .. }| (parameter.name.clone(), parameter.shape.clone()))
+            .collect();
         write_safetensors_with(path, &tensors, |index| values(&self.entries[index]))
     }
 

@@ -25,8 +25,6 @@ impl ValueHead {
     /// Creates the head of a model with hidden width `hidden`; every value is 0.
     pub fn new(hidden: usize) -> Self {
         let mut tensors = Tensors::default();
-        let parameter =
-            |name: &str, shape: &[usize]| Parameter { name: name.into(), shape: shape.to_vec() };
         tensors.lay([
             parameter("value_head.weight", &[1, hidden]),
             parameter("value_head.bias", &[1]),
@@ -38,4 +36,8 @@ impl ValueHead {
     pub fn parameters(&mut self) -> Parameters<'_> {
         Parameters { tensors: &self.tensors, master: &mut self.master, packed: Vec::new() }
     }
+}
+
+fn parameter(name: &str, shape: &[usize]) -> Parameter {
+    Parameter { name: name.into(), shape: shape.to_vec() }
 }

@@ -33,11 +33,12 @@ impl Weights {
     /// Creates weights for `config`, all zero, with packed copies in `precision`.
     pub fn zeroed(config: &ModelConfig, precision: Precision) -> Self {
         let layout = Layout::new(config);
-        let shape = |map| {
-            let at = layout.linear(map);
-            (at.inputs, at.outputs)
-        };
-        let shapes: Vec<_> = Map::all(config.layers).map(shape).collect();
+        let shapes: Vec<_> = Map::all(config.layers)
+            .map(|map| {
+                let at = layout.linear(map);
+                (at.inputs, at.outputs)
+            })
+            .collect();
         Weights {
             config: config.clone(),
             master: Buffer::zeroed(layout.tensors.len),

@@ -42,27 +42,34 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
     for (row, weights) in rows.iter().zip(weights) {
         let start = next;
         next += 1 + row.len();
-        let make_step = |t: usize| Step { before: start + t, token: start + t + 1 };
-        steps.push((0..row.len()).map(make_step).collect::<Vec<_>>());
-        let target = |(t, (point, weight)): (usize, (&Point, &f64))| SequenceTarget {
-            index: t as u32 + 1,
-            temperature: 1.0,
-            term: Term {
-                weight: *weight as f32,
-                advantage: point.advantage as f32,
-                returns: point.returns as f32,
-                value: point.value.map(|value| value as f32),
-                behavior: point.old.map(|logp| logp as f32),
-                reference: point.reference.map(|logp| logp as f32),
-                sequence_log_ratio: point.sequence_log_ratio.map(|ratio| ratio as f32),
-                selected: point.marked,
-                age: point.age as u32,
-                ..Term::default()
-            },
-        };
+        steps.push(
+            (0..row.len())
+                .map(|t: usize| Step { before: start + t, token: start + t + 1 })
+                .collect::<Vec<_>>(),
+        );
         sequences.push(SequenceInput {
             tokens: (start..next).map(|token| token as u32).collect(),
-            targets: row.iter().zip(weights).enumerate().map(target).collect(),
+            targets: row
+                .iter()
+                .zip(weights)
+                .enumerate()
+                .map(|(t, (point, weight))| SequenceTarget {
+                    index: t as u32 + 1,
+                    temperature: 1.0,
+                    term: Term {
+                        weight: *weight as f32,
+                        advantage: point.advantage as f32,
+                        returns: point.returns as f32,
+                        value: point.value.map(|value| value as f32),
+                        behavior: point.old.map(|logp| logp as f32),
+                        reference: point.reference.map(|logp| logp as f32),
+                        sequence_log_ratio: point.sequence_log_ratio.map(|ratio| ratio as f32),
+                        selected: point.marked,
+                        age: point.age as u32,
+                        ..Term::default()
+                    },
+                })
+                .collect(),
         });
     }
 
@@ -98,14 +105,18 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
     let mut learning = TrainingState::new(&model, Limits::NONE);
     let batch = TreeBatch::merge(&sequences).unwrap();
     let sums = learning.forward_backward(&model, None, &batch, &loss).unwrap();
-    let derivative = |(step, point): (&Step, &Point)| {
-        if loss.trains_values() {
-            return f64::from(learning.value_heads[&None].gradient[step.before]) / size;
-        }
-        let at = layout.head.start + step.token * width + step.before;
-        f64::from(learning.optimizer.gradient[at]) / size / (1.0 - point.logp.exp())
-    };
-    let derivatives =
-        steps.iter().zip(rows).map(|(steps, row)| steps.iter().zip(row).map(derivative).collect());
+    let derivatives = steps.iter().zip(rows).map(|(steps, row)| {
+        steps
+            .iter()
+            .zip(row)
+            .map(|(step, point)| {
+                if loss.trains_values() {
+                    return f64::from(learning.value_heads[&None].gradient[step.before]) / size;
+                }
+                let at = layout.head.start + step.token * width + step.before;
+                f64::from(learning.optimizer.gradient[at]) / size / (1.0 - point.logp.exp())
+            })
+            .collect()
+    });
     (sums.loss, derivatives.collect())
 }

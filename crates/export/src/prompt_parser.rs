@@ -106,11 +106,11 @@ impl PromptParser {
         calls: &[ToolCall],
     ) -> Option<ParsedContext> {
         let atoms = to_atoms(&self.chat, tokens);
-        let fit = |separators: &[Separator]| {
+        let split_by = |separators: &[Separator]| {
             let mut search = Search { atoms: &atoms, separators, misfits: HashSet::new() };
-            search.fit(0, from)
+            search.split_from_separator(0, from)
         };
-        let fitted = fit(&self.separators).or_else(|| {
+        let split = split_by(&self.separators).or_else(|| {
             let results: Vec<Message> = calls
                 .iter()
                 .enumerate()
@@ -122,13 +122,13 @@ impl PromptParser {
                 .collect();
             (from == AFTER_ASSISTANT && !results.is_empty())
                 .then(|| longest_first(self.probe_continuation(&results).into_iter().collect()))
-                .and_then(|separators| fit(&separators))
+                .and_then(|separators| split_by(&separators))
         })?;
-        let messages = fitted.contents.iter().rev().map(|&(role, start, end)| {
+        let messages = split.contents.iter().rev().map(|&(role, start, end)| {
             let text = to_text(&self.chat, &atoms[start..end]);
             Message { role: ROLES[role], ..Message::user(text) }
         });
-        Some(ParsedContext { messages: messages.collect(), in_reasoning: fitted.in_reasoning })
+        Some(ParsedContext { messages: messages.collect(), in_reasoning: split.in_reasoning })
     }
 
     /// Returns the separators in a prompt with a message of each of these roles. Returns none if
@@ -255,8 +255,9 @@ fn to_text(chat: &Chat, atoms: &[Atom]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Contents of the messages from the last to the first: role, first atom, end.
-struct Fitted {
+/// Division of a prompt into messages. `contents` has the messages from the last to the first:
+/// role, first atom, end.
+struct PromptSplit {
     contents: Vec<(usize, usize, usize)>,
     in_reasoning: bool,
 }
@@ -271,19 +272,20 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Fits separators and contents to the atoms from `at` on.
-    fn fit(&mut self, at: usize, from: Position) -> Option<Fitted> {
+    /// Splits the atoms from `at` on, which start with a separator. Returns `None` if they cannot be
+    /// split.
+    fn split_from_separator(&mut self, at: usize, from: Position) -> Option<PromptSplit> {
         let atoms = self.atoms;
         for separator in self.separators.iter().filter(|separator| separator.from == from) {
             let Some(rest) = atoms[at..].strip_prefix(&separator.atoms[..]) else { continue };
             let start = atoms.len() - rest.len();
             match separator.to {
                 Position::Generation { in_reasoning } if rest.is_empty() => {
-                    return Some(Fitted { contents: Vec::new(), in_reasoning });
+                    return Some(PromptSplit { contents: Vec::new(), in_reasoning });
                 }
                 Position::After(role) if self.misfits.insert((start, role)) => {
-                    if let Some(fitted) = self.fit_content(start, role) {
-                        return Some(fitted);
+                    if let Some(split) = self.split_from_content(start, role) {
+                        return Some(split);
                     }
                 }
                 _ => {}
@@ -292,8 +294,8 @@ impl Search<'_> {
         None
     }
 
-    /// Fits the content of a message that starts at `start`, and everything after it.
-    fn fit_content(&mut self, start: usize, role: usize) -> Option<Fitted> {
+    /// Splits the atoms from `start` on, which start with the content of a message.
+    fn split_from_content(&mut self, start: usize, role: usize) -> Option<PromptSplit> {
         let from = Position::After(role);
         let ends: HashSet<Option<Atom>> = self
             .separators
@@ -306,9 +308,9 @@ impl Search<'_> {
             if !ends.contains(&next) && !ends.contains(&None) {
                 continue;
             }
-            if let Some(mut fitted) = self.fit(end, from) {
-                fitted.contents.push((role, start, end));
-                return Some(fitted);
+            if let Some(mut split) = self.split_from_separator(end, from) {
+                split.contents.push((role, start, end));
+                return Some(split);
             }
         }
         None

@@ -150,13 +150,11 @@ impl State for Deal {
             return Next::Over((0..2).map(outcome).collect());
         };
         let names: Vec<&str> = legal.iter().map(|action| action.name()).collect();
+        let choice = Choice::OneOf(names.iter().map(|name| json!(name)).collect());
         Next::Requests(vec![MoveRequest {
-            seat: self.actions.len() % 2,
-            kind: default.name().to_owned(),
             prompt: format!("Your turn: {}?", names.join(" or ")),
-            has_speech: false,
-            choice: Choice::OneOf(names.iter().map(|name| json!(name)).collect()),
             default: Move::choice(json!(default.name())),
+            ..MoveRequest::new(self.actions.len() % 2, default.name(), choice)
         }])
     }
 

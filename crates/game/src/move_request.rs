@@ -60,6 +60,18 @@ impl Move {
 }
 
 impl MoveRequest {
+    /// Creates a request without a statement. Its prompt and its default move are empty.
+    pub fn new(seat: usize, kind: &str, choice: Choice) -> Self {
+        let (kind, prompt) = (kind.to_owned(), String::new());
+        MoveRequest { seat, kind, prompt, has_speech: false, choice, default: Move::default() }
+    }
+
+    /// Returns the request with a public statement.
+    pub fn with_speech(mut self) -> Self {
+        self.has_speech = true;
+        self
+    }
+
     /// Returns the JSON schema of a completion: private `reasoning`, then `say` and `move` as far
     /// as the request has them.
     pub fn schema(&self) -> Value {
@@ -117,21 +129,17 @@ impl MoveRequest {
 mod tests {
     use super::*;
 
-    fn request(has_speech: bool, choice: Choice) -> MoveRequest {
-        let (kind, prompt) = ("vote".to_owned(), String::new());
-        MoveRequest { seat: 0, kind, prompt, has_speech, choice, default: Move::default() }
-    }
-
     #[test]
     fn check_accepts_only_permitted_choices() {
-        let vote = request(false, Choice::OneOf(vec![json!("Player1"), json!("none")]));
+        let vote =
+            MoveRequest::new(0, "vote", Choice::OneOf(vec![json!("Player1"), json!("none")]));
         assert_eq!(vote.check(&Move::choice(json!("none"))), Ok(()));
         let error = vote.check(&Move::choice(json!("Player9"))).unwrap_err();
         assert!(error.contains("\"Player9\"") && error.contains("\"Player1\""), "{error}");
-        let text = request(false, Choice::Schema(json!({"type": "string"})));
+        let text = MoveRequest::new(0, "vote", Choice::Schema(json!({"type": "string"})));
         assert_eq!(text.check(&Move::choice(json!("left"))), Ok(()));
         assert!(text.check(&Move::choice(json!(3))).is_err());
-        let speech = request(true, Choice::None);
+        let speech = MoveRequest::new(0, "vote", Choice::None).with_speech();
         assert_eq!(speech.check(&Move::say("hello")), Ok(()));
         assert!(speech.check(&Move::say(" ")).is_err());
         assert!(speech.check(&Move::choice(json!(1))).is_err());
@@ -139,7 +147,9 @@ mod tests {
 
     #[test]
     fn schema_separates_reasoning_from_statement() {
-        let schema = request(true, Choice::OneOf(vec![json!(true), json!(false)])).schema();
+        let schema = MoveRequest::new(0, "vote", Choice::OneOf(vec![json!(true), json!(false)]))
+            .with_speech()
+            .schema();
         let valid = |value: Value| jsonschema::is_valid(&schema, &value);
         assert!(valid(json!({"reasoning": "I am a wolf.", "say": "hi", "move": true})));
         assert!(!valid(json!({"say": "hi"})));

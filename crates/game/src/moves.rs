@@ -37,15 +37,8 @@ mod tests {
 
     #[test]
     fn moves_must_match_requests() {
-        let request = |seat| MoveRequest {
-            seat,
-            kind: "vote".to_owned(),
-            prompt: String::new(),
-            has_speech: false,
-            choice: Choice::OneOf(vec![json!(1)]),
-            default: Move::choice(json!(1)),
-        };
-        let requests = [request(0), request(2)];
+        let choice = Choice::OneOf(vec![json!(1)]);
+        let requests = [0, 2].map(|seat| MoveRequest::new(seat, "vote", choice.clone()));
         let one = |seat| (seat, Move::choice(json!(1)));
         let seats = |moves: &[(usize, Move)]| {
             moves_in_seat_order(&requests, moves)

@@ -114,12 +114,9 @@ impl State for Board {
             return Next::Over((0..2).map(outcome).collect());
         };
         Next::Requests(vec![MoveRequest {
-            seat: self.seat(),
-            kind: "mark".to_owned(),
             prompt: format!("The board:\n{}\nChoose an empty cell.", self.print()),
-            has_speech: false,
             default: Move::choice(first.clone()),
-            choice: Choice::OneOf(legal),
+            ..MoveRequest::new(self.seat(), "mark", Choice::OneOf(legal))
         }])
     }
 

@@ -9,8 +9,10 @@ use crate::testing::{CONTEXT, LIMITS, Limits, TestGateway};
 #[tokio::test]
 async fn rejected_prompt_leaves_body_unrecorded() {
     // The first completions end long before the last prompt is checked, and the other way round.
-    let slow: fn() -> TestGateway = || TestGateway::paced(&["A reply."], Duration::from_millis(5));
-    for served in [|| TestGateway::simulated(3), slow] {
+    for served in [
+        || TestGateway::simulated(3),
+        || TestGateway::paced(&["A reply."], Duration::from_millis(5)),
+    ] {
         for (path, body) in [
             ("/v1/completions", json!({ "prompt": ["ab", "", "cd"] })),
             ("/v1/completions", json!({ "prompt": [[1, 2], [3], []] })),

@@ -96,11 +96,10 @@ pub(crate) async fn reward(State(gateway): State<Gateway>, incoming: IncomingReq
 pub(crate) async fn end(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let ended = async {
         let host = host(&gateway)?;
-        let is_reward_key = |session: &Arc<Session>| {
-            incoming.key.as_ref().is_some_and(|key| !session.key.matches(key))
-        };
         let found = incoming.caller?.session;
-        if found.as_ref().is_some_and(is_reward_key) {
+        if found.as_ref().is_some_and(|session| {
+            incoming.key.as_ref().is_some_and(|key| !session.key.matches(key))
+        }) {
             return Err(ApiError::new(
                 ErrorKind::Forbidden,
                 "this key permits only rewards; end the session with its key for calls",

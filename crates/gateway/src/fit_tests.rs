@@ -80,12 +80,13 @@ async fn summary_calls_do_not_count_toward_limits() {
         recorded.calls.iter().map(|call| (call.agent.as_str(), call.summary)).collect();
     assert_eq!(calls[3..], [("default.summary", true), ("default", false)]);
     assert_eq!(recorded.counts.forked.get(&Reason::ContextSummarized), Some(&1));
-    let text = |ids: &[u32]| served.format.chat().tokenizer().decode_with_special(ids);
     let trajectory = recorded.trajectory;
     let paths: Vec<String> = trajectory
         .leaves()
         .into_iter()
-        .map(|leaf| text(&trajectory.sequence_tokens(leaf)))
+        .map(|leaf| {
+            served.format.chat().tokenizer().decode_with_special(&trajectory.sequence_tokens(leaf))
+        })
         .collect();
     assert!(paths.iter().any(|path| path.contains("Sum up.\n\nassistant: One.")), "{paths:?}");
     let last = paths.iter().find(|path| path.contains("Four.")).unwrap();

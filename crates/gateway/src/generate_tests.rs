@@ -162,12 +162,11 @@ async fn modified_completion_text_continues_conversation() {
 async fn keys_authenticate_and_paths_do_not() {
     let served = TestGateway::scripted(&["Yes."]);
     let body = question("?").to_string();
-    let path = |attempt: &str| format!("/rollout/r/attempt/{attempt}/v1/chat/completions");
     let status = async |path: &str, key: &str| served.send("POST", path, key, &body).await.status;
     let key = served.session.key().to_owned();
-    assert_eq!(status(&path("a"), &key).await, StatusCode::OK);
-    assert_eq!(status(&path("a"), OUTSIDE_KEY).await, StatusCode::UNAUTHORIZED);
-    assert_eq!(status(&path("b"), &key).await, StatusCode::FORBIDDEN);
+    assert_eq!(status(&chat_path("a"), &key).await, StatusCode::OK);
+    assert_eq!(status(&chat_path("a"), OUTSIDE_KEY).await, StatusCode::UNAUTHORIZED);
+    assert_eq!(status(&chat_path("b"), &key).await, StatusCode::FORBIDDEN);
     let wrong = format!("{}0", &key[..key.len() - 1]);
     let wrong = if wrong == key { format!("{}1", &key[..key.len() - 1]) } else { wrong };
     assert_eq!(status(CHAT, &wrong).await, StatusCode::UNAUTHORIZED);
@@ -191,33 +190,35 @@ async fn keys_authenticate_and_paths_do_not() {
     );
 }
 
+fn chat_path(attempt: &str) -> String {
+    format!("/rollout/r/attempt/{attempt}/v1/chat/completions")
+}
+
 #[tokio::test]
 async fn invalid_fields_are_named_and_not_recorded() {
     let served = TestGateway::scripted(&["Yes."]);
-    let with = |key: &str, value: Value| {
-        let mut body = question("?");
-        body[key] = value;
-        body.to_string()
-    };
     let image = json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "x" } }] }]);
     for (body, param) in [
         ("{".to_owned(), ""),
         ("\u{FEFF}{}".to_owned(), ""),
         ("[]".to_owned(), ""),
-        (with("messages", json!([])), "messages"),
-        (with("messages", json!([{ "role": "wizard", "content": "?" }])), "messages[0].role"),
-        (with("messages", image), "messages[0].content"),
-        (with("temperature", json!("hot")), "temperature"),
-        (with("temperature", json!(-1)), ""),
-        (with("max_tokens", json!(-1)), "max_tokens"),
-        (with("n", json!(0)), "n"),
-        (with("n", json!(1000)), "n"),
-        (with("chat_template", json!("{{ messages }}")), "chat_template"),
-        (with("tool_choice", json!("perhaps")), "tool_choice"),
-        (with("top_logprobs", json!(2)), "top_logprobs"),
-        (with("logit_bias", json!({ "x": 1 })), "logit_bias"),
-        (with("logit_bias", json!({ "1": 1000 })), ""),
-        (with("tools", json!([{ "type": "local_shell" }])), "tools"),
+        (question_with("messages", json!([])), "messages"),
+        (
+            question_with("messages", json!([{ "role": "wizard", "content": "?" }])),
+            "messages[0].role",
+        ),
+        (question_with("messages", image), "messages[0].content"),
+        (question_with("temperature", json!("hot")), "temperature"),
+        (question_with("temperature", json!(-1)), ""),
+        (question_with("max_tokens", json!(-1)), "max_tokens"),
+        (question_with("n", json!(0)), "n"),
+        (question_with("n", json!(1000)), "n"),
+        (question_with("chat_template", json!("{{ messages }}")), "chat_template"),
+        (question_with("tool_choice", json!("perhaps")), "tool_choice"),
+        (question_with("top_logprobs", json!(2)), "top_logprobs"),
+        (question_with("logit_bias", json!({ "x": 1 })), "logit_bias"),
+        (question_with("logit_bias", json!({ "1": 1000 })), ""),
+        (question_with("tools", json!([{ "type": "local_shell" }])), "tools"),
     ] {
         let response = served.post(CHAT, &Value::Null).await;
         assert_eq!(response.status, StatusCode::BAD_REQUEST);
@@ -227,7 +228,8 @@ async fn invalid_fields_are_named_and_not_recorded() {
         assert_eq!(error["param"].as_str().unwrap_or_default(), param, "{body}: {error}");
         assert_eq!(error["type"], "invalid_request_error");
     }
-    let response = served.send("POST", CHAT, served.session.key(), &with("stop", json!([1]))).await;
+    let response =
+        served.send("POST", CHAT, served.session.key(), &question_with("stop", json!([1]))).await;
     assert!(
         response.text.contains("stop: must be a string or a list of strings"),
         "{}",
@@ -250,6 +252,12 @@ async fn invalid_fields_are_named_and_not_recorded() {
     );
     let recorded = served.session.close(Duration::from_secs(5)).await.0;
     assert!(recorded.trajectory.segments().is_empty() && recorded.calls.is_empty());
+}
+
+fn question_with(key: &str, value: Value) -> String {
+    let mut body = question("?");
+    body[key] = value;
+    body.to_string()
 }
 
 #[tokio::test]
@@ -369,11 +377,14 @@ async fn concurrent_equal_calls_are_separate() {
     let key = served.session.key().to_owned();
     let call = || async { served.send("POST", CHAT, &key, &body).await.json() };
     let (one, other) = tokio::join!(call(), call());
-    let content = |response: &Value| response["choices"][0]["message"]["content"].clone();
-    let mut both = [content(&one), content(&other)];
+    let mut both = [content_of(&one), content_of(&other)];
     both.sort_by_key(Value::to_string);
     assert_eq!(both, [json!("A."), json!("B.")]);
     assert_eq!(served.session.close(Duration::from_secs(5)).await.0.trajectory.leaves().len(), 2);
+}
+
+fn content_of(response: &Value) -> Value {
+    response["choices"][0]["message"]["content"].clone()
 }
 
 #[tokio::test]

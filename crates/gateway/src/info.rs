@@ -164,14 +164,15 @@ fn model(
 async fn weights(model: &Model) -> Result<String, ApiError> {
     let sampler = &**model.party.tokens()?.sampler;
     let found = with_sampler_timeout(sampler, PROBE, sampler.version()).await;
-    let late = || {
-        let message = format!(
-            "timed out after {PROBE:?} waiting for the weight version of {:?}",
-            model.party.model
-        );
-        ApiError::new(ErrorKind::Deadline, message)
-    };
-    Ok(found.ok_or_else(late)??.to_string())
+    Ok(found
+        .ok_or_else(|| {
+            let message = format!(
+                "timed out after {PROBE:?} waiting for the weight version of {:?}",
+                model.party.model
+            );
+            ApiError::new(ErrorKind::Deadline, message)
+        })??
+        .to_string())
 }
 
 /// Samples one token from a model.
@@ -189,12 +190,11 @@ async fn probe(model: &Model) -> Result<(), ApiError> {
         ..SampleRequest::default()
     };
     let probed = async { sampler.sample(request).await?.collect(PROBE).await };
-    let late = || {
+    with_sampler_timeout(&**sampler, PROBE, probed).await.ok_or_else(|| {
         ApiError::new(
             ErrorKind::Deadline,
             format!("{:?} sampled no token within {PROBE:?}", model.party.model),
         )
-    };
-    with_sampler_timeout(&**sampler, PROBE, probed).await.ok_or_else(late)??;
+    })??;
     Ok(())
 }

@@ -9,7 +9,6 @@ use levade_call::CallMetrics;
 /// `rejoined` the number of calls that were repeated so far.
 pub(crate) fn text(metrics: &CallMetrics, waiting: u64, rejoined: u64) -> String {
     let mut out = String::new();
-    let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     for (name, help, value) in [
         ("levade_calls_running", "Calls in progress.", load(&metrics.running)),
         ("levade_calls_waiting", "Calls waiting in the queue.", waiting),
@@ -73,4 +72,8 @@ pub(crate) fn text(metrics: &CallMetrics, waiting: u64, rejoined: u64) -> String
     );
     metrics.duration.write("levade_call_seconds", "Duration of calls, in seconds.", &mut out);
     out
+}
+
+fn load(counter: &std::sync::atomic::AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
 }

@@ -108,9 +108,6 @@ async fn completion_with_calls_matches_with_or_without_stop_string() {
 
 #[tokio::test]
 async fn edited_arguments_fork_and_equivalent_json_continues() {
-    let call = |written: &str| {
-        format!("<tool_call>\n{{\"name\": \"add\", \"arguments\": {written}}}\n</tool_call>")
-    };
     for (written, sent, continues) in [
         (r#"{"a": 1.50, "b": 2}"#, r#"{"b":2,"a":1.5}"#, true),
         (r#"{"a": 1.0}"#, r#"{ "a" : 1 }"#, true),
@@ -125,7 +122,10 @@ async fn edited_arguments_fork_and_equivalent_json_continues() {
         (r#"{"a": "say 'a  b'"}"#, r#"{"a": "say 'a b'"}"#, false),
         (r#"{"a": true}"#, r#"{"a": 1}"#, false),
     ] {
-        let served = TestGateway::scripted(&[&call(written), "Yes."]);
+        let served = TestGateway::scripted(&[
+            &format!("<tool_call>\n{{\"name\": \"add\", \"arguments\": {written}}}\n</tool_call>"),
+            "Yes.",
+        ]);
         let mut body = question();
         body["tools"] = json!([{ "type": "function", "function": { "name": "add" } }]);
         let mut assistant_message =
@@ -167,22 +167,21 @@ async fn retried_body_returns_same_completions_per_prompt() {
 #[tokio::test]
 async fn completion_stream_reports_all_tokens() {
     // Tokens that complete no character have no text, but must be reported.
-    let served = |assistant_message: &str, reads_prompt: bool| match reads_prompt {
-        // Scripted samplers return no log-probabilities of prompts.
-        true => TestGateway::simulated(9),
-        false => TestGateway::scripted(&[assistant_message]),
-    };
     for assistant_message in ["é😀a", "abc"] {
         for (echo, logprobs) in [(false, false), (false, true), (true, true), (true, false)] {
             let mut body = json!({ "prompt": "Say", "return_token_ids": true, "echo": echo, "max_tokens": 9, "seed": 7 });
             if logprobs {
                 body["logprobs"] = 1.into();
             }
-            let full =
-                served(assistant_message, echo && logprobs).post(COMPLETIONS, &body).await.json();
+            let full = gateway_for(assistant_message, echo && logprobs)
+                .post(COMPLETIONS, &body)
+                .await
+                .json();
             body["stream"] = true.into();
-            let stream =
-                served(assistant_message, echo && logprobs).post(COMPLETIONS, &body).await.text;
+            let stream = gateway_for(assistant_message, echo && logprobs)
+                .post(COMPLETIONS, &body)
+                .await
+                .text;
             let choices: Vec<Value> =
                 chunks(&stream).iter().map(|chunk| chunk["choices"][0].clone()).collect();
             let all = |path: &str| -> Vec<Value> {
@@ -207,6 +206,14 @@ async fn completion_stream_reports_all_tokens() {
                 assert!(!is_silent || !choice["finish_reason"].is_null(), "{stream}");
             }
         }
+    }
+}
+
+fn gateway_for(assistant_message: &str, reads_prompt: bool) -> TestGateway {
+    match reads_prompt {
+        // Scripted samplers return no log-probabilities of prompts.
+        true => TestGateway::simulated(9),
+        false => TestGateway::scripted(&[assistant_message]),
     }
 }
 

@@ -272,25 +272,26 @@ async fn silent_call_ends_with_attempt_and_keeps_text() {
 async fn token_requests_to_chat_api_are_rejected() {
     let (served, session, _) =
         gateway_with_parrot(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
-    let chat = |field: &str, value: Value| {
-        let mut body = question("1?");
-        body[field] = value;
-        body
-    };
     for (path, body) in [
         ("/v1/completions", json!({ "model": "api", "prompt": "a" })),
         ("/generate", json!({ "model": "api", "input_ids": [1] })),
         ("/inference/v1/generate", json!({ "model": "api", "token_ids": [1] })),
         ("/tokenize", json!({ "model": "api", "prompt": "a" })),
-        ("/v1/messages/count_tokens", chat("max_tokens", json!(1))),
-        ("/v1/chat/completions", chat("logprobs", json!(true))),
-        ("/v1/chat/completions", chat("return_token_ids", json!(true))),
-        ("/v1/chat/completions", chat("chat_template_kwargs", json!({ "a": 1 }))),
-        ("/v1/chat/completions", chat("n", json!(2))),
-        ("/v1/chat/completions", chat("messages", json!([]))),
+        ("/v1/messages/count_tokens", question_with("max_tokens", json!(1))),
+        ("/v1/chat/completions", question_with("logprobs", json!(true))),
+        ("/v1/chat/completions", question_with("return_token_ids", json!(true))),
+        ("/v1/chat/completions", question_with("chat_template_kwargs", json!({ "a": 1 }))),
+        ("/v1/chat/completions", question_with("n", json!(2))),
+        ("/v1/chat/completions", question_with("messages", json!([]))),
     ] {
         let response = post(&served, &session, path, &body).await;
         assert_eq!(response.status, StatusCode::BAD_REQUEST, "{path} {body}: {}", response.text);
     }
     assert!(session.close(Duration::from_secs(5)).await.0.external.is_empty());
+}
+
+fn question_with(field: &str, value: Value) -> Value {
+    let mut body = question("1?");
+    body[field] = value;
+    body
 }

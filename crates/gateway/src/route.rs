@@ -39,14 +39,13 @@ impl CallPattern {
     }
 
     fn matches(&self, Call { model, request }: &Call) -> bool {
-        let has = |name: &String| request.tools.iter().any(|tool| tool.name == *name);
         !self.is_empty()
             && (self.models.is_empty() || self.models.contains(model))
             && self
                 .system
                 .as_ref()
                 .is_none_or(|pattern| pattern.is_match(&instructions(&request.input)))
-            && self.tools.iter().all(has)
+            && self.tools.iter().all(|name| request.tools.iter().any(|tool| tool.name == *name))
             && self.has_tools.is_none_or(|wanted| wanted != request.tools.is_empty())
     }
 }

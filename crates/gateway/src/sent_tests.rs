@@ -113,21 +113,25 @@ fn chat_texts(deltas: &[Value]) -> Vec<String> {
 }
 
 fn block_texts(blocks: &[Value]) -> Vec<String> {
-    let part = |block: &Value| match block["type"].as_str().unwrap() {
-        "thinking" => format!("thought {}", block["thinking"].as_str().unwrap()),
-        "text" => format!("text {}", block["text"].as_str().unwrap()),
-        _ => format!("call {}", block["input"]),
-    };
-    blocks.iter().map(part).collect()
+    blocks
+        .iter()
+        .map(|block| match block["type"].as_str().unwrap() {
+            "thinking" => format!("thought {}", block["thinking"].as_str().unwrap()),
+            "text" => format!("text {}", block["text"].as_str().unwrap()),
+            _ => format!("call {}", block["input"]),
+        })
+        .collect()
 }
 
 fn item_texts(items: &[Value]) -> Vec<String> {
-    let part = |item: &Value| match item["type"].as_str().unwrap() {
-        "reasoning" => format!("thought {}", item["content"][0]["text"].as_str().unwrap()),
-        "message" => format!("text {}", item["content"][0]["text"].as_str().unwrap()),
-        _ => format!("call {}", item["arguments"].as_str().unwrap()),
-    };
-    items.iter().map(part).collect()
+    items
+        .iter()
+        .map(|item| match item["type"].as_str().unwrap() {
+            "reasoning" => format!("thought {}", item["content"][0]["text"].as_str().unwrap()),
+            "message" => format!("text {}", item["content"][0]["text"].as_str().unwrap()),
+            _ => format!("call {}", item["arguments"].as_str().unwrap()),
+        })
+        .collect()
 }
 
 /// Checks that every API returns the parts in this order, streamed or not. Chat completions return

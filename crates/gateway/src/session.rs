@@ -116,8 +116,7 @@ impl Session {
         let calls = state.repeats.get_mut(&body)?;
         calls.retain(|(_, call)| !call.is_broken());
         let unread = calls.iter().find(|(_, call)| !call.is_being_read() && !call.was_read());
-        let retried = || calls.last().filter(|_| retries);
-        unread.or_else(retried).map(|(_, call)| Arc::clone(call))
+        unread.or_else(|| calls.last().filter(|_| retries)).map(|(_, call)| Arc::clone(call))
     }
 
     /// Remembers a call for clients that repeat it.

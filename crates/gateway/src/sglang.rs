@@ -172,15 +172,8 @@ fn parse_call(
     let mut params =
         optional_value_for(request.sampling_params.as_ref(), "sampling_params", field_path)?
             .unwrap_or_default();
-    let flag = |params: &mut Map<String, Value>, name: &str, default| match params.remove(name) {
-        None | Some(Value::Null) => Ok(default),
-        Some(Value::Bool(value)) => Ok(value),
-        Some(other) => {
-            Err(ApiError::field(name, format!("{name} = {other}, but it must be true or false")))
-        }
-    };
-    let skip_special = flag(&mut params, "skip_special_tokens", true)?;
-    let trims = !flag(&mut params, "no_stop_trim", false)?;
+    let skip_special = take_flag(&mut params, "skip_special_tokens", true)?;
+    let trims = !take_flag(&mut params, "no_stop_trim", false)?;
     let constraint = parse_format(&mut params)?;
     for (theirs, ours) in [
         ("max_new_tokens", "max_tokens"),
@@ -227,6 +220,16 @@ fn parse_call(
         outputs: (0..call.request.n).map(|_| ChoiceOutput::default()).collect(),
     };
     Ok((call, writer))
+}
+
+fn take_flag(params: &mut Map<String, Value>, name: &str, default: bool) -> Result<bool, ApiError> {
+    match params.remove(name) {
+        None | Some(Value::Null) => Ok(default),
+        Some(Value::Bool(value)) => Ok(value),
+        Some(other) => {
+            Err(ApiError::field(name, format!("{name} = {other}, but it must be true or false")))
+        }
+    }
 }
 
 /// Returns the format constraint in the sampling parameters, and removes it from the parameters.
@@ -319,15 +322,17 @@ impl Writer {
     }
 
     fn tops(&self, tokens: &[Token]) -> Vec<Value> {
-        let value = |token: &Token| {
-            token
-                .top
-                .iter()
-                .map(|(id, logprob)| self.triplet(*id, Some(*logprob)))
-                .collect::<Vec<_>>()
-                .into()
-        };
-        tokens.iter().map(value).collect()
+        tokens
+            .iter()
+            .map(|token| {
+                token
+                    .top
+                    .iter()
+                    .map(|(id, logprob)| self.triplet(*id, Some(*logprob)))
+                    .collect::<Vec<_>>()
+                    .into()
+            })
+            .collect()
     }
 
     /// Adds the log-probabilities of the prompt tokens from the index `start`. As in SGLang, the
@@ -380,11 +385,19 @@ impl Writer {
 
     /// Returns the completions of one prompt.
     fn completion_values(&self, head: &Head, completions: Vec<CollectedCompletion>) -> Vec<Value> {
-        let value = |(index, CollectedCompletion { prompt, tokens, end, .. })| {
-            let text = self.text(&tokens, Some(&end));
-            self.completion_value(head, index, &ChoiceOutput { text, prompt, tokens }, Some(&end))
-        };
-        completions.into_iter().enumerate().map(value).collect()
+        completions
+            .into_iter()
+            .enumerate()
+            .map(|(index, CollectedCompletion { prompt, tokens, end, .. })| {
+                let text = self.text(&tokens, Some(&end));
+                self.completion_value(
+                    head,
+                    index,
+                    &ChoiceOutput { text, prompt, tokens },
+                    Some(&end),
+                )
+            })
+            .collect()
     }
 
     /// Returns a frame with the output of the choice `index` so far.

@@ -55,13 +55,19 @@ async fn text_is_trimmed_by_client_parameters() {
             .map(|frame| serde_json::from_str(frame.strip_prefix("data: ").unwrap()).unwrap())
             .collect();
         for pair in chunks.windows(2) {
-            let ids = |chunk: &Value| chunk["output_ids"].as_array().unwrap().clone();
-            assert!(ids(&pair[1]).starts_with(&ids(&pair[0])), "streams tell of all so far");
+            assert!(
+                output_ids(&pair[1]).starts_with(&output_ids(&pair[0])),
+                "streams tell of all so far"
+            );
         }
         let last = chunks.last().unwrap();
         assert_eq!((&last["text"], &last["output_ids"]), (&found["text"], &found["output_ids"]));
         assert_eq!(last["meta_info"]["finish_reason"], found["meta_info"]["finish_reason"]);
     }
+}
+
+fn output_ids(chunk: &Value) -> Vec<Value> {
+    chunk["output_ids"].as_array().unwrap().clone()
 }
 
 #[tokio::test]

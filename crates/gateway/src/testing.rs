@@ -79,13 +79,14 @@ impl TestResponse {
             self.text
         );
         let frames = self.text.split("\n\n").filter(|frame| !frame.is_empty());
-        let event = |frame: &str| {
-            let (name, data) = frame.split_once("\ndata: ").unwrap();
-            let data: Value = serde_json::from_str(data).unwrap();
-            assert_eq!(name, format!("event: {}", data["type"].as_str().unwrap()));
-            data
-        };
-        frames.map(event).collect()
+        frames
+            .map(|frame| {
+                let (name, data) = frame.split_once("\ndata: ").unwrap();
+                let data: Value = serde_json::from_str(data).unwrap();
+                assert_eq!(name, format!("event: {}", data["type"].as_str().unwrap()));
+                data
+            })
+            .collect()
     }
 }
 

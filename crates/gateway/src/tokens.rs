@@ -36,10 +36,12 @@ pub(crate) async fn tokenize(
     incoming: IncomingRequest,
 ) -> Response {
     let work = tokio::task::spawn_blocking(move || tokens_of(&gateway, incoming)).await;
-    let failed = |error| {
-        ApiError::new(levade_call::ErrorKind::Internal, format!("tokenizing failed: {error}"))
-    };
-    respond(work.map_err(failed).and_then(|found| found))
+    respond(
+        work.map_err(|error| {
+            ApiError::new(levade_call::ErrorKind::Internal, format!("tokenizing failed: {error}"))
+        })
+        .and_then(|found| found),
+    )
 }
 
 fn tokens_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiError> {

@@ -85,10 +85,6 @@ pub(crate) fn custom_input(arguments: &Arguments) -> Option<&str> {
 /// Returns `None` if the type has no published schema. A tool without a name is named after its
 /// type.
 pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
-    let text = |description: &str| json!({ "type": "string", "description": description });
-    let integer = |description: &str| json!({ "type": "integer", "description": description });
-    let texts = |description: &str| json!({ "type": "array", "items": { "type": "string" }, "description": description });
-    let one_of = |names: &[&str]| json!({ "type": "string", "enum": names });
     let kind = tool["type"].as_str()?;
     let (description, properties, required) = match kind {
         "bash_20241022" | "bash_20250124" => (
@@ -200,6 +196,22 @@ pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
     Some(ToolSpec { name: name.to_owned(), description: description.to_owned(), parameters })
 }
 
+fn text(description: &str) -> Value {
+    json!({ "type": "string", "description": description })
+}
+
+fn integer(description: &str) -> Value {
+    json!({ "type": "integer", "description": description })
+}
+
+fn texts(description: &str) -> Value {
+    json!({ "type": "array", "items": { "type": "string" }, "description": description })
+}
+
+fn one_of(names: &[&str]) -> Value {
+    json!({ "type": "string", "enum": names })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -231,12 +243,13 @@ mod tests {
                     .all(|name| properties.get(name.as_str().unwrap()).is_some())
             );
         }
-        let commands = |kind: &str| {
-            published_spec(&json!({ "type": kind })).unwrap().parameters["properties"]["command"]["enum"]
+        assert!(published_commands("text_editor_20250124").contains("undo_edit"));
+        assert!(!published_commands("text_editor_20250429").contains("undo_edit"));
+    }
+
+    fn published_commands(kind: &str) -> String {
+        published_spec(&json!({ "type": kind })).unwrap().parameters["properties"]["command"]["enum"]
                 .to_string()
-        };
-        assert!(commands("text_editor_20250124").contains("undo_edit"));
-        assert!(!commands("text_editor_20250429").contains("undo_edit"));
     }
 
     #[test]

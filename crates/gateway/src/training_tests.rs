@@ -182,29 +182,30 @@ async fn client_sets_sampling_outside_attempts() {
 
 #[tokio::test]
 async fn each_call_has_unique_reproducible_stream() {
-    let streams = async |stream: u64| {
-        let bench = Bench::new(LIMITS, stream);
-        for body in [
-            question("Hi", json!({})),
-            question("Ho", json!({})),
-            // The same prompt again, and several choices for one prompt.
-            question("Hi", json!({})),
-            question("Hey", json!({ "n": 2 })),
-        ] {
-            bench.send_request(CHAT, &body).await;
-        }
-        let path = "/rollout/r/attempt/a/agent/critic/v1/chat/completions";
-        bench.send_request(path, &question("Hi", json!({}))).await;
-        let streams: Vec<u64> = bench.requests().iter().map(|request| request.stream).collect();
-        assert_eq!(streams.len(), 6);
-        streams
-    };
-    let first = streams(2).await;
+    let first = streams_of(2).await;
     let distinct: std::collections::BTreeSet<&u64> = first.iter().collect();
     assert_eq!(distinct.len(), first.len(), "{first:?}");
     // Streams are functions of the attempt and the prompt, so a replay has the same streams.
-    assert_eq!(streams(2).await, first);
-    assert!(streams(3).await.iter().all(|stream| !first.contains(stream)));
+    assert_eq!(streams_of(2).await, first);
+    assert!(streams_of(3).await.iter().all(|stream| !first.contains(stream)));
+}
+
+async fn streams_of(stream: u64) -> Vec<u64> {
+    let bench = Bench::new(LIMITS, stream);
+    for body in [
+        question("Hi", json!({})),
+        question("Ho", json!({})),
+        // The same prompt again, and several choices for one prompt.
+        question("Hi", json!({})),
+        question("Hey", json!({ "n": 2 })),
+    ] {
+        bench.send_request(CHAT, &body).await;
+    }
+    let path = "/rollout/r/attempt/a/agent/critic/v1/chat/completions";
+    bench.send_request(path, &question("Hi", json!({}))).await;
+    let streams: Vec<u64> = bench.requests().iter().map(|request| request.stream).collect();
+    assert_eq!(streams.len(), 6);
+    streams
 }
 
 #[tokio::test]

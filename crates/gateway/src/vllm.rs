@@ -60,14 +60,17 @@ pub(crate) async fn generate(
 /// for no log-probabilities.
 fn count(params: &mut Map<String, Value>, name: &str) -> Result<Option<usize>, ApiError> {
     let Some(value) = params.remove(name).filter(|value| !value.is_null()) else { return Ok(None) };
-    let wrong = || {
-        let field = format!("sampling_params.{name}");
-        ApiError::field(
-            &field,
-            format!("{field} is {value}, but must be a whole number of at least 0, or null"),
-        )
-    };
-    value.as_u64().and_then(|count| usize::try_from(count).ok()).ok_or_else(wrong).map(Some)
+    value
+        .as_u64()
+        .and_then(|count| usize::try_from(count).ok())
+        .ok_or_else(|| {
+            let field = format!("sampling_params.{name}");
+            ApiError::field(
+                &field,
+                format!("{field} is {value}, but must be a whole number of at least 0, or null"),
+            )
+        })
+        .map(Some)
 }
 
 fn prepare(
@@ -177,22 +180,30 @@ impl Writer {
 /// Returns the log-probabilities of a prompt: for each token, an object of the alternatives at its
 /// position by token id. The entry of the first token is null.
 fn prompt_logprobs(chat: &Chat, tokens: &[Token]) -> Value {
-    let one = |id: u32, logprob: f32, rank: Option<usize>| {
-        let text = chat.tokenizer().token_text(id);
-        json!({ "logprob": finite(logprob), "rank": rank, "decoded_token": text })
-    };
-    let field_path = |token: &Token| {
-        if token.logprob.is_nan() {
-            return Value::Null;
-        }
-        let top = token.top.iter().zip(1..);
-        let mut found: Map<String, Value> = top
-            .map(|((id, logprob), rank)| (id.to_string(), one(*id, *logprob, Some(rank))))
-            .collect();
-        found.entry(token.id.to_string()).or_insert_with(|| one(token.id, token.logprob, None));
-        found.into()
-    };
-    tokens.iter().map(field_path).collect::<Vec<_>>().into()
+    tokens
+        .iter()
+        .map(|token| {
+            if token.logprob.is_nan() {
+                return Value::Null;
+            }
+            let top = token.top.iter().zip(1..);
+            let mut found: Map<String, Value> = top
+                .map(|((id, logprob), rank)| {
+                    (id.to_string(), logprob_value(chat, *id, *logprob, Some(rank)))
+                })
+                .collect();
+            found
+                .entry(token.id.to_string())
+                .or_insert_with(|| logprob_value(chat, token.id, token.logprob, None));
+            found.into()
+        })
+        .collect::<Vec<_>>()
+        .into()
+}
+
+fn logprob_value(chat: &Chat, id: u32, logprob: f32, rank: Option<usize>) -> Value {
+    let text = chat.tokenizer().token_text(id);
+    json!({ "logprob": finite(logprob), "rank": rank, "decoded_token": text })
 }
 
 impl Dialect for Writer {

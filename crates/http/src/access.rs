@@ -166,7 +166,6 @@ impl Access {
         headers: &HeaderMap,
         allowed: bool,
     ) -> Option<Rejection> {
-        let rejected = |status, message: String| Some(Rejection { status, message });
         // A request target in absolute form overrides the Host header (RFC 9112, 3.2.2).
         let named = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
         let mut named = named.chain(uri.authority().map(|authority| authority.as_str()));
@@ -210,11 +209,10 @@ impl Access {
     /// Returns whether a host, with or without a port, is one of the server's own.
     fn is_own_host(&self, text: &str) -> bool {
         split_authority(text).is_some_and(|(host, port)| {
-            let is_address = || self.any_address && host.parse::<IpAddr>().is_ok();
             let port = port.unwrap_or(80);
             LOCAL_NAMES.contains(&host.as_str())
                 || self.hosts.iter().any(|pattern| pattern.matches(&host, port))
-                || is_address()
+                || (self.any_address && host.parse::<IpAddr>().is_ok())
         })
     }
 
@@ -222,10 +220,9 @@ impl Access {
     fn is_own_origin(&self, origin: &HeaderValue, headers: &HeaderMap) -> bool {
         let text = origin.to_str().unwrap_or_default().to_ascii_lowercase();
         let authority = text.split_once("://").map(|(_, authority)| authority);
-        let port = |text: &str| split_authority(text).map(|(_, port)| port);
-        let requested = headers.get(HOST).and_then(|host| host.to_str().ok()).and_then(port);
+        let requested = headers.get(HOST).and_then(|host| host.to_str().ok()).and_then(port_of);
         authority
-            .is_some_and(|authority| self.is_own_host(authority) && port(authority) == requested)
+            .is_some_and(|authority| self.is_own_host(authority) && port_of(authority) == requested)
     }
 
     /// Returns whether pages of an origin can call the server.
@@ -269,6 +266,14 @@ impl Access {
         }
         Cors(cors)
     }
+}
+
+fn rejected(status: StatusCode, message: String) -> Option<Rejection> {
+    Some(Rejection { status, message })
+}
+
+fn port_of(text: &str) -> Option<Option<u16>> {
+    split_authority(text).map(|(_, port)| port)
 }
 
 fn origin_rejection(origin: &HeaderValue) -> Rejection {

@@ -51,11 +51,10 @@ impl Client {
     /// Returns [`HttpError::Invalid`] if the file cannot be read or contains no certificate, or if
     /// TLS cannot be set up.
     pub fn new(hosts: Hosts, more_roots: Option<&Path>) -> Result<Self, HttpError> {
-        let invalid = |why: String| HttpError::Invalid(format!("TLS cannot be set up: {why}"));
         let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
         if let Some(file) = more_roots {
             let failed = |error: &dyn std::fmt::Display| {
-                invalid(format!("root certificates in {}: {error}", file.display()))
+                tls_error(format!("root certificates in {}: {error}", file.display()))
             };
             let found = CertificateDer::pem_file_iter(file).map_err(|error| failed(&error))?;
             let found = found.collect::<Result<Vec<_>, _>>().map_err(|error| failed(&error))?;
@@ -66,7 +65,7 @@ impl Client {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config =
             ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = config.map_err(|error| invalid(error.to_string()))?;
+        let config = config.map_err(|error| tls_error(error.to_string()))?;
         let config = config.with_root_certificates(roots).with_no_client_auth();
         let pool = |reach| {
             let mut http = HttpConnector::new_with_resolver(Resolver(reach));
@@ -102,6 +101,10 @@ impl Client {
         };
         pool.request(request).await.map_err(|error| to_http_error(host, &error))
     }
+}
+
+fn tls_error(why: String) -> HttpError {
+    HttpError::Invalid(format!("TLS cannot be set up: {why}"))
 }
 
 /// Converts a client error, preserving an [`HttpError`] that the resolver returned.

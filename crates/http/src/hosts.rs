@@ -32,15 +32,9 @@ pub(crate) struct Pattern {
 
 impl Pattern {
     pub(crate) fn parse(text: &str) -> Result<Self, HttpError> {
-        let wrong = |why: &str| {
-            HttpError::Invalid(format!(
-                "{text:?} is not a host: {why}; write a name or an address, such as \
-                 \"api.example.org\", \"*.example.org\", \"localhost:8000\" or \"[::1]:8000\""
-            ))
-        };
         let lowered = text.trim().to_ascii_lowercase();
         if lowered.contains('/') {
-            return Err(wrong("it contains a slash"));
+            return Err(host_error(text, "it contains a slash"));
         }
         let (subdomains_only, rest) = match lowered.strip_prefix("*.") {
             Some(rest) => (true, rest),
@@ -48,12 +42,13 @@ impl Pattern {
         };
         let (host, port) = match rest.strip_prefix('[') {
             Some(rest) => {
-                let (host, port) =
-                    rest.split_once(']').ok_or_else(|| wrong("a bracket is not closed"))?;
+                let (host, port) = rest
+                    .split_once(']')
+                    .ok_or_else(|| host_error(text, "a bracket is not closed"))?;
                 let number = port.strip_prefix(':');
                 // "[::1]8000" must not match every port.
                 if number.is_none() && !port.is_empty() {
-                    return Err(wrong("its port must follow a colon"));
+                    return Err(host_error(text, "its port must follow a colon"));
                 }
                 (host.to_owned(), number)
             }
@@ -64,12 +59,12 @@ impl Pattern {
             },
         };
         let port = port
-            .map(|port| port.parse().map_err(|_| wrong("its port is not a number")))
+            .map(|port| port.parse().map_err(|_| host_error(text, "its port is not a number")))
             .transpose()?;
         if host.is_empty()
             || host.contains(['*', ' ', '@', ':']) && host.parse::<Ipv6Addr>().is_err()
         {
-            return Err(wrong("its name is empty or invalid"));
+            return Err(host_error(text, "its name is empty or invalid"));
         }
         Ok(Pattern { host: host.trim_end_matches('.').to_owned(), subdomains_only, port })
     }
@@ -82,6 +77,13 @@ impl Pattern {
         };
         named && self.port.is_none_or(|own| own == port)
     }
+}
+
+fn host_error(text: &str, why: &str) -> HttpError {
+    HttpError::Invalid(format!(
+        "{text:?} is not a host: {why}; write a name or an address, such as \
+                 \"api.example.org\", \"*.example.org\", \"localhost:8000\" or \"[::1]:8000\""
+    ))
 }
 
 impl fmt::Display for Pattern {
@@ -178,19 +180,23 @@ impl Hosts {
 /// # Errors
 /// Returns [`HttpError::Invalid`] if `url` is not an HTTP URL, or if it contains a user name.
 pub(crate) fn parse_url(url: &str) -> Result<Uri, HttpError> {
-    let wrong = |why: String| HttpError::Invalid(format!("{url:?} is no address of HTTP: {why}"));
-    let uri: Uri =
-        url.parse().map_err(|error: hyper::http::uri::InvalidUri| wrong(error.to_string()))?;
+    let uri: Uri = url
+        .parse()
+        .map_err(|error: hyper::http::uri::InvalidUri| url_error(url, error.to_string()))?;
     match (uri.scheme_str(), uri.host()) {
         (Some("http" | "https"), Some(host)) if !host.is_empty() => {}
-        (Some("http" | "https"), _) => return Err(wrong("it has no host".into())),
-        _ => return Err(wrong("it must begin with http:// or https://".into())),
+        (Some("http" | "https"), _) => return Err(url_error(url, "it has no host".into())),
+        _ => return Err(url_error(url, "it must begin with http:// or https://".into())),
     }
     let authority = uri.authority().map(|authority| authority.as_str()).unwrap_or_default();
     if authority.contains('@') {
-        return Err(wrong("it has a user's name in it".into()));
+        return Err(url_error(url, "it has a user's name in it".into()));
     }
     Ok(uri)
+}
+
+fn url_error(url: &str, why: String) -> HttpError {
+    HttpError::Invalid(format!("{url:?} is no address of HTTP: {why}"))
 }
 
 /// Returns the host of a URI in lower case, without the brackets of IPv6 and the final dot.

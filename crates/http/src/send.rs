@@ -75,10 +75,9 @@ impl Client {
         bounds: Bounds,
     ) -> Result<ClientResponse, HttpError> {
         let host = authority(&parse_url(&outgoing.url)?);
-        let late = || HttpError::Late { host, after: bounds.deadline };
         match tokio::time::timeout(bounds.deadline, self.follow(outgoing, bounds)).await {
             Ok(result) => result,
-            Err(_) => Err(late()),
+            Err(_) => Err(HttpError::Late { host, after: bounds.deadline }),
         }
     }
 
@@ -154,11 +153,10 @@ fn resolve_reference(from: &Uri, to: &str) -> String {
     let to = to.split('#').next().unwrap_or_default();
     let scheme = from.scheme_str().unwrap_or("http");
     let origin = format!("{scheme}://{}", authority(from));
-    let is_scheme = |name: &str| {
-        name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
-    };
     // A URL within the query of a relative reference does not make the reference absolute.
-    if to.split_once("://").is_some_and(|(before, _)| is_scheme(before)) {
+    if to.split_once("://").is_some_and(|(before, _)| {
+        before.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+    }) {
         to.to_owned()
     } else if to.starts_with("//") {
         format!("{scheme}:{to}")

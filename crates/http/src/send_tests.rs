@@ -187,12 +187,11 @@ fn joined_resolves_relative_references() {
 #[test]
 fn unpacked_limits_decompressed_size() {
     use std::io::Write;
-    let headers =
-        |encoding: &str| HeaderMap::from_iter([(CONTENT_ENCODING, encoding.parse().unwrap())]);
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packer.write_all(&[b'x'; 1000]).unwrap();
     let packed = Bytes::from(packer.finish().unwrap());
-    let unpack = |encoding: &str, max| unpack_body("h", packed.clone(), &headers(encoding), max);
+    let unpack =
+        |encoding: &str, max| unpack_body("h", packed.clone(), &encoding_headers(encoding), max);
     assert_eq!(unpack("gzip", 1000).unwrap(), [b'x'; 1000][..]);
     assert_eq!(
         unpack("GZIP", 999).unwrap_err(),
@@ -201,6 +200,10 @@ fn unpacked_limits_decompressed_size() {
     assert_eq!(unpack("identity", 1).unwrap(), packed);
     let error = unpack("br", 1000).unwrap_err().to_string();
     assert_eq!(error, "the answer of h cannot be unpacked: its content-encoding is \"br\"");
-    let damaged = unpack_body("h", packed.slice(..9), &headers("gzip"), 1000);
+    let damaged = unpack_body("h", packed.slice(..9), &encoding_headers("gzip"), 1000);
     assert!(matches!(damaged, Err(HttpError::Packed { .. })), "{damaged:?}");
+}
+
+fn encoding_headers(encoding: &str) -> HeaderMap {
+    HeaderMap::from_iter([(CONTENT_ENCODING, encoding.parse().unwrap())])
 }

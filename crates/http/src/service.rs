@@ -67,35 +67,39 @@ pub fn with_rejections<S: Clone + Send + Sync + 'static>(
         ))
     };
     let rules = Arc::new((access, needs_key));
-    let guarded = move |request: Request, next: Next| {
-        let rules = Arc::clone(&rules);
-        let reject = Arc::clone(&reject);
-        async move {
-            let (access, needs_key) = &*rules;
-            let headers = request.headers();
-            let verdict =
-                access.check(request.method(), request.uri(), headers, needs_key(headers));
-            let (mut response, cors) = match verdict {
-                Verdict::Allowed(cors) => (next.run(request).await, cors),
-                Verdict::Preflight(cors) => (StatusCode::NO_CONTENT.into_response(), cors),
-                Verdict::Rejected(rejection) => return reject(&request, rejection),
-            };
-            cors.apply(response.headers_mut());
-            response
-        }
-    };
-    routes.fallback(nowhere).method_not_allowed_fallback(wrong_method).layer(from_fn(guarded))
+    routes.fallback(nowhere).method_not_allowed_fallback(wrong_method).layer(from_fn(
+        move |request: Request, next: Next| {
+            let rules = Arc::clone(&rules);
+            let reject = Arc::clone(&reject);
+            async move {
+                let (access, needs_key) = &*rules;
+                let headers = request.headers();
+                let verdict =
+                    access.check(request.method(), request.uri(), headers, needs_key(headers));
+                let (mut response, cors) = match verdict {
+                    Verdict::Allowed(cors) => (next.run(request).await, cors),
+                    Verdict::Preflight(cors) => (StatusCode::NO_CONTENT.into_response(), cors),
+                    Verdict::Rejected(rejection) => return reject(&request, rejection),
+                };
+                cors.apply(response.headers_mut());
+                response
+            }
+        },
+    ))
 }
 
 /// Returns the key of a request: from `Authorization: Bearer`, as OpenAI's clients send it, from
 /// `x-api-key`, as Anthropic's clients do, or from `api-key`.
 pub fn key_of(headers: &HeaderMap) -> Option<&str> {
-    let text = |name: &str| headers.get(name)?.to_str().ok();
-    let bearer = text("authorization").and_then(|value| {
+    let bearer = header_text(headers, "authorization").and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
     });
-    bearer.or_else(|| text("x-api-key")).or_else(|| text("api-key"))
+    bearer.or_else(|| header_text(headers, "x-api-key")).or_else(|| header_text(headers, "api-key"))
+}
+
+fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
 }
 
 /// Returns whether `key` is one of `keys`. If `keys` is empty, no key is required.
@@ -115,7 +119,6 @@ fn is_same(known: &str, key: &str) -> bool {
 /// Returns a [`Rejection`] with status 413 if the body is larger than `max`, 415 if its encoding is
 /// unsupported, and 400 if the body breaks off or does not match its encoding.
 pub async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, Rejection> {
-    let rejected = |status, message| Rejection { status, message };
     let body = axum::body::to_bytes(body, max).await.map_err(|error| {
         let error = error.to_string();
         if error.contains("length limit") {
@@ -127,21 +130,14 @@ pub async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> Result<By
             rejected(StatusCode::BAD_REQUEST, format!("the body ended early: {error}"))
         }
     })?;
-    let packed = |encoding: &str| {
-        let message = format!(
-            "the Content-Encoding of the body is {encoding}; send the body with gzip or without \
-             encoding"
-        );
-        rejected(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
-    };
     let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
     let encoding = match (encodings.next(), encodings.next()) {
         (None, _) => return Ok(body),
         (Some(encoding), None) => encoding.to_str().unwrap_or_default(),
-        (Some(_), Some(_)) => return Err(packed("several encodings")),
+        (Some(_), Some(_)) => return Err(unsupported_encoding("several encodings")),
     };
     unpack(encoding, body, max).map_err(|why| match why {
-        UnpackError::Unknown => packed(&format!("{encoding:?}")),
+        UnpackError::Unknown => unsupported_encoding(&format!("{encoding:?}")),
         UnpackError::Broken => rejected(
             StatusCode::BAD_REQUEST,
             format!("the body is not valid {encoding}, which its Content-Encoding names"),
@@ -151,6 +147,18 @@ pub async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> Result<By
             format!("the unpacked body exceeds the limit of {max} bytes"),
         ),
     })
+}
+
+fn rejected(status: StatusCode, message: String) -> Rejection {
+    Rejection { status, message }
+}
+
+fn unsupported_encoding(encoding: &str) -> Rejection {
+    let message = format!(
+        "the Content-Encoding of the body is {encoding}; send the body with gzip or without \
+             encoding"
+    );
+    rejected(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
 }
 
 /// Error in a JSON body.
@@ -181,11 +189,10 @@ pub fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, JsonError> {
         };
         JsonError { message: format!("{}: {why}", field.as_deref().unwrap_or("the body")), field }
     })?;
-    let rest = |error| JsonError {
+    deserializer.end().map_err(|error| JsonError {
         field: None,
         message: format!("the body continues after its JSON: {error}"),
-    };
-    deserializer.end().map_err(rest)?;
+    })?;
     Ok(value)
 }
 

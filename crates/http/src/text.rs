@@ -59,14 +59,16 @@ fn decode_latin(body: &[u8]) -> Cow<'_, str> {
     if let Ok(text) = std::str::from_utf8(body) {
         return text.into();
     }
-    let read = |byte: &u8| match byte {
-        0x80..=0x9F => WINDOWS_1252_NAMES
-            .chars()
-            .nth(usize::from(byte - 0x80))
-            .unwrap_or(char::REPLACEMENT_CHARACTER),
-        byte => char::from(*byte),
-    };
-    body.iter().map(read).collect::<String>().into()
+    body.iter()
+        .map(|byte| match byte {
+            0x80..=0x9F => WINDOWS_1252_NAMES
+                .chars()
+                .nth(usize::from(byte - 0x80))
+                .unwrap_or(char::REPLACEMENT_CHARACTER),
+            byte => char::from(*byte),
+        })
+        .collect::<String>()
+        .into()
 }
 
 fn decode_utf16(body: &[u8], unit: fn([u8; 2]) -> u16) -> String {

@@ -82,32 +82,39 @@ pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
             hosts.len()
         )));
     }
-    let odd = |host: &&String| {
+    if let Some(host) = hosts.iter().find(|host| {
         host.is_empty()
             || host.starts_with('-')
             || host.contains(|c: char| c.is_whitespace() || c.is_control())
-    };
-    if let Some(host) = hosts.iter().find(odd) {
+    }) {
         return Err(unusable(format!(
             "--host {host:?} is not a machine name; pass options of ssh with --ssh-arg"
         )));
     }
     let head = resolved(&hosts[0], ssh_args).unwrap_or_else(|| address_of(&hosts[0]).to_owned());
-    let machine = |host: &String| {
-        // BatchMode prevents password prompts, and ServerAliveInterval detects unreachable
-        // machines. If an option is given twice, ssh uses the first one, so `ssh_args` take
-        // precedence.
-        let ours = ["BatchMode=yes", "ConnectTimeout=30", "ServerAliveInterval=15"];
-        let mut words: Vec<String> = vec!["ssh".into()];
-        words.extend(ssh_args.iter().cloned());
-        words.extend(ours.iter().flat_map(|option| ["-o".to_owned(), (*option).to_owned()]));
-        words.push(host.clone());
-        let keep = format!("env {HEAD}={} {} keep", quoted(&head), quoted(&job.binary.display()));
-        words.push(keep);
-        (host.clone(), Supervisor(words))
-    };
     let script = job.script().display().to_string();
-    Ok(Hosts { machines: hosts.iter().map(machine).collect(), head, script })
+    Ok(Hosts {
+        machines: hosts
+            .iter()
+            .map(|host| {
+                // BatchMode prevents password prompts, and ServerAliveInterval detects unreachable
+                // machines. If an option is given twice, ssh uses the first one, so `ssh_args` take
+                // precedence.
+                let ours = ["BatchMode=yes", "ConnectTimeout=30", "ServerAliveInterval=15"];
+                let mut words: Vec<String> = vec!["ssh".into()];
+                words.extend(ssh_args.iter().cloned());
+                words
+                    .extend(ours.iter().flat_map(|option| ["-o".to_owned(), (*option).to_owned()]));
+                words.push(host.clone());
+                let keep =
+                    format!("env {HEAD}={} {} keep", quoted(&head), quoted(&job.binary.display()));
+                words.push(keep);
+                (host.clone(), Supervisor(words))
+            })
+            .collect(),
+        head,
+        script,
+    })
 }
 
 /// Returns the host name that ssh's own configuration resolves `host` to, because the remaining
@@ -180,11 +187,14 @@ fn stop_code(parts: &mut [Part]) -> Option<u8> {
 impl Hosts {
     /// Returns the commands that start the parts.
     pub fn commands(&self) -> Vec<String> {
-        let command = |(node, (_, Supervisor(words))): (usize, &(String, Supervisor))| {
-            let words: Vec<String> = words.iter().map(quoted).collect();
-            format!("{}  # then: sh {} {node}", words.join(" "), quoted(&self.script))
-        };
-        self.machines.iter().enumerate().map(command).collect()
+        self.machines
+            .iter()
+            .enumerate()
+            .map(|(node, (_, Supervisor(words)))| {
+                let words: Vec<String> = words.iter().map(quoted).collect();
+                format!("{}  # then: sh {} {node}", words.join(" "), quoted(&self.script))
+            })
+            .collect()
     }
 
     async fn start(&self, job: &Job, node: u32, failures: u32) -> anyhow::Result<Part> {
@@ -192,10 +202,9 @@ impl Hosts {
         let log = job.log(node);
         let file = child::log(&log).with_context(|| format!("cannot write {}", log.display()))?;
         // Both ssh and local processes may need any of these variables.
-        let text = |(name, value): (OsString, OsString)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
-        };
-        let mut environment: Vec<(String, String)> = std::env::vars_os().filter_map(text).collect();
+        let mut environment: Vec<(String, String)> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
         environment.retain(|(name, _)| name != HEAD);
         environment.push((HEAD.into(), self.head.clone()));
         let command = ["sh".to_owned(), self.script.clone(), node.to_string()];

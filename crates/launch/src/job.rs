@@ -61,8 +61,11 @@ impl Job {
                 )));
             }
         }
-        let fits = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-        let name: String = name.chars().map(fits).take(40).collect();
+        let name: String = name
+            .chars()
+            .map(|c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
+            .take(40)
+            .collect();
         let name = format!("levade-{}", name.trim_matches('-'));
         let name = name.trim_end_matches('-').to_owned();
         let dir = root.join("launch");
@@ -112,9 +115,12 @@ mod tests {
 
     #[test]
     fn job_name_has_only_lower_case_letters_digits_and_hyphens() {
-        let name = |name: &str| Job::named(name, "/r".into(), "/b".into()).unwrap().name;
-        assert_eq!(name("Calculator 2_x"), "levade-calculator-2-x");
-        assert_eq!(name("-é-"), "levade");
+        assert_eq!(name_of("Calculator 2_x"), "levade-calculator-2-x");
+        assert_eq!(name_of("-é-"), "levade");
         assert!(Job::named("x", "/a\nb".into(), "/b".into()).is_err());
+    }
+
+    fn name_of(name: &str) -> String {
+        Job::named(name, "/r".into(), "/b".into()).unwrap().name
     }
 }

@@ -134,8 +134,11 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
     let workload = of("batch/v1", "Job", of_job);
     let service = of("v1", "Service", of_service);
     // Every JSON document is a YAML document.
-    let pretty = |value: &Value| serde_json::to_string_pretty(value);
-    let text = format!("---\n{}\n---\n{}\n", pretty(&service)?, pretty(&workload)?);
+    let text = format!(
+        "---\n{}\n---\n{}\n",
+        serde_json::to_string_pretty(&service)?,
+        serde_json::to_string_pretty(&workload)?
+    );
     let file = job.dir.join("job.yaml");
     let manifests =
         Manifests { file: file.clone(), name: name.clone(), namespace: namespace.clone() };
@@ -277,8 +280,7 @@ fn state_of(found: &str) -> anyhow::Result<State> {
     );
     let conditions = found["status"]["conditions"].as_array();
     let holds = |kind: &str| {
-        let holds = |c: &&Value| c["type"] == kind && c["status"] == "True";
-        conditions.into_iter().flatten().find(holds)
+        conditions.into_iter().flatten().find(|c| c["type"] == kind && c["status"] == "True")
     };
     let ended = match (holds("Failed"), holds("Complete")) {
         // The pod failure policy fails a job at once on errors that the user has to correct.
@@ -352,33 +354,40 @@ mod tests {
 
     #[test]
     fn state_of_maps_job_conditions() {
-        let state = |found: Value| state_of(&found.to_string()).unwrap();
-        let runs = state(json!({ "status": { "active": 2, "failed": 1 } }));
+        let runs = parse_state(json!({ "status": { "active": 2, "failed": 1 } }));
         assert_eq!(runs, State { text: "2 running, 0 succeeded, 1 failed".into(), ended: None });
         let ended = |kind: &str, status: &str| {
-            state(json!({ "status": { "conditions": [{ "type": kind, "status": status }] } })).ended
+            parse_state(json!({ "status": { "conditions": [{ "type": kind, "status": status }] } }))
+                .ended
         };
         assert_eq!(ended("Complete", "True"), Some(0));
         assert_eq!(ended("Failed", "True"), Some(1));
         assert_eq!(ended("Failed", "False"), None);
         let policy = json!({ "type": "Failed", "status": "True", "reason": "PodFailurePolicy" });
-        assert_eq!(state(json!({ "status": { "conditions": [policy] } })).ended, Some(2));
+        assert_eq!(parse_state(json!({ "status": { "conditions": [policy] } })).ended, Some(2));
         assert_eq!(state_of("\n").unwrap().ended, Some(INTERRUPTED));
         assert!(state_of("nonsense").is_err());
     }
 
+    fn parse_state(found: Value) -> State {
+        state_of(&found.to_string()).unwrap()
+    }
+
     #[test]
     fn is_over_detects_ended_and_deleted_jobs() {
-        let of = |kind: &str| json!({ "status": { "conditions": [{ "type": kind, "status": "True" }] } });
         for (found, over) in [
             (String::new(), false),
             (json!({ "status": { "active": 1 } }).to_string(), false),
-            (of("Suspended").to_string(), false),
+            (job_with_condition("Suspended").to_string(), false),
             (json!({ "metadata": { "deletionTimestamp": "now" } }).to_string(), true),
-            (of("Complete").to_string(), true),
-            (of("Failed").to_string(), true),
+            (job_with_condition("Complete").to_string(), true),
+            (job_with_condition("Failed").to_string(), true),
         ] {
             assert_eq!(is_over(&found).unwrap(), over, "{found}");
         }
+    }
+
+    fn job_with_condition(kind: &str) -> Value {
+        json!({ "status": { "conditions": [{ "type": kind, "status": "True" }] } })
     }
 }

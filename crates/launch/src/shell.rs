@@ -8,8 +8,9 @@ use levade_run::unusable;
 /// quoted.
 pub fn quoted(word: &impl ToString) -> String {
     let word = word.to_string();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
+    if !word.is_empty()
+        && word.chars().all(|c| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c))
+    {
         word
     } else {
         format!("'{}'", word.replace('\'', r"'\''"))

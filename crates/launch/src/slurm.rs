@@ -99,12 +99,6 @@ pub fn render(
 ) -> anyhow::Result<(Batch, [(PathBuf, String); 2])> {
     let script = job.dir.join("job.sbatch");
     let task = job.dir.join("task.sh");
-    let log = |name: &str| {
-        // Slurm expands patterns after a percent sign. A backslash would disable the expansion in
-        // the complete name.
-        let dir = job.dir.display().to_string();
-        format!("{}/{name}", dir.replace('%', "%%"))
-    };
     if job.dir.display().to_string().contains('\\') {
         return Err(unusable(format!(
             "{} contains a backslash, which Slurm interprets in paths; choose another directory \
@@ -122,7 +116,7 @@ pub fn render(
         "--open-mode=append".into(),
         // Time for a checkpoint, in seconds.
         "--signal=TERM@120".into(),
-        format!("--output={}", log("slurm.log")),
+        format!("--output={}", log_path(job, "slurm.log")),
     ];
     if job.gpus > 0 {
         directives.push(format!("--gpus-per-node={}", job.gpus));
@@ -143,7 +137,7 @@ pub fn render(
     let directives: String =
         directives.iter().map(|line| format!("#SBATCH {}\n", directive(line))).collect();
     let values = [
-        ("{log}", quoted(&log("node-%t.log"))),
+        ("{log}", quoted(&log_path(job, "node-%t.log"))),
         ("{task}", quoted(&task.display())),
         ("{script}", quoted(&job.script().display())),
         ("{users}", EXIT_USER_ERROR.to_string()),
@@ -157,10 +151,16 @@ pub fn render(
     Ok((Batch { script }, files))
 }
 
+fn log_path(job: &Job, name: &str) -> String {
+    // Slurm expands patterns after a percent sign. A backslash would disable the expansion in
+    // the complete name.
+    let dir = job.dir.display().to_string();
+    format!("{}/{name}", dir.replace('%', "%%"))
+}
+
 /// Quotes a word of an `#SBATCH` line. In sbatch's quotes, a backslash escapes the next character.
 fn directive(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c);
-    if word.chars().all(plain) {
+    if word.chars().all(|c| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c)) {
         word.to_owned()
     } else {
         format!("\"{}\"", word.replace('\\', r"\\").replace('"', "\\\""))
@@ -202,16 +202,12 @@ struct Fields {
 impl Fields {
     /// Parses a line of `scontrol show job -o`.
     fn parse(line: &str) -> Option<Self> {
-        let field = |name: &str| {
-            let found = line.split_whitespace().find_map(|word| word.strip_prefix(name));
-            found.and_then(|rest| rest.strip_prefix('=')).map(str::to_owned)
-        };
-        let exit = field("ExitCode").and_then(|code| code.split(':').next()?.parse().ok());
+        let exit = field(line, "ExitCode").and_then(|code| code.split(':').next()?.parse().ok());
         Some(Fields {
-            name: field("JobState")?,
-            reason: field("Reason").filter(|reason| reason != "None").unwrap_or_default(),
+            name: field(line, "JobState")?,
+            reason: field(line, "Reason").filter(|reason| reason != "None").unwrap_or_default(),
             exit: exit.unwrap_or(0),
-            again: field("Requeue").is_some_and(|again| again != "0"),
+            again: field(line, "Requeue").is_some_and(|again| again != "0"),
         })
     }
 
@@ -226,6 +222,11 @@ impl Fields {
             _ => None,
         }
     }
+}
+
+fn field(line: &str, name: &str) -> Option<String> {
+    let found = line.split_whitespace().find_map(|word| word.strip_prefix(name));
+    found.and_then(|rest| rest.strip_prefix('=')).map(str::to_owned)
 }
 
 impl Batch {
@@ -414,13 +415,14 @@ mod tests {
             Fields { name: "PENDING".into(), reason: "Resources".into(), exit: 0, again: true }
         );
         assert_eq!(state.ended(), None);
-        let ended = |state: &str| {
-            Fields::parse(&format!("JobState={state} Requeue=1 ExitCode=2:0")).unwrap().ended()
-        };
-        assert_eq!(ended("FAILED"), Some(2));
-        assert_eq!(ended("COMPLETED"), Some(0));
-        assert_eq!(ended("NODE_FAIL"), None, "it is requeued");
+        assert_eq!(exit_code_of("FAILED"), Some(2));
+        assert_eq!(exit_code_of("COMPLETED"), Some(0));
+        assert_eq!(exit_code_of("NODE_FAIL"), None, "it is requeued");
         assert_eq!(Fields::parse("JobState=NODE_FAIL Requeue=0").unwrap().ended(), Some(1));
         assert_eq!(Fields::parse("slurm_load_jobs error"), None);
+    }
+
+    fn exit_code_of(state: &str) -> Option<u8> {
+        Fields::parse(&format!("JobState={state} Requeue=1 ExitCode=2:0")).unwrap().ended()
     }
 }

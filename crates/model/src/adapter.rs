@@ -102,12 +102,13 @@ impl AdapterConfig {
             return Err(keys.unsupported("peft_type", MERGE));
         }
         keys.reject("bias", MERGE)?;
-        if let Some(way) = keys.get("init_lora_weights") {
-            let leaves_the_base =
-                |way: &str| BEGINNINGS.iter().any(|known| way.eq_ignore_ascii_case(known));
-            if !way.is_boolean() && !way.as_str().is_some_and(leaves_the_base) {
-                return Err(keys.unsupported("init_lora_weights", MERGE));
-            }
+        if let Some(way) = keys.get("init_lora_weights")
+            && !way.is_boolean()
+            && !way
+                .as_str()
+                .is_some_and(|way| BEGINNINGS.iter().any(|known| way.eq_ignore_ascii_case(known)))
+        {
+            return Err(keys.unsupported("init_lora_weights", MERGE));
         }
         let revision = keys.text("revision")?;
         let base =

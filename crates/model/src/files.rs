@@ -337,11 +337,7 @@ fn resolve_tied_head(
         if embedding.bytes(EMBEDDING)? == head.bytes(HEAD)? {
             return Ok(None);
         }
-        let read = |file: &SafetensorsFile, name: &str| {
-            let mut values = vec![0.0; config.vocabulary * config.hidden];
-            file.read(name, &mut values).map(|()| values)
-        };
-        if read(embedding, EMBEDDING)? == read(head, HEAD)? {
+        if read_embedding(config, embedding, EMBEDDING)? == read_embedding(config, head, HEAD)? {
             return Ok(None);
         }
     }
@@ -351,6 +347,15 @@ fn resolve_tied_head(
          its own output head",
         head.path().display()
     )))
+}
+
+fn read_embedding(
+    config: &ModelConfig,
+    file: &SafetensorsFile,
+    name: &str,
+) -> Result<Vec<f32>, ModelError> {
+    let mut values = vec![0.0; config.vocabulary * config.hidden];
+    file.read(name, &mut values).map(|()| values)
 }
 
 /// Reads a file. Returns `None` if it does not exist.

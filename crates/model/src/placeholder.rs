@@ -10,13 +10,6 @@ use crate::ModelError;
 /// Returns [`ModelError::Missing`] if they are. The message names the kind of placeholder and how
 /// to get the file.
 pub fn reject_placeholder(path: &Path, contents: &[u8]) -> Result<(), ModelError> {
-    let missing = |what: &str, way_out: &str| {
-        Err(ModelError::Missing {
-            path: path.to_path_buf(),
-            what: what.into(),
-            way_out: way_out.into(),
-        })
-    };
     let head = contents.get(..1024).unwrap_or(contents).trim_ascii_start();
     let starts_with = |with: &str| {
         head.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with.as_bytes()))
@@ -25,6 +18,7 @@ pub fn reject_placeholder(path: &Path, contents: &[u8]) -> Result<(), ModelError
         || starts_with("version https://hawser.github.com/")
     {
         return missing(
+            path,
             "is a Git LFS pointer, not the file: run `git lfs pull`",
             "run this command in the repository that contains the pointer, or fetch the file \
              itself",
@@ -32,6 +26,7 @@ pub fn reject_placeholder(path: &Path, contents: &[u8]) -> Result<(), ModelError
     }
     if starts_with("<!doctype html") || starts_with("<html") {
         return missing(
+            path,
             "is a web page, not the file",
             "a page about the file, or a login page, was saved instead of the file: fetch the file \
              itself",
@@ -40,19 +35,22 @@ pub fn reject_placeholder(path: &Path, contents: &[u8]) -> Result<(), ModelError
     Ok(())
 }
 
+fn missing(path: &Path, what: &str, way_out: &str) -> Result<(), ModelError> {
+    Err(ModelError::Missing {
+        path: path.to_path_buf(),
+        what: what.into(),
+        way_out: way_out.into(),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn check_rejects_lfs_pointers_and_web_pages() {
-        let rejected = |contents: &[u8]| {
-            reject_placeholder(Path::new("a/model.safetensors"), contents)
-                .err()
-                .map(|e| e.to_string())
-        };
         let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n";
-        let message = rejected(pointer).unwrap();
+        let message = rejection(pointer).unwrap();
         assert!(
             message.starts_with(
                 "a/model.safetensors is a Git LFS pointer, not the file: run `git lfs pull`"
@@ -60,10 +58,14 @@ mod tests {
             "{message}"
         );
         for page in ["<!DOCTYPE html><html>", "\n  <html lang=\"en\">", "<HTML>"] {
-            assert!(rejected(page.as_bytes()).unwrap().contains("is a web page"));
+            assert!(rejection(page.as_bytes()).unwrap().contains("is a web page"));
         }
         for sound in [&b"{}"[..], b"", b"GGUF", b"version", b"{% html %}<html>"] {
-            assert_eq!(rejected(sound), None);
+            assert_eq!(rejection(sound), None);
         }
+    }
+
+    fn rejection(contents: &[u8]) -> Option<String> {
+        reject_placeholder(Path::new("a/model.safetensors"), contents).err().map(|e| e.to_string())
     }
 }

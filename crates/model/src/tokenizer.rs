@@ -107,9 +107,7 @@ impl SpecialTokens {
     /// that ends in `_token` names a token, and so does every key of `extra_special_tokens` and
     /// `model_specific_special_tokens`.
     pub(crate) fn from_hf(settings: &Map<String, Value>) -> Self {
-        let content =
-            |value: &Value| value.get("content").unwrap_or(value).as_str().map(str::to_string);
-        let text = |key: &str| settings.get(key).and_then(content);
+        let text = |key: &str| settings.get(key).and_then(token_content);
         let own = ["extra_special_tokens", "model_specific_special_tokens"];
         let own = own.iter().filter_map(|key| settings.get(*key)?.as_object()).flatten();
         let other_tokens = settings.iter().filter(|(key, _)| key.ends_with("_token")).chain(own);
@@ -120,7 +118,7 @@ impl SpecialTokens {
             pad: text("pad_token"),
             unknown: text("unk_token"),
             other_tokens: other_tokens
-                .filter_map(|(key, value)| Some((key.clone(), content(value)?)))
+                .filter_map(|(key, value)| Some((key.clone(), token_content(value)?)))
                 .collect(),
         }
     }
@@ -132,6 +130,10 @@ impl SpecialTokens {
         let named = named.filter_map(|(name, text)| Some((name, text.as_deref()?)));
         named.chain(self.other_tokens.iter().map(|(name, text)| (name.as_str(), text.as_str())))
     }
+}
+
+fn token_content(value: &Value) -> Option<String> {
+    value.get("content").unwrap_or(value).as_str().map(str::to_string)
 }
 
 /// An added token of a `tokenizer.json`. It is matched before all other tokens.
@@ -257,9 +259,9 @@ pub(crate) fn check_prefix_space(
     let Ok(File { pre_tokenizer }) = serde_json::from_slice(tokenizer) else { return Ok(()) };
     let steps = pre_tokenizer.get("pretokenizers").and_then(Value::as_array);
     let steps = steps.map_or(std::slice::from_ref(&pre_tokenizer), Vec::as_slice);
-    let is_set =
-        |value: &Value| value.get("add_prefix_space").and_then(Value::as_bool) == Some(true);
-    let own = steps.iter().any(is_set);
+    let own = steps
+        .iter()
+        .any(|value| value.get("add_prefix_space").and_then(Value::as_bool) == Some(true));
     let given = settings.get("add_prefix_space").and_then(Value::as_bool).unwrap_or(false);
     if own == given {
         return Ok(());

@@ -85,8 +85,7 @@ fn head_rows(args: &[String]) -> u64 {
             Some(_) => Some(arg),
             None => None,
         });
-    let number = |text: &String| text.rsplit('=').next()?.parse().ok();
-    value.and_then(number).unwrap_or(512)
+    value.and_then(|text| text.rsplit('=').next()?.parse().ok()).unwrap_or(512)
 }
 
 /// Device memory that the CUDA context and NCCL buffers take per learner process, in bytes
@@ -143,10 +142,9 @@ impl Learner {
     /// Returns the bytes of a process by purpose, for the pipeline stage that needs the most
     /// memory.
     pub fn plan(&self, shape: &Shape) -> Vec<(&'static str, Bytes)> {
-        let total = |plan: &Vec<(&'static str, Bytes)>| total(plan);
         let stages =
             self.edge_stages(shape).into_iter().map(|stage| self.plan_stage(shape, &stage));
-        stages.max_by_key(total).unwrap_or_default()
+        stages.max_by_key(|plan| total(plan)).unwrap_or_default()
     }
 
     /// Returns the stages that can need the most memory: the first, which gets the remainder of the
@@ -206,9 +204,6 @@ impl Learner {
         let block_width =
             6 * shape.hidden + 2 * shape.queries() + 4 * shape.keys() + shape.queries();
         let block_width = block_width + 4 * shape.active_width() / tensor;
-        // The conversion from f64 saturates if the product of absurdly large keys exceeds a u64.
-        let saturating_product =
-            |factors: &[u64]| factors.iter().map(|factor| *factor as f64).product::<f64>() as Bytes;
         let activations = saturating_product(&[compute, rows, live_blocks, block_width])
             .saturating_add(saturating_product(&[compute, rows, checkpointed_blocks, shape.hidden]))
             .saturating_add(saturating_product(&[F32, 2, live_blocks, rows, shape.hidden]));
@@ -238,6 +233,12 @@ impl Learner {
             ("PyTorch itself", runtime),
         ]
     }
+}
+
+/// Returns the product of `factors`. The conversion from f64 saturates if the product of absurdly
+/// large keys exceeds a u64.
+fn saturating_product(factors: &[u64]) -> Bytes {
+    factors.iter().map(|factor| *factor as f64).product::<f64>() as Bytes
 }
 
 /// Formats `bytes` in GiB with two decimals.
@@ -340,18 +341,10 @@ mod tests {
 
     #[test]
     fn check_split_names_key_that_does_not_divide() {
-        let shape = |experts: &str| {
-            let text = format!(
-                r#"{{"hidden_size":64,"num_hidden_layers":2,"num_attention_heads":8,"num_key_value_heads":4,
-                "intermediate_size":128,"vocab_size":7{experts}}}"#
-            );
-            Shape::parse(&text).unwrap()
-        };
-        let dense = shape("");
-        let mixed = shape(r#","num_experts":6,"num_experts_per_tok":2"#);
-        let keys = |tp, ep, pp| TorchKeys { tp, ep, pp, ..TorchKeys::default() };
-        assert_eq!(check_split(&keys(4, 1, 2), &dense), Ok(()));
-        assert_eq!(check_split(&keys(1, 3, 1), &mixed), Ok(()));
+        let dense = shape_with("");
+        let mixed = shape_with(r#","num_experts":6,"num_experts_per_tok":2"#);
+        assert_eq!(check_split(&torch_keys(4, 1, 2), &dense), Ok(()));
+        assert_eq!(check_split(&torch_keys(1, 3, 1), &mixed), Ok(()));
         for (keys, shape, want) in [
             (
                 keys(8, 1, 1),
@@ -374,5 +367,17 @@ mod tests {
             let why = check_split(&keys, shape).unwrap_err();
             assert!(why.contains(want), "{why}");
         }
+    }
+
+    fn shape_with(experts: &str) -> Shape {
+        let text = format!(
+            r#"{{"hidden_size":64,"num_hidden_layers":2,"num_attention_heads":8,"num_key_value_heads":4,
+                "intermediate_size":128,"vocab_size":7{experts}}}"#
+        );
+        Shape::parse(&text).unwrap()
+    }
+
+    fn torch_keys(tp: u32, ep: u32, pp: u32) -> TorchKeys {
+        TorchKeys { tp, ep, pp, ..TorchKeys::default() }
     }
 }

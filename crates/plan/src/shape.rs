@@ -102,30 +102,30 @@ impl Shape {
 
     /// Returns the shape if its numbers are in range, and an error otherwise.
     fn check_limits(self) -> Result<Self, String> {
-        let or_one = |inner_value: Option<u64>| inner_value.unwrap_or(1);
         for (name, value, limit) in [
             ("hidden_size", self.hidden, MAX_SIZE),
             ("num_hidden_layers", self.layers, 1 << 14),
             ("num_attention_heads", self.heads, self.hidden.min(MAX_SIZE)),
-            ("num_key_value_heads", or_one(self.kv_heads), self.heads),
-            ("head_dim", or_one(self.head_dim), MAX_SIZE),
+            ("num_key_value_heads", self.kv_heads.unwrap_or(1), self.heads),
+            ("head_dim", self.head_dim.unwrap_or(1), MAX_SIZE),
             ("intermediate_size", self.intermediate, MAX_SIZE),
             ("vocab_size", self.vocabulary, 1 << 32),
             ("max_position_embeddings", self.context, 1 << 32),
-            ("num_experts", or_one(self.experts), MAX_SIZE),
-            ("num_experts_per_tok", or_one(self.experts_of_token), or_one(self.experts)),
-            ("moe_intermediate_size", or_one(self.expert_intermediate), MAX_SIZE),
+            ("num_experts", self.experts.unwrap_or(1), MAX_SIZE),
+            ("num_experts_per_tok", self.experts_of_token.unwrap_or(1), self.experts.unwrap_or(1)),
+            ("moe_intermediate_size", self.expert_intermediate.unwrap_or(1), MAX_SIZE),
         ] {
             if value == 0 || value > limit {
                 return Err(format!("{name} is {value}, but must be in 1..={limit}"));
             }
         }
-        let wide = |value: u64| u128::from(value);
-        let one =
-            wide(self.expert_intermediate.unwrap_or(self.intermediate).max(self.intermediate));
-        let block =
-            wide(self.hidden) * (3 * wide(or_one(self.experts)) * one + 4 * wide(self.queries()));
-        let all = wide(self.layers) * block + 2 * wide(self.vocabulary) * wide(self.hidden);
+        let one = u128::from(
+            self.expert_intermediate.unwrap_or(self.intermediate).max(self.intermediate),
+        );
+        let block = u128::from(self.hidden)
+            * (3 * u128::from(self.experts.unwrap_or(1)) * one + 4 * u128::from(self.queries()));
+        let all = u128::from(self.layers) * block
+            + 2 * u128::from(self.vocabulary) * u128::from(self.hidden);
         if all > MAX_PARAMETERS {
             return Err(format!(
                 "its sizes give {all} parameters, but must give at most {MAX_PARAMETERS}"

@@ -43,16 +43,16 @@ pub async fn constrain(
     let compiled = async {
         // A compilation whose request was dropped keeps its permit until it is done.
         let permit = PERMITS.clone().acquire_owned().await;
-        let compile = move || {
+        tokio::task::spawn_blocking(move || {
             let _permit = permit;
             let mut constraint = grammars.start(&grammar)?;
             sampled.into_iter().try_for_each(|token| constraint.push(token))?;
             Ok(constraint)
-        };
-        let stopped = |_| {
+        })
+        .await
+        .map_err(|_| {
             PolicyError::Invalid("the grammar cannot be compiled: its compiler panicked".into())
-        };
-        tokio::task::spawn_blocking(compile).await.map_err(stopped)?
+        })?
     };
     match process_time::with_timeout(COMPILE_TIMEOUT, compiled).await {
         Some(constraint) => constraint.map(Some),

@@ -59,12 +59,13 @@ mod tests {
 
     #[test]
     fn parse_splits_name_and_count() {
-        let target = |text| {
-            let target = parse(text);
-            (target.name, target.remaining.into_inner())
-        };
-        assert_eq!(target("optim_step"), ("optim_step".into(), 1));
-        assert_eq!(target("optim_step:3"), ("optim_step".into(), 3));
+        assert_eq!(name_and_count("optim_step"), ("optim_step".into(), 1));
+        assert_eq!(name_and_count("optim_step:3"), ("optim_step".into(), 3));
+    }
+
+    fn name_and_count(text: &str) -> (String, u64) {
+        let target = parse(text);
+        (target.name, target.remaining.into_inner())
     }
 
     /// Runs itself as a child process that is killed at the third pass.

@@ -104,14 +104,11 @@ impl Device {
     pub async fn prefill(&self, prompt: &[u32], use_cache: bool) {
         let cached = if use_cache {
             let prefix_cache = self.prefix_cache.lock().unwrap_or_else(PoisonError::into_inner);
-            let common_len = |sequence: &Vec<u32>| {
-                sequence.iter().zip(prompt).take_while(|(a, b)| a == b).count()
-            };
             // The last token is always computed, because the first new token is sampled from its
             // logits.
             prefix_cache
                 .iter()
-                .map(common_len)
+                .map(|sequence| sequence.iter().zip(prompt).take_while(|(a, b)| a == b).count())
                 .max()
                 .unwrap_or(0)
                 .min(prompt.len().saturating_sub(1))
@@ -193,9 +190,6 @@ impl Device {
 
     /// Returns the counters since the start.
     pub fn stats(&self) -> DeviceStats {
-        let seconds = |counter: &AtomicU64| {
-            Duration::from_nanos(counter.load(Ordering::Relaxed)).as_secs_f64()
-        };
         DeviceStats {
             prefix_hits: self.prefix_hits.load(Ordering::Relaxed),
             prefilled: self.prefilled.load(Ordering::Relaxed),
@@ -216,4 +210,8 @@ impl Device {
             training.map_or(Duration::ZERO, |(since, time)| since.elapsed().min(time));
         Duration::from_nanos(self.training.load(Ordering::Relaxed)) + in_progress
     }
+}
+
+fn seconds(counter: &AtomicU64) -> f64 {
+    Duration::from_nanos(counter.load(Ordering::Relaxed)).as_secs_f64()
 }

@@ -36,12 +36,6 @@ mod tests {
 
     #[test]
     fn own_falls_back_to_old_variable_name() {
-        let lookup = |name: &str, variables: &[(&str, &str)]| {
-            let find = |name: &str| {
-                variables.iter().find(|(lookup, _)| *lookup == name).map(|(_, value)| value.into())
-            };
-            read_variable_from(name, find).and_then(|value| value.into_string().ok())
-        };
         let new = ("LEVADE_LOG", "new");
         let old = ("DRESSAGE_LOG", "old");
         assert_eq!(lookup("LEVADE_LOG", &[old, new]).as_deref(), Some("new"));
@@ -50,5 +44,12 @@ mod tests {
         assert_eq!(lookup("LEVADE_LOG", &[("DRESSAGE_LOG", "")]), None);
         assert_eq!(lookup("HOME", &[("DRESSAGE_HOME", "x"), ("HOME", "y")]).as_deref(), Some("y"));
         assert_eq!(lookup("HOME", &[("DRESSAGE_HOME", "x")]), None);
+    }
+
+    fn lookup(name: &str, variables: &[(&str, &str)]) -> Option<String> {
+        read_variable_from(name, |name| {
+            variables.iter().find(|(lookup, _)| *lookup == name).map(|(_, value)| value.into())
+        })
+        .and_then(|value| value.into_string().ok())
     }
 }

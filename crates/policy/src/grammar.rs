@@ -160,12 +160,14 @@ mod tests {
     #[test]
     fn token_set_contains_inserted_tokens_until_removed() {
         let mut set: TokenSet = [3, 31, 32, 70].into_iter().collect();
-        let contents =
-            |set: &TokenSet| (0..200).filter(|token| set.contains(*token)).collect::<Vec<u32>>();
         assert_eq!(contents(&set), [3, 31, 32, 70]);
         assert!(set.remove(32) && !set.remove(32) && !set.remove(1000));
         assert_eq!(contents(&set), [3, 31, 70]);
         assert_eq!(set, TokenSet::from_words(vec![1 << 3 | 1 << 31, 0, 1 << 6]));
+    }
+
+    fn contents(set: &TokenSet) -> Vec<u32> {
+        (0..200).filter(|token| set.contains(*token)).collect::<Vec<u32>>()
     }
 
     #[test]

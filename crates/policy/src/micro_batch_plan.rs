@@ -52,13 +52,15 @@ impl MicroBatchPlan {
     /// Creates a plan for one rank from the numbers of sequences in its micro-batches.
     pub fn from_sizes(sizes: impl IntoIterator<Item = usize>) -> Self {
         let mut next = 0..;
-        let micro_batch = |size: usize| MicroBatch {
-            rank: 0,
-            paths: next.by_ref().take(size).collect::<Vec<u32>>(),
-        };
         MicroBatchPlan {
             world_size: 1,
-            micro_batches: sizes.into_iter().map(micro_batch).collect(),
+            micro_batches: sizes
+                .into_iter()
+                .map(|size: usize| MicroBatch {
+                    rank: 0,
+                    paths: next.by_ref().take(size).collect::<Vec<u32>>(),
+                })
+                .collect(),
         }
     }
 
@@ -98,9 +100,8 @@ impl MicroBatchPlan {
     /// Returns [`PolicyError::PlanMismatch`] with the first difference if the number of ranks
     /// differs, a rank or sequence does not exist, or a sequence is not in the plan exactly once.
     pub fn check(&self, num_sequences: usize, world_size: u32) -> Result<(), PolicyError> {
-        let reject = |why: String| Err(PolicyError::PlanMismatch(why));
         if self.world_size != world_size {
-            return reject(format!(
+            return mismatch(format!(
                 "the plan is for {} ranks, but there are {world_size}",
                 self.world_size
             ));
@@ -110,20 +111,20 @@ impl MicroBatchPlan {
             self.micro_batches.iter().enumerate()
         {
             if *rank >= world_size {
-                return reject(format!(
+                return mismatch(format!(
                     "micro-batch {i} is for rank {rank}, but there are {world_size} ranks"
                 ));
             }
             for &sequence in batch_sequences {
                 match seen.get_mut(sequence as usize) {
                     None => {
-                        return reject(format!(
+                        return mismatch(format!(
                             "micro-batch {i} has sequence {sequence}, but there are \
                              {num_sequences} sequences"
                         ));
                     }
                     Some(true) => {
-                        return reject(format!(
+                        return mismatch(format!(
                             "micro-batch {i} has sequence {sequence}, which an earlier position of \
                              the plan already has"
                         ));
@@ -133,7 +134,7 @@ impl MicroBatchPlan {
             }
         }
         match seen.iter().position(|seen| !seen) {
-            Some(sequence) => reject(format!("sequence {sequence} is in no micro-batch")),
+            Some(sequence) => mismatch(format!("sequence {sequence} is in no micro-batch")),
             None => Ok(()),
         }
     }
@@ -147,12 +148,18 @@ impl MicroBatchPlan {
     }
 }
 
+fn mismatch(why: String) -> Result<(), PolicyError> {
+    Err(PolicyError::PlanMismatch(why))
+}
+
 /// Returns the number of tokens of the sequences after merging.
 fn count_merged_tokens<'a>(
     sequences: impl IntoIterator<Item = &'a Tokens>,
 ) -> Result<usize, PolicyError> {
-    let input = |tokens: &Tokens| SequenceInput { tokens: tokens.clone(), targets: Vec::new() };
-    let sequences: Vec<SequenceInput> = sequences.into_iter().map(input).collect();
+    let sequences: Vec<SequenceInput> = sequences
+        .into_iter()
+        .map(|tokens| SequenceInput { tokens: tokens.clone(), targets: Vec::new() })
+        .collect();
     let batch =
         TreeBatch::merge(&sequences).map_err(|error| PolicyError::Invalid(error.to_string()))?;
     Ok(batch.tokens.len())
@@ -169,15 +176,6 @@ mod tests {
 
     #[test]
     fn filled_keeps_fitting_groups_together() {
-        let group = |first: u32| {
-            [vec![first, 1, 2], vec![first, 1, 3], vec![first, 4]].map(Tokens::from).to_vec()
-        };
-        let filled = |micro_batch_tokens| {
-            MicroBatchPlan::pack(&UpdateSequences {
-                groups: vec![group(10), Vec::new(), group(20)],
-                micro_batch_tokens,
-            })
-        };
         // A group has 5 tokens after merging.
         assert_eq!(filled(10).unwrap(), plan(&[&[0, 1, 2, 3, 4, 5]]));
         assert_eq!(filled(9).unwrap(), plan(&[&[0, 1, 2], &[3, 4, 5]]));
@@ -194,6 +192,17 @@ mod tests {
         );
     }
 
+    fn filled(micro_batch_tokens: usize) -> Result<MicroBatchPlan, PolicyError> {
+        MicroBatchPlan::pack(&UpdateSequences {
+            groups: vec![group(10), Vec::new(), group(20)],
+            micro_batch_tokens,
+        })
+    }
+
+    fn group(first: u32) -> Vec<Tokens> {
+        [vec![first, 1, 2], vec![first, 1, 3], vec![first, 4]].map(Tokens::from).to_vec()
+    }
+
     #[test]
     fn check_names_first_difference() {
         let complete = plan(&[&[1, 0], &[], &[2]]);
@@ -202,18 +211,27 @@ mod tests {
             complete.apply(&["a", "b", "c"]).collect::<Vec<_>>(),
             [vec![&"b", &"a"], vec![], vec![&"c"]]
         );
-        let why = |plan: &MicroBatchPlan, sequences, ranks| {
-            plan.check(sequences, ranks).unwrap_err().to_string()
-        };
-        assert!(why(&complete, 3, 4).contains("the plan is for 1 ranks, but there are 4"));
-        assert!(why(&complete, 4, 1).contains("sequence 3 is in no micro-batch"));
-        assert!(why(&complete, 2, 1).contains("micro-batch 2 has sequence 2, but there are 2"));
         assert!(
-            why(&plan(&[&[0], &[1, 0]]), 2, 1)
+            mismatch_text(&complete, 3, 4).contains("the plan is for 1 ranks, but there are 4")
+        );
+        assert!(mismatch_text(&complete, 4, 1).contains("sequence 3 is in no micro-batch"));
+        assert!(
+            mismatch_text(&complete, 2, 1)
+                .contains("micro-batch 2 has sequence 2, but there are 2")
+        );
+        assert!(
+            mismatch_text(&plan(&[&[0], &[1, 0]]), 2, 1)
                 .contains("micro-batch 1 has sequence 0, which an earlier position")
         );
         let other = MicroBatch { rank: 2, paths: vec![0] };
         let far = MicroBatchPlan { world_size: 2, micro_batches: vec![other] };
-        assert!(why(&far, 1, 2).contains("micro-batch 0 is for rank 2, but there are 2 ranks"));
+        assert!(
+            mismatch_text(&far, 1, 2)
+                .contains("micro-batch 0 is for rank 2, but there are 2 ranks")
+        );
+    }
+
+    fn mismatch_text(plan: &MicroBatchPlan, sequences: usize, ranks: u32) -> String {
+        plan.check(sequences, ranks).unwrap_err().to_string()
     }
 }

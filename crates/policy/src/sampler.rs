@@ -139,33 +139,27 @@ impl SamplingParams {
     /// Returns [`PolicyError::Invalid`] with the name and range of the first invalid value, if
     /// there is one.
     pub fn validate(&self) -> Result<(), PolicyError> {
-        let check = |ok: bool, name: &str, value: f32, range: &str| {
-            if ok {
-                Ok(())
-            } else {
-                Err(PolicyError::Invalid(format!("{name} = {value}, but it must be {range}")))
-            }
-        };
         let t = self.temperature;
-        check(t == 0.0 || (1e-2..=1e2).contains(&t), "temperature", t, "0 or in 0.01..=100")?;
-        check(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]")?;
-        check((0.0..=1.0).contains(&self.min_p), "min_p", self.min_p, "in 0..=1")?;
+        check_range(t == 0.0 || (1e-2..=1e2).contains(&t), "temperature", t, "0 or in 0.01..=100")?;
+        check_range(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]")?;
+        check_range((0.0..=1.0).contains(&self.min_p), "min_p", self.min_p, "in 0..=1")?;
         let r = self.repetition_penalty;
-        check(r > 0.0 && r.is_finite(), "repetition_penalty", r, "more than 0")?;
+        check_range(r > 0.0 && r.is_finite(), "repetition_penalty", r, "more than 0")?;
         let p = MAX_PENALTY;
-        let penalty = |name, value: f32| check((-p..=p).contains(&value), name, value, "in -2..=2");
+        let penalty =
+            |name, value: f32| check_range((-p..=p).contains(&value), name, value, "in -2..=2");
         penalty("presence_penalty", self.presence_penalty)?;
         penalty("frequency_penalty", self.frequency_penalty)?;
         for (token, bias) in &self.logit_bias {
             let ok = (-MAX_BIAS..=MAX_BIAS).contains(bias);
-            check(ok, &format!("logit_bias of token {token}"), *bias, "in -100..=100")?;
+            check_range(ok, &format!("logit_bias of token {token}"), *bias, "in -100..=100")?;
         }
         let top = self.top_logprobs;
-        check(top <= MAX_TOP_LOGPROBS, "top_logprobs", top as f32, "at most 20")?;
+        check_range(top <= MAX_TOP_LOGPROBS, "top_logprobs", top as f32, "at most 20")?;
         let top = self.prompt_logprobs.unwrap_or(0);
-        check(top <= MAX_TOP_LOGPROBS, "prompt_logprobs", top as f32, "at most 20")?;
+        check_range(top <= MAX_TOP_LOGPROBS, "prompt_logprobs", top as f32, "at most 20")?;
         let is_empty = self.max_tokens == 0 && self.prompt_logprobs.is_none();
-        check(
+        check_range(
             !is_empty,
             "max_tokens",
             self.max_tokens as f32,
@@ -176,12 +170,20 @@ impl SamplingParams {
             return Err(PolicyError::Invalid(problem.into()));
         }
         let max = self.sampled_before.saturating_add(self.max_tokens);
-        check(
+        check_range(
             self.min_tokens <= max,
             "min_tokens",
             self.min_tokens as f32,
             "at most drawn_before + max_tokens",
         )
+    }
+}
+
+fn check_range(ok: bool, name: &str, value: f32, range: &str) -> Result<(), PolicyError> {
+    if ok {
+        Ok(())
+    } else {
+        Err(PolicyError::Invalid(format!("{name} = {value}, but it must be {range}")))
     }
 }
 

@@ -5,13 +5,6 @@ use super::*;
 #[test]
 fn validate_names_values_out_of_range() {
     let plain = SamplingParams::default();
-    let request = |params| SampleRequest {
-        seed: 1,
-        stream: 1,
-        prompt: vec![1, 2],
-        params,
-        ..SampleRequest::default()
-    };
     for (params, want) in [
         (
             SamplingParams { presence_penalty: 2.5, ..plain.clone() },
@@ -63,6 +56,10 @@ fn validate_names_values_out_of_range() {
     let scored = SamplingParams { max_tokens: 0, prompt_logprobs: Some(0), ..plain.clone() };
     request(scored).validate(9).unwrap();
     assert!(request(plain).validate(2).unwrap_err().to_string().contains("token 2 is outside"));
+}
+
+fn request(params: SamplingParams) -> SampleRequest {
+    SampleRequest { seed: 1, stream: 1, prompt: vec![1, 2], params, ..SampleRequest::default() }
 }
 
 /// Parameters are stored as JSON, with biases by token id.

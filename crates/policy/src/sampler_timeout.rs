@@ -13,18 +13,14 @@ pub async fn with_sampler_timeout<T>(
     timeout: Duration,
     work: impl Future<Output = T>,
 ) -> Option<T> {
-    // A sampler that does not report its pauses counts as never paused.
-    let paused = || async {
-        let paused = process_time::with_timeout(timeout, sampler.paused()).await;
-        paused.and_then(Result::ok).unwrap_or_default()
-    };
     let expiry = async {
-        let before = paused().await;
+        let before = paused(sampler, timeout).await;
         let mut ran = Duration::ZERO;
         let mut remaining = timeout;
         loop {
             ran += process_time::sleep(remaining).await;
-            remaining = (timeout + paused().await.saturating_sub(before)).saturating_sub(ran);
+            remaining = (timeout + paused(sampler, timeout).await.saturating_sub(before))
+                .saturating_sub(ran);
             if remaining.is_zero() {
                 return;
             }
@@ -35,4 +31,11 @@ pub async fn with_sampler_timeout<T>(
         done = work => Some(done),
         () = expiry => None,
     }
+}
+
+/// Returns how long a sampler was paused. A sampler that does not report its pauses counts as never
+/// paused.
+async fn paused(sampler: &dyn Sampler, timeout: Duration) -> Duration {
+    let paused = process_time::with_timeout(timeout, sampler.paused()).await;
+    paused.and_then(Result::ok).unwrap_or_default()
 }

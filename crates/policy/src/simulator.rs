@@ -377,12 +377,15 @@ impl Learner for Simulator {
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
         self.admit_batch(&batch).await?;
         let state = self.state();
-        let logprob = |target: &levade_tree::Target| {
-            let row = self.config.row(&history(&batch, target.predictor, self.config.order));
-            let row = self.config.softmax(&state.weights, row, target.temperature);
-            row.logprobs[batch.tokens[target.token as usize] as usize] as f32
-        };
-        Ok(batch.targets.iter().map(logprob).collect())
+        Ok(batch
+            .targets
+            .iter()
+            .map(|target| {
+                let row = self.config.row(&history(&batch, target.predictor, self.config.order));
+                let row = self.config.softmax(&state.weights, row, target.temperature);
+                row.logprobs[batch.tokens[target.token as usize] as usize] as f32
+            })
+            .collect())
     }
 
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {

@@ -40,19 +40,20 @@ fn sequence_input(
     temperature: f32,
     advantage: f32,
 ) -> SequenceInput {
-    let target = |i: usize| SequenceTarget {
-        index: (prompt.len() + i) as u32,
-        temperature,
-        term: Term {
-            weight: 0.25,
-            advantage,
-            behavior: Some(completion.logprobs[i]),
-            ..Term::default()
-        },
-    };
     SequenceInput {
         tokens: prompt.iter().chain(&completion.tokens).copied().collect(),
-        targets: (0..completion.tokens.len()).map(target).collect(),
+        targets: (0..completion.tokens.len())
+            .map(|i: usize| SequenceTarget {
+                index: (prompt.len() + i) as u32,
+                temperature,
+                term: Term {
+                    weight: 0.25,
+                    advantage,
+                    behavior: Some(completion.logprobs[i]),
+                    ..Term::default()
+                },
+            })
+            .collect(),
     }
 }
 
@@ -380,18 +381,13 @@ async fn simulated_time_matches_device_timing() {
     };
     let config = SimulatorConfig { timing, running: 2, ..small() };
     let simulator = Simulator::new(config.clone());
-    let endless = |stream| {
-        let mut request = request(stream, 1.0);
-        request.params.stop_ids.clear();
-        request
-    };
     let start = tokio::time::Instant::now();
-    let first = complete(&simulator, endless(0)).await;
+    let first = complete(&simulator, endless_request(0)).await;
     assert_eq!(start.elapsed(), millis(3 * 4 + 12 * 11));
 
     let mut streams = Vec::new();
     for stream in 1..4 {
-        streams.push(simulator.sample(endless(stream)).await.unwrap());
+        streams.push(simulator.sample(endless_request(stream)).await.unwrap());
     }
     tokio::time::sleep(millis(1)).await;
     let load = simulator.workload().await.unwrap();
@@ -410,7 +406,7 @@ async fn simulated_time_matches_device_timing() {
 
     let batch =
         Arc::new(TreeBatch::merge(&[sequence_input(&[1, 2, 3], &first, 1.0, 0.5)]).unwrap());
-    let stream = simulator.sample(endless(9)).await.unwrap();
+    let stream = simulator.sample(endless_request(9)).await.unwrap();
     tokio::task::yield_now().await;
     let start = tokio::time::Instant::now();
     simulator.forward_backward(batch.clone(), CLIP).await.unwrap();
@@ -423,7 +419,7 @@ async fn simulated_time_matches_device_timing() {
 
     // New weights clear the prefix cache.
     simulator.publish(1).await.unwrap();
-    complete(&simulator, endless(10)).await;
+    complete(&simulator, endless_request(10)).await;
     assert_eq!(stats().await.prefilled, prefilled + 3);
 
     let fails = async |fraction| {
@@ -440,6 +436,12 @@ async fn simulated_time_matches_device_timing() {
     assert_eq!(half, fails(0.5).await);
 }
 
+fn endless_request(stream: u64) -> SampleRequest {
+    let mut request = request(stream, 1.0);
+    request.params.stop_ids.clear();
+    request
+}
+
 /// Entropy and Σ p² are those of the distribution formed by the log-probabilities of all tokens.
 #[tokio::test]
 async fn predictions_match_entropy_and_squared_probabilities() {
@@ -451,11 +453,12 @@ async fn predictions_match_entropy_and_squared_probabilities() {
         ..SimulatorConfig::default()
     };
     let simulator = Simulator::new(config);
-    let sequence = |token| SequenceInput {
-        tokens: vec![1, 2, token].into(),
-        targets: vec![SequenceTarget { index: 2, temperature: 0.7, term: Term::default() }],
-    };
-    let all: Vec<SequenceInput> = (0..5).map(sequence).collect();
+    let all: Vec<SequenceInput> = (0..5)
+        .map(|token| SequenceInput {
+            tokens: vec![1, 2, token].into(),
+            targets: vec![SequenceTarget { index: 2, temperature: 0.7, term: Term::default() }],
+        })
+        .collect();
     let batch = Arc::new(TreeBatch::merge(&all).unwrap());
     let found = simulator.predictions(batch.clone()).await.unwrap();
     assert_eq!(found.logprobs, simulator.logprobs(batch).await.unwrap());
@@ -493,21 +496,22 @@ async fn adjusted_sampling_matches_naive_reference() {
             let at = simulator.config.row(&sequence);
             let t = if temperature == 0.0 { 1.0 } else { f64::from(temperature) };
             let plain: Vec<f64> = weights[at..at + 7].iter().map(|z| f64::from(*z)).collect();
-            let adjusted = |id: usize| {
-                let same = |tokens: &[u32]| {
-                    tokens.iter().filter(|token| **token as usize == id).count() as f64
-                };
-                let mut z = plain[id];
-                if same(&sequence) > 0.0 {
-                    let penalty = f64::from(request.params.repetition_penalty);
-                    z = if z > 0.0 { z / penalty } else { z * penalty };
-                }
-                let count = same(&sequence[3..]);
-                z -= 0.5 * count + if count > 0.0 { 0.75 } else { 0.0 };
-                z += [0.0, 0.0, -1.25, 0.0, 0.0, 0.5, 0.0][id];
-                if id == 6 && i < 4 { 0.0 } else { (z / t).exp() }
-            };
-            let masses: Vec<f64> = (0..7).map(adjusted).collect();
+            let masses: Vec<f64> = (0..7)
+                .map(|id: usize| {
+                    let same = |tokens: &[u32]| {
+                        tokens.iter().filter(|token| **token as usize == id).count() as f64
+                    };
+                    let mut z = plain[id];
+                    if same(&sequence) > 0.0 {
+                        let penalty = f64::from(request.params.repetition_penalty);
+                        z = if z > 0.0 { z / penalty } else { z * penalty };
+                    }
+                    let count = same(&sequence[3..]);
+                    z -= 0.5 * count + if count > 0.0 { 0.75 } else { 0.0 };
+                    z += [0.0, 0.0, -1.25, 0.0, 0.0, 0.5, 0.0][id];
+                    if id == 6 && i < 4 { 0.0 } else { (z / t).exp() }
+                })
+                .collect();
             let goal = uniform(5, stream, sequence.len() as u64) * masses.iter().sum::<f64>();
             let sampled = (0..7).find(|id| masses[..=*id].iter().sum::<f64>() > goal).unwrap();
             let best = (0..7).rev().max_by(|a, b| masses[*a].total_cmp(&masses[*b])).unwrap();

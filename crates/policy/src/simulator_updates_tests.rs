@@ -54,9 +54,13 @@ async fn train_follows_plan_or_rejects_it_unchanged() {
 async fn timely_train_names_late_micro_batch() {
     let timing = Timing { learn: Duration::from_secs(10), ..Timing::default() };
     let simulator = Arc::new(Simulator::new(SimulatorConfig { timing, ..small() }));
-    let of_len = |len| SequenceInput { tokens: vec![1; len].into(), targets: Vec::new() };
-    let request =
-        TrainRequest { sequences: [2, 2, 2, 3].map(of_len).into(), loss: CLIP, params: ADAM };
+    let request = TrainRequest {
+        sequences: [2, 2, 2, 3]
+            .map(|len| SequenceInput { tokens: vec![1; len].into(), targets: Vec::new() })
+            .into(),
+        loss: CLIP,
+        params: ADAM,
+    };
     let plan = MicroBatchPlan::from_sizes([1; 4]);
     let with_deadline =
         |seconds| TimeoutPolicy::new(simulator.clone(), Duration::from_secs(seconds));

@@ -73,11 +73,10 @@ impl LossRow {
 
     /// Adds the terms of the row in the learner's order.
     fn total(&self, batch: &TreeBatch) -> f64 {
-        let add = |sum: f64, term: &LossTerm| {
+        self.terms.iter().fold(0.0, |sum: f64, term| {
             let weight = batch.terms[term.term as usize].weight;
             // A term with weight 0 is not trained, whatever its loss.
             if weight == 0.0 { sum } else { sum + f64::from(weight) * term.loss }
-        };
-        self.terms.iter().fold(0.0, add) - self.bonus
+        }) - self.bonus
     }
 }

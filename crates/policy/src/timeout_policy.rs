@@ -132,13 +132,17 @@ impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
     }
 
     async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
-        let what = || format!("the weights to be written to {}", dir.display());
-        self.wait(self.policy.save(dir, with_optimizer), what).await
+        self.wait(self.policy.save(dir, with_optimizer), || {
+            format!("the weights to be written to {}", dir.display())
+        })
+        .await
     }
 
     async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
-        let what = || format!("the weights to be read from {}", dir.display());
-        self.wait(self.policy.load(dir, with_optimizer), what).await
+        self.wait(self.policy.load(dir, with_optimizer), || {
+            format!("the weights to be read from {}", dir.display())
+        })
+        .await
     }
 
     async fn reset(&self) -> Result<(), PolicyError> {
@@ -150,8 +154,10 @@ impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
-        let what = || format!("the weights to be published as version {version}");
-        self.wait(self.policy.publish(version), what).await
+        self.wait(self.policy.publish(version), || {
+            format!("the weights to be published as version {version}")
+        })
+        .await
     }
 }
 
@@ -179,8 +185,10 @@ impl<P: Sampler + ?Sized> Sampler for TimeoutPolicy<P> {
     }
 
     async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
-        let what = || format!("the sampler to load version {} of the weights", weights.version);
-        self.wait(self.policy.update_weights(weights), what).await
+        self.wait(self.policy.update_weights(weights), || {
+            format!("the sampler to load version {} of the weights", weights.version)
+        })
+        .await
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {

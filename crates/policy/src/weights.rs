@@ -80,12 +80,15 @@ impl Manifest {
     /// # Errors
     /// Returns [`PolicyError::Storage`] with the name and the reason if a file cannot be read.
     pub fn from_files(dir: &Path, content: Content, names: &[String]) -> Result<Self, PolicyError> {
-        let read = |name: &String| {
-            let file = dir.join(name);
-            let failed = |e| PolicyError::Storage(format!("cannot read {}: {e}", file.display()));
-            SavedFile::read(dir, name).map_err(failed)
-        };
-        let mut files = names.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        let mut files = names
+            .iter()
+            .map(|name| {
+                let file = dir.join(name);
+                SavedFile::read(dir, name).map_err(|e| {
+                    PolicyError::Storage(format!("cannot read {}: {e}", file.display()))
+                })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
         files.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(Manifest { location: WeightsLocation::Local(dir.to_owned()), content, files })
     }
@@ -97,39 +100,49 @@ impl Manifest {
     /// Returns [`PolicyError::WeightsNotLoaded`] with the reason if the directory is on another
     /// machine, no files are listed, or a file is missing, damaged or outside the directory.
     pub fn verify(&self) -> Result<&Path, PolicyError> {
-        let reject = |why: String| Err(PolicyError::WeightsNotLoaded(why));
         let dir = match &self.location {
             WeightsLocation::Local(dir) => dir,
             WeightsLocation::Remote { machine, dir } => {
-                return reject(format!(
+                return Err(PolicyError::WeightsNotLoaded(format!(
                     "the weights are in {dir} on {machine}; let the learner write to a directory \
                      that this machine can also read"
-                ));
+                )));
             }
         };
         if self.files.is_empty() {
-            return reject(format!("the manifest of {} lists no files", dir.display()));
+            return Err(PolicyError::WeightsNotLoaded(format!(
+                "the manifest of {} lists no files",
+                dir.display()
+            )));
         }
         for SavedFile { name, bytes, crc32c } in &self.files {
             if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
-                return reject(format!("{name:?} is not a file in {}", dir.display()));
+                return Err(PolicyError::WeightsNotLoaded(format!(
+                    "{name:?} is not a file in {}",
+                    dir.display()
+                )));
             }
             let path = dir.join(name);
             match SavedFile::read(dir, name) {
-                Err(error) => return reject(format!("cannot read {}: {error}", path.display())),
+                Err(error) => {
+                    return Err(PolicyError::WeightsNotLoaded(format!(
+                        "cannot read {}: {error}",
+                        path.display()
+                    )));
+                }
                 Ok(found) if found.bytes != *bytes => {
-                    return reject(format!(
+                    return Err(PolicyError::WeightsNotLoaded(format!(
                         "{} has {} bytes instead of {bytes}",
                         path.display(),
                         found.bytes
-                    ));
+                    )));
                 }
                 Ok(found) if found.crc32c != *crc32c => {
                     let found = found.crc32c;
-                    return reject(format!(
+                    return Err(PolicyError::WeightsNotLoaded(format!(
                         "{} has the checksum {found:08x} instead of {crc32c:08x}",
                         path.display()
-                    ));
+                    )));
                 }
                 Ok(_) => {}
             }
@@ -246,22 +259,26 @@ mod tests {
         write("abc");
         let manifest = Manifest::from_files(dir.path(), Content::Full, &["a".into()]).unwrap();
         assert_eq!(manifest.verify(), Ok(dir.path()));
-        let why = |manifest: &Manifest| manifest.verify().unwrap_err().to_string();
         write("abd");
-        assert!(why(&manifest).contains("has the checksum"));
+        assert!(verify_error(&manifest).contains("has the checksum"));
         write("ab");
-        assert!(why(&manifest).contains("has 2 bytes instead of 3"));
+        assert!(verify_error(&manifest).contains("has 2 bytes instead of 3"));
         std::fs::remove_file(dir.path().join("a")).unwrap();
-        assert!(why(&manifest).contains("cannot read"));
+        assert!(verify_error(&manifest).contains("cannot read"));
         let outside = SavedFile { name: "../a".into(), bytes: 0, crc32c: 0 };
         assert!(
-            why(&Manifest { files: vec![outside], ..manifest.clone() })
+            verify_error(&Manifest { files: vec![outside], ..manifest.clone() })
                 .contains("is not a file in")
         );
         assert!(
-            why(&Manifest { files: Vec::new(), ..manifest.clone() }).contains("lists no files")
+            verify_error(&Manifest { files: Vec::new(), ..manifest.clone() })
+                .contains("lists no files")
         );
         let location = WeightsLocation::Remote { machine: "east".into(), dir: "/w".into() };
-        assert!(why(&Manifest { location, ..manifest }).contains("in /w on east"));
+        assert!(verify_error(&Manifest { location, ..manifest }).contains("in /w on east"));
+    }
+
+    fn verify_error(manifest: &Manifest) -> String {
+        manifest.verify().unwrap_err().to_string()
     }
 }

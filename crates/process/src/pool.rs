@@ -101,7 +101,6 @@ impl Pool {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         workers.remove_ended();
         let max_requests = self.options.max_requests;
-        let is_ready = |worker: &&Arc<Worker>| matches!(*worker.state.borrow(), State::Ready);
         let has_idle_worker =
             workers.running.iter().filter(is_ready).any(|worker| worker.load() == 0);
         let mut starting = workers.running.iter().filter(|worker| !is_ready(worker));
@@ -113,15 +112,21 @@ impl Pool {
             workers.running.push(Worker::start(&self.options)?);
         }
         // A starting worker is preferred to a full one, unless it is full, too.
-        let rank = |worker: &&Arc<Worker>| {
-            (!worker.has_slot(max_requests), !is_ready(worker), worker.load())
-        };
-        match (workers.running.iter().min_by_key(rank), failure) {
+        match (
+            workers.running.iter().min_by_key(|worker| {
+                (!worker.has_slot(max_requests), !is_ready(worker), worker.load())
+            }),
+            failure,
+        ) {
             (Some(worker), _) => Ok(worker.slot()),
             (None, Some((_, error))) => Err(error),
             (None, None) => Err(WorkerError::Closed),
         }
     }
+}
+
+fn is_ready(worker: &&Arc<Worker>) -> bool {
+    matches!(*worker.state.borrow(), State::Ready)
 }
 
 impl Workers {

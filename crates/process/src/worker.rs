@@ -205,8 +205,9 @@ impl Call {
     /// # Errors
     /// Returns an error if the worker exits first.
     pub async fn response(&mut self) -> Result<Value, WorkerError> {
-        let closed_error = || Err(self.worker.error().unwrap_or(WorkerError::Closed));
-        (&mut self.response).await.unwrap_or_else(|_| closed_error())
+        (&mut self.response)
+            .await
+            .unwrap_or_else(|_| Err(self.worker.error().unwrap_or(WorkerError::Closed)))
     }
 
     /// Cancels the request, and returns when the worker has responded to it. A worker that does not

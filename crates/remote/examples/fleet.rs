@@ -93,9 +93,8 @@ impl LearnerHandle {
             export_dtype: "f32".into(),
         };
         let learner = RemoteLearner::connect(options, None, &expected).await?;
-        let broadcast =
-            || Arc::new(WeightBroadcast::new(Arc::new(learner.clone()), GroupBackend::Gloo));
-        let push = (group.weights == Way::Group).then(broadcast);
+        let push = (group.weights == Way::Group)
+            .then(|| Arc::new(WeightBroadcast::new(Arc::new(learner.clone()), GroupBackend::Gloo)));
         let learner = PublishingLearner::new(Arc::new(learner), "unused", fleet.tokens.clone())
             .with_broadcast(push.clone());
         Ok(LearnerHandle { learner, push })
@@ -103,15 +102,7 @@ impl LearnerHandle {
 
     async fn learn(&self, command: &Value) -> anyhow::Result<f64> {
         let paths: Vec<Vec<u32>> = serde_json::from_value(command["paths"].clone())?;
-        let path = |tokens: Vec<u32>| {
-            let term = Term { weight: 0.1, ..Term::default() };
-            let target = |index| SequenceTarget { index, temperature: 1.0, term };
-            SequenceInput {
-                targets: (1..tokens.len() as u32).map(target).collect(),
-                tokens: tokens.into(),
-            }
-        };
-        let batch = TreeBatch::merge(&paths.into_iter().map(path).collect::<Vec<_>>())?;
+        let batch = TreeBatch::merge(&paths.into_iter().map(sequence_input).collect::<Vec<_>>())?;
         let sums = self
             .learner
             .forward_backward(Arc::new(batch), Loss::new(PolicyLoss::CrossEntropy))
@@ -132,6 +123,16 @@ impl LearnerHandle {
         let version = command["version"].as_u64().context("a version")?;
         let weights = self.learner.publish(version).await?;
         Ok(router.update_weights(&weights).await?)
+    }
+}
+
+fn sequence_input(tokens: Vec<u32>) -> SequenceInput {
+    let term = Term { weight: 0.1, ..Term::default() };
+    SequenceInput {
+        targets: (1..tokens.len() as u32)
+            .map(|index| SequenceTarget { index, temperature: 1.0, term })
+            .collect(),
+        tokens: tokens.into(),
     }
 }
 

@@ -349,14 +349,14 @@ impl Course {
         if self.is_running.contains(&true) && !self.is_slow {
             return None;
         }
-        let is_candidate = |number: &usize| match &self.failures[*number] {
-            None => self.request_counts[*number] == 0,
-            Some(error) => {
-                error.repeats_nothing() && self.request_counts.iter().sum::<usize>() < tries
+        let free = (0..servers.len()).filter(|number| !self.is_running[*number]).filter(|number| {
+            match &self.failures[*number] {
+                None => self.request_counts[*number] == 0,
+                Some(error) => {
+                    error.repeats_nothing() && self.request_counts.iter().sum::<usize>() < tries
+                }
             }
-        };
-        let free =
-            (0..servers.len()).filter(|number| !self.is_running[*number]).filter(is_candidate);
+        });
         // Only servers of one model share load: which model responds must not depend on the load.
         let preference = |number: usize| {
             servers
@@ -377,10 +377,11 @@ impl Course {
 
     /// Returns the number of endpoints that were not called yet and are not pausing.
     fn num_untried(&self, servers: &[Server]) -> usize {
-        let is_free = |number: &usize| {
-            self.request_counts[*number] == 0 && servers[*number].rests_for().is_zero()
-        };
-        (0..servers.len()).filter(is_free).count()
+        (0..servers.len())
+            .filter(|number| {
+                self.request_counts[*number] == 0 && servers[*number].rests_for().is_zero()
+            })
+            .count()
     }
 
     fn request_count(&mut self, number: usize) {

@@ -21,8 +21,6 @@ impl Mixture {
     pub fn new<N: Into<String>>(
         policies: impl IntoIterator<Item = (N, f64)>,
     ) -> Result<Self, PolicyError> {
-        let invalid =
-            |why: String| Err(PolicyError::Invalid(format!("a mixture of policies {why}")));
         let mut sum = 0.0;
         let mut known = Vec::<(String, f64)>::new();
         for (name, weight) in policies {
@@ -56,11 +54,16 @@ impl Mixture {
     }
 }
 
+fn invalid(why: String) -> Result<Mixture, PolicyError> {
+    Err(PolicyError::Invalid(format!("a mixture of policies {why}")))
+}
+
 /// Returns the random counter of a role (FNV-1a of its name), in the half above all token
 /// positions.
 fn counter(role: &str) -> u64 {
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    role.bytes().fold(0xcbf2_9ce4_8422_2325, step) | 1 << 63
+    role.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte: u8| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    }) | 1 << 63
 }
 
 #[cfg(test)]
@@ -95,16 +98,17 @@ mod tests {
 
     #[test]
     fn new_rejects_invalid_weights_and_names() {
-        let error = |policies: &[(&str, f64)]| {
-            Mixture::new(policies.iter().map(|(name, weight)| (*name, *weight)))
-                .unwrap_err()
-                .to_string()
-        };
-        assert!(error(&[]).contains("no policy with a weight above 0"));
-        assert!(error(&[("a", 0.0)]).contains("no policy with a weight above 0"));
-        assert!(error(&[("a", -1.0)]).contains("\"a\" the weight -1;"));
-        assert!(error(&[("a", f64::NAN)]).contains("NaN"));
-        assert!(error(&[("a", 1.0), ("a", 1.0)]).contains("\"a\" twice"));
+        assert!(creation_error(&[]).contains("no policy with a weight above 0"));
+        assert!(creation_error(&[("a", 0.0)]).contains("no policy with a weight above 0"));
+        assert!(creation_error(&[("a", -1.0)]).contains("\"a\" the weight -1;"));
+        assert!(creation_error(&[("a", f64::NAN)]).contains("NaN"));
+        assert!(creation_error(&[("a", 1.0), ("a", 1.0)]).contains("\"a\" twice"));
+    }
+
+    fn creation_error(policies: &[(&str, f64)]) -> String {
+        Mixture::new(policies.iter().map(|(name, weight)| (*name, *weight)))
+            .unwrap_err()
+            .to_string()
     }
 
     proptest! {

@@ -56,18 +56,18 @@ impl PublishingLearner {
     async fn write(&self, version: u64) -> Result<Manifest, PolicyError> {
         let target = self.dir.join(format!("v{version}"));
         let partial = self.dir.join(format!("v{version}.half"));
-        let failed = |what: &str, path: &Path, error: std::io::Error| {
-            PolicyError::Storage(format!("cannot {what} {}: {error}", path.display()))
-        };
         for old in [&partial, &target] {
             if old.exists() {
-                std::fs::remove_dir_all(old).map_err(|error| failed("remove", old, error))?;
+                std::fs::remove_dir_all(old)
+                    .map_err(|error| storage_error("remove", old, error))?;
             }
         }
-        std::fs::create_dir_all(&partial).map_err(|error| failed("create", &partial, error))?;
+        std::fs::create_dir_all(&partial)
+            .map_err(|error| storage_error("create", &partial, error))?;
         let saved = self.learner.save(&partial, false).await?;
         let manifest = self.with_probe(&partial, saved).await?;
-        std::fs::rename(&partial, &target).map_err(|error| failed("rename", &partial, error))?;
+        std::fs::rename(&partial, &target)
+            .map_err(|error| storage_error("rename", &partial, error))?;
         self.prune(&target);
         Ok(Manifest { location: WeightsLocation::Local(target), ..manifest })
     }
@@ -95,14 +95,15 @@ impl PublishingLearner {
     }
 
     async fn logprobs_of_probe(&self) -> Result<Vec<f32>, PolicyError> {
-        let target = |index: usize| SequenceTarget {
-            index: index as u32,
-            temperature: 1.0,
-            term: Term::default(),
-        };
         let path = SequenceInput {
             tokens: self.probe.clone().into(),
-            targets: (1..self.probe.len()).map(target).collect(),
+            targets: (1..self.probe.len())
+                .map(|index: usize| SequenceTarget {
+                    index: index as u32,
+                    temperature: 1.0,
+                    term: Term::default(),
+                })
+                .collect(),
         };
         let batch =
             TreeBatch::merge(&[path]).map_err(|error| PolicyError::Invalid(error.to_string()))?;
@@ -125,6 +126,10 @@ impl PublishingLearner {
             std::fs::remove_dir_all(path).ok();
         }
     }
+}
+
+fn storage_error(what: &str, path: &Path, error: std::io::Error) -> PolicyError {
+    PolicyError::Storage(format!("cannot {what} {}: {error}", path.display()))
 }
 
 #[async_trait]

@@ -80,7 +80,6 @@ impl Router {
         replicas: Vec<(String, Arc<dyn Sampler>)>,
         options: RouterOptions,
     ) -> Result<Self, PolicyError> {
-        let invalid = |why: String| Err(PolicyError::Invalid(format!("a router {why}")));
         if replicas.is_empty() {
             return invalid("has no replicas; add at least one sampler".into());
         }
@@ -179,6 +178,10 @@ impl Router {
     pub async fn drain(&self, timeout: Duration) -> Result<(), PolicyError> {
         self.gate.drain(timeout).await
     }
+}
+
+fn invalid(why: String) -> Result<Router, PolicyError> {
+    Err(PolicyError::Invalid(format!("a router {why}")))
 }
 
 #[async_trait]

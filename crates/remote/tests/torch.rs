@@ -32,19 +32,21 @@ const ADAM: OptimParams = OptimParams {
 
 /// Returns five sequences, three of which share a prefix.
 fn paths() -> Vec<SequenceInput> {
-    let path = |number: u32| {
-        let first = if number < 3 { 1 } else { 10 * number };
-        let token = |i: u32| if i < 6 { (first + i) % 60 } else { (7 * number + 3 * i) % 60 };
-        let term =
-            Term { weight: 1.0 / 30.0, behavior: Some(-4.0), returns: 0.5, ..Term::default() };
-        SequenceInput {
-            tokens: (0..12).map(token).collect(),
-            targets: (6..12)
-                .map(|index| SequenceTarget { index, temperature: 0.9, term })
-                .collect(),
-        }
-    };
-    (0..5).map(path).collect()
+    (0..5)
+        .map(|number: u32| {
+            let first = if number < 3 { 1 } else { 10 * number };
+            let term =
+                Term { weight: 1.0 / 30.0, behavior: Some(-4.0), returns: 0.5, ..Term::default() };
+            SequenceInput {
+                tokens: (0..12)
+                    .map(|i: u32| if i < 6 { (first + i) % 60 } else { (7 * number + 3 * i) % 60 })
+                    .collect(),
+                targets: (6..12)
+                    .map(|index| SequenceTarget { index, temperature: 0.9, term })
+                    .collect(),
+            }
+        })
+        .collect()
 }
 
 fn request() -> TrainRequest {
@@ -101,10 +103,9 @@ async fn torch_group_supports_every_verb() {
     for (number, path) in paths().iter().enumerate() {
         let separate = Arc::new(TreeBatch::merge(std::slice::from_ref(path)).unwrap());
         let separate = policy.logprobs(separate).await.unwrap();
-        let is_of = |target: &Target| {
+        let own_targets = batch.targets.iter().enumerate().filter(|(_, target)| {
             batch.terms_of(target).iter().any(|term| term.sequence as usize == number)
-        };
-        let own_targets = batch.targets.iter().enumerate().filter(|(_, target)| is_of(target));
+        });
         let merged: Vec<f32> = own_targets.map(|(index, _)| before[index]).collect();
         assert!(max_difference(&separate, &merged) < 1e-4, "{separate:?} {merged:?}");
     }

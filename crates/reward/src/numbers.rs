@@ -187,12 +187,12 @@ impl Reader {
     }
 
     /// Moves past a thin space of LaTeX, which can separate thousands.
-    fn take_thin(&mut self) -> bool {
+    fn take_thin_space(&mut self) -> bool {
         self.take_any(&["\\,", "\\!", "\\;", "\\:", "\\ ", "~"])
     }
 
     pub fn skip_spaces(&mut self) {
-        while self.take(" ") || self.take_thin() {}
+        while self.take(" ") || self.take_thin_space() {}
     }
 
     /// Returns the name of the LaTeX command that is next, without its backslash.
@@ -350,7 +350,7 @@ impl Reader {
         }
         if let Some('$' | '€' | '£' | '¥' | '₹') = self.peek(0) {
             self.at += 1;
-            while self.take_thin() {}
+            while self.take_thin_space() {}
             if !negative && let Some('-' | '−') = self.peek(0) {
                 negative = true;
                 self.at += 1;
@@ -526,7 +526,7 @@ impl Reader {
     fn separator(&mut self) -> Option<()> {
         let braced = self.take("{");
         let plain = !braced && self.take_any(&[" ", "'", "_"]);
-        let parts = plain || self.take(",") || self.take_thin();
+        let parts = plain || self.take(",") || self.take_thin_space();
         if !parts || (braced && !self.take("}")) {
             return None;
         }

@@ -35,7 +35,7 @@ fn advantages(seed: u64, group: impl Fn(u64, u64) -> u64) -> Vec<(bool, f64)> {
 }
 
 #[test]
-fn group_of_seed_and_seat_rewards_better_line_in_100_of_100_groups() {
+fn grouping_by_seat_rewards_better_line_for_every_seed() {
     for seed in 0..100 {
         for (is_better, advantage) in advantages(seed, |_, seat| seat) {
             assert!(if is_better { advantage > 0.0 } else { advantage < 0.0 }, "{seed}");

@@ -51,9 +51,6 @@ fn resource_counts() -> [usize; 3] {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let argument = |at, default| {
-        std::env::args().nth(at).and_then(|text| text.parse().ok()).unwrap_or(default)
-    };
     let (count, at_once): (usize, usize) = (argument(1, 10_000), argument(2, 2));
     let options =
         Options { concurrency: at_once, protection: Demand::BestEffort, ..Options::default() };
@@ -114,4 +111,8 @@ async fn main() -> ExitCode {
     );
     let is_clean = after.iter().zip(&before).all(|(after, before)| after <= before) && wrong == 0;
     if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn argument(at: usize, default: usize) -> usize {
+    std::env::args().nth(at).and_then(|text| text.parse().ok()).unwrap_or(default)
 }

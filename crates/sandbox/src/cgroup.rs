@@ -148,8 +148,8 @@ impl Group {
 
     fn number(&self, file: &str, name: &str) -> Option<u64> {
         let text = fs::read_to_string(self.path.join(file)).ok()?;
-        let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
-        text.lines().find_map(value)
+        text.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
     }
 }
 
@@ -181,19 +181,22 @@ fn find_cgroup(mounts: &str, own: &str) -> Option<(PathBuf, PathBuf)> {
 /// Enables the memory and process limits for the children of a cgroup.
 fn delegate(parent: &Path) -> std::io::Result<()> {
     let read = |name: &str| fs::read_to_string(parent.join(name)).unwrap_or_default();
-    let has = |text: &str, name: &str| text.split_whitespace().any(|found| found == name);
     let on = read("cgroup.subtree_control");
     let offered = read("cgroup.controllers");
     for name in ["memory", "pids"] {
-        if has(&on, name) {
+        if has_word(&on, name) {
             continue;
         }
-        if !has(&offered, name) {
+        if !has_word(&offered, name) {
             return Err(std::io::Error::other(format!("the controller {name} is not available")));
         }
         fs::write(parent.join("cgroup.subtree_control"), format!("+{name}"))?;
     }
     Ok(())
+}
+
+fn has_word(text: &str, name: &str) -> bool {
+    text.split_whitespace().any(|found| found == name)
 }
 
 /// Removes directories of earlier processes that were killed.

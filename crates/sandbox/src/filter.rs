@@ -239,13 +239,16 @@ fn no_effect_rules() -> Result<Rules, String> {
     ignored.insert(libc::SYS_setsockopt, sizes.collect::<Result<_, _>>()?);
     // A host that pipes core dumps to a program does so at any size limit except 1 byte, which the
     // fork server has set.
-    let core = |index| argument(index, Compare::Eq, u64::from(libc::RLIMIT_CORE));
-    let sets = all(vec![core(1)?, pointer(2, Compare::Ne)?, pointer(3, Compare::Eq)?])?;
+    let sets = all(vec![core_limit(1)?, pointer(2, Compare::Ne)?, pointer(3, Compare::Eq)?])?;
     ignored.insert(libc::SYS_prlimit64, vec![sets]);
-    ignored.insert(libc::SYS_setrlimit, vec![all(vec![core(0)?])?]);
+    ignored.insert(libc::SYS_setrlimit, vec![all(vec![core_limit(0)?])?]);
     // Pages of shared files stay in memory.
     ignored.insert(libc::SYS_fadvise64, any(3, [libc::POSIX_FADV_DONTNEED as u64])?);
     Ok(ignored)
+}
+
+fn core_limit(index: u8) -> Result<Condition, String> {
+    argument(index, Compare::Eq, u64::from(libc::RLIMIT_CORE))
 }
 
 /// Filter programs in the kernel's binary format, in loading order. If two programs reject a call,
@@ -273,7 +276,6 @@ pub(crate) fn programs(counted: bool) -> Result<Programs, String> {
             .map_err(|error| error.to_string())?;
         Ok(bytes(filter.try_into().map_err(|error: seccompiler::BackendError| error.to_string())?))
     };
-    let errno = |number: libc::c_int| SeccompAction::Errno(number as u32);
     Ok(Programs {
         server: [
             program(allowed, errno(libc::ENOSYS), SeccompAction::Allow)?,
@@ -281,6 +283,10 @@ pub(crate) fn programs(counted: bool) -> Result<Programs, String> {
         ],
         runner: program(rejection_rules(counted)?, SeccompAction::Allow, errno(libc::EACCES))?,
     })
+}
+
+fn errno(number: libc::c_int) -> SeccompAction {
+    SeccompAction::Errno(number as u32)
 }
 
 /// Encodes a program as an array of `struct sock_filter`.
@@ -308,12 +314,15 @@ mod tests {
 
     #[test]
     fn shared_anonymous_mappings_are_rejected_unless_counted() {
-        let mappings = |counted| rejection_rules(counted).unwrap().remove(&libc::SYS_mmap).unwrap();
         let huge = bits(3, 0x4_0000, 0x4_0000).unwrap();
         // MAP_ANONYMOUS is 0x20. The lowest 4 bits are the type: MAP_SHARED or MAP_SHARED_VALIDATE.
         let shared_flag = [0x21, 0x23].map(|flags| bits(3, 0x2f, flags).unwrap());
-        assert_eq!(mappings(true), std::slice::from_ref(&huge));
-        assert_eq!(mappings(false), [&[huge], &shared_flag[..]].concat());
+        assert_eq!(mapping_rules(true), std::slice::from_ref(&huge));
+        assert_eq!(mapping_rules(false), [&[huge], &shared_flag[..]].concat());
+    }
+
+    fn mapping_rules(counted: bool) -> Vec<SeccompRule> {
+        rejection_rules(counted).unwrap().remove(&libc::SYS_mmap).unwrap()
     }
 
     #[test]

@@ -210,7 +210,6 @@ impl Jail {
         &mut self,
         frame: std::io::Result<Option<Vec<u8>>>,
     ) -> Result<Option<Event>, SandboxError> {
-        let broken = |why: &str| SandboxError::Broken(why.to_owned());
         let frame = frame.map_err(|error| broken(&error.to_string()))?;
         let Some(frame) = frame else {
             if self.group.as_ref().is_some_and(Group::is_out_of_memory) {
@@ -227,8 +226,8 @@ impl Jail {
                 Ok(None)
             }
             JailMessage::Missing(missing) => {
-                let wall = |(name, why)| MissingWall { name, why };
-                self.missing = missing.into_iter().map(wall).collect();
+                self.missing =
+                    missing.into_iter().map(|(name, why)| MissingWall { name, why }).collect();
                 Ok(None)
             }
             JailMessage::Failed(why) => Err(broken(&why)),
@@ -372,6 +371,10 @@ impl Jail {
             let _ = pidfd_send_signal(supervisor, Signal::KILL);
         }
     }
+}
+
+fn broken(why: &str) -> SandboxError {
+    SandboxError::Broken(why.to_owned())
 }
 
 /// Returns the watch after an observation.

@@ -131,8 +131,7 @@ impl MemoryWatch {
         let found: Vec<Process> =
             processes.iter().map(|(pid, threads)| Process::read(*pid, threads)).collect();
         let (kernel, is_crowding) = self.kernel(&processes, &found);
-        let resident = |process: &Process| process.resident;
-        let sum = kernel + found.iter().map(resident).sum::<u64>();
+        let sum = kernel + found.iter().map(|process| process.resident).sum::<u64>();
         // The exact sum counts shared memory once, which takes longer to compute.
         let exact = || {
             let owners = found.iter().filter(|process| !process.shares_memory(&found));
@@ -249,17 +248,13 @@ impl Process {
         let other_threads = threads.iter().copied().filter(|thread| *thread != pid);
         let living = std::iter::once(pid).chain(other_threads).find_map(|thread| {
             let text = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
-            let number = |name: &str| {
-                let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-                line.split_whitespace().next()?.parse::<u64>().ok()
-            };
-            let kib = |name| number(name).unwrap_or(0) << 10;
-            number("VmRSS:").map(|resident| Process {
+            let kib = |name| number_after(&text, name).unwrap_or(0) << 10;
+            number_after(&text, "VmRSS:").map(|resident| Process {
                 thread,
                 resident: (resident << 10) + kib("VmSwap:") + kib("HugetlbPages:"),
                 tables: kib("VmPTE:"),
                 virtual_size: kib("VmSize:"),
-                table_size: number("FDSize:").unwrap_or(0),
+                table_size: number_after(&text, "FDSize:").unwrap_or(0),
                 ..empty
             })
         });
@@ -271,8 +266,10 @@ impl Process {
     fn proportional_memory(&self) -> Option<u64> {
         let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.thread)).ok()?;
         let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
-        let kib = |text: &str| text.split_whitespace().next()?.parse::<u64>().ok();
-        Some((kib(line("Pss:")?)? + line("SwapPss:").and_then(kib).unwrap_or(0)) << 10)
+        Some(
+            (first_number(line("Pss:")?)? + line("SwapPss:").and_then(first_number).unwrap_or(0))
+                << 10,
+        )
     }
 
     /// Returns whether an earlier process in the list has the same address space, as a child of
@@ -338,6 +335,15 @@ impl Process {
     }
 }
 
+fn number_after(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()
+}
+
+fn first_number(text: &str) -> Option<u64> {
+    text.split_whitespace().next()?.parse::<u64>().ok()
+}
+
 /// Calls that hold files while they wait. On other processors the C library uses only `ppoll` and
 /// `pselect`.
 #[cfg(target_arch = "x86_64")]
@@ -387,12 +393,15 @@ fn stat(pid: u32) -> Option<Stat> {
 /// Returns the number of file range locks that processes hold or wait for.
 fn locks(processes: &[(u32, BTreeSet<u32>)]) -> u64 {
     let text = fs::read_to_string("/proc/locks").unwrap_or_default();
-    let owner = |line: &str| {
-        let fields: Vec<&str> = line.split_whitespace().filter(|field| *field != "->").collect();
-        fields.get(4)?.parse::<u32>().ok()
-    };
-    let is_ours = |owner: &u32| processes.iter().any(|(pid, _)| pid == owner);
-    text.lines().filter_map(owner).filter(is_ours).count() as u64
+    text.lines()
+        .filter_map(lock_owner)
+        .filter(|owner| processes.iter().any(|(pid, _)| pid == owner))
+        .count() as u64
+}
+
+fn lock_owner(line: &str) -> Option<u32> {
+    let fields: Vec<&str> = line.split_whitespace().filter(|field| *field != "->").collect();
+    fields.get(4)?.parse::<u32>().ok()
 }
 
 /// Returns all descendants of `supervisor`, with their threads.

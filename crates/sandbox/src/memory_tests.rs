@@ -126,9 +126,8 @@ impl Program {
             assert!(lines.read_line(&mut output).unwrap() > 0, "the program ended: {code}");
         }
         let program = Program { supervisor, output };
-        let waits = || current_call(program.process().0) == Some(libc::SYS_read);
         let deadline = Instant::now() + Duration::from_secs(10);
-        while !waits() {
+        while !(current_call(program.process().0) == Some(libc::SYS_read)) {
             assert!(Instant::now() < deadline, "the program does not wait");
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -201,43 +200,48 @@ fn kernel_memory_is_counted_by_kind() {
 
 #[test]
 fn crowding_starts_above_pipe_and_lock_limits() {
-    let pipes = |count: usize| format!("for _ in range({}): kept.append(os.pipe())", count - 2);
-    let locks = |count: u64| {
-        format!(
-            "import fcntl, tempfile\nfile = tempfile.TemporaryFile()\n\
-             for at in range({count}): fcntl.lockf(file, fcntl.LOCK_EX, 1, 10 * at)"
-        )
-    };
-    assert!(!Program::start(&pipes(MAX_PIPES)).kernel().1);
-    let crowding = Program::start(&pipes(MAX_PIPES + 1));
+    assert!(!Program::start(&keep_pipes(MAX_PIPES)).kernel().1);
+    let crowding = Program::start(&keep_pipes(MAX_PIPES + 1));
     assert!(crowding.kernel().1 && exceeds(crowding.supervisor.id(), 1 << 40));
-    assert!(!Program::start(&locks(MAX_RECORDS)).kernel().1);
-    assert!(Program::start(&locks(MAX_RECORDS + 1)).kernel().1);
+    assert!(!Program::start(&keep_locks(MAX_RECORDS)).kernel().1);
+    assert!(Program::start(&keep_locks(MAX_RECORDS + 1)).kernel().1);
+}
+
+fn keep_pipes(count: usize) -> String {
+    format!("for _ in range({}): kept.append(os.pipe())", count - 2)
+}
+
+fn keep_locks(count: u64) -> String {
+    format!(
+        "import fcntl, tempfile\nfile = tempfile.TemporaryFile()\n\
+             for at in range({count}): fcntl.lockf(file, fcntl.LOCK_EX, 1, 10 * at)"
+    )
 }
 
 /// An epoll continues to watch a file under the number of a closed descriptor if another descriptor
 /// refers to the file.
 #[test]
 fn crowding_starts_above_epoll_watch_limits() {
-    // `size` is the capacity of the descriptor table, a power of 2 that divides the limit on all
-    // watches.
-    let watches = |of_epolls: &str| {
-        let code = format!(
-            "import select\nends = [os.pipe()[0] for _ in range(2)]\n\
+    assert!(!watches_crowd("[size]"));
+    assert!(watches_crowd("[size + 1]"));
+    let all = format!("[size] * ({MAX_WATCHED} // size)");
+    assert!(!watches_crowd(&all));
+    assert!(watches_crowd(&format!("{all} + [1]")));
+}
+
+/// Returns whether epolls with these numbers of watches crowd out other processes. `size` is the
+/// capacity of the descriptor table, a power of 2 that divides the limit on all watches.
+fn watches_crowd(of_epolls: &str) -> bool {
+    let code = format!(
+        "import select\nends = [os.pipe()[0] for _ in range(2)]\n\
              os.dup2(0, 400); os.close(400)\n\
              status = open('/proc/self/status').read()\n\
              size = int(status.split('FDSize:')[1].split()[0])\n\
              for count in {of_epolls}:\n    kept.append(select.epoll())\n    for at in \
              range(count):\n        fd = 200 + at // 2\n        os.dup2(ends[at % 2], fd); \
              kept[-1].register(fd); os.close(fd)"
-        );
-        Program::start(&code).kernel().1
-    };
-    assert!(!watches("[size]"));
-    assert!(watches("[size + 1]"));
-    let all = format!("[size] * ({MAX_WATCHED} // size)");
-    assert!(!watches(&all));
-    assert!(watches(&format!("{all} + [1]")));
+    );
+    Program::start(&code).kernel().1
 }
 
 #[test]
@@ -295,19 +299,25 @@ fn unreadable(pid: u32, pages: u64) -> Process {
 
 #[test]
 fn unreadable_process_counts_at_maximum() {
-    let hidden = |pages| unreadable(std::process::id(), pages);
-    assert_eq!(hidden(10).mappings(), 10);
-    assert_eq!(hidden(MAX_MAPPINGS + 10).mappings(), MAX_MAPPINGS);
+    assert_eq!(unreadable_self(10).mappings(), 10);
+    assert_eq!(unreadable_self(MAX_MAPPINGS + 10).mappings(), MAX_MAPPINGS);
     let watch = MemoryWatch::new(u32::MAX, 1 << 40, false);
     let bytes = 2 * MAX_THREAD_BYTES + 3 * MAX_POLLED_BYTES + 5 + 7 * MAX_PIPE_BYTES;
-    assert_eq!(watch.kernel(&[], &[hidden(10)]), (bytes + 10 * MAPPING, false));
-    // Three such processes exceed the maximum number of mappings of a run.
-    let full = || hidden(MAX_MAPPINGS);
-    assert!(!watch.kernel(&[], &[full(), full()]).1);
-    assert!(watch.kernel(&[], &[full(), full(), full()]).1);
+    assert_eq!(watch.kernel(&[], &[unreadable_self(10)]), (bytes + 10 * MAPPING, false));
+    assert!(!watch.kernel(&[], &[full_process(), full_process()]).1);
+    assert!(watch.kernel(&[], &[full_process(), full_process(), full_process()]).1);
     let rest = MAX_MAPPED - 2 * MAX_MAPPINGS;
-    assert!(!watch.kernel(&[], &[full(), full(), hidden(rest)]).1);
-    assert!(watch.kernel(&[], &[full(), full(), hidden(rest + 1)]).1);
+    assert!(!watch.kernel(&[], &[full_process(), full_process(), unreadable_self(rest)]).1);
+    assert!(watch.kernel(&[], &[full_process(), full_process(), unreadable_self(rest + 1)]).1);
+}
+
+/// Returns a process of which three exceed the maximum number of mappings of a run.
+fn full_process() -> Process {
+    unreadable_self(MAX_MAPPINGS)
+}
+
+fn unreadable_self(pages: u64) -> Process {
+    unreadable(std::process::id(), pages)
 }
 
 #[test]
@@ -387,10 +397,9 @@ fn borrowed_memory_is_found_by_identity() {
          if os.fork() == 0: os.read(0, 1); os._exit(0)",
     );
     let found = descendants(program.supervisor.id());
-    let read = |thread: u32| Process::read(thread, &[thread].into());
-    let parent = read(found[0].0);
-    let thread = read(*found[0].1.iter().find(|thread| **thread != found[0].0).unwrap());
-    let child = Process { virtual_size: parent.virtual_size, ..read(found[1].0) };
+    let parent = read_thread(found[0].0);
+    let thread = read_thread(*found[0].1.iter().find(|thread| **thread != found[0].0).unwrap());
+    let child = Process { virtual_size: parent.virtual_size, ..read_thread(found[1].0) };
     let all = [parent, thread, child];
     let borrows: Vec<bool> = all.iter().map(|process| process.shares_memory(&all)).collect();
     assert_eq!(borrows, [false, true, false]);
@@ -398,6 +407,10 @@ fn borrowed_memory_is_found_by_identity() {
     let [mut parent, thread, _] = all;
     parent.resident = 0;
     assert!(!thread.shares_memory(&[parent]));
-    let smaller = Process { virtual_size: thread.virtual_size - PAGE, ..read(found[0].0) };
+    let smaller = Process { virtual_size: thread.virtual_size - PAGE, ..read_thread(found[0].0) };
     assert!(!thread.shares_memory(&[smaller]));
+}
+
+fn read_thread(thread: u32) -> Process {
+    Process::read(thread, &[thread].into())
 }

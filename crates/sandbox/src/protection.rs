@@ -78,9 +78,12 @@ pub struct MissingWall {
 impl Protection {
     /// Creates a protection with all walls except the missing ones.
     pub(crate) fn with_missing(missing: Vec<MissingWall>) -> Self {
-        let stands = |name: &&str| !missing.iter().any(|wall| wall.name == **name);
-        let achieved =
-            WALLS.iter().map(|(name, _)| *name).filter(stands).map(str::to_owned).collect();
+        let achieved = WALLS
+            .iter()
+            .map(|(name, _)| *name)
+            .filter(|name| !missing.iter().any(|wall| wall.name == **name))
+            .map(str::to_owned)
+            .collect();
         Protection { achieved, missing }
     }
 

@@ -81,7 +81,6 @@ impl Python {
     /// Returns an error if the interpreter cannot be started, lacks a required feature, or is in a
     /// directory that must not be exposed.
     pub(crate) async fn find(named: &Path, also: &[PathBuf]) -> Result<Self, SandboxError> {
-        let wrong = |why: String| SandboxError::Python { python: named.display().to_string(), why };
         let program = if named.is_dir() { named.join("bin/python3") } else { named.to_owned() };
         let mut command = Command::new(&program);
         command
@@ -90,23 +89,29 @@ impl Python {
             .kill_on_drop(true);
         let outcome = tokio::time::timeout(TIMEOUT, command.output()).await;
         let output = outcome
-            .map_err(|_| wrong(format!("it printed nothing within {TIMEOUT:?}")))?
-            .map_err(|error| wrong(format!("{}: {error}", program.display())))?;
+            .map_err(|_| python_error(named, format!("it printed nothing within {TIMEOUT:?}")))?
+            .map_err(|error| python_error(named, format!("{}: {error}", program.display())))?;
         let result: ProbeResult = serde_json::from_slice(&output.stdout).map_err(|_| {
             let stderr_text = String::from_utf8_lossy(&output.stderr);
-            wrong(format!(
-                "it is not a Python interpreter: {}",
-                stderr_text.lines().last().unwrap_or("it printed unexpected output")
-            ))
+            python_error(
+                named,
+                format!(
+                    "it is not a Python interpreter: {}",
+                    stderr_text.lines().last().unwrap_or("it printed unexpected output")
+                ),
+            )
         })?;
         if let Some(why) = result.why {
-            return Err(wrong(why));
+            return Err(python_error(named, why));
         }
         let mut read: Vec<String> = SYSTEM.iter().map(|dir| (*dir).to_owned()).collect();
         let home = std::env::var("HOME").unwrap_or_default();
         for dir in result.dirs.into_iter().filter(|dir| !dir.is_empty() && dir != "/usr") {
             if BROAD_DIRS.contains(&dir.as_str()) || dir == home {
-                return Err(wrong(format!("it needs all of {dir}, which code must not read")));
+                return Err(python_error(
+                    named,
+                    format!("it needs all of {dir}, which code must not read"),
+                ));
             }
             add(&mut read, &dir);
         }
@@ -149,6 +154,10 @@ impl Python {
             separate_dirs,
         })
     }
+}
+
+fn python_error(named: &Path, why: String) -> SandboxError {
+    SandboxError::Python { python: named.display().to_string(), why }
 }
 
 /// Adds a directory and, if its name contains symbolic links, the real path.
@@ -202,15 +211,23 @@ mod tests {
         let socket = shown.join("socket");
         std::fs::write(&file, "").unwrap();
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        let find = async |path: &Path| Python::find(Path::new("python3"), &[path.to_owned()]).await;
-        let text = |path: &Path| path.to_str().unwrap().to_owned();
-        let found = find(&shown).await.unwrap();
-        assert!(found.read.contains(&text(&shown)) && found.separate_dirs == [text(&shown)]);
-        let found = find(&file).await.unwrap();
-        assert!(found.read.contains(&text(&file)) && found.separate_dirs.is_empty());
+        let found = find_python(&shown).await.unwrap();
+        assert!(
+            found.read.contains(&path_text(&shown)) && found.separate_dirs == [path_text(&shown)]
+        );
+        let found = find_python(&file).await.unwrap();
+        assert!(found.read.contains(&path_text(&file)) && found.separate_dirs.is_empty());
         for path in [socket.as_path(), Path::new("/"), Path::new("/proc")] {
-            let error = find(path).await.unwrap_err().to_string();
+            let error = find_python(path).await.unwrap_err().to_string();
             assert!(error.contains(&format!("read = {path:?} cannot be shown to code")), "{error}");
         }
+    }
+
+    async fn find_python(path: &Path) -> Result<Python, SandboxError> {
+        Python::find(Path::new("python3"), &[path.to_owned()]).await
+    }
+
+    fn path_text(path: &Path) -> String {
+        path.to_str().unwrap().to_owned()
     }
 }

@@ -91,10 +91,10 @@ impl Remote {
         request: &impl Serialize,
         seconds: f64,
     ) -> Result<A, SandboxError> {
-        let broken = |why: String| SandboxError::Broken(why);
         let url = format!("{}/{path}", self.url);
-        let body =
-            Bytes::from(serde_json::to_vec(request).map_err(|error| broken(error.to_string()))?);
+        let body = Bytes::from(
+            serde_json::to_vec(request).map_err(|error| SandboxError::Broken(error.to_string()))?,
+        );
         let limit = Duration::from_secs_f64(seconds.clamp(0.0, 1e6)) + MAX_OVERHEAD;
         let mut pause = INITIAL_RETRY_PAUSE;
         let mut waited = Duration::ZERO;
@@ -110,13 +110,16 @@ impl Remote {
         let body_start = || String::from_utf8_lossy(&text[..text.len().min(500)]).into_owned();
         match status {
             200 => serde_json::from_slice(&text).map_err(|error| {
-                broken(format!("{url} answered something else ({error}): {}", body_start()))
+                SandboxError::Broken(format!(
+                    "{url} answered something else ({error}): {}",
+                    body_start()
+                ))
             }),
             // The response names the field and its value.
             400 | 404 | 422 => {
                 Err(SandboxError::Request(format!("{url} refused the request: {}", body_start())))
             }
-            _ => Err(broken(format!("{url} answered {status}: {}", body_start()))),
+            _ => Err(SandboxError::Broken(format!("{url} answered {status}: {}", body_start()))),
         }
     }
 

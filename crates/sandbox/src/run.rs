@@ -133,12 +133,11 @@ pub(crate) fn check_path(path: &str) -> Result<(), SandboxError> {
         && !path.contains('\0')
         && path.len() <= 1024
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
-    let wrong = || {
+    is_inside.then_some(()).ok_or_else(|| {
         SandboxError::Request(format!(
             "the path {path:?} must be relative, without \"..\", inside of the work directory"
         ))
-    };
-    is_inside.then_some(()).ok_or_else(wrong)
+    })
 }
 
 /// Checks the paths and environment variables of a run.

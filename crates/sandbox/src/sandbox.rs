@@ -102,10 +102,13 @@ impl Sandbox {
         }
         // A run reveals which further walls are missing.
         setup.full = false;
-        let dir_error = |error: std::io::Error| {
-            SandboxError::Broken(format!("cannot create the work directory: {error}"))
+        let scratch = if setup.namespaces {
+            None
+        } else {
+            Some(scratch().map_err(|error| {
+                SandboxError::Broken(format!("cannot create the work directory: {error}"))
+            })?)
         };
-        let scratch = if setup.namespaces { None } else { Some(scratch().map_err(dir_error)?) };
         let mut inner = Inner {
             running: Semaphore::new(options.concurrency.max(1)),
             sessions: Arc::new(Semaphore::new(options.sessions)),

@@ -128,8 +128,6 @@ impl Zygote {
     /// # Errors
     /// Returns an error if the server does not start, or a module cannot be imported.
     pub(crate) async fn start(setup: &Setup) -> Result<Self, SandboxError> {
-        let broken =
-            |what: &str, error: std::io::Error| SandboxError::Broken(format!("{what}: {error}"));
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(|error| broken("no socket", error.into()))?;
@@ -264,17 +262,22 @@ impl Zygote {
         ];
         let theirs: Vec<_> = theirs.into_iter().chain(group.as_ref().map(AsFd::as_fd)).collect();
         send_descriptors(&self.control, &theirs).await?;
-        let frames = |stream: StdStream| {
-            stream.set_nonblocking(true)?;
-            UnixStream::from_std(stream).map(Frames::new)
-        };
         Ok(Streams {
-            line: frames(line)?,
+            line: to_frames(line)?,
             stdout: pipe::Receiver::from_owned_fd(stdout_out)?,
             stderr: pipe::Receiver::from_owned_fd(stderr_out)?,
-            cells: if order.session { Some(frames(cells)?) } else { None },
+            cells: if order.session { Some(to_frames(cells)?) } else { None },
         })
     }
+}
+
+fn broken(what: &str, error: std::io::Error) -> SandboxError {
+    SandboxError::Broken(format!("{what}: {error}"))
+}
+
+fn to_frames(stream: StdStream) -> std::io::Result<Frames> {
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream).map(Frames::new)
 }
 
 /// Creates the standard input of a run: an immutable file. Code can read its size, read at any

@@ -27,12 +27,13 @@ fn main() -> Result<(), Error> {
 
 fn bm25(dir: &str, queries: &str, threads: usize) -> Result<(), Error> {
     let index = Index::open(Path::new(dir), false)?;
-    let question = |line: &str| -> Result<String, Error> {
-        let row: Value = serde_json::from_str(line)?;
-        Ok(row["question"].as_str().unwrap_or_default().to_owned())
-    };
-    let queries =
-        std::fs::read_to_string(queries)?.lines().map(question).collect::<Result<Vec<_>, _>>()?;
+    let queries = std::fs::read_to_string(queries)?
+        .lines()
+        .map(|line| -> Result<String, Error> {
+            let row: Value = serde_json::from_str(line)?;
+            Ok(row["question"].as_str().unwrap_or_default().to_owned())
+        })
+        .collect::<Result<Vec<_>, _>>()?;
     index.bm25(&queries, 3, threads)?;
     let mut rates = Vec::new();
     for _ in 0..5 {

@@ -5,14 +5,15 @@ use crate::testing::{letters, make, passage, try_make, write_corpus};
 use crate::{Index, Mode, Searcher};
 
 fn sample_passages() -> Vec<Passage> {
-    let to_passage = |at: usize| {
-        passage(
-            &format!("p{at}"),
-            "Numbers",
-            &format!("The number {at} is followed by {}.", at + 1),
-        )
-    };
-    (0..600).map(to_passage).collect()
+    (0..600)
+        .map(|at: usize| {
+            passage(
+                &format!("p{at}"),
+                "Numbers",
+                &format!("The number {at} is followed by {}.", at + 1),
+            )
+        })
+        .collect()
 }
 
 #[test]
@@ -98,12 +99,15 @@ fn chinese_words_are_found_since_schema_2() {
 #[test]
 fn open_names_path_that_is_no_index() {
     let dir = tempfile::tempdir().unwrap();
-    let error = |path: &Path| Index::open(path, false).err().unwrap().to_string();
-    assert!(error(&dir.path().join("absent")).contains("does not exist"));
-    assert!(error(dir.path()).contains("is not an index, because it has no search.json"));
+    assert!(opening_error(&dir.path().join("absent")).contains("does not exist"));
+    assert!(opening_error(dir.path()).contains("is not an index, because it has no search.json"));
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
-    assert!(error(&file).contains("is a file, not the directory of an index"));
+    assert!(opening_error(&file).contains("is a file, not the directory of an index"));
+}
+
+fn opening_error(path: &Path) -> String {
+    Index::open(path, false).err().unwrap().to_string()
 }
 
 #[test]
@@ -196,15 +200,14 @@ fn manifest_rejects_file_names_outside_index() {
 fn killed_build_leaves_no_index_that_opens() {
     use std::os::unix::process::ExitStatusExt;
     const CHILD: &str = "LEVADE_TEST_SEARCH_CHILD";
-    let corpus_of = |dir: &Path| dir.join("c.jsonl");
     if let Ok(dir) = std::env::var(CHILD) {
         let dir = Path::new(&dir);
-        build(&corpus_of(dir), &dir.join("i"), Analyzer::English, None, &mut |_| {}).unwrap();
+        build(&corpus_path(dir), &dir.join("i"), Analyzer::English, None, &mut |_| {}).unwrap();
         return;
     }
     for location in ["search_indexing", "search_indexing:2", "search_files", "search_rename"] {
         let dir = tempfile::tempdir().unwrap();
-        write_corpus(&corpus_of(dir.path()), &sample_passages());
+        write_corpus(&corpus_path(dir.path()), &sample_passages());
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "build::tests::killed_build_leaves_no_index_that_opens"])
             .env(CHILD, dir.path())
@@ -217,10 +220,14 @@ fn killed_build_leaves_no_index_that_opens() {
         if location != "search_rename" {
             assert!(Index::open(&dir.path().join(".i.building"), false).is_err(), "{location}");
         }
-        build(&corpus_of(dir.path()), &index, Analyzer::English, None, &mut |_| {}).unwrap();
+        build(&corpus_path(dir.path()), &index, Analyzer::English, None, &mut |_| {}).unwrap();
         assert_eq!(Index::open(&index, true).unwrap().manifest().passages, 600);
         assert!(!dir.path().join(".i.building").exists());
     }
+}
+
+fn corpus_path(dir: &Path) -> PathBuf {
+    dir.join("c.jsonl")
 }
 
 #[test]
@@ -259,16 +266,14 @@ async fn concurrent_searches_match_sequential_searches() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dense_modes_require_vectors_and_their_model() {
-    let plain = || tokio::task::spawn_blocking(|| make(&sample_passages()[..3], false));
-    let open_error =
-        |index, mode, model| Searcher::new(index, mode, model, 1).err().unwrap().to_string();
-    let (_made, index) = plain().await.unwrap();
-    let error = open_error(index, Mode::Dense, Some(letters()));
+    let (_made, index) =
+        tokio::task::spawn_blocking(|| make(&sample_passages()[..3], false)).await.unwrap();
+    let error = search_error(index, Mode::Dense, Some(letters()));
     assert!(error.contains("has no vectors") && error.contains("--dense MODEL"), "{error}");
     let (made, index) =
         tokio::task::spawn_blocking(|| make(&sample_passages()[..3], true)).await.unwrap();
     assert!(
-        open_error(index, Mode::Hybrid, None)
+        search_error(index, Mode::Hybrid, None)
             .contains("a hybrid search needs the model \"letters\"")
     );
     let path = made.index.join(MANIFEST);
@@ -277,6 +282,11 @@ async fn dense_modes_require_vectors_and_their_model() {
         .unwrap();
     let index = Index::open(&made.index, true).unwrap();
     assert!(
-        open_error(index, Mode::Dense, Some(letters())).contains("is not the model that embedded")
+        search_error(index, Mode::Dense, Some(letters()))
+            .contains("is not the model that embedded")
     );
+}
+
+fn search_error(index: Index, mode: Mode, model: Option<Arc<dyn Embedder>>) -> String {
+    Searcher::new(index, mode, model, 1).err().unwrap().to_string()
 }

@@ -95,8 +95,9 @@ impl Client {
             let tried =
                 process_time::with_timeout(deadline, self.send(body.clone(), queries.len(), count))
                     .await;
-            let late = || self.failure(format!("no answer within {deadline:?}"), true);
-            let error = match tried.unwrap_or_else(|| Err(late())) {
+            let error = match tried.unwrap_or_else(|| {
+                Err(self.failure(format!("no answer within {deadline:?}"), true))
+            }) {
                 Err(error @ SearchError::Server { may_pass: true, .. }) => error,
                 done => return (failed, done),
             };
@@ -169,11 +170,13 @@ fn read(response: &Value, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>,
     if lists.len() != queries {
         return Err(format!("it has {} results for {queries} queries", lists.len()));
     }
-    let list = |list: &Value| {
-        let hits = list.as_array().ok_or("a result is no list")?;
-        hits.iter().take(count).map(hit).collect::<Result<Vec<_>, String>>()
-    };
-    lists.iter().map(list).collect()
+    lists
+        .iter()
+        .map(|list| {
+            let hits = list.as_array().ok_or("a result is no list")?;
+            hits.iter().take(count).map(hit).collect::<Result<Vec<_>, String>>()
+        })
+        .collect()
 }
 
 fn hit(value: &Value) -> Result<Hit, String> {

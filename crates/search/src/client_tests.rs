@@ -22,17 +22,21 @@ async fn server(responses: Vec<(u16, String)>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/retrieve", listener.local_addr().unwrap());
     let responses = Arc::new(Mutex::new(responses));
-    let next = |State(responses): State<Responses>| async move {
-        let (status, body) = {
-            let mut responses = responses.lock().unwrap();
-            if responses.len() > 1 { responses.remove(0) } else { responses[0].clone() }
-        };
-        if status == 0 {
-            std::future::pending::<()>().await;
-        }
-        (StatusCode::from_u16(status).unwrap(), body)
-    };
-    let router = Router::new().route("/retrieve", post(next)).with_state(responses);
+    let router = Router::new()
+        .route(
+            "/retrieve",
+            post(|State(responses)| async move {
+                let (status, body) = {
+                    let mut responses = responses.lock().unwrap();
+                    if responses.len() > 1 { responses.remove(0) } else { responses[0].clone() }
+                };
+                if status == 0 {
+                    std::future::pending::<()>().await;
+                }
+                (StatusCode::from_u16(status).unwrap(), body)
+            }),
+        )
+        .with_state(responses);
     tokio::spawn(async move { axum::serve(listener, router).await });
     url
 }
@@ -66,13 +70,12 @@ async fn retrieve_matches_searcher_of_own_server() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn transient_failures_are_retried() {
-    let busy = || (503, String::from("later"));
-    let url = server(vec![busy(), (429, String::new()), ok_response()]).await;
+    let url = server(vec![busy_response(), (429, String::new()), ok_response()]).await;
     let (failed, found) =
         Client::new(&url, None, fast_retries()).unwrap().retrieve(&["q".into()], 3).await;
     assert_eq!((failed, found.unwrap()[0][0].passage.title.as_str()), (2, "T"));
     for (response, why) in [
-        (busy(), "503 Service Unavailable: later"),
+        (busy_response(), "503 Service Unavailable: later"),
         ((0, String::new()), "no answer within 400ms"),
         ((500, r#"{"detail": "index lost"}"#.into()), "index lost"),
     ] {
@@ -88,6 +91,10 @@ async fn transient_failures_are_retried() {
         closed.retrieve(&["q".into()], 1).await,
         (2, Err(SearchError::Server { .. }))
     ));
+}
+
+fn busy_response() -> (u16, String) {
+    (503, String::from("later"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,14 +117,25 @@ async fn unusable_responses_fail_without_retry() {
 
 #[test]
 fn hit_parses_documents_of_all_servers() {
-    let of = |value: Value| hit(&value).unwrap();
-    let plain =
-        |id: &str, title: &str, text: &str, score| Hit { passage: passage(id, title, text), score };
     let document = json!({ "document": { "id": 7, "contents": "\"T\"\nx" }, "score": 1.5 });
-    assert_eq!(of(document), plain("7", "T", "x", 1.5));
-    assert_eq!(of(json!({ "id": "7", "contents": "x" })), plain("7", "", "x", 0.0));
-    assert_eq!(of(json!({ "document": "\"T\"\nx", "score": 2 })), plain("", "T", "x", 2.0));
-    assert_eq!(of(json!({ "document": { "title": "T", "text": "x" } })), plain("", "T", "x", 0.0));
+    assert_eq!(parse_hit(document), plain_hit("7", "T", "x", 1.5));
+    assert_eq!(parse_hit(json!({ "id": "7", "contents": "x" })), plain_hit("7", "", "x", 0.0));
+    assert_eq!(
+        parse_hit(json!({ "document": "\"T\"\nx", "score": 2 })),
+        plain_hit("", "T", "x", 2.0)
+    );
+    assert_eq!(
+        parse_hit(json!({ "document": { "title": "T", "text": "x" } })),
+        plain_hit("", "T", "x", 0.0)
+    );
+}
+
+fn parse_hit(value: Value) -> Hit {
+    hit(&value).unwrap()
+}
+
+fn plain_hit(id: &str, title: &str, text: &str, score: f32) -> Hit {
+    Hit { passage: passage(id, title, text), score }
 }
 
 #[test]

@@ -161,14 +161,9 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
             ));
         }
     };
-    let text = |key: &str, value| match value {
-        Value::String(text) => Ok(Some(text)),
-        Value::Null => Ok(None),
-        other => Err(format!("`{key}` is {}, but must be a string", excerpt(&other))),
-    };
-    let title = text("title", row.title)?.unwrap_or_default();
-    let contents = text("contents", row.contents)?;
-    let passage = match (text("text", row.text)?, contents) {
+    let title = text_of("title", row.title)?.unwrap_or_default();
+    let contents = text_of("contents", row.contents)?;
+    let passage = match (text_of("text", row.text)?, contents) {
         (Some(text), _) => Passage { id, title, text },
         (None, Some(contents)) => {
             let read = Passage::from_contents(id, contents);
@@ -185,6 +180,14 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
         return Err("its text is empty; leave the row out".into());
     }
     Ok(passage)
+}
+
+fn text_of(key: &str, value: Value) -> Result<Option<String>, String> {
+    match value {
+        Value::String(text) => Ok(Some(text)),
+        Value::Null => Ok(None),
+        other => Err(format!("`{key}` is {}, but must be a string", excerpt(&other))),
+    }
 }
 
 /// Returns the program that decompresses a file with this start, or `None` if the file is not
@@ -241,20 +244,19 @@ mod tests {
             {\"id\": \"c\", \"title\": null, \"contents\": \"w\"}\n\
             {\"id\": \"d\", \"_id\": {\"$oid\": \"5f\"}, \"title\": \"T\", \"contents\": \"\\\"T\\\"\\nz\"}\n\
             {\"id\": \"e\", \"title\": \"U\", \"contents\": \"\\\"T\\\"\\nz\"}";
-        let of = |id: &str, title: &str, text: &str| Passage {
-            id: id.into(),
-            title: title.into(),
-            text: text.into(),
-        };
         let wanted = [
-            of("a", "T", "x"),
-            of("b", "", "y"),
-            of("7", "T", "z"),
-            of("c", "", "w"),
-            of("d", "T", "z"),
-            of("e", "U", "\"T\"\nz"),
+            passage_of("a", "T", "x"),
+            passage_of("b", "", "y"),
+            passage_of("7", "T", "z"),
+            passage_of("c", "", "w"),
+            passage_of("d", "T", "z"),
+            passage_of("e", "U", "\"T\"\nz"),
         ];
         assert_eq!(read(rows.as_bytes()).unwrap(), wanted);
+    }
+
+    fn passage_of(id: &str, title: &str, text: &str) -> Passage {
+        Passage { id: id.into(), title: title.into(), text: text.into() }
     }
 
     #[test]

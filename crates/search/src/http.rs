@@ -204,9 +204,11 @@ impl Service {
         };
         let found = self.find(queries.clone(), search.top_k).await?;
         let search_time = started.elapsed().as_secs_f64();
-        let result = |hit: Hit| json!({ "score": hit.score, "document": hit.passage.contents() });
         let results = queries.into_iter().zip(found).map(|(query, hits)| {
-            let hits: Vec<Value> = hits.into_iter().map(result).collect();
+            let hits: Vec<Value> = hits
+                .into_iter()
+                .map(|hit| json!({ "score": hit.score, "document": hit.passage.contents() }))
+                .collect();
             json!({ "query": query, "results": hits })
         });
         let results: Vec<Value> = results.collect();
@@ -223,15 +225,18 @@ async fn retrieve(
 ) -> Result<Json<Value>, ErrorResponse> {
     let RetrieveRequest { queries, topk, return_scores } = service.read(request).await?;
     let found = service.find(queries, topk).await?;
-    let hit = |hit: Hit| {
-        let score = hit.score;
-        if return_scores {
-            json!({ "document": service.document(hit), "score": score })
-        } else {
-            json!(service.document(hit))
-        }
-    };
-    let lists = found.into_iter().map(|hits| hits.into_iter().map(hit).collect::<Vec<_>>());
+    let lists = found.into_iter().map(|hits| {
+        hits.into_iter()
+            .map(|hit| {
+                let score = hit.score;
+                if return_scores {
+                    json!({ "document": service.document(hit), "score": score })
+                } else {
+                    json!(service.document(hit))
+                }
+            })
+            .collect::<Vec<_>>()
+    });
     Ok(Json(json!({ "result": lists.collect::<Vec<_>>() })))
 }
 
@@ -257,12 +262,11 @@ async fn search_by_url(
             "queries" => search.queries.get_or_insert_default().push(value),
             "top_k" => {
                 let count = value.parse();
-                let why = |_| {
+                search.top_k = Some(count.map_err(|_| {
                     ErrorResponse::invalid(format!(
                         "`top_k` is {value:?}, but must be a whole number"
                     ))
-                };
-                search.top_k = Some(count.map_err(why)?);
+                })?);
             }
             _ => {}
         }
@@ -285,14 +289,19 @@ pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
         .route("/retrieve", post(retrieve))
         .route("/search", get(search_by_url).post(search))
         .route("/health", get(health));
-    let reject = |_: &Request, Rejection { status, mut message }| {
-        if status == StatusCode::NOT_FOUND {
-            message += "; available routes: POST /retrieve, GET and POST /search, GET /health";
-        }
-        ErrorResponse::new(status, message).into_response()
-    };
     let service = Arc::new(Service { searcher, options });
-    service::with_rejections(routes, access, move |_| needs_key, reject).with_state(service)
+    service::with_rejections(
+        routes,
+        access,
+        move |_| needs_key,
+        |_, Rejection { status, mut message }| {
+            if status == StatusCode::NOT_FOUND {
+                message += "; available routes: POST /retrieve, GET and POST /search, GET /health";
+            }
+            ErrorResponse::new(status, message).into_response()
+        },
+    )
+    .with_state(service)
 }
 
 /// Serves `searcher` on `listener` until `stop` resolves, then finishes the requests in flight.

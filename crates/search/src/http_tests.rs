@@ -50,12 +50,11 @@ async fn retrieve_matches_search_r1_format() {
         let score = response["result"][list][0]["score"].take().as_f64().unwrap();
         assert!(score > 0.0);
     }
-    let document = |id: &str, contents: &str, title: &str, text: &str| json!({ "document": { "id": id, "contents": contents, "title": title, "text": text }, "score": null });
     let ada = "\"Ada Lovelace\"\nShe wrote the first program.";
     let engine = "\"Engine\"\nAn engine of difference.";
     let wanted = json!({ "result": [
-        [document("7", ada, "Ada Lovelace", "She wrote the first program.")],
-        [document("a", engine, "Engine", "An engine of difference.")],
+        [scored_document("7", ada, "Ada Lovelace", "She wrote the first program.")],
+        [scored_document("a", engine, "Engine", "An engine of difference.")],
     ] });
     assert_eq!(response, wanted);
     // Search-R1's clients depend on the names of keys at every level, but not on their order.
@@ -77,6 +76,10 @@ async fn retrieve_matches_search_r1_format() {
     let (_, nothing) =
         bench.post("/retrieve", r#"{"queries": ["zebra"], "return_scores": true}"#).await;
     assert_eq!(nothing, json!({ "result": [[]] }));
+}
+
+fn scored_document(id: &str, contents: &str, title: &str, text: &str) -> Value {
+    json!({ "document": { "id": id, "contents": contents, "title": title, "text": text }, "score": null })
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -69,10 +69,12 @@ impl Index {
             return queries.iter().map(search_query).collect();
         }
         std::thread::scope(|scope| {
-            let part = |part| {
-                scope.spawn(move || Vec::from_iter(<[String]>::iter(part).map(search_query)))
-            };
-            let parts: Vec<_> = queries.chunks(fraction).map(part).collect();
+            let parts: Vec<_> = queries
+                .chunks(fraction)
+                .map(|part| {
+                    scope.spawn(move || Vec::from_iter(<[String]>::iter(part).map(search_query)))
+                })
+                .collect();
             let mut all = Vec::with_capacity(queries.len());
             for part in parts {
                 let part = part
@@ -96,14 +98,13 @@ impl Index {
         count: usize,
         threads: usize,
     ) -> Result<Vec<Vec<(u32, f32)>>, SearchError> {
-        let none = || {
+        self.vectors.as_ref().ok_or_else(|| {
             SearchError::NoVectors(format!(
                 "{} has no vectors, so it supports only bm25 search; build it again with --dense \
                  MODEL",
                 self.dir.display()
             ))
-        };
-        self.vectors.as_ref().ok_or_else(none)?.search(queries, count, threads)
+        })?.search(queries, count, threads)
     }
 
     /// Loads the passages of `rows`, which [`Index::bm25`] or [`Index::dense`] returned.
@@ -111,9 +112,8 @@ impl Index {
     /// # Errors
     /// Returns an error if the index is damaged.
     pub fn hits(&self, rows: &[(u32, f32)]) -> Result<Vec<Hit>, SearchError> {
-        let hit = |(row, score): &(u32, f32)| {
-            Ok(Hit { passage: self.lexical.passage(*row)?, score: *score })
-        };
-        rows.iter().map(hit).collect()
+        rows.iter()
+            .map(|(row, score)| Ok(Hit { passage: self.lexical.passage(*row)?, score: *score }))
+            .collect()
     }
 }

@@ -22,30 +22,32 @@ fn naive_scores(passages: &[Passage], query: &str, analyzer: Analyzer) -> Vec<f6
     let total: usize = terms.iter().map(Vec::len).sum();
     let count = terms.len() as f64;
     let average = total as f64 / count;
-    let score = |own: &Vec<String>| {
-        let mut sum = 0.0;
-        for term in analyzer.terms(query) {
-            let frequency = own.iter().filter(|other| **other == term).count() as f64;
-            let having = terms.iter().filter(|all| all.contains(&term)).count() as f64;
-            let idf = (1.0 + (count - having + 0.5) / (having + 0.5)).ln();
-            let length = rounded_length(own.len() as u32);
-            sum += idf * frequency * (k + 1.0) / (frequency + k * (1.0 - b + b * length / average));
-        }
-        sum
-    };
-    terms.iter().map(score).collect()
+    terms
+        .iter()
+        .map(|own| {
+            let mut sum = 0.0;
+            for term in analyzer.terms(query) {
+                let frequency = own.iter().filter(|other| **other == term).count() as f64;
+                let having = terms.iter().filter(|all| all.contains(&term)).count() as f64;
+                let idf = (1.0 + (count - having + 0.5) / (having + 0.5)).ln();
+                let length = rounded_length(own.len() as u32);
+                sum += idf * frequency * (k + 1.0)
+                    / (frequency + k * (1.0 - b + b * length / average));
+            }
+            sum
+        })
+        .collect()
 }
 
 fn corpus() -> impl Strategy<Value = Vec<Passage>> {
     // Few distinct words, so that passages share some. Short and long passages, so that lengths are
     // rounded.
-    let words = || prop::collection::vec("[abcdefgh]{1,2}", 1..120);
-    let row = ("[a-d ]{0,6}", words());
+    let row = ("[a-d ]{0,6}", prop::collection::vec("[abcdefgh]{1,2}", 1..120));
     prop::collection::vec(row, 1..25).prop_map(|rows| {
-        let to_passage = |(at, (title, words)): (usize, (String, Vec<String>))| {
-            passage(&at.to_string(), title.trim(), &words.join(" "))
-        };
-        rows.into_iter().enumerate().map(to_passage).collect()
+        rows.into_iter()
+            .enumerate()
+            .map(|(at, (title, words))| passage(&at.to_string(), title.trim(), &words.join(" ")))
+            .collect()
     })
 }
 

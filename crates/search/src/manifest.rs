@@ -69,15 +69,14 @@ impl Manifest {
     /// schema is not supported, and another error if the manifest cannot be read or parsed.
     pub fn read(dir: &Path) -> Result<Self, SearchError> {
         let path = dir.join(MANIFEST);
-        let none = |why: &str| SearchError::NotAnIndex { path: dir.to_owned(), why: why.into() };
         let text = match std::fs::read(&path) {
             Ok(text) => text,
-            Err(_) if !dir.exists() => return Err(none("does not exist")),
+            Err(_) if !dir.exists() => return Err(not_an_index(dir, "does not exist")),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(none("is not an index, because it has no search.json"));
+                return Err(not_an_index(dir, "is not an index, because it has no search.json"));
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
-                return Err(none("is a file, not the directory of an index"));
+                return Err(not_an_index(dir, "is a file, not the directory of an index"));
             }
             Err(error) => return Err(SearchError::io("read", &path)(error)),
         };
@@ -139,10 +138,15 @@ impl Manifest {
     }
 }
 
+fn not_an_index(dir: &Path, why: &str) -> SearchError {
+    SearchError::NotAnIndex { path: dir.to_owned(), why: why.into() }
+}
+
 /// Returns the path of a file of an index, and an error if `name` leads out of the index directory.
 fn resolve_file(dir: &Path, name: &str) -> Result<PathBuf, SearchError> {
-    let plain = |part: std::path::Component| matches!(part, std::path::Component::Normal(_));
-    if name.is_empty() || !Path::new(name).components().all(plain) {
+    if name.is_empty()
+        || !Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)))
+    {
         let why = format!("it names the file {name:?}, which is not within the directory");
         return Err(SearchError::damaged_error(&dir.join(MANIFEST), why));
     }

@@ -56,14 +56,15 @@ mod tests {
 
     #[test]
     fn of_contents_parses_search_r1_titles() {
-        let of = |contents: &str| {
-            let passage = Passage::from_contents("1".into(), contents.into());
-            (passage.title, passage.text)
-        };
-        assert_eq!(of("\"Ada\"\nwrote\nnotes"), ("Ada".into(), "wrote\nnotes".into()));
+        assert_eq!(title_and_text("\"Ada\"\nwrote\nnotes"), ("Ada".into(), "wrote\nnotes".into()));
         for plain in ["Ada wrote", "Ada\nwrote", "\"\"\nwrote", "\"Ada\"", "\"", ""] {
-            assert_eq!(of(plain), (String::new(), plain.to_owned()), "{plain:?}");
+            assert_eq!(title_and_text(plain), (String::new(), plain.to_owned()), "{plain:?}");
         }
+    }
+
+    fn title_and_text(contents: &str) -> (String, String) {
+        let passage = Passage::from_contents("1".into(), contents.into());
+        (passage.title, passage.text)
     }
 
     proptest! {

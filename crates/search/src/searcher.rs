@@ -160,12 +160,12 @@ impl Searcher {
                 .await;
         let Some(Ok(permit)) = permit else { return Err(SearchError::Busy(QUEUE_TIMEOUT)) };
         let inner = Arc::clone(inner);
-        let work = move || {
+        let found = tokio::task::spawn_blocking(move || {
             // Held until the search ends, even if the caller has been cancelled.
             let _permit = permit;
             inner.find(&queries, &vectors, count)
-        };
-        let found = tokio::task::spawn_blocking(work).await;
+        })
+        .await;
         found.map_err(|error| SearchError::Internal(error.to_string()))?
     }
 }
@@ -245,9 +245,10 @@ fn hits(
     let mut found = Vec::with_capacity(rows.len());
     for rows in rows {
         let hits = index.hits(rows)?;
-        let size =
-            |hit: &Hit| hit.passage.id.len() + hit.passage.title.len() + hit.passage.text.len();
-        bytes += hits.iter().map(size).sum::<usize>();
+        bytes += hits
+            .iter()
+            .map(|hit| hit.passage.id.len() + hit.passage.title.len() + hit.passage.text.len())
+            .sum::<usize>();
         if bytes > max_bytes {
             return Err(SearchError::Query(format!(
                 "the passages found have more than {max_bytes} bytes; ask for fewer, or in \

@@ -73,15 +73,17 @@ impl Embedder for Letters {
     }
 
     async fn embed(&self, texts: &[String], _: TextRole) -> Result<Vec<Vec<f32>>, PolicyError> {
-        let vector = |text: &String| {
-            let mut counts = [0f32; 26];
-            for byte in text.bytes().filter(u8::is_ascii_alphabetic) {
-                counts[usize::from(byte.to_ascii_lowercase() - b'a')] += 1.0;
-            }
-            let norm = counts.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-9);
-            counts.iter().map(|x| x / norm).collect()
-        };
-        Ok(texts.iter().map(vector).collect())
+        Ok(texts
+            .iter()
+            .map(|text| {
+                let mut counts = [0f32; 26];
+                for byte in text.bytes().filter(u8::is_ascii_alphabetic) {
+                    counts[usize::from(byte.to_ascii_lowercase() - b'a')] += 1.0;
+                }
+                let norm = counts.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-9);
+                counts.iter().map(|x| x / norm).collect()
+            })
+            .collect())
     }
 }
 

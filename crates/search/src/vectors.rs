@@ -57,13 +57,9 @@ impl VectorWriter {
     /// # Errors
     /// Returns an error if a file cannot be created.
     pub fn create(dir: &Path, dimensions: usize) -> Result<Self, SearchError> {
-        let file = |name: &str| {
-            let path = dir.join(name);
-            File::create(&path).map_err(SearchError::io("create", &path)).map(BufWriter::new)
-        };
-        let values = file(VALUES)?;
-        let codes = file(CODES)?;
-        let scales = file(SCALES)?;
+        let values = create_file(dir, VALUES)?;
+        let codes = create_file(dir, CODES)?;
+        let scales = create_file(dir, SCALES)?;
         Ok(VectorWriter { values, codes, scales, dir: dir.to_owned(), dimensions, residual: 0.0 })
     }
 
@@ -105,6 +101,11 @@ impl VectorWriter {
     }
 }
 
+fn create_file(dir: &Path, name: &str) -> Result<BufWriter<File>, SearchError> {
+    let path = dir.join(name);
+    File::create(&path).map_err(SearchError::io("create", &path)).map(BufWriter::new)
+}
+
 /// The 8-bit quantization of a vector: x̂ᵢ = scale · cᵢ, with codes cᵢ.
 struct QuantizedVector {
     codes: Vec<i16>,
@@ -124,8 +125,12 @@ impl QuantizedVector {
             .iter()
             .map(|x| (x * inverse).round().clamp(-MAX_CODE, MAX_CODE) as i16)
             .collect();
-        let distance = |(x, code): (&f32, &i16)| f64::from(x - scale * f32::from(*code)).powi(2);
-        let residual = vector.iter().zip(&codes).map(distance).sum::<f64>().sqrt() as f32;
+        let residual = vector
+            .iter()
+            .zip(&codes)
+            .map(|(x, code)| f64::from(x - scale * f32::from(*code)).powi(2))
+            .sum::<f64>()
+            .sqrt() as f32;
         QuantizedVector { codes, scale, residual }
     }
 }
@@ -232,31 +237,13 @@ impl Vectors {
         dimensions: usize,
         residual: f32,
     ) -> Result<Self, SearchError> {
-        let mapped = |name: &str, width: usize| {
-            let path = dir.join(name);
-            let file = File::open(&path).map_err(SearchError::io("open", &path))?;
-            // SAFETY: the map is read-only, and Levade never writes to a file of an index in place.
-            // If another program truncates the file meanwhile, this process ends with a bus error,
-            // like any program that maps its files.
-            let bytes = unsafe { Mmap::map(&file) }.map_err(SearchError::io("map", &path))?;
-            let wanted = rows.checked_mul(width as u64);
-            if wanted == Some(bytes.len() as u64) {
-                Ok(bytes)
-            } else {
-                let found = bytes.len();
-                Err(SearchError::damaged_error(
-                    &path,
-                    format!("it has {found} bytes, not {rows} × {width}"),
-                ))
-            }
-        };
         if dimensions == 0 || !residual.is_finite() {
             let why = format!("its vectors have {dimensions} numbers and a residual of {residual}");
             return Err(SearchError::damaged_error(dir, why));
         }
-        let values = mapped(VALUES, 4 * dimensions)?;
-        let codes = mapped(CODES, dimensions)?;
-        let scales = mapped(SCALES, 4)?;
+        let values = map_file(dir, rows, VALUES, 4 * dimensions)?;
+        let codes = map_file(dir, rows, CODES, dimensions)?;
+        let scales = map_file(dir, rows, SCALES, 4)?;
         let scales: Vec<f32> =
             scales.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         // The bound |x̂| ≤ scale · 127 · √d would be coarse, so the exact norms are computed in one
@@ -394,6 +381,25 @@ impl Vectors {
         scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         scored.truncate(candidates.count);
         scored
+    }
+}
+
+fn map_file(dir: &Path, rows: u64, name: &str, width: usize) -> Result<Mmap, SearchError> {
+    let path = dir.join(name);
+    let file = File::open(&path).map_err(SearchError::io("open", &path))?;
+    // SAFETY: the map is read-only, and Levade never writes to a file of an index in place.
+    // If another program truncates the file meanwhile, this process ends with a bus error,
+    // like any program that maps its files.
+    let bytes = unsafe { Mmap::map(&file) }.map_err(SearchError::io("map", &path))?;
+    let wanted = rows.checked_mul(width as u64);
+    if wanted == Some(bytes.len() as u64) {
+        Ok(bytes)
+    } else {
+        let found = bytes.len();
+        Err(SearchError::damaged_error(
+            &path,
+            format!("it has {found} bytes, not {rows} × {width}"),
+        ))
     }
 }
 

@@ -33,12 +33,14 @@ fn vectors() -> impl Strategy<Value = Vec<Vec<f32>>> {
         );
         let steps = prop::collection::vec(step, 1..300);
         (prop::collection::vec(centre, 4), steps).prop_map(|(centres, steps)| {
-            let to_vector = |(at, size, dimension): (usize, f32, usize)| {
-                let mut vector = centres[at].clone();
-                vector[dimension] += size;
-                vector
-            };
-            steps.into_iter().map(to_vector).collect()
+            steps
+                .into_iter()
+                .map(|(at, size, dimension)| {
+                    let mut vector = centres[at].clone();
+                    vector[dimension] += size;
+                    vector
+                })
+                .collect()
         })
     })
 }

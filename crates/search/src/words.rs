@@ -47,10 +47,11 @@ impl TokenStream for Stream<'_> {
         };
         let word = &rest[start..];
         let divides = self.divides;
-        let is_complete = |c: char| divides && needs_no_spaces(c);
         let length = match word.chars().next() {
             Some(first) if is_complete(first) => first.len_utf8(),
-            _ => word.find(|c: char| !c.is_alphanumeric() || is_complete(c)).unwrap_or(word.len()),
+            _ => word
+                .find(|c: char| !c.is_alphanumeric() || (divides && needs_no_spaces(c)))
+                .unwrap_or(word.len()),
         };
         let from = self.at + start;
         self.at = from + length;
@@ -99,13 +100,14 @@ mod tests {
 
     #[test]
     fn han_and_hiragana_characters_are_words() {
-        let words = |text: &str| -> Vec<String> {
-            tokens(WordTokenizer::new(true), text).into_iter().map(|token| token.text).collect()
-        };
         assert_eq!(words("GPT模型, 2024年"), ["GPT", "模", "型", "2024", "年"]);
         assert_eq!(words("東京タワーは高い。"), ["東", "京", "タワー", "は", "高", "い"]);
         assert_eq!(words("한국어 문장 - café"), ["한국어", "문장", "café"]);
         assert!(words(" …。").is_empty());
+    }
+
+    fn words(text: &str) -> Vec<String> {
+        tokens(WordTokenizer::new(true), text).into_iter().map(|token| token.text).collect()
     }
 
     proptest! {

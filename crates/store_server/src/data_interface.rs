@@ -87,9 +87,9 @@ fn found(resources: Option<Resources>, text: impl FnOnce() -> String) -> RouteRe
     ok(&resources.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, text()))?)
 }
 
-/// Number of the try of a report, if its client repeats the task.
+/// Part of a task that a client may repeat in a report: the number of the reported try.
 #[derive(Deserialize)]
-struct ReportedTask {
+struct TaskClaims {
     #[serde(default)]
     num_claims: Option<u32>,
 }
@@ -110,7 +110,7 @@ struct Triplet {
 struct Report {
     rollout_id: String,
     #[serde(default)]
-    task: Option<ReportedTask>,
+    task: Option<TaskClaims>,
     #[serde(default)]
     final_reward: Option<Value>,
     #[serde(default)]

@@ -105,13 +105,15 @@ mod tests {
 
     #[test]
     fn annotated_results_come_from_calculator() {
-        let result =
-            |solution: &str| parse_annotations(solution, 9).map(|d| d.calls[0].result.clone());
-        assert_eq!(result("<<.5*3=1.5>>1.5 #### 1.5"), Ok("1.5".to_owned()));
-        assert_eq!(result("<<10/3=3.33>>3.33 #### 3"), Ok("3.3333333333".to_owned()));
-        assert_eq!(result("<<10/3=3.34>>3.34 #### 3"), Err(SkipReason::Disagrees));
-        assert_eq!(result("<<10/3=3>>3 #### 3"), Err(SkipReason::Disagrees));
-        assert_eq!(result("<<1000+2000=3,000>> #### 3,000"), Ok("3000".to_owned()));
+        assert_eq!(first_result("<<.5*3=1.5>>1.5 #### 1.5"), Ok("1.5".to_owned()));
+        assert_eq!(first_result("<<10/3=3.33>>3.33 #### 3"), Ok("3.3333333333".to_owned()));
+        assert_eq!(first_result("<<10/3=3.34>>3.34 #### 3"), Err(SkipReason::Disagrees));
+        assert_eq!(first_result("<<10/3=3>>3 #### 3"), Err(SkipReason::Disagrees));
+        assert_eq!(first_result("<<1000+2000=3,000>> #### 3,000"), Ok("3000".to_owned()));
+    }
+
+    fn first_result(solution: &str) -> Result<String, SkipReason> {
+        parse_annotations(solution, 9).map(|d| d.calls[0].result.clone())
     }
 
     #[test]

@@ -66,18 +66,15 @@ impl Arithmetic {
     /// Returns [`TaskError::Option`] if an option is out of range.
     pub fn new(options: ArithmeticOptions, seed: u64) -> Result<Self, TaskError> {
         let ArithmeticOptions { operands, min_digits, max_digits, words, stories: _ } = options;
-        let check = |ok: bool, name, value: f64, range| {
-            if ok { Ok(()) } else { Err(TaskError::Option { name, value, range }) }
-        };
-        check((2..=6).contains(&operands), "operands", operands.into(), "in 2..=6")?;
-        check((1..=6).contains(&min_digits), "min_digits", min_digits.into(), "in 1..=6")?;
-        check(
+        check_option((2..=6).contains(&operands), "operands", operands.into(), "in 2..=6")?;
+        check_option((1..=6).contains(&min_digits), "min_digits", min_digits.into(), "in 1..=6")?;
+        check_option(
             (min_digits..=6).contains(&max_digits),
             "max_digits",
             max_digits.into(),
             "at least min_digits and at most 6",
         )?;
-        check((0.0..=1.0).contains(&words), "words", words, "in 0..=1")?;
+        check_option((0.0..=1.0).contains(&words), "words", words, "in 0..=1")?;
         Ok(Arithmetic { options, seed })
     }
 
@@ -136,6 +133,15 @@ impl Arithmetic {
         };
         (0..operands).map(|_| number()).collect()
     }
+}
+
+fn check_option(
+    ok: bool,
+    name: &'static str,
+    value: f64,
+    range: &'static str,
+) -> Result<(), TaskError> {
+    if ok { Ok(()) } else { Err(TaskError::Option { name, value, range }) }
 }
 
 /// Returns whether a set of operands is held out. The decision uses a hash (FNV-1a, finished by a
@@ -269,19 +275,19 @@ mod tests {
 
     #[test]
     fn words_fraction_matches_option() {
-        let fraction = |words| {
-            let generator =
-                Arithmetic::new(ArithmeticOptions { words, ..Default::default() }, 1).unwrap();
-            let symbols = |task: &Task| task.template.as_ref().unwrap().starts_with("symbols");
-            (0..1000).filter(|&index| !symbols(&generator.task(Split::Train, index))).count()
-        };
-        assert_eq!((fraction(0.0), fraction(1.0)), (0, 1000));
-        assert!((440..560).contains(&fraction(0.5)));
+        assert_eq!((count_in_words(0.0), count_in_words(1.0)), (0, 1000));
+        assert!((440..560).contains(&count_in_words(0.5)));
+    }
+
+    fn count_in_words(words: f64) -> usize {
+        let generator =
+            Arithmetic::new(ArithmeticOptions { words, ..Default::default() }, 1).unwrap();
+        let symbols = |task: &Task| task.template.as_ref().unwrap().starts_with("symbols");
+        (0..1000).filter(|&index| !symbols(&generator.task(Split::Train, index))).count()
     }
 
     #[test]
     fn options_out_of_range_are_rejected() {
-        let options_error = |options| Arithmetic::new(options, 0).unwrap_err().to_string();
         let fine = ArithmeticOptions::default();
         assert_eq!(
             options_error(ArithmeticOptions { operands: 1, ..fine }),
@@ -294,5 +300,9 @@ mod tests {
         assert!(
             options_error(ArithmeticOptions { words: f64::NAN, ..fine }).starts_with("words = NaN")
         );
+    }
+
+    fn options_error(options: ArithmeticOptions) -> String {
+        Arithmetic::new(options, 0).unwrap_err().to_string()
     }
 }

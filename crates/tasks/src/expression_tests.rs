@@ -91,7 +91,6 @@ fn evaluate_reports_error_and_position() {
 
 #[test]
 fn evaluate_bounds_depth_and_length() {
-    let nested = |n: usize| format!("{}1{}", "(".repeat(n), ")".repeat(n));
     assert_eq!(evaluate_text(&nested(MAX_DEPTH)), "1");
     let at = MAX_DEPTH + 2;
     assert_eq!(evaluate(&nested(MAX_DEPTH + 1)), Err(ExpressionError::TooDeep { at }));
@@ -102,6 +101,10 @@ fn evaluate_bounds_depth_and_length() {
     assert_eq!(evaluate(&"(".repeat(100_000)), Err(ExpressionError::TooLong { length: 100_000 }));
     // A long sum without parentheses has the same depth as a short sum.
     assert_eq!(evaluate_text(&format!("1{}", "+1".repeat(499))), "500");
+}
+
+fn nested(n: usize) -> String {
+    format!("{}1{}", "(".repeat(n), ")".repeat(n))
 }
 
 /// An expression tree with an independent evaluation in f64.
@@ -143,9 +146,6 @@ impl Tree {
     /// Writes the tree with parentheses only if it needs them, so that precedence decides the
     /// structure.
     fn text(&self) -> String {
-        let write_operand = |tree: &Tree, level: u8| {
-            if tree.level() < level { format!("({})", tree.text()) } else { tree.text() }
-        };
         match self {
             Tree::Number(units, 0) => units.to_string(),
             Tree::Number(units, cents) => format!("{units}.{cents:02}"),
@@ -161,6 +161,10 @@ impl Tree {
             }
         }
     }
+}
+
+fn write_operand(tree: &Tree, level: u8) -> String {
+    if tree.level() < level { format!("({})", tree.text()) } else { tree.text() }
 }
 
 fn trees() -> impl Strategy<Value = Tree> {

@@ -276,12 +276,6 @@ fn questions_shown_in_prompts_leak() {
     let held_tasks = [task("What is 5+1?", "6"), task("What is the capital of France?", "Paris")];
     let user = Message::user;
     let assistant_message = Message::assistant;
-    let tool_question = |question: &str| {
-        let arguments = json!({ "q": [question] });
-        let arguments = arguments.as_object().unwrap().clone().into();
-        let call = levade_text::ToolCall { id: "c".into(), name: "ask".into(), arguments };
-        Message::calls("", vec![call])
-    };
     for shown in [
         chat(&[user("What is 900+1?"), assistant_message("901"), user("What is 5 + 1?")], "6"),
         chat(&[user("What is 5+1?"), assistant_message("6"), user("What is 705+1?")], "706"),
@@ -342,9 +336,10 @@ fn questions_shown_in_prompts_leak() {
         assert!(!is_leak(&held_tasks, &other), "{other:?}");
     }
     // A labeled question below a passage depends on the passage.
-    let passage =
-        |text: &str| task(&format!("{text}\nQuestion: How many men were there?\nAnswer:"), "3");
-    assert!(!is_leak(&[passage("Three men sat in a boat.")], &passage("Five men sat in a car.")));
+    assert!(!is_leak(
+        &[passage_task("Three men sat in a boat.")],
+        &passage_task("Five men sat in a car.")
+    ));
     // A held-out few-shot row is identified by its last question; its examples are not held out.
     for few in [
         chat(&[user("What is 900+1?"), assistant_message("901"), user("What is 5+1?")], "6"),
@@ -355,17 +350,28 @@ fn questions_shown_in_prompts_leak() {
     }
 }
 
+fn tool_question(question: &str) -> Message {
+    let arguments = json!({ "q": [question] });
+    let arguments = arguments.as_object().unwrap().clone().into();
+    let call = levade_text::ToolCall { id: "c".into(), name: "ask".into(), arguments };
+    Message::calls("", vec![call])
+}
+
+fn passage_task(text: &str) -> Task {
+    task(&format!("{text}\nQuestion: How many men were there?\nAnswer:"), "3")
+}
+
 /// Turns that only continue a conversation are not questions of their own.
 #[test]
 fn shared_last_turn_leaks_only_with_conversation() {
-    let sure = |question: &str| {
-        let turns =
-            [Message::user(question), Message::assistant("4"), Message::user("Are you sure?")];
-        chat(&turns, "yes")
-    };
-    let held_tasks = [sure("What is 2+2?"), sure("What is 1+3?")];
-    assert!(!is_leak(&held_tasks, &sure("What is 7-3?")));
-    assert!(is_leak(&held_tasks, &sure("what is 2 + 2")));
+    let held_tasks = [sure_task("What is 2+2?"), sure_task("What is 1+3?")];
+    assert!(!is_leak(&held_tasks, &sure_task("What is 7-3?")));
+    assert!(is_leak(&held_tasks, &sure_task("what is 2 + 2")));
+}
+
+fn sure_task(question: &str) -> Task {
+    let turns = [Message::user(question), Message::assistant("4"), Message::user("Are you sure?")];
+    chat(&turns, "yes")
 }
 
 #[test]
@@ -384,25 +390,25 @@ fn shown_multiline_question_leaks() {
 
 #[test]
 fn shared_last_turn_of_source_uses_earlier_turns() {
-    let sure = |number: u32| {
-        let turns = [
-            Message::user(format!("What is {number}+1?")),
-            Message::assistant("2"),
-            Message::user("Are you sure?"),
-        ];
-        chat(&turns, &(number + 1).to_string())
-    };
-    let rows: Vec<Task> = (0..5).map(sure).collect();
+    let rows: Vec<Task> = (0..5).map(numbered_sure_task).collect();
     let found =
         HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
-    assert!(rows[1..].iter().all(|task| !found.leak(task)) && found.leak(&sure(0)));
+    assert!(rows[1..].iter().all(|task| !found.leak(task)) && found.leak(&numbered_sure_task(0)));
+}
+
+fn numbered_sure_task(number: u32) -> Task {
+    let turns = [
+        Message::user(format!("What is {number}+1?")),
+        Message::assistant("2"),
+        Message::user("Are you sure?"),
+    ];
+    chat(&turns, &(number + 1).to_string())
 }
 
 #[test]
 fn contextual_questions_leak_only_with_same_context() {
-    let of =
-        |db: &str, answer: &str| row("How many singers do we have?", answer, json!({"db_id": db}));
-    let rows: Vec<Task> = (0..6).map(|i| of(&format!("db{i}"), &i.to_string())).collect();
+    let rows: Vec<Task> =
+        (0..6).map(|i| database_task(&format!("db{i}"), &i.to_string())).collect();
     let (held_tasks, rest) = rows.split_at(2);
     let found = held_out_questions(held_tasks, rest);
     // All rows of the source ask the same question, so that the context counts.
@@ -411,15 +417,12 @@ fn contextual_questions_leak_only_with_same_context() {
         &held_tasks.iter().collect::<Vec<_>>(),
         [rows.iter().collect()],
     );
-    assert!(rest.iter().all(|task| !all.leak(task)) && all.leak(&of("db1", "9")));
+    assert!(rest.iter().all(|task| !all.leak(task)) && all.leak(&database_task("db1", "9")));
     assert!(rest.iter().all(|task| !found.leak(task)));
-    let document = |text: &str, answer: &str| {
-        chat(&[Message::system(text), Message::user("Who wrote it?")], answer)
-    };
-    let rows = [document("By A.", "A"), document("By B.", "B"), document("By C.", "C")];
+    let rows = [author_task("By A.", "A"), author_task("By B.", "B"), author_task("By C.", "C")];
     let found =
         HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
-    assert!(!found.leak(&rows[1]) && found.leak(&document("by A.", "A")));
+    assert!(!found.leak(&rows[1]) && found.leak(&author_task("by A.", "A")));
     // A context only distinguishes questions with different answers. A field that contains the
     // question is not a context.
     let same = [
@@ -435,7 +438,7 @@ fn contextual_questions_leak_only_with_same_context() {
         HeldOutQuestions::new(MatchingRule::ExactRows, &[&same[0]], [same.iter().collect()]);
     assert!(found.leak(&same[1]));
     // Instructions alone do not distinguish questions with the same answer.
-    assert!(is_leak(&[document("Be brief.", "A")], &document("Be kind.", "A")));
+    assert!(is_leak(&[author_task("Be brief.", "A")], &author_task("Be kind.", "A")));
     // Neither does a note in a row, or another answer without a context.
     assert!(is_leak(
         &[row("2+2?", "4", json!({"level": 1}))],
@@ -443,17 +446,22 @@ fn contextual_questions_leak_only_with_same_context() {
     ));
 }
 
+fn database_task(db: &str, answer: &str) -> Task {
+    row("How many singers do we have?", answer, json!({"db_id": db}))
+}
+
+fn author_task(text: &str, answer: &str) -> Task {
+    chat(&[Message::system(text), Message::user("Who wrote it?")], answer)
+}
+
 /// Fields that contain sentences in some data sets, and only describe a row in others.
 #[test]
 fn fields_with_sentences_are_contexts() {
-    let of = |name: &str, text: &str, answer: &str| {
-        row("How many singers?", answer, json!({ name: text }))
-    };
     for name in ["conversation", "source", "sql_schema", "reference", "notes", "table_id"] {
         let rows = [
-            of(name, "There are three singers.", "3"),
-            of(name, "We have eight singers here.", "8"),
-            of(name, "Quite another text about five singers.", "5"),
+            field_task(name, "There are three singers.", "3"),
+            field_task(name, "We have eight singers here.", "8"),
+            field_task(name, "Quite another text about five singers.", "5"),
         ];
         let found = HeldOutQuestions::new(
             MatchingRule::ExactRows,
@@ -461,24 +469,33 @@ fn fields_with_sentences_are_contexts() {
             [rows[..2].iter().collect(), rows[2..].iter().collect()],
         );
         assert!(
-            !found.leak(&rows[2]) && found.leak(&of(name, "there are three singers", "3")),
+            !found.leak(&rows[2]) && found.leak(&field_task(name, "there are three singers", "3")),
             "{name}"
         );
     }
     // The name of a data set is not a context.
-    let rows = [of("source", "web", "3"), of("source", "books", "8"), of("source", "tv", "5")];
+    let rows = [
+        field_task("source", "web", "3"),
+        field_task("source", "books", "8"),
+        field_task("source", "tv", "5"),
+    ];
     let found =
         HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(found.leak(&rows[2]));
 }
 
+fn field_task(name: &str, text: &str, answer: &str) -> Task {
+    row("How many singers?", answer, json!({ name: text }))
+}
+
 /// The letter of an option is meaningless without the options.
 #[test]
 fn answer_letters_depend_on_options() {
-    let of = |choices: &[&str], answer: &str| {
-        row("Which is largest?", answer, json!({"choices": choices}))
-    };
-    let rows = [of(&["ant", "cow"], "B"), of(&["sun", "moon"], "A"), of(&["cow", "ant"], "A")];
+    let rows = [
+        choices_task(&["ant", "cow"], "B"),
+        choices_task(&["sun", "moon"], "A"),
+        choices_task(&["cow", "ant"], "A"),
+    ];
     let found =
         HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(!found.leak(&rows[1]));
@@ -486,19 +503,26 @@ fn answer_letters_depend_on_options() {
     // Rows with the same options in several orders are the same question.
     let shuffled = [&rows[0], &rows[2]];
     let found = HeldOutQuestions::new(MatchingRule::ExactRows, &shuffled[..1], [shuffled.to_vec()]);
-    assert!(found.leak(&rows[2]) && found.leak(&of(&["Cow", "Ant."], "A")));
+    assert!(found.leak(&rows[2]) && found.leak(&choices_task(&["Cow", "Ant."], "A")));
     let labelled = json!({"choices": {"text": ["cow", "ant"], "label": ["1", "2"]}});
     assert!(found.leak(&row("Which is largest?", "1", labelled)));
 }
 
+fn choices_task(choices: &[&str], answer: &str) -> Task {
+    row("Which is largest?", answer, json!({"choices": choices}))
+}
+
 #[test]
 fn context_ignores_spelling() {
-    let of = |text: &str, answer: &str| row("Who wrote it?", answer, json!({"context": text}));
-    let rows = [of("By A, in 1900.", "A"), of("By B.", "B")];
+    let rows = [context_task("By A, in 1900.", "A"), context_task("By B.", "B")];
     let found =
         HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
-    assert!(found.leak(&of("by A,  in 1900", "A")));
-    assert!(!found.leak(&of("By A, in 1901.", "A")) && !found.leak(&rows[1]));
+    assert!(found.leak(&context_task("by A,  in 1900", "A")));
+    assert!(!found.leak(&context_task("By A, in 1901.", "A")) && !found.leak(&rows[1]));
+}
+
+fn context_task(text: &str, answer: &str) -> Task {
+    row("Who wrote it?", answer, json!({"context": text}))
 }
 
 #[test]

@@ -97,15 +97,18 @@ fn changes_value(token: &str) -> bool {
 fn numbers(tokens: &[String]) -> Vec<String> {
     // A hyphen between words is not an operator.
     let counted = tokens.iter().enumerate().filter(|(at, token)| {
-        let is_value_at = |at: Option<usize>| {
-            at.and_then(|at| tokens.get(at)).is_some_and(|token| changes_value(token))
-        };
         changes_value(token)
-            && (*token != "-" || is_value_at(at.checked_sub(1)) || is_value_at(Some(at + 1)))
+            && (*token != "-"
+                || is_value_at(tokens, at.checked_sub(1))
+                || is_value_at(tokens, Some(at + 1)))
     });
     let mut found: Vec<String> = counted.map(|(_, token)| token.clone()).collect();
     found.sort_unstable();
     found
+}
+
+fn is_value_at(tokens: &[String], at: Option<usize>) -> bool {
+    at.and_then(|at| tokens.get(at)).is_some_and(|token| changes_value(token))
 }
 
 impl NearCopies {
@@ -237,11 +240,8 @@ impl Question {
             return false;
         }
         ids.windows(len).enumerate().any(|(at, window)| {
-            let is_value_at = |at: Option<usize>| {
-                at.and_then(|at| named.get(at)).is_some_and(|token| changes_value(token))
-            };
             // A number before a question can be a list number.
-            window == self.tokens && !is_value_at(Some(at + len))
+            window == self.tokens && !is_value_at(named, Some(at + len))
         })
     }
 }
@@ -292,16 +292,17 @@ mod tests {
 
     #[test]
     fn find_ignores_words_of_shared_template() {
-        let task = |name: &str| {
-            format!(
-                "Please read every word of this riddle twice before you reply, solve the task \
-                 below with care and answer in one word: who is {name}?"
-            )
-        };
-        let name = |i: u8| format!("{0}{0} of {0}land", char::from(b'a' + i));
-        let held_out: Vec<String> = (0..20).map(|i| task(&name(i))).collect();
+        let held_out: Vec<String> =
+            (0..20).map(|i| riddle(&format!("{0}{0} of {0}land", char::from(b'a' + i)))).collect();
         let near_copies = NearCopies::new(held_out.iter().map(String::as_str));
-        assert_eq!(near_copies.find(&task("zz of zland")), None);
+        assert_eq!(near_copies.find(&riddle("zz of zland")), None);
         assert!(near_copies.find(&format!("{} Think first.", held_out[3])).is_some());
+    }
+
+    fn riddle(name: &str) -> String {
+        format!(
+            "Please read every word of this riddle twice before you reply, solve the task \
+                 below with care and answer in one word: who is {name}?"
+        )
     }
 }

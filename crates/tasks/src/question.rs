@@ -277,10 +277,10 @@ impl Task {
         for (name, of_sentences) in names.chain(CONTEXTS_OF_SENTENCES.map(|name| (name, true))) {
             let found = self.field(name).filter(|value| !of_sentences || is_sentence(value));
             // A field that contains the question itself is not a context.
-            let is_question = |value: &&Value| {
-                value.as_str().is_some_and(|text| normalize_spelling(text) == question)
-            };
-            if let Some(value) = found.filter(|value| !value.is_null() && !is_question(value)) {
+            if let Some(value) = found.filter(|value| {
+                !value.is_null()
+                    && !value.as_str().is_some_and(|text| normalize_spelling(text) == question)
+            }) {
                 let value = if OPTIONS.contains(&name) {
                     unordered_text(value)
                 } else {
@@ -320,9 +320,6 @@ impl Task {
     /// [`Matching::Rows`](super::Matching): case and white space of texts are ignored, and so are
     /// tool calls.
     pub(crate) fn loose_row_key(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
-        let to_words = |value: &Value| {
-            value_text(value, &|text| text.split_whitespace().collect::<Vec<_>>().join(" "), false)
-        };
         let mut hash =
             Sha256::new().chain_update(self.key().0).chain_update(to_words(&self.answer));
         for text in self.instructions().map(normalize).chain(self.agent.clone()) {
@@ -346,6 +343,10 @@ impl Task {
     fn instructions(&self) -> impl Iterator<Item = &str> {
         self.messages.iter().filter(|turn| turn.role.instructs()).map(|turn| &*turn.content)
     }
+}
+
+fn to_words(value: &Value) -> String {
+    value_text(value, &|text| text.split_whitespace().collect::<Vec<_>>().join(" "), false)
 }
 
 /// Returns the keys of the parts of a text that has several parts.
@@ -514,8 +515,11 @@ fn normalize(text: &str) -> String {
     let folded =
         text.chars().filter(|c| !is_unseen(*c)).collect::<String>().to_uppercase().to_lowercase();
     let normalized: String = folded.nfc().collect();
-    let blank = |c: char| c.is_whitespace() || c.is_control();
-    normalized.split(blank).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+    normalized
+        .split(|c: char| c.is_whitespace() || c.is_control())
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[cfg(test)]

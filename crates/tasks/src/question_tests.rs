@@ -32,35 +32,42 @@ fn question_key_ignores_invisible_differences() {
 
 #[test]
 fn conversation_key_ignores_instructions() {
-    let conversation_key =
-        |system: &str| conversation_task(&[Message::system(system), Message::user("1 + 1?")]).key();
-    assert_eq!(conversation_key("Be brief."), conversation_key("Be kind."));
-    assert_eq!(conversation_key("Be brief."), question_task("1 + 1?").key());
-    let shown = |first: &str| {
-        conversation_task(&[Message::user(first), Message::assistant("3"), Message::user("1 + 1?")])
-            .key()
-    };
-    assert_ne!(shown("1 + 2?"), conversation_key("Be brief."));
-    assert_ne!(shown("1 + 2?"), shown("2 + 1?"));
-    assert_eq!(shown("1 + 2?"), shown(" 1 +  2?"));
+    assert_eq!(key_with_system("Be brief."), key_with_system("Be kind."));
+    assert_eq!(key_with_system("Be brief."), question_task("1 + 1?").key());
+    assert_ne!(key_after("1 + 2?"), key_with_system("Be brief."));
+    assert_ne!(key_after("1 + 2?"), key_after("2 + 1?"));
+    assert_eq!(key_after("1 + 2?"), key_after(" 1 +  2?"));
+}
+
+fn key_with_system(system: &str) -> QuestionKey {
+    conversation_task(&[Message::system(system), Message::user("1 + 1?")]).key()
+}
+
+fn key_after(first: &str) -> QuestionKey {
+    conversation_task(&[Message::user(first), Message::assistant("3"), Message::user("1 + 1?")])
+        .key()
 }
 
 #[test]
 fn ranks_depend_on_split_and_are_uniform() {
-    let ranks = |split| {
-        (0..2000).map(|i| question_task(&format!("{i}?")).key().rank(split)).collect::<Vec<_>>()
-    };
     let one = ranks(1);
     let two = ranks(2);
     assert_eq!(one, ranks(1));
-    let low = |ranks: &[u64]| ranks.iter().map(|rank| *rank < u64::MAX / 4).collect::<Vec<_>>();
-    let one = low(&one);
-    let two = low(&two);
+    let one = are_low(&one);
+    let two = are_low(&two);
     let both = one.iter().zip(&two).filter(|(a, b)| **a && **b).count();
     for low in [one, two] {
         assert!((440..560).contains(&low.iter().filter(|low| **low).count()));
     }
     assert!((85..165).contains(&both), "{both}");
+}
+
+fn ranks(split: u64) -> Vec<u64> {
+    (0..2000).map(|i| question_task(&format!("{i}?")).key().rank(split)).collect::<Vec<_>>()
+}
+
+fn are_low(ranks: &[u64]) -> Vec<bool> {
+    ranks.iter().map(|rank| *rank < u64::MAX / 4).collect::<Vec<_>>()
 }
 
 #[test]
@@ -76,19 +83,20 @@ fn key_of_long_list_of_numbers_is_found_in_linear_time() {
 
 #[test]
 fn row_key_by_words_ignores_case_and_white_space() {
-    let task = |question: &str, row: serde_json::Value| {
-        let task = Task { question: question.into(), answer: "1".into(), ..Task::default() };
-        let row = row.as_object().unwrap();
-        (task.loose_row_key(row, &[]), task.row_key(row, &[]))
-    };
-    let first = task("How many?", json!({"x": "a b", "index": [1]}));
+    let first = row_keys("How many?", json!({"x": "a b", "index": [1]}));
     for row in [
-        task("how  many?", json!({"x": "a b", "index": [1]})),
-        task("How many?", json!({"x": "a  b", "index": [1]})),
-        task("How many?", json!({"x": "a b", "index": [2]})),
+        row_keys("how  many?", json!({"x": "a b", "index": [1]})),
+        row_keys("How many?", json!({"x": "a  b", "index": [1]})),
+        row_keys("How many?", json!({"x": "a b", "index": [2]})),
     ] {
         assert_eq!(first.0, row.0);
         assert_ne!(first.1, row.1);
     }
-    assert_ne!(first.0, task("How many?", json!({"x": "a b", "index": [1], "qid": "q"})).0);
+    assert_ne!(first.0, row_keys("How many?", json!({"x": "a b", "index": [1], "qid": "q"})).0);
+}
+
+fn row_keys(question: &str, row: serde_json::Value) -> (QuestionKey, QuestionKey) {
+    let task = Task { question: question.into(), answer: "1".into(), ..Task::default() };
+    let row = row.as_object().unwrap();
+    (task.loose_row_key(row, &[]), task.row_key(row, &[]))
 }

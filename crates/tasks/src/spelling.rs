@@ -193,8 +193,10 @@ fn is_label(line: &str, names: &str) -> bool {
 /// Returns whether a text consists only of label words and numbers, and contains one of `names`.
 fn is_label_text(text: &str, names: &str) -> bool {
     let mut named = false;
-    let parted = |c: char| c.is_whitespace() || c.is_ascii_punctuation();
-    for word in text.split(parted).filter(|word| !word.is_empty()) {
+    for word in text
+        .split(|c: char| c.is_whitespace() || c.is_ascii_punctuation())
+        .filter(|word| !word.is_empty())
+    {
         // `Q3` is `Q` with a number.
         let word = word.trim_end_matches(|c: char| c.is_ascii_digit());
         let is_among =
@@ -225,8 +227,7 @@ fn normalize_unicode(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut raised = false;
     let mut lowered = false;
-    let is_selector = |c: char| matches!(c, '\u{FE00}'..='\u{FE0F}');
-    for c in text.chars().filter(|c| !is_unseen(*c) && !is_selector(*c)) {
+    for c in text.chars().filter(|c| !is_unseen(*c) && !matches!(*c, '\u{FE00}'..='\u{FE0F}')) {
         let is_raised = matches!(c, '²' | '³' | '¹' | '⁰' | '⁴'..='⁹' | '⁺' | '⁻');
         let is_lowered = matches!(c, '₀'..='₉');
         let is_fraction = matches!(c, '¼'..='¾' | '⅐'..='⅞' | '↉');
@@ -321,11 +322,10 @@ fn without_braces(text: &str) -> String {
         found.push_str(before);
         rest = mark;
         let inside = mark.strip_prefix('{').and_then(|mark| mark.split_once('}'));
-        let is_plain = |inside: &str| inside.chars().all(char::is_alphanumeric);
         // `2^{3}4` is not `2^{34}`.
-        if let Some((inside, after)) = inside
-            .filter(|(inside, after)| is_plain(inside) && !after.starts_with(char::is_alphanumeric))
-        {
+        if let Some((inside, after)) = inside.filter(|(inside, after)| {
+            inside.chars().all(char::is_alphanumeric) && !after.starts_with(char::is_alphanumeric)
+        }) {
             found.push_str(inside);
             rest = after;
         }
@@ -341,8 +341,6 @@ fn remove_spaces(text: &str) -> String {
     let is_paired = text.matches('$').count().is_multiple_of(2);
     let chars: Vec<char> = text.chars().filter(|c| *c != '$' || !is_paired).collect();
     let chars = without_emphasis(&chars);
-    // LaTeX has a space after the name of π, which is not significant.
-    let word = |c: char| c.is_alphanumeric() && c != 'π';
     let mut kept: Vec<char> = Vec::with_capacity(chars.len());
     let mut space = false;
     // Quotation mark that is currently open.
@@ -381,17 +379,19 @@ fn remove_spaces(text: &str) -> String {
                 }
             }
             '#' if kept.is_empty() => continue,
-            '_' if !(before.is_some_and(word) && next.is_some_and(word)) => continue,
+            '_' if !(before.is_some_and(is_word_char) && next.is_some_and(is_word_char)) => {
+                continue;
+            }
             '*' if next == Some('*') => continue,
             '*' if before == Some('*') => {
                 // Two stars are a power between operands, and emphasis elsewhere.
                 let left = &chars[..at - 1];
                 let right = &chars[at + 1..];
-                let blank = |c: Option<&char>| c.is_some_and(|c| c.is_whitespace());
-                let is_spaced = blank(left.last()) && blank(right.first());
+                let is_spaced = is_blank(left.last()) && is_blank(right.first());
                 let outside = |c: &&char| !(is_spaced && c.is_whitespace());
-                let operand = |c: Option<&char>| c.is_some_and(|c| word(*c) || "()".contains(*c));
-                if operand(left.iter().rev().find(outside)) && operand(right.iter().find(outside)) {
+                if is_operand(left.iter().rev().find(outside))
+                    && is_operand(right.iter().find(outside))
+                {
                     space = false;
                     kept.push('^');
                 }
@@ -404,7 +404,7 @@ fn remove_spaces(text: &str) -> String {
             'x' if is_sign(&chars, at) => '*',
             c => c,
         };
-        if space && kept.last().is_some_and(|last| word(*last)) && word(c) {
+        if space && kept.last().is_some_and(|last| is_word_char(*last)) && is_word_char(c) {
             kept.push(' ');
         }
         space = false;
@@ -424,12 +424,25 @@ fn remove_spaces(text: &str) -> String {
     without_long_dashes(&kept)
 }
 
+fn is_operand(c: Option<&char>) -> bool {
+    c.is_some_and(|c| is_word_char(*c) || "()".contains(*c))
+}
+
+/// Returns whether a character belongs to a word. π does not: LaTeX has a space after its name,
+/// which is not significant.
+fn is_word_char(c: char) -> bool {
+    c.is_alphanumeric() && c != 'π'
+}
+
+fn is_blank(c: Option<&char>) -> bool {
+    c.is_some_and(|c| c.is_whitespace())
+}
+
 /// Removes single stars around words: `*first*`.
 fn without_emphasis(chars: &[char]) -> Vec<char> {
     let is_star = |at: usize| chars.get(at) == Some(&'*');
     let is_single = |at: usize| is_star(at) && !is_star(at + 1) && !(at > 0 && is_star(at - 1));
     let is_letter = |at: usize| chars.get(at).is_some_and(|c| c.is_alphabetic());
-    let is_outside = |c: char| c.is_whitespace() || ".,;:!?()[]\"'-".contains(c);
     let mut removed = vec![false; chars.len()];
     let mut open: Option<usize> = None;
     for at in (0..chars.len()).filter(|at| is_single(*at)) {
@@ -452,22 +465,28 @@ fn without_emphasis(chars: &[char]) -> Vec<char> {
     chars.iter().zip(removed).filter(|(_, is_out)| !is_out).map(|(c, _)| *c).collect()
 }
 
+fn is_outside(c: char) -> bool {
+    c.is_whitespace() || ".,;:!?()[]\"'-".contains(c)
+}
+
 /// Replaces several dashes between words by one: `king--and`.
 fn without_long_dashes(chars: &[char]) -> String {
-    let is_word =
-        |pair: Option<&[char]>| pair.is_some_and(|pair| pair.iter().all(|c| c.is_alphabetic()));
     let mut found = String::with_capacity(chars.len());
     let mut at = 0;
     while at < chars.len() {
         let dashes = chars[at..].iter().take_while(|c| **c == '-').count();
         let before = at.checked_sub(2).and_then(|start| chars.get(start..at));
         let is_long = (2..=3).contains(&dashes)
-            && is_word(before)
-            && is_word(chars.get(at + dashes..at + dashes + 2));
+            && are_letters(before)
+            && are_letters(chars.get(at + dashes..at + dashes + 2));
         found.push(chars[at]);
         at += if is_long { dashes } else { 1 };
     }
     found
+}
+
+fn are_letters(pair: Option<&[char]>) -> bool {
+    pair.is_some_and(|pair| pair.iter().all(|c| c.is_alphabetic()))
 }
 
 /// Splits a line after each sentence that is followed by a sign or a bracket, as in `Who was it? =
@@ -479,8 +498,9 @@ pub(super) fn split_sentences(line: &str) -> Vec<&str> {
         let rest = &line[at + end.len()..];
         let behind = rest.trim_start();
         // If a word or a formula follows, the text continues.
-        let goes_on = |c: char| c.is_alphanumeric() || "$\\\"'¿¡".contains(c);
-        if behind.len() < rest.len() && behind.starts_with(|c: char| !goes_on(c)) {
+        if behind.len() < rest.len()
+            && behind.starts_with(|c: char| !(c.is_alphanumeric() || "$\\\"'¿¡".contains(c)))
+        {
             found.push(&line[start..at + end.len()]);
             start = line.len() - behind.len();
         }
@@ -504,26 +524,35 @@ struct NumberSpan {
 /// separator, so that each span is searched only once.
 fn groups_thousands(chars: &[char], at: usize, number: &mut Option<NumberSpan>) -> bool {
     let separator = chars[at];
-    let is_known =
-        |span: &NumberSpan| span.separator == separator && (span.start..span.end).contains(&at);
-    if !number.as_ref().is_some_and(is_known) {
+    if !number
+        .as_ref()
+        .is_some_and(|span| span.separator == separator && (span.start..span.end).contains(&at))
+    {
         let in_number = |c: &&char| c.is_ascii_digit() || **c == separator;
         let start = at - chars[..at].iter().rev().take_while(in_number).count();
         let end = at + 1 + chars[at + 1..].iter().take_while(in_number).count();
         *number = Some(NumberSpan { separator, start, end });
     }
     let Some(NumberSpan { start, end, .. }) = *number else { return false };
-    let digits = |from: &[char]| from.iter().take(4).take_while(|c| c.is_ascii_digit()).count();
     let is_list = start.checked_sub(1).is_some_and(|before| "([{".contains(chars[before]))
         && chars.get(end).is_some_and(|after| ")]}".contains(*after));
-    let first = digits(&chars[start..at]);
-    digits(&chars[at + 1..]) == 3 && (1..=3).contains(&first) && chars[start] != '0' && !is_list
+    let first = count_digits(&chars[start..at]);
+    count_digits(&chars[at + 1..]) == 3
+        && (1..=3).contains(&first)
+        && chars[start] != '0'
+        && !is_list
+}
+
+fn count_digits(from: &[char]) -> usize {
+    from.iter().take(4).take_while(|c| c.is_ascii_digit()).count()
 }
 
 /// Returns whether an `x` is a multiplication sign: numbers are on both sides.
 fn is_sign(chars: &[char], at: usize) -> bool {
-    let blank = |c: &&char| c.is_whitespace();
-    let digit = |c: Option<&char>| c.is_some_and(char::is_ascii_digit);
-    digit(chars[..at].iter().rev().find(|c| !blank(c)))
-        && digit(chars[at + 1..].iter().find(|c| !blank(c)))
+    is_digit(chars[..at].iter().rev().find(|c| !c.is_whitespace()))
+        && is_digit(chars[at + 1..].iter().find(|c| !c.is_whitespace()))
+}
+
+fn is_digit(c: Option<&char>) -> bool {
+    c.is_some_and(char::is_ascii_digit)
 }

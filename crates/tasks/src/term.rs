@@ -170,7 +170,6 @@ mod tests {
 
     #[test]
     fn steps_returns_left_to_right_operations() {
-        let number = |n| Box::new(Term::Number(n));
         let sum = Term::Binary(Operator::Plus, number(1), number(2));
         let multiplication = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
         assert_eq!(
@@ -178,5 +177,9 @@ mod tests {
             Some((1, vec![(Operator::Plus, 2), (Operator::Times, 3)]))
         );
         assert_eq!(Term::Binary(Operator::Times, number(3), Box::new(sum)).steps(), None);
+    }
+
+    fn number(n: i128) -> Box<Term> {
+        Box::new(Term::Number(n))
     }
 }

@@ -332,7 +332,6 @@ mod tests {
 
     #[test]
     fn words_describe_the_term() {
-        let number = |n| Box::new(Term::Number(n));
         let sum = Term::Binary(Operator::Plus, number(12), number(7));
         let multiplication = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
         let difference = Term::Binary(Operator::Minus, number(40), Box::new(sum.clone()));
@@ -346,23 +345,31 @@ mod tests {
         assert_eq!(phrase(&rest), "the sum of 12 and 7, minus 3");
         assert_eq!(phrase(&difference), "the difference of 40 and the sum of 12 and 7");
         assert_eq!(spoken_phrase(&sum), "12 plus 7");
-        let find = |id: &str| WORDINGS.iter().find(|w| w.id == id).unwrap();
         let mut sampler = TaskRng::new(0, Purpose::Training, 0);
-        let steps = find("steps-start");
+        let steps = wording("steps-start");
         assert_eq!(steps.render(&sum, &mut sampler), "Start with 12. Add 7. What is the result?");
         assert!(!steps.fits(&difference));
         // "12 plus 7 times 3" would denote another number.
         assert!(
             !steps.fits(&multiplication)
-                && !find("spoken-what-is").fits(&multiplication)
-                && find("spoken-what-is").fits(&sum)
+                && !wording("spoken-what-is").fits(&multiplication)
+                && wording("spoken-what-is").fits(&sum)
         );
         assert_eq!(
             (difference.grouping(), multiplication.grouping()),
             ("·(··)".into(), "(··)·".into())
         );
         assert!(
-            find("story-tickets").fits(&multiplication) && !find("story-tickets").fits(&difference)
+            wording("story-tickets").fits(&multiplication)
+                && !wording("story-tickets").fits(&difference)
         );
+    }
+
+    fn number(n: i128) -> Box<Term> {
+        Box::new(Term::Number(n))
+    }
+
+    fn wording(id: &str) -> &'static Wording {
+        WORDINGS.iter().find(|w| w.id == id).unwrap()
     }
 }

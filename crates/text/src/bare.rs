@@ -74,11 +74,6 @@ mod tests {
     use super::*;
 
     fn found(text: &str) -> Option<(String, Vec<Value>)> {
-        let tool = |name: &str| ToolSpec {
-            name: name.into(),
-            description: String::new(),
-            parameters: json!({}),
-        };
         let parsed = find(text, &[tool("calculator"), tool("clock")])?;
         assert!(parsed.bare);
         let shown = |call: &Result<crate::ToolCall, MalformedCall>| match call {
@@ -86,6 +81,10 @@ mod tests {
             Err(malformed) => malformed.why.as_str().into(),
         };
         Some((parsed.content, parsed.calls.iter().map(shown).collect()))
+    }
+
+    fn tool(name: &str) -> ToolSpec {
+        ToolSpec { name: name.into(), description: String::new(), parameters: json!({}) }
     }
 
     #[test]

@@ -201,19 +201,20 @@ impl Chat {
     /// Returns the tokens that end a completion: the template's end-of-turn token first, then the
     /// tokens that end a text or a call.
     fn stops(&self, syntax: &dyn Syntax) -> Vec<u32> {
-        let special = |texts: &[&str]| -> Vec<u32> {
-            texts.iter().filter_map(|text| self.tokenizer.special(text)).collect()
-        };
-        let message_ends = special(syntax.syntax_tags().message_ends);
+        let message_ends = self.special_ids(syntax.syntax_tags().message_ends);
         let mut stops: Vec<u32> = Vec::new();
         let all = [self.end_of_turn].into_iter().chain(self.tokenizer.eos().iter().copied());
-        for id in all.chain(special(syntax.syntax_tags().stops)) {
+        for id in all.chain(self.special_ids(syntax.syntax_tags().stops)) {
             if !message_ends.contains(&id) && !stops.contains(&id) {
                 stops.push(id);
             }
         }
         // If the tokenizer lacks the tokens of its format, turns end as the template prints them.
         if stops.is_empty() { vec![self.end_of_turn] } else { stops }
+    }
+
+    fn special_ids(&self, texts: &[&str]) -> Vec<u32> {
+        texts.iter().filter_map(|text| self.tokenizer.special(text)).collect()
     }
 
     /// Returns the special tokens that are part of a reasoning or call tag, or contain such a tag.
@@ -223,13 +224,11 @@ impl Chat {
             self.reasoning_tags.pairs().iter().flat_map(|tags| [tags.open.as_str(), &tags.close]);
         let calls = self.format.syntax().syntax_tags().tags.iter().copied();
         let tags: Vec<&str> = reasoning.chain(calls).chain(RESPONSE).collect();
-        let is_tag = |text: &str| tags.iter().any(|tag| tag.contains(text) || text.contains(tag));
-        let ends = |id: u32, text: &str| {
-            id == self.end_of_turn
-                && !self.format.syntax().syntax_tags().message_ends.contains(&text)
-        };
-        let specials =
-            self.tokenizer.specials().filter(|(id, text)| is_tag(text) && !ends(*id, text));
+        let specials = self.tokenizer.specials().filter(|(id, text)| {
+            tags.iter().any(|tag| tag.contains(text) || text.contains(tag))
+                && (*id != self.end_of_turn
+                    || self.format.syntax().syntax_tags().message_ends.contains(text))
+        });
         specials.map(|(id, _)| id).collect()
     }
 
@@ -414,8 +413,9 @@ impl Chat {
     pub fn why_no_call(&self, completion: &str, in_reasoning: bool, tools: &[ToolSpec]) -> String {
         let (found, unclosed) = self.read(completion, in_reasoning, tools);
         let sign = self.tags.syntax.syntax_tags().sign;
-        let is_hidden = |found: &Finding| matches!(found, Finding::Text(Part::Reasoning, text) if text.contains(sign));
-        let hidden = found.iter().any(is_hidden) || found.contains(&Finding::Late);
+        let hidden = found.iter().any(
+            |found| matches!(found, Finding::Text(Part::Reasoning, text) if text.contains(sign)),
+        ) || found.contains(&Finding::Late);
         let parsed = self.parse(completion, in_reasoning, tools);
         match parsed.calls.first() {
             Some(Err(malformed)) => return malformed.to_string(),

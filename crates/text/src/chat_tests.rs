@@ -218,24 +218,25 @@ fn external_text_never_becomes_special_token() {
 
 #[test]
 fn invalid_template_error_names_cause() {
-    let tiny = || tiny_tokenizer().unwrap();
-    let error =
-        |template: Option<&str>| Chat::new(tiny(), template, ChatOptions::default()).unwrap_err();
-    assert_eq!(error(None), TextError::NoTemplate);
-    assert!(error(None).to_string().contains("chatml"));
-    assert!(matches!(error(Some("{% if %}")), TextError::Template(_)));
-    let other_model = error(Some(HEADERS));
+    assert_eq!(creation_error(None), TextError::NoTemplate);
+    assert!(creation_error(None).to_string().contains("chatml"));
+    assert!(matches!(creation_error(Some("{% if %}")), TextError::Template(_)));
+    let other_model = creation_error(Some(HEADERS));
     assert!(
         matches!(&other_model, TextError::NoEndOfTurn { found } if found.starts_with("<|eot_id|>")),
         "{other_model}"
     );
-    assert!(matches!(error(Some("{{ messages | length }}")), TextError::NoTurn { .. }));
-    assert!(matches!(error(Some("{{ raise_exception('no') }}")), TextError::Template(_)));
+    assert!(matches!(creation_error(Some("{{ messages | length }}")), TextError::NoTurn { .. }));
+    assert!(matches!(creation_error(Some("{{ raise_exception('no') }}")), TextError::Template(_)));
     let options: Result<ChatOptions, _> = serde_json::from_value(json!({"tool": "hermes"}));
     assert!(options.unwrap_err().to_string().contains("tool_prompt"));
     let options: ChatOptions =
         serde_json::from_value(json!({"tools": "hermes", "tool_prompt": "compact"})).unwrap();
     assert_eq!((options.tools, options.tool_prompt), (ToolProtocol::Hermes, ToolPrompt::Compact));
+}
+
+fn creation_error(template: Option<&str>) -> TextError {
+    Chat::new(tiny_tokenizer().unwrap(), template, ChatOptions::default()).unwrap_err()
 }
 
 #[test]
@@ -262,13 +263,14 @@ fn template_sees_configured_time() {
             ChatOptions { now, ..ChatOptions::default() },
         )
     };
-    let text = |chat: &Chat| {
-        chat.tokenizer().decode_with_special(&chat.prompt(&[Message::user("Hi")], &[]).unwrap())
-    };
-    assert!(text(&at(Some(951_782_400)).unwrap()).starts_with("29 Feb 2000, 00:00"));
+    assert!(prompt_text(&at(Some(951_782_400)).unwrap()).starts_with("29 Feb 2000, 00:00"));
     let chat = at(None).unwrap();
-    assert!(!text(&chat).starts_with("29 Feb 2000"));
-    assert_eq!(text(&chat), text(&chat.clone()));
+    assert!(!prompt_text(&chat).starts_with("29 Feb 2000"));
+    assert_eq!(prompt_text(&chat), prompt_text(&chat.clone()));
+}
+
+fn prompt_text(chat: &Chat) -> String {
+    chat.tokenizer().decode_with_special(&chat.prompt(&[Message::user("Hi")], &[]).unwrap())
 }
 
 #[test]

@@ -109,9 +109,6 @@ impl Moment {
         let hour = self.seconds / 3600 % 24;
         let minute = self.seconds / 60 % 60;
         let second = self.seconds % 60;
-        let number = |value, digits| Field::Number { value, digits, fill: '0' };
-        let blank = |value| Field::Number { value, digits: 2, fill: ' ' };
-        let text = |text: &str| Field::Text(text.to_string());
         let composed = |format| self.print(format, upper).map(Field::Text);
         let hour_of_12 = (hour + 11) % 12 + 1;
         let half = if hour < 12 { "AM" } else { "PM" };
@@ -127,12 +124,12 @@ impl Moment {
             'g' => number(iso_year % 100, 2),
             'm' => number(self.month, 2),
             'd' => number(self.day, 2),
-            'e' => blank(self.day),
+            'e' => blank_padded(self.day),
             'j' => number(self.day_of_year + 1, 3),
             'H' => number(hour, 2),
             'I' => number(hour_of_12, 2),
-            'k' => blank(hour),
-            'l' => blank(hour_of_12),
+            'k' => blank_padded(hour),
+            'l' => blank_padded(hour_of_12),
             'M' => number(minute, 2),
             'S' => number(second, 2),
             's' => number(self.seconds, 1),
@@ -142,12 +139,12 @@ impl Moment {
             'U' => number((self.day_of_year + 7 - self.weekday) / 7, 2),
             'W' => number((self.day_of_year + 7 - from_monday) / 7, 2),
             'V' => number(iso_week, 2),
-            'p' => text(half),
+            'p' => text_field(half),
             'P' => Field::Text(half.to_lowercase()),
-            'B' => text(month),
-            'b' | 'h' => text(&month[..3]),
-            'A' => text(weekday),
-            'a' => text(&weekday[..3]),
+            'B' => text_field(month),
+            'b' | 'h' => text_field(&month[..3]),
+            'A' => text_field(weekday),
+            'a' => text_field(&weekday[..3]),
             'c' => composed("%a %b %e %H:%M:%S %Y")?,
             'x' | 'D' => composed("%m/%d/%y")?,
             'X' | 'T' => composed("%H:%M:%S")?,
@@ -155,10 +152,10 @@ impl Moment {
             'R' => composed("%H:%M")?,
             'F' => composed("%Y-%m-%d")?,
             // A naive time has no zone.
-            'z' | 'Z' => text(""),
-            'n' => text("\n"),
-            't' => text("\t"),
-            '%' => text("%"),
+            'z' | 'Z' => text_field(""),
+            'n' => text_field("\n"),
+            't' => text_field("\t"),
+            '%' => text_field("%"),
             _ => return Ok(None),
         }))
     }
@@ -170,6 +167,18 @@ impl Moment {
         let (year, _, _) = civil(thursday);
         (year, (thursday - civil_days(year, 1, 1)) / 7 + 1)
     }
+}
+
+fn text_field(text: &str) -> Field {
+    Field::Text(text.to_string())
+}
+
+fn number(value: u64, digits: usize) -> Field {
+    Field::Number { value, digits, fill: '0' }
+}
+
+fn blank_padded(value: u64) -> Field {
+    Field::Number { value, digits: 2, fill: ' ' }
 }
 
 impl Field {
@@ -218,11 +227,14 @@ fn civil(days: u64) -> (u64, u64, u64) {
 
 /// Returns the number of days from 1970-01-01 to a date that is not before it.
 fn civil_days(year: u64, month: u64, day: u64) -> u64 {
-    let leaps = |year: u64| year / 4 - year / 100 + year / 400;
     let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let before = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334][month as usize - 1];
     let leap_day = u64::from(is_leap && month > 2);
-    (year - 1970) * 365 + leaps(year - 1) - leaps(1969) + before + leap_day + day - 1
+    (year - 1970) * 365 + leap_years(year - 1) - leap_years(1969) + before + leap_day + day - 1
+}
+
+fn leap_years(year: u64) -> u64 {
+    year / 4 - year / 100 + year / 400
 }
 
 #[cfg(test)]

@@ -48,13 +48,15 @@ impl Chat {
             return Vec::new();
         }
         let results = messages.iter().take_while(|message| message.role == Role::Tool);
-        let call = |(index, result): (usize, &Message)| {
-            let id = result.tool_call_id.clone().unwrap_or_else(|| format!("call_{index}"));
-            let of_id = || made.iter().find(|call| call.id == id).map(|call| call.name.clone());
-            let name = result.name.clone().or_else(of_id).unwrap_or_else(|| SOME_TOOL.into());
-            ToolCall { id, name, arguments: Arguments::default() }
-        };
-        results.enumerate().map(call).collect()
+        results
+            .enumerate()
+            .map(|(index, result)| {
+                let id = result.tool_call_id.clone().unwrap_or_else(|| format!("call_{index}"));
+                let of_id = || made.iter().find(|call| call.id == id).map(|call| call.name.clone());
+                let name = result.name.clone().or_else(of_id).unwrap_or_else(|| SOME_TOOL.into());
+                ToolCall { id, name, arguments: Arguments::default() }
+            })
+            .collect()
     }
 
     /// Returns the tokens between a sampled turn and the next completion: the rest of the turn's
@@ -166,11 +168,13 @@ impl Chat {
 
     /// Returns the text from its first end-of-turn token on, or `None` if it has none.
     fn since_end<'a>(&self, text: &'a str) -> Option<&'a str> {
-        let ends = |at: &usize| {
-            let special = self.tokenizer().leading_special(&text[*at..]);
-            special.is_some_and(|(id, _)| self.stop_ids().contains(&id) || self.ends_turn(id))
-        };
-        text.char_indices().map(|(at, _)| at).find(ends).map(|at| &text[at..])
+        text.char_indices()
+            .map(|(at, _)| at)
+            .find(|at| {
+                let special = self.tokenizer().leading_special(&text[*at..]);
+                special.is_some_and(|(id, _)| self.stop_ids().contains(&id) || self.ends_turn(id))
+            })
+            .map(|at| &text[at..])
     }
 
     /// Returns the tag that closes the reasoning which the prompt for these messages leaves open,

@@ -107,26 +107,36 @@ fn continuation_is_independent_of_reasoning() {
 
 #[test]
 fn opened_reasoning_is_found_for_any_history() {
-    let opened = |chat: &Chat, messages: &[Message]| {
-        chat.opened_reasoning(messages, &[]).unwrap().map(str::to_owned)
-    };
     let always = chat(ALWAYS_THINKS, ChatOptions::default());
     let close = Some("</think>".to_owned());
     let question = Message::user("What is <think>?");
     let completion = Message::assistant("<think> hm");
-    assert_eq!(opened(&always, std::slice::from_ref(&question)), close);
-    assert_eq!(opened(&always, &[question.clone(), completion.clone(), question.clone()]), close);
+    assert_eq!(opened_reasoning(&always, std::slice::from_ref(&question)), close);
     assert_eq!(
-        opened(&always, &[question.clone(), completion.clone(), Message::tool("<think>")]),
+        opened_reasoning(&always, &[question.clone(), completion.clone(), question.clone()]),
+        close
+    );
+    assert_eq!(
+        opened_reasoning(
+            &always,
+            &[question.clone(), completion.clone(), Message::tool("<think>")]
+        ),
         None
     );
     for chat in [thoughtful(true).unwrap(), thoughtful(false).unwrap(), tiny_chat().unwrap()] {
-        assert_eq!(opened(&chat, &[question.clone(), completion.clone(), question.clone()]), None);
+        assert_eq!(
+            opened_reasoning(&chat, &[question.clone(), completion.clone(), question.clone()]),
+            None
+        );
     }
     // The generation prompt is printed whether or not it is requested.
     let unasked = ALWAYS_THINKS.replace("if add_generation_prompt", "if true");
     let unasked = chat(&unasked, ChatOptions::default());
-    assert_eq!(opened(&unasked, &[question.clone(), completion, question]), close);
+    assert_eq!(opened_reasoning(&unasked, &[question.clone(), completion, question]), close);
+}
+
+fn opened_reasoning(chat: &Chat, messages: &[Message]) -> Option<String> {
+    chat.opened_reasoning(messages, &[]).unwrap().map(str::to_owned)
 }
 
 #[test]

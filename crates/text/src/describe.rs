@@ -69,7 +69,6 @@ fn signature(tool: &ToolSpec) -> String {
 /// Returns a short name for the type of a schema: its allowed values if it lists them, otherwise
 /// its type.
 fn type_name(schema: &Value) -> String {
-    let join_types = |values: &[Value]| values.iter().map(word).collect::<Vec<_>>().join("|");
     match (&schema["enum"], &schema["type"]) {
         (Value::Array(values), _) => {
             values.iter().map(python_json::dumps).collect::<Vec<_>>().join("|")
@@ -77,7 +76,7 @@ fn type_name(schema: &Value) -> String {
         (_, Value::String(kind)) if kind == "array" && schema["items"].is_object() => {
             format!("[{}]", type_name(&schema["items"]))
         }
-        (_, Value::Array(kinds)) => join_types(kinds),
+        (_, Value::Array(kinds)) => kinds.iter().map(word).collect::<Vec<_>>().join("|"),
         (_, Value::String(kind)) => kind.clone(),
         _ => "any".into(),
     }

@@ -19,10 +19,9 @@ impl EncoderTokenizer {
     /// # Errors
     /// Returns an error if the file is damaged, or if `max_tokens` leaves no room for a text.
     pub fn new(json: &[u8], max_tokens: usize) -> Result<Self, TextError> {
-        let to_error =
-            |why: String| TextError::Tokenizer(format!("tokenizer.json of the encoder: {why}"));
         let read = catch_panic(|| tokenizers::Tokenizer::from_bytes(json));
-        let mut inner = read.map_err(to_error)?.map_err(|error| to_error(error.to_string()))?;
+        let mut inner =
+            read.map_err(encoder_error)?.map_err(|error| encoder_error(error.to_string()))?;
         inner.with_padding(None);
         let truncation = TruncationParams {
             max_length: max_tokens,
@@ -30,17 +29,24 @@ impl EncoderTokenizer {
             strategy: TruncationStrategy::LongestFirst,
             stride: 0,
         };
-        inner.with_truncation(Some(truncation)).map_err(|error| to_error(error.to_string()))?;
+        inner
+            .with_truncation(Some(truncation))
+            .map_err(|error| encoder_error(error.to_string()))?;
         let tokenizer = EncoderTokenizer { inner };
-        let num_special = tokenizer.ids("").map_err(|error| to_error(error.to_string()))?.len();
+        let num_special =
+            tokenizer.ids("").map_err(|error| encoder_error(error.to_string()))?.len();
         if num_special >= max_tokens {
-            return Err(to_error(format!(
+            return Err(encoder_error(format!(
                 "{num_special} special tokens leave no room for text in the limit of {max_tokens} \
                  tokens"
             )));
         }
         Ok(tokenizer)
     }
+}
+
+fn encoder_error(why: String) -> TextError {
+    TextError::Tokenizer(format!("tokenizer.json of the encoder: {why}"))
 }
 
 impl TextIds for EncoderTokenizer {

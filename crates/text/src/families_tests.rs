@@ -277,17 +277,6 @@ fn llama_call_requires_tools_and_name() {
 
 #[test]
 fn call_format_variants_parse_alike() {
-    let one = |protocol, completion: &str| {
-        let parsed = chat(protocol).parse(completion, false, &tools());
-        assert_eq!(parsed.calls.len(), 1, "{completion}: {parsed:?}");
-        parsed
-            .calls
-            .into_iter()
-            .next()
-            .unwrap()
-            .map(|call| Value::from(call.arguments))
-            .map_err(|call| call.why)
-    };
     let want = Ok(json!({ "text": "42", "limit": 7 }));
     let json = "{\"text\": \"42\", \"limit\": 7}";
     for (protocol, completion) in [
@@ -317,7 +306,7 @@ fn call_format_variants_parse_alike() {
              </minimax:tool_call>".into(),
         ),
     ] {
-        assert_eq!(one(protocol, &completion), want, "{completion}");
+        assert_eq!(parse_only_call(protocol, &completion), want, "{completion}");
     }
     for (protocol, completion, why) in [
         (ToolProtocol::Mistral, "[TOOL_CALLS]search", "[ARGS]"),
@@ -381,9 +370,21 @@ fn call_format_variants_parse_alike() {
             "<|message|> is missing",
         ),
     ] {
-        let found = one(protocol, completion).unwrap_err();
+        let found = parse_only_call(protocol, completion).unwrap_err();
         assert!(found.contains(why), "{completion}: {found}");
     }
+}
+
+fn parse_only_call(protocol: ToolProtocol, completion: &str) -> Result<Value, String> {
+    let parsed = chat(protocol).parse(completion, false, &tools());
+    assert_eq!(parsed.calls.len(), 1, "{completion}: {parsed:?}");
+    parsed
+        .calls
+        .into_iter()
+        .next()
+        .unwrap()
+        .map(|call| Value::from(call.arguments))
+        .map_err(|call| call.why)
 }
 
 #[test]

@@ -69,24 +69,6 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
 }
 
 fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
-    let byte_level = |use_regex: bool| {
-        json!({
-            "type": "ByteLevel",
-            "add_prefix_space": source.add_space_prefix,
-            "trim_offsets": true,
-            "use_regex": use_regex,
-        })
-    };
-    // The splits of Llama 3 and Qwen2 differ only in the number of digits that stay together.
-    let split = |digits: &str| {
-        let pattern = format!(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        );
-        json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
-    };
-    let isolate = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
-    let plain =
-        |steps, ignore_merges| PreTokenizer { normalizer: Value::Null, steps, ignore_merges };
     let Some(method) = SplitMethod::from_name(&source.pre) else {
         let names = SPLIT_METHODS.iter().flat_map(|(_, names)| *names).copied();
         let known: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
@@ -98,29 +80,61 @@ fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
         )));
     };
     Ok(match method {
-        SplitMethod::Gpt2 => plain(vec![byte_level(true)], false),
-        SplitMethod::Digits => plain(
-            vec![json!({ "type": "Digits", "individual_digits": true }), byte_level(true)],
+        SplitMethod::Gpt2 => unnormalized(vec![byte_level(source, true)], false),
+        SplitMethod::Digits => unnormalized(
+            vec![json!({ "type": "Digits", "individual_digits": true }), byte_level(source, true)],
             false,
         ),
-        SplitMethod::Unnamed => plain(
+        SplitMethod::Unnamed => unnormalized(
             vec![
                 isolate(r"[\p{P}\$\+<=>\^~\|]+"),
                 isolate(GPT2_PATTERN),
                 isolate(r"\p{N}+"),
                 isolate("[0-9][0-9][0-9]"),
-                byte_level(false),
+                byte_level(source, false),
             ],
             false,
         ),
-        SplitMethod::Llama3 => plain(vec![split(r"\p{N}{1,3}"), byte_level(false)], true),
-        SplitMethod::Llama3Merging => plain(vec![split(r"\p{N}{1,3}"), byte_level(false)], false),
+        SplitMethod::Llama3 => {
+            unnormalized(vec![split_words(r"\p{N}{1,3}"), byte_level(source, false)], true)
+        }
+        SplitMethod::Llama3Merging => {
+            unnormalized(vec![split_words(r"\p{N}{1,3}"), byte_level(source, false)], false)
+        }
         SplitMethod::Qwen2 => PreTokenizer {
             normalizer: json!({ "type": "NFC" }),
-            ..plain(vec![split(r"\p{N}"), byte_level(false)], false)
+            ..unnormalized(vec![split_words(r"\p{N}"), byte_level(source, false)], false)
         },
-        SplitMethod::Qwen2Uncomposed => plain(vec![split(r"\p{N}"), byte_level(false)], false),
+        SplitMethod::Qwen2Uncomposed => {
+            unnormalized(vec![split_words(r"\p{N}"), byte_level(source, false)], false)
+        }
     })
+}
+
+fn byte_level(source: &GgufTokenizer, use_regex: bool) -> Value {
+    json!({
+        "type": "ByteLevel",
+        "add_prefix_space": source.add_space_prefix,
+        "trim_offsets": true,
+        "use_regex": use_regex,
+    })
+}
+
+/// Returns the split of Llama 3 and Qwen2, which differ only in the number of digits that stay
+/// together.
+fn split_words(digits: &str) -> Value {
+    let pattern = format!(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    );
+    json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
+}
+
+fn isolate(pattern: &str) -> Value {
+    json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
+}
+
+fn unnormalized(steps: Vec<Value>, ignore_merges: bool) -> PreTokenizer {
+    PreTokenizer { normalizer: Value::Null, steps, ignore_merges }
 }
 
 /// GPT-2's word pattern, which `ByteLevel` has built in.
@@ -300,7 +314,6 @@ pub(crate) fn post_processor(source: &GgufTokenizer) -> Result<Value, TextError>
     let Some(bos) = source.bos.filter(|_| source.add_bos) else { return Ok(Value::Null) };
     let text = token_text(source, "bos", bos)?;
     let token = json!({ "SpecialToken": { "id": text, "type_id": 0 } });
-    let sequence = |name, type_id| json!({ "Sequence": { "id": name, "type_id": type_id } });
     let mut special = Map::new();
     special.insert(text.to_string(), json!({ "id": text, "ids": [bos], "tokens": [text] }));
     Ok(json!({
@@ -309,4 +322,8 @@ pub(crate) fn post_processor(source: &GgufTokenizer) -> Result<Value, TextError>
         "pair": [token, sequence("A", 0), { "SpecialToken": { "id": text, "type_id": 1 } }, sequence("B", 1)],
         "special_tokens": special,
     }))
+}
+
+fn sequence(name: &str, type_id: u32) -> Value {
+    json!({ "Sequence": { "id": name, "type_id": type_id } })
 }

@@ -166,10 +166,9 @@ impl GrammarSchema {
     /// no completion could end.
     fn omit_circular(&mut self, paths: &HashMap<String, String>) {
         let mut endless: BTreeSet<String> = self.definitions.keys().cloned().collect();
-        let finite = |endless: &BTreeSet<String>| {
-            endless.iter().find(|name| is_finite(&self.definitions[*name], endless)).cloned()
-        };
-        while let Some(name) = finite(&endless) {
+        while let Some(name) =
+            endless.iter().find(|name| is_finite(&self.definitions[*name], &endless)).cloned()
+        {
             endless.remove(&name);
         }
         for name in &endless {
@@ -245,14 +244,9 @@ impl GrammarSchema {
                 }
             });
         }
-        let omitted = |keyword: &str| OmittedKeyword {
-            tool: String::new(),
-            path: schema_pointer.into(),
-            keyword: keyword.into(),
-        };
-        self.omitted.extend(found.iter().map(|keyword| omitted(keyword)));
+        self.omitted.extend(found.iter().map(|keyword| omitted_keyword(schema_pointer, keyword)));
         if compile_error(&self.document()).is_some() {
-            self.omitted.push(omitted("schema"));
+            self.omitted.push(omitted_keyword(schema_pointer, "schema"));
             *self = GrammarSchema {
                 root: true.into(),
                 omitted: std::mem::take(&mut self.omitted),
@@ -260,6 +254,10 @@ impl GrammarSchema {
             };
         }
     }
+}
+
+fn omitted_keyword(schema_pointer: &str, keyword: &str) -> OmittedKeyword {
+    OmittedKeyword { tool: String::new(), path: schema_pointer.into(), keyword: keyword.into() }
 }
 
 /// Returns the schema of a response format in the form that a grammar can enforce, and the omitted
@@ -405,11 +403,13 @@ fn is_finite(schema: &Value, endless: &BTreeSet<String>) -> bool {
         fields.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
     };
     let finite = |schema: &Value| is_finite(schema, endless);
-    let property = |name: &Value| fields.get("properties")?.get(name.as_str()?);
     fields.get("$ref").and_then(definition).is_none_or(|name| !endless.contains(name))
         && all("allOf").iter().all(finite)
         && ["anyOf", "oneOf"].iter().all(|key| all(key).is_empty() || all(key).iter().any(finite))
-        && all("required").iter().filter_map(property).all(finite)
+        && all("required")
+            .iter()
+            .filter_map(|name| fields.get("properties")?.get(name.as_str()?))
+            .all(finite)
 }
 
 /// Calls `visit` for a flat schema and each of its subschemas, inner schemas first.
@@ -481,8 +481,8 @@ impl SchemaCleaner {
     /// there were more than [`MAX_TRIALS`] trials.
     fn fails(&mut self, fields: &Map<String, Value>) -> bool {
         self.trials += 1;
-        let schema = || without_references(&fields.clone().into());
-        self.trials > MAX_TRIALS || compile_error(&schema()).is_some()
+        self.trials > MAX_TRIALS
+            || compile_error(&without_references(&fields.clone().into())).is_some()
     }
 
     /// Removes keywords from a flat schema until it compiles by itself.
@@ -494,14 +494,8 @@ impl SchemaCleaner {
         if !self.fails(fields) {
             return;
         }
-        let rank = |key: &str| match key {
-            "properties" | "items" | "prefixItems" => 1,
-            "minProperties" | "maxProperties" | "oneOf" => 3,
-            key if PLAIN.contains(&key) => usize::from(key != "type"),
-            _ => 2,
-        };
         let mut keys: Vec<String> = fields.keys().cloned().collect();
-        keys.sort_by_key(|key| rank(key));
+        keys.sort_by_key(|key| keyword_rank(key));
         let mut kept = Map::new();
         for key in keys {
             let Some(value) = fields.get(&key) else { continue };
@@ -524,6 +518,15 @@ impl SchemaCleaner {
             }
         }
         *fields = kept;
+    }
+}
+
+fn keyword_rank(key: &str) -> usize {
+    match key {
+        "properties" | "items" | "prefixItems" => 1,
+        "minProperties" | "maxProperties" | "oneOf" => 3,
+        key if PLAIN.contains(&key) => usize::from(key != "type"),
+        _ => 2,
     }
 }
 

@@ -32,12 +32,15 @@ fn object(properties: Value) -> Value {
 
 #[test]
 fn endlessly_recursive_schema_loses_references() {
-    let node = |next: Value| json!({ "type": "object", "properties": { "v": { "type": "integer" }, "next": next }, "required": ["v", "next"], "additionalProperties": false });
     for (definition, good, bad) in [
         (json!({ "$ref": "#/$defs/A" }), "[1]", None),
         (json!({ "anyOf": [{ "$ref": "#/$defs/B" }, { "$ref": "#/$defs/A" }] }), "1", None),
         (json!({ "allOf": [{ "$ref": "#/$defs/B" }, { "type": "integer" }] }), "1", Some("\"x\"")),
-        (node(json!({ "$ref": "#/$defs/B" })), "{\"v\": 1, \"next\": 2}", Some("{\"next\": 2}")),
+        (
+            linked_node(json!({ "$ref": "#/$defs/B" })),
+            "{\"v\": 1, \"next\": 2}",
+            Some("{\"next\": 2}"),
+        ),
     ] {
         let schema = json!({ "$ref": "#/$defs/A", "$defs": { "A": definition, "B": { "$ref": "#/$defs/A" } } });
         let (enforceable, omitted) = enforceable(&schema);
@@ -46,8 +49,12 @@ fn endlessly_recursive_schema_loses_references() {
         assert!(bad.is_none_or(|bad| !keeps(&enforceable, bad)), "{enforceable} {bad:?}");
     }
     // A circular reference that can end is enforced.
-    let tree = node(json!({ "anyOf": [{ "$ref": "#" }, { "type": "null" }] }));
+    let tree = linked_node(json!({ "anyOf": [{ "$ref": "#" }, { "type": "null" }] }));
     assert_eq!(enforceable(&tree).1, [""; 0]);
+}
+
+fn linked_node(next: Value) -> Value {
+    json!({ "type": "object", "properties": { "v": { "type": "integer" }, "next": next }, "required": ["v", "next"], "additionalProperties": false })
 }
 
 #[test]
@@ -140,17 +147,20 @@ fn references_are_enforced_in_every_position() {
 
 #[test]
 fn branches_with_distinct_constants_stay_exclusive() {
-    let branch = |kind: &str| json!({ "type": "object", "properties": { "kind": { "const": kind } }, "required": ["kind"], "additionalProperties": false });
     let schema = json!({
         "oneOf": [{ "$ref": "#/$defs/Cat" }, { "$ref": "#/$defs/Dog" }],
         "discriminator": { "propertyName": "kind" },
-        "$defs": { "Cat": branch("cat"), "Dog": branch("dog") },
+        "$defs": { "Cat": tagged_branch("cat"), "Dog": tagged_branch("dog") },
     });
     let (enforceable, omitted) = enforceable(&schema);
     assert_eq!(omitted, [""; 0]);
     assert!(
         keeps(&enforceable, "{\"kind\": \"dog\"}") && !keeps(&enforceable, "{\"kind\": \"cow\"}")
     );
+}
+
+fn tagged_branch(kind: &str) -> Value {
+    json!({ "type": "object", "properties": { "kind": { "const": kind } }, "required": ["kind"], "additionalProperties": false })
 }
 
 #[test]
@@ -247,21 +257,12 @@ fn circular_references_with_siblings_are_loosened() {
 
 #[test]
 fn closed_objects_allow_only_named_properties() {
-    let closed = |schema: &Value| {
-        with_large_stack(|| {
-            GrammarSchema::from_schema(Schema::from_document(schema), "")
-                .restrict_to_object()
-                .close_objects()
-                .document()
-        })
-        .unwrap()
-    };
     let q = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
     let schema = json!({
         "properties": { "q": { "anyOf": [{ "$ref": "#/$defs/Q" }, { "type": "null" }] }, "list": { "items": q } },
         "$defs": { "Q": q },
     });
-    let enforceable = closed(&schema);
+    let enforceable = close_objects(&schema);
     for good in ["{}", "{\"q\": null}", "{\"q\": {\"n\": 1}}", "{\"list\": [{\"n\": 1}]}"] {
         assert!(keeps(&enforceable, good), "{good}\n{enforceable}");
     }
@@ -289,9 +290,19 @@ fn closed_objects_allow_only_named_properties() {
             "{\"n\": 1}",
         ),
     ] {
-        let enforceable = closed(&schema);
+        let enforceable = close_objects(&schema);
         assert!(keeps(&enforceable, good), "{schema}: {good}\n{enforceable}");
     }
+}
+
+fn close_objects(schema: &Value) -> Value {
+    with_large_stack(|| {
+        GrammarSchema::from_schema(Schema::from_document(schema), "")
+            .restrict_to_object()
+            .close_objects()
+            .document()
+    })
+    .unwrap()
 }
 
 #[test]
@@ -302,20 +313,17 @@ fn hostile_schemas_convert_in_bounded_time() {
             (format!("a{at}"), json!({ "anyOf": [{ "$ref": next }, { "$ref": "#/$defs/a7" }] }))
         })
         .collect();
-    let wide = |schema: Value| -> Value {
-        let properties: Map<String, Value> =
-            (0..100).map(|at| (format!("p{at}"), schema.clone())).collect();
-        json!({ "type": "object", "properties": properties })
-    };
     for schema in [
         json!({ "$ref": "#/$defs/a0", "$defs": references }),
-        wide(json!({ "type": "string", "format": "byte" })),
-        wide(json!({ "type": "string", "pattern": "(a{1,1000}b){1000,100000}", "format": "byte" })),
-        wide(json!({ "type": "string", "pattern": "(.*a){30}.*", "not": {} })),
-        wide(
+        wide_object(json!({ "type": "string", "format": "byte" })),
+        wide_object(
+            json!({ "type": "string", "pattern": "(a{1,1000}b){1000,100000}", "format": "byte" }),
+        ),
+        wide_object(json!({ "type": "string", "pattern": "(.*a){30}.*", "not": {} })),
+        wide_object(
             json!({ "type": "array", "items": { "enum": [1, 2] }, "maxItems": 1_000_000_000, "format": "x" }),
         ),
-        wide(json!({ "type": "string", "minLength": 1_000_000_000, "format": "byte" })),
+        wide_object(json!({ "type": "string", "minLength": 1_000_000_000, "format": "byte" })),
     ] {
         let start = std::time::Instant::now();
         enforceable(&schema);
@@ -323,4 +331,10 @@ fn hostile_schemas_convert_in_bounded_time() {
         println!("{:?} {text}", start.elapsed());
         assert!(start.elapsed().as_secs() < 30, "{:?} {text}", start.elapsed());
     }
+}
+
+fn wide_object(schema: Value) -> Value {
+    let properties: Map<String, Value> =
+        (0..100).map(|at| (format!("p{at}"), schema.clone())).collect();
+    json!({ "type": "object", "properties": properties })
 }

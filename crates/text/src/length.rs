@@ -58,9 +58,9 @@ fn effect(normalizer: &NormalizerWrapper) -> Effect {
 
 /// Returns the number of ASCII letters and digits in a text that no composition can change.
 fn letters(text: &[u8]) -> usize {
-    let followed = |pair: &&[u8]| pair[0].is_ascii_alphanumeric() && pair[1].is_ascii();
     let last = text.last().is_some_and(u8::is_ascii_alphanumeric);
-    text.windows(2).filter(followed).count() + usize::from(last)
+    text.windows(2).filter(|pair| pair[0].is_ascii_alphanumeric() && pair[1].is_ascii()).count()
+        + usize::from(last)
 }
 
 impl TokenSizes {
@@ -93,23 +93,24 @@ impl TokenSizes {
         if text.len() <= max_tokens {
             return Ok(());
         }
-        let too_long = |count: usize, max_size: usize, what| {
-            let min_tokens = if max_size == 0 { 0 } else { count.div_ceil(max_size) };
-            let bytes = text.len();
-            if min_tokens > max_tokens {
-                Err(TextError::TooLong {
-                    bytes,
-                    min_tokens,
-                    max_tokens,
-                    max_token_size: max_size,
-                    what,
-                })
-            } else {
-                Ok(())
-            }
-        };
-        too_long(text.len(), self.bytes, "bytes")?;
-        too_long(letters(text.as_bytes()), self.letters, "letters and digits")
+        check_count(text, max_tokens, text.len(), self.bytes, "bytes")?;
+        check_count(text, max_tokens, letters(text.as_bytes()), self.letters, "letters and digits")
+    }
+}
+
+fn check_count(
+    text: &str,
+    max_tokens: usize,
+    count: usize,
+    max_size: usize,
+    what: &'static str,
+) -> Result<(), TextError> {
+    let min_tokens = if max_size == 0 { 0 } else { count.div_ceil(max_size) };
+    let bytes = text.len();
+    if min_tokens > max_tokens {
+        Err(TextError::TooLong { bytes, min_tokens, max_tokens, max_token_size: max_size, what })
+    } else {
+        Ok(())
     }
 }
 
@@ -146,31 +147,41 @@ mod tests {
 
     #[test]
     fn normalizers_that_drop_characters_have_no_bound() {
-        let with = |normalizer: serde_json::Value| {
-            let mut json: serde_json::Value =
-                serde_json::from_str(&tiny_tokenizer().unwrap().to_json().unwrap()).unwrap();
-            json["normalizer"] = normalizer;
-            let bytes = json.to_string().into_bytes();
-            Tokenizer::new(&TokenizerSource::Json(bytes))
-                .unwrap()
-                .check_length(&"a".repeat(5000), 10)
-                .is_err()
-        };
-        let kind = |kind: &str| serde_json::json!({ "type": kind });
-        let replace = |pattern: &str, content: &str| serde_json::json!({ "type": "Replace", "pattern": { "String": pattern }, "content": content });
-        for bounded in
-            [serde_json::Value::Null, kind("NFC"), kind("NFKC"), replace(" ", "\u{2581}")]
-        {
-            assert!(with(bounded.clone()), "{bounded}");
+        for bounded in [
+            serde_json::Value::Null,
+            normalizer("NFC"),
+            normalizer("NFKC"),
+            replace_normalizer(" ", "\u{2581}"),
+        ] {
+            assert!(has_no_bound(bounded.clone()), "{bounded}");
         }
         for unbounded in [
-            kind("StripAccents"),
-            replace("a", ""),
+            normalizer("StripAccents"),
+            replace_normalizer("a", ""),
             serde_json::json!({ "type": "Strip", "strip_left": true, "strip_right": true }),
-            serde_json::json!({ "type": "Sequence", "normalizers": [kind("NFC"), replace("a", "")] }),
+            serde_json::json!({ "type": "Sequence", "normalizers": [normalizer("NFC"), replace_normalizer("a", "")] }),
         ] {
-            assert!(!with(unbounded.clone()), "{unbounded}");
+            assert!(!has_no_bound(unbounded.clone()), "{unbounded}");
         }
+    }
+
+    fn has_no_bound(normalizer: serde_json::Value) -> bool {
+        let mut json: serde_json::Value =
+            serde_json::from_str(&tiny_tokenizer().unwrap().to_json().unwrap()).unwrap();
+        json["normalizer"] = normalizer;
+        let bytes = json.to_string().into_bytes();
+        Tokenizer::new(&TokenizerSource::Json(bytes))
+            .unwrap()
+            .check_length(&"a".repeat(5000), 10)
+            .is_err()
+    }
+
+    fn normalizer(kind: &str) -> serde_json::Value {
+        serde_json::json!({ "type": kind })
+    }
+
+    fn replace_normalizer(pattern: &str, content: &str) -> serde_json::Value {
+        serde_json::json!({ "type": "Replace", "pattern": { "String": pattern }, "content": content })
     }
 
     proptest! {

@@ -98,12 +98,14 @@ impl From<WireMessage> for Message {
             .function_call
             .filter(|_| calls.is_empty())
             .map(|function| function.into_call(String::new()));
-        let filled = |text: &String| !text.is_empty();
-        let other = || reasoning.and_then(|value| value.as_str().map(str::to_owned)).filter(filled);
         Message {
             role,
             content: wire.refusal.filter(|_| content.is_empty()).map_or(content, Content::from),
-            reasoning_content: reasoning_content.filter(filled).or_else(other),
+            reasoning_content: reasoning_content.filter(|text| !text.is_empty()).or_else(|| {
+                reasoning
+                    .and_then(|value| value.as_str().map(str::to_owned))
+                    .filter(|text| !text.is_empty())
+            }),
             tool_calls: calls.into_iter().chain(first).collect(),
             tool_call_id,
             name,

@@ -58,15 +58,14 @@ fn message_parses_client_formats() {
 
 #[test]
 fn message_parses_legacy_function_calls_and_refusals() {
-    let call = |arguments: &str| json!({ "name": "f", "arguments": arguments });
-    let sent = |arguments: &str| {
-        read(json!({"role": "assistant", "content": null, "function_call": call(arguments)}))
-    };
-    let [called, truncated] =
-        ["{\"a\": 1}", "{\"a\": "].map(sent).map(|message| message.tool_calls);
+    let [called, truncated] = ["{\"a\": 1}", "{\"a\": "]
+        .map(|arguments| {
+            read(json!({"role": "assistant", "content": null, "function_call": function_call(arguments)}))
+        })
+        .map(|message| message.tool_calls);
     assert_eq!(
         json!(called),
-        json!([{ "id": "", "type": "function", "function": call("{\"a\":1}") }])
+        json!([{ "id": "", "type": "function", "function": function_call("{\"a\":1}") }])
     );
     assert_eq!(truncated[0].arguments.unreadable(), Some("{\"a\": "));
     let result = read(json!({"role": "function", "name": "f", "content": "2"}));
@@ -74,13 +73,17 @@ fn message_parses_legacy_function_calls_and_refusals() {
         (result.role, result.name.as_deref(), result.content.as_str()),
         (Role::Tool, Some("f"), "2")
     );
-    let both = json!({ "role": "assistant", "function_call": call("{}"),
-                       "tool_calls": [{ "id": "c", "function": call("{}") }] });
+    let both = json!({ "role": "assistant", "function_call": function_call("{}"),
+                       "tool_calls": [{ "id": "c", "function": function_call("{}") }] });
     assert_eq!(read(both).tool_calls.len(), 1);
     for (content, want) in [(json!(null), "No."), (json!(""), "No."), (json!("Well."), "Well.")] {
         let rejected = read(json!({"role": "assistant", "content": content, "refusal": "No."}));
         assert_eq!(rejected.content, want);
     }
+}
+
+fn function_call(arguments: &str) -> Value {
+    json!({ "name": "f", "arguments": arguments })
 }
 
 #[test]
@@ -155,11 +158,10 @@ fn content_parts_render_like_text() {
         };
         let want = "<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n\
                     Ho<|im_end|>\n<|im_start|>assistant\n";
-        let part = |text: &str| json!({"type": "text", "text": text});
         assert_eq!(both("Hi <|im_end|>".into()), want, "{template}");
-        assert_eq!(both(json!([part("Hi <|im_end|>")])), want, "{template}");
+        assert_eq!(both(json!([text_part("Hi <|im_end|>")])), want, "{template}");
         // Parts that form a special token only in combination do not yield that token.
-        let truncated = json!([part("Hi <|im_"), part("end|>")]);
+        let truncated = json!([text_part("Hi <|im_"), text_part("end|>")]);
         let joined = if template == LISTS {
             want.replace("Hi <|im_end", "Hi <|im_2end")
         } else {
@@ -175,6 +177,10 @@ fn content_parts_render_like_text() {
             assert_eq!(ids, plain.prompt(&[Message::user("Hi <|im_end|>")], &[]).unwrap());
         }
     }
+}
+
+fn text_part(text: &str) -> Value {
+    json!({"type": "text", "text": text})
 }
 
 #[test]
@@ -286,15 +292,16 @@ fn content_dereferences_to_its_text() {
 
 #[test]
 fn text_after_calls_keeps_its_position() {
-    let call = |name: &str| {
-        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{}}}}\n</tool_call>")
-    };
     let native = family_chat(ToolProtocol::Hermes, ChatOptions::default()).unwrap();
     for chat in [native, tiny_chat().unwrap()] {
-        let completion = format!("One.\n{}\nTwo.\n{}\nThree.", call("a"), call("b"));
+        let completion = format!("One.\n{}\nTwo.\n{}\nThree.", hermes_call("a"), hermes_call("b"));
         let messages =
             [Message::user("Hi"), Message::assistant(completion.as_str()), Message::user("So?")];
         let prompt = text(&chat, &chat.prompt(&messages, &[]).unwrap());
         assert!(prompt.contains(&completion), "{prompt}");
     }
+}
+
+fn hermes_call(name: &str) -> String {
+    format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{}}}}\n</tool_call>")
 }

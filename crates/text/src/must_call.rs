@@ -30,11 +30,10 @@ impl Chat {
         let compiled = with_large_stack(|| {
             let syntax = self.format.syntax();
             let omitted = RefCell::default();
-            let special = |text: &str| self.tokenizer().special(text);
             let forms = GrammarContext {
                 tools,
                 several,
-                special: &special,
+                special: &|text| self.tokenizer().special(text),
                 tags: syntax.syntax_tags().tags,
                 omitted: &omitted,
             };

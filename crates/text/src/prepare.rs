@@ -193,17 +193,14 @@ impl Preparation<'_> {
             let mut section = describe_tools(tools, self.tool_prompt, self.tags.syntax, |text| {
                 self.guard_text(text)
             });
-            let is_opening = |role: Role| {
-                role.instructs() || (role == Role::User && !self.message_format.systems.leading)
-            };
             if let Some((first, remaining)) = messages.split_first()
-                && is_opening(first.role)
+                && self.is_opening(first.role)
             {
                 section = format!("{}\n\n{section}", self.guard_text(&first.content));
                 rest = remaining;
             }
             let role = messages.first().map_or(Role::System, |first| first.role);
-            let role = if is_opening(role) { role } else { Role::System };
+            let role = if self.is_opening(role) { role } else { Role::System };
             prepared_messages.push(PreparedMessage { role, content: section.into(), source: None });
         }
         // Whether the last turn contains tool results in a user message.
@@ -265,6 +262,10 @@ impl Preparation<'_> {
         Ok(PreparedPrompt { messages, tools: native })
     }
 
+    fn is_opening(&self, role: Role) -> bool {
+        role.instructs() || (role == Role::User && !self.message_format.systems.leading)
+    }
+
     /// Returns an assistant message with its reasoning and calls parsed into their fields. The
     /// message is unchanged unless the template prints calls itself and all of them can be parsed.
     fn parse_assistant<'a>(&self, message: &'a Message, tools: &[ToolSpec]) -> Cow<'a, Message> {
@@ -272,11 +273,12 @@ impl Preparation<'_> {
             return Cow::Borrowed(message);
         }
         let (found, _) = Reader::read(self.tags, &message.content, false, tools);
-        let is_speech = |found: &Finding| matches!(found, Finding::Text(Part::Speech, _));
         let parsed = ParsedCompletion::from_findings(found.clone());
         let parsed_reasoning = collect_reasoning(&found);
         let written: Option<Vec<ToolCall>> = parsed.calls.into_iter().map(Result::ok).collect();
-        let Some(mut calls) = written.filter(|_| !found.iter().all(is_speech)) else {
+        let Some(mut calls) = written
+            .filter(|_| !found.iter().all(|found| matches!(found, Finding::Text(Part::Speech, _))))
+        else {
             return Cow::Borrowed(message);
         };
         calls.extend(message.tool_calls.iter().cloned());
@@ -284,9 +286,8 @@ impl Preparation<'_> {
         // written, unless the template needs calls in their own field.
         let needs_calls = self.tags.syntax.syntax_tags().reasoning_tags.is_some()
             || self.tags.syntax.id("", 0).is_some();
-        let is_call = |found: &Finding| matches!(found, Finding::Call(_));
         let is_text = |found: &Finding| matches!(found, Finding::Text(Part::Speech, text) if !text.trim().is_empty());
-        let mut behind_call = found.iter().skip_while(|found| !is_call(found));
+        let mut behind_call = found.iter().skip_while(|found| !matches!(found, Finding::Call(_)));
         if !needs_calls && behind_call.any(is_text) {
             return Cow::Borrowed(message);
         }
@@ -396,15 +397,15 @@ impl Preparation<'_> {
     /// lists, otherwise a text.
     fn content(&self, message: &Message) -> Value {
         match message.content.parts() {
-            Some(parts) if self.message_format.parts => {
-                let text = |part: &ContentPart| match part {
+            Some(parts) if self.message_format.parts => parts
+                .iter()
+                .filter_map(|part| match part {
                     ContentPart::Text(text) => {
                         Some(json!({ "type": "text", "text": self.guard_text(text) }))
                     }
                     ContentPart::Other(_) => None,
-                };
-                parts.iter().filter_map(text).collect()
-            }
+                })
+                .collect(),
             _ => self.guard_text(&message.content).into(),
         }
     }

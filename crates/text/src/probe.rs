@@ -51,19 +51,16 @@ impl Chat {
         let parts = json!([{ "type": "text", "text": PROBE_TEXT }]);
         let text = self.print_of("content", PROBE_TEXT.into());
         let listed = self.print_of("content", parts);
-        let prints =
-            |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains(PROBE_TEXT));
-        self.template.lists = !prints(&text) && prints(&listed);
+        self.template.lists = !prints_probe(&text) && prints_probe(&listed);
         let knows_developer = self.template.source().contains("developer")
-            && prints(&self.print_of("role", Role::Developer.as_str().into()));
+            && prints_probe(&self.print_of("role", Role::Developer.as_str().into()));
         let reasoning: Value = PROBE_REASONING.into();
-        let reads = |field: &&str| {
-            self.print_of(field, reasoning.clone())
-                .is_some_and(|text| text.contains(PROBE_REASONING))
-        };
         MessageFormat {
-            parts: self.template.lists || (prints(&text) && text == listed),
-            reasoning: REASONING.into_iter().find(reads),
+            parts: self.template.lists || (prints_probe(&text) && text == listed),
+            reasoning: REASONING.into_iter().find(|field| {
+                self.print_of(field, reasoning.clone())
+                    .is_some_and(|text| text.contains(PROBE_REASONING))
+            }),
             tags: None,
             tight: false,
             calls: None,
@@ -95,8 +92,9 @@ impl Chat {
         let before = self.render(std::slice::from_ref(&question), None, true, None)?;
         let after =
             self.render(&[question.clone(), assistant_message, question], None, true, None)?;
-        let no_turn = || TextError::NoTurn { found: excerpt(&after) };
-        let (until, rest) = after.rsplit_once(PROBE_TEXT).ok_or_else(no_turn)?;
+        let (until, rest) = after
+            .rsplit_once(PROBE_TEXT)
+            .ok_or_else(|| TextError::NoTurn { found: excerpt(&after) })?;
         // The prompt may print more than the history keeps, such as empty reasoning. The completion
         // then starts directly after it.
         let opening = until.strip_prefix(&before).unwrap_or_default();
@@ -207,37 +205,37 @@ impl Chat {
     pub(crate) fn probe_systems(&self, unprinted: LateSystem) -> SystemMessageSupport {
         const TEXTS: [&str; 2] = ["LevadeProbeFirst", "LevadeProbeSecond"];
         const PROBE_COMPLETION_TEXT: &str = "LevadeProbeReply";
-        let message = |role: Role, text: &str| json!({ "role": role.as_str(), "content": text });
-        let [first, second] = TEXTS.map(|text| message(Role::System, text));
-        let user = message(Role::User, "Hi");
-        let assistant_message = message(Role::Assistant, PROBE_COMPLETION_TEXT);
-        let printed = |messages: &[&Value]| {
-            let messages: Vec<Value> = messages.iter().copied().cloned().collect();
-            self.render(&messages, None, true, None).unwrap_or_default()
-        };
+        let [first, second] = TEXTS.map(|text| plain_message(Role::System, text));
+        let user = plain_message(Role::User, "Hi");
+        let assistant_message = plain_message(Role::Assistant, PROBE_COMPLETION_TEXT);
         let prints = |messages: &[&Value]| {
-            let text = printed(messages);
+            let text = self.print_messages(messages);
             let all: Vec<Option<usize>> = TEXTS.iter().map(|part| text.find(part)).collect();
             all.iter().all(Option::is_some) && all.is_sorted()
         };
         let prints_late = |messages: &[&Value]| {
-            printed(messages)
+            self.print_messages(messages)
                 .rsplit_once(PROBE_COMPLETION_TEXT)
                 .is_some_and(|(_, after)| after.contains(TEXTS[0]))
         };
-        let developers = TEXTS.map(|text| message(Role::Developer, text));
+        let developers = TEXTS.map(|text| plain_message(Role::Developer, text));
         let pairs = [[&first, &second], [&first, &developers[1]], [&developers[0], &second]];
         let pairs = &pairs[..if self.message_format.developer { 3 } else { 1 }];
-        let [one, other] = TEXTS.map(|text| message(Role::User, text));
+        let [one, other] = TEXTS.map(|text| plain_message(Role::User, text));
         SystemMessageSupport {
-            leading: printed(&[&first, &user]).contains(TEXTS[0]),
+            leading: self.print_messages(&[&first, &user]).contains(TEXTS[0]),
             several: pairs.iter().all(|[first, second]| prints(&[first, second, &user])),
             late: prints_late(&[&user, &assistant_message, &first])
                 && prints_late(&[&user, &assistant_message, &first, &user])
-                && printed(&[&user, &first, &user]).contains(TEXTS[0]),
+                && self.print_messages(&[&user, &first, &user]).contains(TEXTS[0]),
             users: prints(&[&one, &other]),
             unprinted,
         }
+    }
+
+    fn print_messages(&self, messages: &[&Value]) -> String {
+        let messages: Vec<Value> = messages.iter().copied().cloned().collect();
+        self.render(&messages, None, true, None).unwrap_or_default()
     }
 
     /// Determines the call format.
@@ -256,14 +254,15 @@ impl Chat {
         let prints = self.print_calls();
         let printed =
             CallFormat::ALL.into_iter().filter(|format| is_of(*format)).find_map(|format| {
-                let reads = |print: &&PrintedCall| self.reads_call(format, print);
-                Some((format, prints.iter().find(reads)?.call_format))
+                Some((
+                    format,
+                    prints.iter().find(|print| self.reads_call(format, print))?.call_format,
+                ))
             });
-        let question = || CallFormat::ALL.into_iter().find(|format| format.protocol() == protocol);
         let format = printed
             .map(|(format, _)| format)
             .or(marked.filter(|format| is_of(*format)))
-            .or_else(question);
+            .or_else(|| CallFormat::ALL.into_iter().find(|format| format.protocol() == protocol));
         self.tool_support = match (&described, format) {
             (None, _) => ToolSupport::None,
             (Some(_), None) => ToolSupport::Foreign,
@@ -297,22 +296,23 @@ impl Chat {
         ids.sort();
         ids.dedup();
         let question = json!({ "role": "user", "content": PROBE_TEXT });
-        let print = |(call_format, id): (CallMessageFormat, &String)| {
-            let call = call_format.call(id, PROBE_TOOL, probe_arguments().into());
-            let assistant_message = call_format.message("".into(), vec![call]);
-            let text =
-                self.render(&[question.clone(), assistant_message], None, false, None).ok()?;
-            let (_, text) = text.rsplit_once(PROBE_TEXT)?;
-            text.contains(PROBE_TOOL).then(|| PrintedCall {
-                call_format,
-                id: id.clone(),
-                text: text.into(),
-            })
-        };
         let forms = CallMessageFormat::ALL
             .into_iter()
             .flat_map(|call_format| ids.iter().map(move |id| (call_format, id)));
-        forms.filter_map(print).collect()
+        forms
+            .filter_map(|(call_format, id)| {
+                let call = call_format.call(id, PROBE_TOOL, probe_arguments().into());
+                let assistant_message = call_format.message("".into(), vec![call]);
+                let text =
+                    self.render(&[question.clone(), assistant_message], None, false, None).ok()?;
+                let (_, text) = text.rsplit_once(PROBE_TEXT)?;
+                text.contains(PROBE_TOOL).then(|| PrintedCall {
+                    call_format,
+                    id: id.clone(),
+                    text: text.into(),
+                })
+            })
+            .collect()
     }
 
     /// Returns whether a call that the template printed can be parsed in a format.
@@ -337,8 +337,7 @@ impl Chat {
         let parsed = ParsedCompletion::from_findings(
             Reader::read(&tags, &text[start..], false, &[probe_tool()]).0,
         );
-        let same = |call: &ToolCall| call.name == PROBE_TOOL && call.arguments == probe_arguments();
-        syntax.is_variant_of(text) && matches!(&parsed.calls[..], [Ok(call)] if same(call))
+        syntax.is_variant_of(text) && matches!(&parsed.calls[..], [Ok(call)] if is_probe_call(call))
     }
 
     /// Returns the format that a template mentions, judged by the tags in its tool description, in
@@ -368,4 +367,16 @@ impl Chat {
             return None;
         })
     }
+}
+
+fn prints_probe(text: &Option<String>) -> bool {
+    text.as_ref().is_some_and(|text| text.contains(PROBE_TEXT))
+}
+
+fn plain_message(role: Role, text: &str) -> Value {
+    json!({ "role": role.as_str(), "content": text })
+}
+
+fn is_probe_call(call: &ToolCall) -> bool {
+    call.name == PROBE_TOOL && call.arguments == probe_arguments()
 }

@@ -50,7 +50,6 @@ impl ReasoningTagSet {
         let added = tokenizer.added_tokens();
         let tokens: BTreeSet<String> = added.iter().flat_map(|token| tags_in(token)).collect();
         let written: BTreeSet<String> = tags_in(template.source()).collect();
-        let known = |tag: &str| written.contains(tag) || tokens.contains(tag);
         let mut found = ReasoningTagSet::default();
         for (open, close) in USUAL {
             found.add(open, close);
@@ -70,7 +69,7 @@ impl ReasoningTagSet {
             let other = replacements
                 .iter()
                 .map(|(end, start)| close.replacen(end, start, 1))
-                .find(|open| open != close && known(open));
+                .find(|open| open != close && (written.contains(open) || tokens.contains(open)));
             let Some(open) = slashed.or(other) else { continue };
             let is_named = ["think", "thought", "reason"]
                 .iter()
@@ -111,9 +110,11 @@ impl ReasoningTagSet {
         tokenizer: &Tokenizer,
     ) -> Option<&ReasoningTags> {
         let added = tokenizer.added_tokens();
-        let in_template = || self.0.iter().find(|tags| template.source().contains(&tags.close));
-        let in_tokenizer = || self.0.iter().find(|tags| added.contains(&tags.close));
-        in_template().or_else(in_tokenizer).or(self.0.first())
+        self.0
+            .iter()
+            .find(|tags| template.source().contains(&tags.close))
+            .or_else(|| self.0.iter().find(|tags| added.contains(&tags.close)))
+            .or(self.0.first())
     }
 
     /// Returns the last closing tag in `text`.

@@ -47,28 +47,34 @@ fn read(chat: &Chat, completion: &str, in_reasoning: bool) -> (String, usize) {
 fn parse_ignores_calls_inside_reasoning() {
     let chat = tiny_chat().unwrap();
     let of = |completion: &str, in_reasoning| read(&chat, completion, in_reasoning);
-    let expected = |text: &str, calls| (text.to_owned(), calls);
-    assert_eq!(of("<think>\n42\n</think>\n\nI do not know.", false), expected("I do not know.", 0));
-    assert_eq!(of(&format!("<think>{CALL}</think>42"), false), expected("42", 0));
-    assert_eq!(of(&format!("<think>{CALL}</think>{CALL}"), false), expected("", 1));
+    assert_eq!(
+        of("<think>\n42\n</think>\n\nI do not know.", false),
+        speech_and_calls("I do not know.", 0)
+    );
+    assert_eq!(of(&format!("<think>{CALL}</think>42"), false), speech_and_calls("42", 0));
+    assert_eq!(of(&format!("<think>{CALL}</think>{CALL}"), false), speech_and_calls("", 1));
     assert_eq!(
         of(&format!("1 <think>a</think> {CALL} 2 <think>b</think> 3"), false),
-        expected("1\n2\n3", 1)
+        speech_and_calls("1\n2\n3", 1)
     );
     // Unclosed reasoning, opened by the completion or by the prompt.
-    assert_eq!(of(&format!("<think>{CALL} 42"), false), expected("", 0));
-    assert_eq!(of(&format!("{CALL} 42"), true), expected("", 0));
-    assert_eq!(of("", true), expected("", 0));
-    assert_eq!(of("1 <think> 42", false), expected("1", 0));
-    assert_eq!(of(&format!("hm</think>{CALL}"), true), expected("", 1));
+    assert_eq!(of(&format!("<think>{CALL} 42"), false), speech_and_calls("", 0));
+    assert_eq!(of(&format!("{CALL} 42"), true), speech_and_calls("", 0));
+    assert_eq!(of("", true), speech_and_calls("", 0));
+    assert_eq!(of("1 <think> 42", false), speech_and_calls("1", 0));
+    assert_eq!(of(&format!("hm</think>{CALL}"), true), speech_and_calls("", 1));
     // Reasoning that is closed twice, or closed without being opened.
-    assert_eq!(of("<think>a<think>b</think>c</think>d", false), expected("d", 0));
-    assert_eq!(of("a</think>b", false), expected("b", 0));
+    assert_eq!(of("<think>a<think>b</think>c</think>d", false), speech_and_calls("d", 0));
+    assert_eq!(of("a</think>b", false), speech_and_calls("b", 0));
     // Tags in the JSON of a call are text. In a malformed call, they are tags.
     let text = CALL.replace("1+1", "</think><think>");
-    assert_eq!(of(&format!("hm</think>{text} 2"), true), expected("2", 1));
-    assert_eq!(of("<tool_call>{oops</think>42", false), expected("42", 0));
-    assert_eq!(of("<thinking>42</thinking>43", false), expected("43", 0));
+    assert_eq!(of(&format!("hm</think>{text} 2"), true), speech_and_calls("2", 1));
+    assert_eq!(of("<tool_call>{oops</think>42", false), speech_and_calls("42", 0));
+    assert_eq!(of("<thinking>42</thinking>43", false), speech_and_calls("43", 0));
+}
+
+fn speech_and_calls(text: &str, calls: usize) -> (String, usize) {
+    (text.to_owned(), calls)
 }
 
 #[test]
@@ -76,10 +82,6 @@ fn reasoning_tags_are_found_in_template_and_tokenizer() {
     let base = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n\
                 ' + m.content + '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ \
                 '<|im_start|>assistant\n' }}{% endif %}";
-    let reads = |chat: &Chat, open: &str, close: &str| {
-        read(chat, &format!("{open}42{close}43"), false) == ("43".into(), 0)
-            && read(chat, &format!("43{open}42"), false) == ("43".into(), 0)
-    };
     let plain = chat_with(&[], base, ChatOptions::default()).unwrap();
     for (open, close) in [
         ("[THINK]", "[/THINK]"),
@@ -89,39 +91,52 @@ fn reasoning_tags_are_found_in_template_and_tokenizer() {
         ("◁think▷", "◁/think▷"),
         ("<reasoning>", "</reasoning>"),
     ] {
-        assert!(!reads(&plain, open, close), "{open}");
+        assert!(!hides_reasoning(&plain, open, close), "{open}");
         let named = format!("{base}{{# {open}…{close} #}}");
         assert!(
-            reads(&chat_with(&[], &named, ChatOptions::default()).unwrap(), open, close),
+            hides_reasoning(&chat_with(&[], &named, ChatOptions::default()).unwrap(), open, close),
             "{open}"
         );
         for kind in [TokenType::Control, TokenType::UserDefined] {
             let chat =
                 chat_with(&[(open, kind), (close, kind)], base, ChatOptions::default()).unwrap();
-            assert!(reads(&chat, open, close), "{open}");
+            assert!(hides_reasoning(&chat, open, close), "{open}");
         }
     }
     // Tags are also found by the template's behavior, whatever their names.
     let drops = base.replace("m.content", "m.content.split('</pad>')[-1]");
     let drops = format!("{drops}{{# <pad> #}}");
-    assert!(reads(&chat_with(&[], &drops, ChatOptions::default()).unwrap(), "<pad>", "</pad>"));
+    assert!(hides_reasoning(
+        &chat_with(&[], &drops, ChatOptions::default()).unwrap(),
+        "<pad>",
+        "</pad>"
+    ));
     let prints = base.replace(
         "m.content",
         "('{{' + m.reasoning_content + '}}' if m.reasoning_content else '') + m.content",
     );
     let prints = prints.replace("'{{'", "'<notes>\n'").replace("'}}'", "'\n</notes>\n'");
-    assert!(reads(
+    assert!(hides_reasoning(
         &chat_with(&[], &prints, ChatOptions::default()).unwrap(),
         "<notes>",
         "</notes>"
     ));
     assert!(
-        !reads(&plain, "<tool_call>", "</tool_call>")
-            && !reads(&plain, "<|im_start|>", "<|im_end|>")
+        !hides_reasoning(&plain, "<tool_call>", "</tool_call>")
+            && !hides_reasoning(&plain, "<|im_start|>", "<|im_end|>")
     );
     let channels = ["<|channel|>", "<|message|>"].map(|token| (token, TokenType::Control));
     let chat = chat_with(&channels, base, ChatOptions::default()).unwrap();
-    assert!(reads(&chat, "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"));
+    assert!(hides_reasoning(
+        &chat,
+        "<|channel|>analysis<|message|>",
+        "<|channel|>final<|message|>"
+    ));
+}
+
+fn hides_reasoning(chat: &Chat, open: &str, close: &str) -> bool {
+    read(chat, &format!("{open}42{close}43"), false) == ("43".into(), 0)
+        && read(chat, &format!("43{open}42"), false) == ("43".into(), 0)
 }
 
 #[test]
@@ -156,20 +171,23 @@ fn special_token_tags_round_trip() {
 
         // As it is written for the model: in demonstrations, in the history, and in tool
         // descriptions.
-        let count = |ids: &[u32], id: u32| ids.iter().filter(|&&found| found == id).count();
         let call = parsed.calls[0].clone().unwrap();
         let shown =
             chat.assistant(&Message::calls("<think>hm</think>", vec![call.clone()]), None).unwrap();
-        assert_eq!([259, 260, 261, 262].map(|id| count(&shown, id)), [1, 1, 1, 1]);
+        assert_eq!([259, 260, 261, 262].map(|id| count_token(&shown, id)), [1, 1, 1, 1]);
         let written = Message::assistant(format!("<think>hm</think>\n{CALL}"));
         let history = [Message::user(CALL), written, Message::tool("</tool_call>")];
         let prompt = chat.prompt(&history, &[calculator()]).unwrap();
         // Once in the description and once in the history. Never in external text, unless the
         // tokenizer treats the tag as text anyway.
         let outside = |kind| if kind == special { 0 } else { 1 };
-        assert_eq!(count(&prompt, 259), 2 + outside(open));
-        assert_eq!(count(&prompt, 260), 2 + 2 * outside(close));
+        assert_eq!(count_token(&prompt, 259), 2 + outside(open));
+        assert_eq!(count_token(&prompt, 260), 2 + 2 * outside(close));
     }
+}
+
+fn count_token(ids: &[u32], id: u32) -> usize {
+    ids.iter().filter(|&&found| found == id).count()
 }
 
 #[test]

@@ -193,12 +193,14 @@ impl<'a> Schema<'a> {
 
 /// Returns the types that two restrictions both allow. An integer is a number.
 fn common<'a>(one: &BTreeSet<&'a str>, other: &BTreeSet<&'a str>) -> BTreeSet<&'a str> {
-    let within = |of: &BTreeSet<&'a str>, by: &BTreeSet<&'a str>| -> Vec<&'a str> {
-        let is_allowed =
-            |name: &&&str| by.contains(**name) || (**name == "integer" && by.contains("number"));
-        of.iter().filter(is_allowed).copied().collect()
-    };
-    within(one, other).into_iter().chain(within(other, one)).collect()
+    shared_types(one, other).into_iter().chain(shared_types(other, one)).collect()
+}
+
+fn shared_types<'a>(of: &BTreeSet<&'a str>, by: &BTreeSet<&'a str>) -> Vec<&'a str> {
+    of.iter()
+        .filter(|name| by.contains(**name) || (**name == "integer" && by.contains("number")))
+        .copied()
+        .collect()
 }
 
 /// Returns the name of a value's type.

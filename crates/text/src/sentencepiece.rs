@@ -34,53 +34,56 @@ fn byte(token: &str) -> Option<u8> {
 /// # Errors
 /// Returns an error that names the unsupported part.
 pub(crate) fn check(file: &Value) -> Result<(), TextError> {
-    let reject = |what: String| {
-        Err(TextError::Tokenizer(format!(
-            "tokenizer.json {what}; only byte-level BPE and SentencePiece BPE as in Gemma are \
-             supported"
-        )))
-    };
-    let steps = |key: &str, list: &str| -> Vec<Value> {
-        match file.get(key) {
-            None | Some(Value::Null) => Vec::new(),
-            Some(one) => one
-                .get(list)
-                .and_then(Value::as_array)
-                .cloned()
-                .unwrap_or_else(|| vec![one.clone()]),
-        }
-    };
-    let kind =
-        |step: &Value| step.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let replaces = |step: &Value, from: &str, to: &str| {
-        kind(step) == "Replace" && step["pattern"]["String"] == from && step["content"] == to
-    };
     let space = SPACE.to_string();
-    let normalizers = steps("normalizer", "normalizers");
+    let normalizers = steps(file, "normalizer", "normalizers");
     if !matches!(&normalizers[..], [one] if replaces(one, " ", &space)) {
         let kinds: Vec<String> = normalizers.iter().map(kind).collect();
-        return reject(format!(
+        return unsupported(format!(
             "does not only replace spaces with {SPACE} (its normalizers are {kinds:?})"
         ));
     }
-    for step in steps("pre_tokenizer", "pretokenizers") {
+    for step in steps(file, "pre_tokenizer", "pretokenizers") {
         // No spaces are left to split at.
         if kind(&step) != "Split" || step["pattern"]["String"] != " " {
-            return reject(format!("has the pre-tokenizer {:?}", kind(&step)));
+            return unsupported(format!("has the pre-tokenizer {:?}", kind(&step)));
         }
     }
-    let decoders = steps("decoder", "decoders");
+    let decoders = steps(file, "decoder", "decoders");
     let kinds: Vec<String> = decoders.iter().map(kind).collect();
     if kinds != ["Replace", "ByteFallback", "Fuse"] || !replaces(&decoders[0], &space, " ") {
-        return reject(format!("has the decoders {kinds:?}"));
+        return unsupported(format!("has the decoders {kinds:?}"));
     }
     let vocabulary = &file["model"]["vocab"];
     match (0..=255u8).find(|byte| vocabulary.get(format!("<0x{byte:02X}>")).is_none()) {
-        Some(byte) => {
-            reject(format!("has no token for the byte {byte}, so some texts cannot be encoded"))
-        }
+        Some(byte) => unsupported(format!(
+            "has no token for the byte {byte}, so some texts cannot be encoded"
+        )),
         None => Ok(()),
     }
+}
+
+fn steps(file: &Value, key: &str, list: &str) -> Vec<Value> {
+    match file.get(key) {
+        None | Some(Value::Null) => Vec::new(),
+        Some(one) => {
+            one.get(list).and_then(Value::as_array).cloned().unwrap_or_else(|| vec![one.clone()])
+        }
+    }
+}
+
+fn unsupported(what: String) -> Result<(), TextError> {
+    Err(TextError::Tokenizer(format!(
+        "tokenizer.json {what}; only byte-level BPE and SentencePiece BPE as in Gemma are \
+             supported"
+    )))
+}
+
+fn kind(step: &Value) -> String {
+    step.get("type").and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+fn replaces(step: &Value, from: &str, to: &str) -> bool {
+    kind(step) == "Replace" && step["pattern"]["String"] == from && step["content"] == to
 }
 
 /// Returns the `tokenizer.json` of a GGUF tokenizer of the model `llama`.
@@ -108,19 +111,18 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
     }
     let vocab = vocabulary(source)?;
     let unknown = source.unknown.and_then(|id| source.tokens.get(id as usize));
-    let replace = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
     let space = SPACE.to_string();
     Ok(json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
         "added_tokens": added_tokens(source)?,
-        "normalizer": replace(" ", &space),
+        "normalizer": replace_step(" ", &space),
         "pre_tokenizer": null,
         "post_processor": post_processor(source)?,
         "decoder": {
             "type": "Sequence",
-            "decoders": [replace(&space, " "), { "type": "ByteFallback" }, { "type": "Fuse" }],
+            "decoders": [replace_step(&space, " "), { "type": "ByteFallback" }, { "type": "Fuse" }],
         },
         "model": {
             "type": "BPE",
@@ -137,6 +139,10 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
     }))
 }
 
+fn replace_step(from: &str, to: &str) -> Value {
+    json!({ "type": "Replace", "pattern": { "String": from }, "content": to })
+}
+
 /// Derives merge rules from scores. Pairs that form the token with the best score come first. Pairs
 /// of the same token are in transformers' order: the longest left part first.
 fn merges(source: &GgufTokenizer) -> Vec<Value> {
@@ -145,16 +151,19 @@ fn merges(source: &GgufTokenizer) -> Vec<Value> {
         (0..source.tokens.len()).filter(plain).map(|id| (source.tokens[id].as_str(), id)).collect();
     let mut best: Vec<usize> = (0..source.tokens.len()).filter(plain).collect();
     best.sort_by(|a, b| source.scores[*b].total_cmp(&source.scores[*a]));
-    let splits = |id: usize| {
-        let token = source.tokens[id].as_str();
-        let ends =
-            token.char_indices().skip(1).map(|(at, _)| at).collect::<Vec<_>>().into_iter().rev();
-        ends.map(move |at| token.split_at(at))
-    };
-    let known = |(left, right): &(&str, &str)| ids.contains_key(left) && ids.contains_key(right);
     best.into_iter()
-        .flat_map(splits)
-        .filter(known)
+        .flat_map(|id: usize| {
+            let token = source.tokens[id].as_str();
+            let ends = token
+                .char_indices()
+                .skip(1)
+                .map(|(at, _)| at)
+                .collect::<Vec<_>>()
+                .into_iter()
+                .rev();
+            ends.map(move |at| token.split_at(at))
+        })
+        .filter(|(left, right)| ids.contains_key(left) && ids.contains_key(right))
         .map(|(left, right)| json!([left, right]))
         .collect()
 }
@@ -230,12 +239,11 @@ mod tests {
 
     #[test]
     fn sentencepiece_rejects_unsupported_variants() {
-        let rejected = |source: GgufTokenizer, expected: &str| {
-            let error = Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
-        };
-        rejected(GgufTokenizer { add_space_prefix: true, ..source() }, "a space to every text");
-        rejected(GgufTokenizer { scores: vec![0.0], ..source() }, "1 scores");
+        assert_unsupported(
+            GgufTokenizer { add_space_prefix: true, ..source() },
+            "a space to every text",
+        );
+        assert_unsupported(GgufTokenizer { scores: vec![0.0], ..source() }, "1 scores");
         let file = tokenizer_json(&source()).unwrap();
         let json = |change: &dyn Fn(&mut Value), expected: &str| {
             let mut file = file.clone();
@@ -257,5 +265,10 @@ mod tests {
             },
             "the byte 65",
         );
+    }
+
+    fn assert_unsupported(source: GgufTokenizer, expected: &str) {
+        let error = Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
     }
 }

@@ -36,86 +36,116 @@ fn turns(chat: &Chat, messages: &[Message]) -> Vec<String> {
 
 #[test]
 fn leading_instructions_join_for_single_system_template() {
-    let a = || Message::system("a");
-    let b = || Message::system("b");
-    let q = || Message::user("q");
     for (template, messages, want) in [
-        ("chatml", vec![a(), b(), q()], vec!["system:a", "system:b", "user:q"]),
-        (FIRST_SYSTEM_ONLY, vec![a(), b(), q()], vec!["system:a\n\nb", "user:q"]),
-        (FIRST_SYSTEM_ONLY, vec![a(), developer("b"), q()], vec!["system:a\n\nb", "user:q"]),
-        (FIRST_SYSTEM_ONLY, vec![developer("a"), b(), q()], vec!["system:a\n\nb", "user:q"]),
-        (FIRST_SYSTEM_ONLY, vec![developer("a"), q()], vec!["system:a", "user:q"]),
-        (FIRST_SYSTEM_ONLY, vec![a(), b(), a(), q()], vec!["system:a\n\nb\n\na", "user:q"]),
-        (FIRST_SYSTEM_ONLY, vec![a(), q()], vec!["system:a", "user:q"]),
-        (FIRST_SYSTEM_ONLY, vec![Message::system(""), b(), q()], vec!["system:b", "user:q"]),
+        ("chatml", vec![system_a(), system_b(), user_q()], vec!["system:a", "system:b", "user:q"]),
         (
             FIRST_SYSTEM_ONLY,
-            vec![a(), Message::system(" "), q(), Message::system("")],
+            vec![system_a(), system_b(), user_q()],
+            vec!["system:a\n\nb", "user:q"],
+        ),
+        (
+            FIRST_SYSTEM_ONLY,
+            vec![system_a(), developer("b"), user_q()],
+            vec!["system:a\n\nb", "user:q"],
+        ),
+        (
+            FIRST_SYSTEM_ONLY,
+            vec![developer("a"), system_b(), user_q()],
+            vec!["system:a\n\nb", "user:q"],
+        ),
+        (FIRST_SYSTEM_ONLY, vec![developer("a"), user_q()], vec!["system:a", "user:q"]),
+        (
+            FIRST_SYSTEM_ONLY,
+            vec![system_a(), system_b(), system_a(), user_q()],
+            vec!["system:a\n\nb\n\na", "user:q"],
+        ),
+        (FIRST_SYSTEM_ONLY, vec![system_a(), user_q()], vec!["system:a", "user:q"]),
+        (
+            FIRST_SYSTEM_ONLY,
+            vec![Message::system(""), system_b(), user_q()],
+            vec!["system:b", "user:q"],
+        ),
+        (
+            FIRST_SYSTEM_ONLY,
+            vec![system_a(), Message::system(" "), user_q(), Message::system("")],
             vec!["system:a", "user:q"],
         ),
-        (FIRST_SYSTEM_ONLY, vec![q()], vec!["user:q"]),
-        (STRICT_TURNS, vec![a(), b(), q()], vec!["system:a\n\nb", "user:q"]),
-        (DEVELOPER, vec![a(), developer("b"), q()], vec!["system:a\n\nb", "user:q"]),
-        (DEVELOPER, vec![developer("a"), b(), q()], vec!["developer:a\n\nb", "user:q"]),
-        (NO_SYSTEM, vec![a(), b(), q()], vec!["user:a", "user:b", "user:q"]),
+        (FIRST_SYSTEM_ONLY, vec![user_q()], vec!["user:q"]),
+        (STRICT_TURNS, vec![system_a(), system_b(), user_q()], vec!["system:a\n\nb", "user:q"]),
+        (DEVELOPER, vec![system_a(), developer("b"), user_q()], vec!["system:a\n\nb", "user:q"]),
+        (DEVELOPER, vec![developer("a"), system_b(), user_q()], vec!["developer:a\n\nb", "user:q"]),
+        (NO_SYSTEM, vec![system_a(), system_b(), user_q()], vec!["user:a", "user:b", "user:q"]),
     ] {
         assert_eq!(turns(&chat(template, ChatOptions::default()), &messages), want, "{template}");
     }
 }
 
+fn system_a() -> Message {
+    Message::system("a")
+}
+
+fn system_b() -> Message {
+    Message::system("b")
+}
+
+fn user_q() -> Message {
+    Message::user("q")
+}
+
 #[test]
 fn dropped_late_instructions_become_user_messages() {
-    let s = || Message::system("s");
-    let q = |text: &str| Message::user(text);
-    let r = || Message::assistant("r");
     for (template, messages, want) in [
         (
             "chatml",
-            vec![q("q"), r(), s(), q("p")],
+            vec![Message::user("q"), assistant_r(), system_s(), Message::user("p")],
             vec!["user:q", "assistant:r", "system:s", "user:p"],
         ),
         (
             FIRST_SYSTEM_ONLY,
-            vec![q("q"), r(), s(), q("p")],
+            vec![Message::user("q"), assistant_r(), system_s(), Message::user("p")],
             vec!["user:q", "assistant:r", "user:s", "user:p"],
         ),
         (
             FIRST_SYSTEM_ONLY,
-            vec![q("q"), r(), developer("s")],
+            vec![Message::user("q"), assistant_r(), developer("s")],
             vec!["user:q", "assistant:r", "user:s"],
         ),
-        (FIRST_SYSTEM_ONLY, vec![q("q"), s()], vec!["user:q", "user:s"]),
-        (FIRST_SYSTEM_ONLY, vec![s(), q("q"), s()], vec!["system:s", "user:q", "user:s"]),
+        (FIRST_SYSTEM_ONLY, vec![Message::user("q"), system_s()], vec!["user:q", "user:s"]),
+        (
+            FIRST_SYSTEM_ONLY,
+            vec![system_s(), Message::user("q"), system_s()],
+            vec!["system:s", "user:q", "user:s"],
+        ),
         (
             COLLECTS,
-            vec![q("q"), r(), s(), q("p")],
+            vec![Message::user("q"), assistant_r(), system_s(), Message::user("p")],
             vec!["system:", "user:q", "assistant:r", "user:s", "user:p"],
         ),
         (
             DEVELOPER,
-            vec![q("q"), r(), s(), q("p")],
+            vec![Message::user("q"), assistant_r(), system_s(), Message::user("p")],
             vec!["user:q", "assistant:r", "user:s", "user:p"],
         ),
         // If turns must alternate, the instructions share a user message.
         (
             STRICT_TURNS,
-            vec![q("q"), r(), s(), q("p")],
+            vec![Message::user("q"), assistant_r(), system_s(), Message::user("p")],
             vec!["user:q", "assistant:r", "user:s\n\np"],
         ),
-        (STRICT_TURNS, vec![q("q"), s()], vec!["user:q\n\ns"]),
+        (STRICT_TURNS, vec![Message::user("q"), system_s()], vec!["user:q\n\ns"]),
         (
             STRICT_TURNS,
-            vec![q("q"), r(), s(), s(), q("p")],
+            vec![Message::user("q"), assistant_r(), system_s(), system_s(), Message::user("p")],
             vec!["user:q", "assistant:r", "user:s\n\ns\n\np"],
         ),
         (
             STRICT_TURNS,
-            vec![q("q"), s(), r(), q("p")],
+            vec![Message::user("q"), system_s(), assistant_r(), Message::user("p")],
             vec!["user:q\n\ns", "assistant:r", "user:p"],
         ),
         (
             STRICT_TURNS,
-            vec![s(), q("q"), r(), s(), q("p")],
+            vec![system_s(), Message::user("q"), assistant_r(), system_s(), Message::user("p")],
             vec!["system:s", "user:q", "assistant:r", "user:s\n\np"],
         ),
     ] {
@@ -123,14 +153,25 @@ fn dropped_late_instructions_become_user_messages() {
     }
 }
 
+fn system_s() -> Message {
+    Message::system("s")
+}
+
+fn assistant_r() -> Message {
+    Message::assistant("r")
+}
+
 #[test]
 fn late_instructions_merge_into_first_if_configured() {
-    let options = || ChatOptions { late_system: LateSystem::Merge, ..ChatOptions::default() };
-    let s = |text: &str| Message::system(text);
-    let q = || Message::user("q");
-    let r = || Message::assistant("r");
-    let strict = chat(FIRST_SYSTEM_ONLY, options());
-    let messages = [s("a"), s("b"), q(), r(), s("c"), q()];
+    let strict = chat(FIRST_SYSTEM_ONLY, merging_options());
+    let messages = [
+        Message::system("a"),
+        Message::system("b"),
+        user_q(),
+        Message::assistant("r"),
+        Message::system("c"),
+        user_q(),
+    ];
     assert_eq!(
         turns(&strict, &messages),
         ["system:a\n\nb\n\nc", "user:q", "assistant:r", "user:q"]
@@ -139,8 +180,12 @@ fn late_instructions_merge_into_first_if_configured() {
     assert_eq!(strict.merge_systems(&messages).unwrap()[0].content, "a\n\nb\n\nc");
     assert_eq!(strict.merge_systems(&messages[..4]), None);
     // A template that prints late instructions is not affected.
-    assert_eq!(chat("chatml", options()).merge_systems(&messages), None);
+    assert_eq!(chat("chatml", merging_options()).merge_systems(&messages), None);
     assert_eq!(tiny_chat().unwrap().merge_systems(&messages), None);
+}
+
+fn merging_options() -> ChatOptions {
+    ChatOptions { late_system: LateSystem::Merge, ..ChatOptions::default() }
 }
 
 #[test]
@@ -188,18 +233,19 @@ fn results_and_question_share_alternating_turn() {
 #[test]
 fn shifted_instructions_are_counted_once() {
     let strict = chat(FIRST_SYSTEM_ONLY, ChatOptions::default());
-    let s = || Message::system("s");
-    let q = || Message::user("q");
     let counts = |messages: &[Message], opens: bool| {
         let ShiftedSystems { joined, moved } = strict.count_shifted_systems(messages, opens);
         (joined, moved)
     };
-    assert_eq!(counts(&[s(), s(), s(), q()], true), (2, 0));
-    assert_eq!(counts(&[s(), q(), s(), q(), s()], true), (0, 2));
-    assert_eq!(counts(&[s(), q()], false), (0, 1));
-    assert_eq!(counts(&[q()], false), (0, 0));
+    assert_eq!(counts(&[system_s(), system_s(), system_s(), user_q()], true), (2, 0));
+    assert_eq!(counts(&[system_s(), user_q(), system_s(), user_q(), system_s()], true), (0, 2));
+    assert_eq!(counts(&[system_s(), user_q()], false), (0, 1));
+    assert_eq!(counts(&[user_q()], false), (0, 0));
     let plain = tiny_chat().unwrap();
-    assert_eq!(plain.count_shifted_systems(&[s(), s(), q(), s()], true), ShiftedSystems::default());
+    assert_eq!(
+        plain.count_shifted_systems(&[system_s(), system_s(), user_q(), system_s()], true),
+        ShiftedSystems::default()
+    );
 }
 
 #[test]

@@ -80,32 +80,6 @@ fn tagged_values_are_typed_by_schema() {
 
 #[test]
 fn tagged_values_may_contain_parameter_tags() {
-    let qwen = |value: &str| {
-        format!(
-            "<tool_call>\n<function=search>\n<parameter=code>\n{value}\n</parameter>\n</function>\n</tool_call>"
-        )
-    };
-    let minimax = |value: &str| {
-        format!(
-            "<minimax:tool_call>\n<invoke name=\"search\">\n\
-             <parameter name=\"code\">{value}</parameter>\n</invoke>\n</minimax:tool_call>"
-        )
-    };
-    let glm = |value: &str| {
-        format!(
-            "<tool_call>search\n<arg_key>code</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
-        )
-    };
-    let read = |protocol, completion: &str| {
-        let calls = chat(protocol).parse(completion, false, &referring()).calls;
-        assert_eq!(calls.len(), 1, "{completion}");
-        calls
-            .into_iter()
-            .next()
-            .unwrap()
-            .map(|call| Value::from(call.arguments))
-            .map_err(|call| call.why)
-    };
     for value in [
         "code: </parameter> tag",
         "use <parameter=x> here",
@@ -122,7 +96,7 @@ fn tagged_values_may_contain_parameter_tags() {
         "write `<function=search>\n<parameter=code>\n1\n</parameter> and\n</function> so`",
     ] {
         assert_eq!(
-            read(ToolProtocol::QwenXml, &qwen(value)),
+            parse_only_call(ToolProtocol::QwenXml, &qwen_call(value)),
             Ok(json!({ "code": value })),
             "{value}"
         );
@@ -135,7 +109,7 @@ fn tagged_values_may_contain_parameter_tags() {
         "use <invoke name=\"search\"> and </invoke> here",
     ] {
         assert_eq!(
-            read(ToolProtocol::Minimax, &minimax(value)),
+            parse_only_call(ToolProtocol::Minimax, &minimax_call(value)),
             Ok(json!({ "code": value })),
             "{value}"
         );
@@ -148,7 +122,11 @@ fn tagged_values_may_contain_parameter_tags() {
         "a\n",
         "a <tool_call> and a </tool_call> tag",
     ] {
-        assert_eq!(read(ToolProtocol::Glm, &glm(value)), Ok(json!({ "code": value })), "{value}");
+        assert_eq!(
+            parse_only_call(ToolProtocol::Glm, &glm_call(value)),
+            Ok(json!({ "code": value })),
+            "{value}"
+        );
     }
     let inner = |body: &str| format!("<tool_call>\n{body}\n</tool_call>");
     for (body, want) in [
@@ -176,7 +154,11 @@ fn tagged_values_may_contain_parameter_tags() {
         ("<function=search>\n<parameter=>\n1\n</parameter>\n</function>", Err(())),
         ("{\"name\": 7}", Err(())),
     ] {
-        assert_eq!(read(ToolProtocol::QwenXml, &inner(body)).map_err(drop), want, "{body}");
+        assert_eq!(
+            parse_only_call(ToolProtocol::QwenXml, &inner(body)).map_err(drop),
+            want,
+            "{body}"
+        );
     }
     // An unclosed call ends where the next one starts.
     for between in ["</parameter>\n</function>\n", "</parameter>\n", "</function>\n"] {
@@ -191,17 +173,50 @@ fn tagged_values_may_contain_parameter_tags() {
         "<tool_call>\n<function=search>\n<parameter=code>\n1",
         "<tool_call>\n<function=search>\n<parameter=code>\n1\n</parameter>\n",
     ] {
-        assert!(read(ToolProtocol::QwenXml, truncated).is_err(), "{truncated}");
+        assert!(parse_only_call(ToolProtocol::QwenXml, truncated).is_err(), "{truncated}");
     }
-    let spoken = glm("<arg_key>")
+    let spoken = glm_call("<arg_key>")
         .replace("</tool_call>", "<arg_key>count</arg_key>\n<arg_value>2</arg_value></tool_call>");
-    assert_eq!(read(ToolProtocol::Glm, &spoken), Ok(json!({ "code": "<arg_key>", "count": 2 })));
+    assert_eq!(
+        parse_only_call(ToolProtocol::Glm, &spoken),
+        Ok(json!({ "code": "<arg_key>", "count": 2 }))
+    );
     let named =
         "<tool_call>\"search\"\n<arg_key>'code'</arg_key>\n<arg_value>1</arg_value>\n</tool_call>";
-    assert_eq!(read(ToolProtocol::Glm, named), Ok(json!({ "code": "1" })));
+    assert_eq!(parse_only_call(ToolProtocol::Glm, named), Ok(json!({ "code": "1" })));
     let json = "<tool_call>{\"name\": \"search\", \"arguments\": {\"code\": \"1\"}}</tool_call>";
-    assert_eq!(read(ToolProtocol::Glm, json), Ok(json!({ "code": "1" })));
-    assert!(read(ToolProtocol::Glm, "<tool_call>search\n<arg_key>a</arg_key>\n<arg_value>1</arg_value> junk <arg_key>b</arg_key>\n<arg_value>2</arg_value></tool_call>").is_err());
+    assert_eq!(parse_only_call(ToolProtocol::Glm, json), Ok(json!({ "code": "1" })));
+    assert!(parse_only_call(ToolProtocol::Glm, "<tool_call>search\n<arg_key>a</arg_key>\n<arg_value>1</arg_value> junk <arg_key>b</arg_key>\n<arg_value>2</arg_value></tool_call>").is_err());
+}
+
+fn qwen_call(value: &str) -> String {
+    format!(
+        "<tool_call>\n<function=search>\n<parameter=code>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    )
+}
+
+fn minimax_call(value: &str) -> String {
+    format!(
+        "<minimax:tool_call>\n<invoke name=\"search\">\n\
+             <parameter name=\"code\">{value}</parameter>\n</invoke>\n</minimax:tool_call>"
+    )
+}
+
+fn glm_call(value: &str) -> String {
+    format!(
+        "<tool_call>search\n<arg_key>code</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
+    )
+}
+
+fn parse_only_call(protocol: ToolProtocol, completion: &str) -> Result<Value, String> {
+    let calls = chat(protocol).parse(completion, false, &referring()).calls;
+    assert_eq!(calls.len(), 1, "{completion}");
+    calls
+        .into_iter()
+        .next()
+        .unwrap()
+        .map(|call| Value::from(call.arguments))
+        .map_err(|call| call.why)
 }
 
 #[test]

@@ -299,18 +299,20 @@ mod tests {
 
     #[test]
     fn template_errors_name_cause_and_line() {
-        let fail =
-            |source: &str| render_with(source, json!([]), json!({})).unwrap_err().to_string();
         assert_eq!(
-            fail("a\n{{ raise_exception('roles must alternate') }}"),
+            render_error("a\n{{ raise_exception('roles must alternate') }}"),
             "chat template: roles must alternate (line 2 of the template)"
         );
-        assert!(fail("{% for x in %}").contains("line 1"));
-        assert!(fail("{{ messages | nosuch }}").contains("nosuch"));
-        assert!(fail("{{ nothing.at.all }}").contains("undefined"));
-        assert!(fail("{{ [] | tojson(indent='x', sort=1) }}").contains("sort"));
-        assert!(fail("{{ [] | tojson(separators=('a',)) }}").contains("two strings"));
-        assert!(fail("{{ strftime_now('%99999d') }}").contains("%99999d"));
+        assert!(render_error("{% for x in %}").contains("line 1"));
+        assert!(render_error("{{ messages | nosuch }}").contains("nosuch"));
+        assert!(render_error("{{ nothing.at.all }}").contains("undefined"));
+        assert!(render_error("{{ [] | tojson(indent='x', sort=1) }}").contains("sort"));
+        assert!(render_error("{{ [] | tojson(separators=('a',)) }}").contains("two strings"));
+        assert!(render_error("{{ strftime_now('%99999d') }}").contains("%99999d"));
+    }
+
+    fn render_error(source: &str) -> String {
+        render_with(source, json!([]), json!({})).unwrap_err().to_string()
     }
 
     #[test]

@@ -80,14 +80,8 @@ impl Tokenizer {
     /// Parses the tokenizer and tries it out immediately. On some damaged files, the library panics
     /// when it parses; on other damaged files, it panics only when it encodes.
     fn from_json(bytes: &[u8]) -> Result<Self, TextError> {
-        let stops = |what: String| {
-            TextError::Tokenizer(format!(
-                "tokenizer.json is damaged: the tokenizers library panicked: {what:?}; fetch the \
-                 file again"
-            ))
-        };
-        let tokenizer = catch_panic(|| Self::read_json(bytes)).map_err(stops)??;
-        catch_panic(|| tokenizer.try_out()).map_err(stops)??;
+        let tokenizer = catch_panic(|| Self::read_json(bytes)).map_err(panic_error)??;
+        catch_panic(|| tokenizer.try_out()).map_err(panic_error)??;
         Ok(tokenizer)
     }
 
@@ -191,12 +185,16 @@ impl Tokenizer {
         bos: Option<u32>,
         eos: &[u32],
     ) -> Self {
-        let named = |name: &Option<String>| name.as_ref().and_then(|text| self.special(text));
-        let bos = if *names == SpecialTokens::default() { bos } else { named(&names.bos) };
-        let first = named(&names.eos);
+        let bos =
+            if *names == SpecialTokens::default() { bos } else { self.named_special(&names.bos) };
+        let first = self.named_special(&names.eos);
         let ends: Vec<u32> =
             first.into_iter().chain(eos.iter().copied().filter(|&id| Some(id) != first)).collect();
         self.with_ends(bos, &ends)
+    }
+
+    fn named_special(&self, name: &Option<String>) -> Option<u32> {
+        name.as_ref().and_then(|text| self.special(text))
     }
 
     /// Returns the token that starts a text, or `None` if there is none.
@@ -333,10 +331,10 @@ impl Tokenizer {
     /// character.
     fn special_at(&self, text: &str, before: Option<char>) -> Option<&SpecialToken> {
         let group = self.specials.get(&text.chars().next()?)?;
-        let word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
         group.iter().find(|special| {
             text.strip_prefix(&special.text).is_some_and(|after| {
-                !special.single_word || !(word(before) || word(after.chars().next()))
+                !special.single_word
+                    || !(is_word_char(before) || is_word_char(after.chars().next()))
             })
         })
     }
@@ -361,10 +359,11 @@ impl Tokenizer {
         }
         for (at, c) in text.char_indices() {
             let rest = &text[at..];
-            let could_start = |special: &SpecialToken| {
-                rest.starts_with(&special.text) || (edges && special.text.starts_with(rest))
-            };
-            if self.specials.get(&c).is_some_and(|group| group.iter().any(could_start)) {
+            if self.specials.get(&c).is_some_and(|group| {
+                group.iter().any(|special| {
+                    rest.starts_with(&special.text) || (edges && special.text.starts_with(rest))
+                })
+            }) {
                 out.push(guard);
             }
             out.push(c);
@@ -420,6 +419,17 @@ impl Tokenizer {
             ))
         })
     }
+}
+
+fn panic_error(what: String) -> TextError {
+    TextError::Tokenizer(format!(
+        "tokenizer.json is damaged: the tokenizers library panicked: {what:?}; fetch the \
+                 file again"
+    ))
+}
+
+fn is_word_char(c: Option<char>) -> bool {
+    c.is_some_and(|c| c.is_alphanumeric() || c == '_')
 }
 
 impl TokenBytes for Tokenizer {

@@ -54,15 +54,16 @@ fn special_tokens_are_found_by_name() {
 
 #[test]
 fn named_ends_set_bos_and_all_eos() {
-    let ends = |names: &SpecialTokens, bos, eos: &[u32]| {
-        let tokenizer = tiny().with_named_ends(names, bos, eos);
-        (tokenizer.bos(), tokenizer.eos().to_vec())
-    };
     let names = SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() };
-    assert_eq!(ends(&names, Some(256), &[256, 258]), (None, vec![258, 256]));
-    assert_eq!(ends(&SpecialTokens::default(), Some(257), &[256]), (Some(257), vec![256]));
+    assert_eq!(ends_of(&names, Some(256), &[256, 258]), (None, vec![258, 256]));
+    assert_eq!(ends_of(&SpecialTokens::default(), Some(257), &[256]), (Some(257), vec![256]));
     let names = SpecialTokens { bos: Some("<|im_start|>".into()), ..SpecialTokens::default() };
-    assert_eq!(ends(&names, None, &[256]), (Some(257), vec![256]));
+    assert_eq!(ends_of(&names, None, &[256]), (Some(257), vec![256]));
+}
+
+fn ends_of(names: &SpecialTokens, bos: Option<u32>, eos: &[u32]) -> (Option<u32>, Vec<u32>) {
+    let tokenizer = tiny().with_named_ends(names, bos, eos);
+    (tokenizer.bos(), tokenizer.eos().to_vec())
 }
 
 #[test]
@@ -82,10 +83,6 @@ fn merges_respect_pre_tokenizer_boundaries() {
 /// its own.
 #[test]
 fn pre_tokenizer_synonyms_split_alike() {
-    let split = |pre: &str| {
-        let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(merging(pre))).unwrap();
-        ["hello w1212", "a 'S e\u{301}\n\nx", "12121 !!\r\n  b"].map(|text| tokenizer.encode(text))
-    };
     for (first, expected_same) in [
         ("qwen2", &["deepseek-r1-qwen", "kormo", "f2llmv2"][..]),
         ("llama-bpe", &["llama3", "llama-v3", "falcon3", "pixtral", "lfm2"]),
@@ -96,11 +93,16 @@ fn pre_tokenizer_synonyms_split_alike() {
         ("default", &[""]),
     ] {
         for other in expected_same {
-            assert_eq!(split(other), split(first), "{other}");
+            assert_eq!(split_like(other), split_like(first), "{other}");
         }
     }
     let unnamed = Tokenizer::new(&TokenizerSource::Gguf(merging(""))).unwrap();
     assert_eq!(pieces(&unnamed, "hello w1212"), ["hello", " w", "12", "1", "2"]);
+}
+
+fn split_like(pre: &str) -> [Vec<u32>; 3] {
+    let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(merging(pre))).unwrap();
+    ["hello w1212", "a 'S e\u{301}\n\nx", "12121 !!\r\n  b"].map(|text| tokenizer.encode(text))
 }
 
 #[test]
@@ -159,40 +161,44 @@ fn special_token_strip_flags_match_reference() {
 
 #[test]
 fn invalid_tokenizer_file_error_names_cause() {
-    let message = |source: GgufTokenizer| {
-        Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap_err().to_string()
-    };
     let tiny = testing::tiny_gguf;
-    assert!(message(GgufTokenizer { model: "bert".into(), ..tiny() }).contains("\"bert\""));
-    assert!(message(GgufTokenizer { pre: "tekken".into(), ..tiny() }).contains("\"tekken\""));
-    assert!(message(GgufTokenizer { merges: vec!["a zz".into()], ..tiny() }).contains("\"a zz\""));
+    assert!(gguf_error(GgufTokenizer { model: "bert".into(), ..tiny() }).contains("\"bert\""));
+    assert!(gguf_error(GgufTokenizer { pre: "tekken".into(), ..tiny() }).contains("\"tekken\""));
     assert!(
-        message(GgufTokenizer { merges: vec!["ab".into()], ..tiny() }).contains("merge rule 0")
+        gguf_error(GgufTokenizer { merges: vec!["a zz".into()], ..tiny() }).contains("\"a zz\"")
     );
-    assert!(message(GgufTokenizer { eos: Some(999), ..tiny() }).contains("999"));
     assert!(
-        message(GgufTokenizer { types: vec![], merges: vec![], ..merging("gpt-2") })
+        gguf_error(GgufTokenizer { merges: vec!["ab".into()], ..tiny() }).contains("merge rule 0")
+    );
+    assert!(gguf_error(GgufTokenizer { eos: Some(999), ..tiny() }).contains("999"));
+    assert!(
+        gguf_error(GgufTokenizer { types: vec![], merges: vec![], ..merging("gpt-2") })
             .contains("no merge rules")
     );
     assert!(
-        message(GgufTokenizer { types: vec![levade_model::TokenType::Normal], ..tiny() })
+        gguf_error(GgufTokenizer { types: vec![levade_model::TokenType::Normal], ..tiny() })
             .contains("1 token types")
     );
     let mut twice = tiny();
     twice.tokens[1] = twice.tokens[0].clone();
-    assert!(message(twice).contains("twice"));
+    assert!(gguf_error(twice).contains("twice"));
 
-    let json = |bytes: &[u8]| {
-        Tokenizer::new(&TokenizerSource::Json(bytes.to_vec())).unwrap_err().to_string()
-    };
-    assert!(json(b"{\"version\": \"1.0\", ").contains("cannot be parsed"));
+    assert!(json_error(b"{\"version\": \"1.0\", ").contains("cannot be parsed"));
     let good = super::tests::tiny().to_json().unwrap();
     let mut file: serde_json::Value = serde_json::from_str(&good).unwrap();
     file["added_tokens"][0]["id"] = 300.into();
-    assert!(json(file.to_string().as_bytes()).contains("300"));
+    assert!(json_error(file.to_string().as_bytes()).contains("300"));
     let mut file: serde_json::Value = serde_json::from_str(&good).unwrap();
     file["decoder"] = serde_json::Value::Null;
-    assert!(json(file.to_string().as_bytes()).contains("neither byte-level BPE"));
+    assert!(json_error(file.to_string().as_bytes()).contains("neither byte-level BPE"));
+}
+
+fn gguf_error(source: GgufTokenizer) -> String {
+    Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap_err().to_string()
+}
+
+fn json_error(bytes: &[u8]) -> String {
+    Tokenizer::new(&TokenizerSource::Json(bytes.to_vec())).unwrap_err().to_string()
 }
 
 proptest! {

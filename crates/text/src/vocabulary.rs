@@ -77,14 +77,15 @@ impl Vocabulary {
         let is_text = |bytes: &&[u8]| {
             !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) && bytes.len() <= MAX_TOKEN_LEN
         };
-        let text =
-            |bytes: &Option<Vec<u8>>| bytes.as_deref().filter(is_text).unwrap_or_default().to_vec();
-        let special = |name: &str| [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
-        let mut words: Vec<Vec<u8>> = self.bytes.iter().map(text).collect();
+        let mut words: Vec<Vec<u8>> = self
+            .bytes
+            .iter()
+            .map(|bytes| bytes.as_deref().filter(is_text).unwrap_or_default().to_vec())
+            .collect();
         for (id, name) in &self.specials {
-            words[*id as usize] = special(name);
+            words[*id as usize] = special_word(name);
         }
-        words.push(special(END));
+        words.push(special_word(END));
         let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, self.end()), &words);
         // Not canonical, so that llguidance never requires one specific tokenization.
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
@@ -95,6 +96,10 @@ impl Vocabulary {
         (limits.verbose_errors, limits.max_lexer_states) = (false, MAX_STATES);
         Ok(factory)
     }
+}
+
+fn special_word(name: &str) -> Vec<u8> {
+    [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat()
 }
 
 impl TokenBytes for Vocabulary {

@@ -170,22 +170,15 @@ fn invalid_grammar_error_names_reason() {
 /// Neither depth nor size ends the process: a hostile grammar is rejected or compiles.
 #[test]
 fn hostile_grammars_finish_in_bounded_time() {
-    let chain = |separator: &str| {
-        let rule = |i: usize| format!("{separator}{i}:{separator}{}\n", i + 1);
-        let rules: String = (0..15_000).map(rule).collect();
-        format!("start:{separator}0\n{rules}{separator}15000:\"a\"\n")
-    };
     let deep_schema = (0..120)
         .fold(json!({"type": "string"}), |inner, _| json!({"type": "array", "items": inner}));
     let references: serde_json::Map<String, Value> = (0..5000)
         .map(|i| (format!("a{i}"), json!({"$ref": format!("#/$defs/a{}", i + 1)})))
         .collect();
-    let alternative =
-        |i: usize| json!({"type": "object", "properties": {format!("p{i}"): {"type": "integer"}}});
-    let alternatives: Vec<Value> = (0..50).map(alternative).collect();
+    let alternatives: Vec<Value> = (0..50).map(|i: usize| json!({"type": "object", "properties": {format!("p{i}"): {"type": "integer"}}})).collect();
     for grammar in [
-        Grammar::Lark(chain("r")),
-        Grammar::Lark(chain("R")),
+        Grammar::Lark(rule_chain("r")),
+        Grammar::Lark(rule_chain("R")),
         Grammar::Lark(format!("start: {}\"a\"{}", "(".repeat(60_000), ")".repeat(60_000))),
         Grammar::Regex(format!("{}a{}", "(".repeat(60_000), ")".repeat(60_000))),
         Grammar::Regex("(a{1,1000}){1,1000}{1,1000}".into()),
@@ -206,6 +199,12 @@ fn hostile_grammars_finish_in_bounded_time() {
         }
         assert!(start.elapsed().as_secs() < 30, "{} took {:?}", grammar.kind(), start.elapsed());
     }
+}
+
+fn rule_chain(separator: &str) -> String {
+    let rules: String =
+        (0..15_000).map(|i: usize| format!("{separator}{i}:{separator}{}\n", i + 1)).collect();
+    format!("start:{separator}0\n{rules}{separator}15000:\"a\"\n")
 }
 
 /// A failure during sampling is an error, and all later calls fail, too.

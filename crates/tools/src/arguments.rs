@@ -59,10 +59,9 @@ impl Arguments {
     /// Removes arguments that are null, optional and cannot be null: models write null for an
     /// omitted argument.
     fn remove_nulls(&self, arguments: &Map<String, Value>) -> Map<String, Value> {
-        let is_none = |name: &str, value: &Value| {
-            value.is_null() && self.never_null.iter().any(|known| known == name)
-        };
-        let non_null = arguments.iter().filter(|(name, value)| !is_none(name, value));
+        let non_null = arguments.iter().filter(|(name, value)| {
+            !(value.is_null() && self.never_null.iter().any(|known| known == name))
+        });
         non_null.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
@@ -103,11 +102,14 @@ impl Arguments {
 fn first<'e, 'i>(errors: &'e [ValidationError<'i>]) -> Option<&'e ValidationError<'i>> {
     let first = errors.first()?;
     let is_type = matches!(first.kind(), ValidationErrorKind::Type { .. });
-    let names_choices = |error: &&ValidationError<'_>| {
-        matches!(error.kind(), ValidationErrorKind::Enum { .. })
-            && error.instance_path() == first.instance_path()
-    };
-    errors.iter().find(names_choices).filter(|_| is_type).or(Some(first))
+    errors
+        .iter()
+        .find(|error| {
+            matches!(error.kind(), ValidationErrorKind::Enum { .. })
+                && error.instance_path() == first.instance_path()
+        })
+        .filter(|_| is_type)
+        .or(Some(first))
 }
 
 /// Describes an error with the path of the value and all permitted choices.
@@ -122,16 +124,13 @@ fn describe_error(error: &ValidationError<'_>) -> String {
         ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
             // The caller has passed a value, so the message need not mention that null is
             // permitted.
-            let is_null = |error: &ValidationError<'_>| {
-                matches!(
+            let mut whys: Vec<String> = Vec::new();
+            for error in context.iter().filter_map(|errors| first(errors)).filter(|error| {
+                !matches!(
                     error.kind(),
                     ValidationErrorKind::Type { kind: TypeKind::Single(JsonType::Null) }
                 )
-            };
-            let mut whys: Vec<String> = Vec::new();
-            for error in
-                context.iter().filter_map(|errors| first(errors)).filter(|error| !is_null(error))
-            {
+            }) {
                 let why = describe_error(error);
                 if !whys.contains(&why) {
                     whys.push(why);

@@ -165,22 +165,21 @@ impl CommandTool {
     /// # Errors
     /// Returns an error if an argument contains a NUL character or is too long.
     fn command(&self, arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
-        let default = |name: &str| self.spec.parameters["properties"][name].get("default");
         // A null argument counts as missing: the program never gets the text `null`.
-        let value = |name: &str| {
-            arguments
-                .get(name)
-                .or_else(|| default(name))
-                .filter(|value| !value.is_null())
-                .map(text_of)
-        };
         let mut command = Vec::new();
         for element in &self.elements {
-            let put_in = |part: &TemplatePart| match part {
-                TemplatePart::Text(text) => Some(text.clone()),
-                TemplatePart::Argument(name) => value(name),
-            };
-            let Some(element) = element.iter().map(put_in).collect::<Option<String>>() else {
+            let Some(element) = element
+                .iter()
+                .map(|part| match part {
+                    TemplatePart::Text(text) => Some(text.clone()),
+                    TemplatePart::Argument(name) => arguments
+                        .get(name)
+                        .or_else(|| self.spec.parameters["properties"][name].get("default"))
+                        .filter(|value| !value.is_null())
+                        .map(text_of),
+                })
+                .collect::<Option<String>>()
+            else {
                 continue;
             };
             let bytes = element.len();
@@ -244,12 +243,9 @@ fn parts(element: &str) -> Element {
     while let Some(at) = rest.find('{') {
         text.push_str(&rest[..at]);
         rest = &rest[at..];
-        let name = |inner: &str| {
-            let length = inner.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-'));
-            length.map_or("", |length| &inner[..length]).to_owned()
-        };
-        let braced = name(rest.get(2..).filter(|_| rest.starts_with("{{")).unwrap_or_default());
-        let single = name(&rest[1..]);
+        let braced =
+            leading_name(rest.get(2..).filter(|_| rest.starts_with("{{")).unwrap_or_default());
+        let single = leading_name(&rest[1..]);
         if !braced.is_empty() && rest[2 + braced.len()..].starts_with("}}") {
             text.push_str(&format!("{{{braced}}}"));
             rest = &rest[braced.len() + 4..];
@@ -266,6 +262,11 @@ fn parts(element: &str) -> Element {
     parts.push(TemplatePart::Text(text));
     parts.retain(|part| *part != TemplatePart::Text(String::new()));
     parts
+}
+
+fn leading_name(inner: &str) -> String {
+    let length = inner.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-'));
+    length.map_or("", |length| &inner[..length]).to_owned()
 }
 
 /// Formats a value as a program argument: strings as they are, other values as JSON.

@@ -266,13 +266,16 @@ const MAX_SECONDS: f64 = 1e9;
 /// # Errors
 /// Returns an error if the variable is not set or is empty.
 fn key_of(variable: Option<&str>) -> Result<Option<String>, String> {
-    let key = |variable: &str| {
-        let key = std::env::var(variable).ok().filter(|key| !key.is_empty());
-        key.ok_or_else(|| {
-            format!("the environment variable {variable}, which must hold a key, is unset or empty")
+    variable
+        .map(|variable| {
+            let key = std::env::var(variable).ok().filter(|key| !key.is_empty());
+            key.ok_or_else(|| {
+                format!(
+                    "the environment variable {variable}, which must hold a key, is unset or empty"
+                )
+            })
         })
-    };
-    variable.map(key).transpose()
+        .transpose()
 }
 
 /// The part of an attempt that toolboxes use.

@@ -126,27 +126,24 @@ impl Observation {
             observation.failure = Some(observation.text.clone());
         }
         let ToolOutput { reward, metrics, ends, branches, .. } = output;
-        // Non-finite numbers cannot be summed or recorded.
-        let unfit = |quantity: &str, value: f64| {
-            format!("its {quantity} is {value}, but must be finite; it is left out")
-        };
         let (mut fit, other): (BTreeMap<_, _>, BTreeMap<_, _>) =
             metrics.into_iter().partition(|(_, value)| value.is_finite());
         if let Some((name, value)) = other.into_iter().next() {
-            observation.failure.get_or_insert_with(|| unfit(&format!("metric {name:?}"), value));
+            observation
+                .failure
+                .get_or_insert_with(|| unfit_value(&format!("metric {name:?}"), value));
         }
         for name in COMMON_METRICS {
             if fit.remove(name).is_some() {
-                let why = || {
+                observation.failure.get_or_insert_with(|| {
                     format!(
                         "its metric {name:?} is left out, because it is counted for every toolbox"
                     )
-                };
-                observation.failure.get_or_insert_with(why);
+                });
             }
         }
         if let Some(reward) = reward.filter(|reward| !reward.is_finite()) {
-            observation.failure.get_or_insert_with(|| unfit("reward", reward));
+            observation.failure.get_or_insert_with(|| unfit_value("reward", reward));
         }
         Observation {
             reward: reward.filter(|reward| reward.is_finite()),
@@ -166,16 +163,22 @@ impl Observation {
     }
 }
 
+/// Describes a number that is left out, because it is not finite and cannot be summed or recorded.
+fn unfit_value(quantity: &str, value: f64) -> String {
+    format!("its {quantity} is {value}, but must be finite; it is left out")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn invalid_numbers_are_dropped_and_reported() {
-        let metrics =
-            || BTreeMap::from([("rows".to_owned(), 2.0), ("seconds".to_owned(), f64::NAN)]);
-        let output =
-            ToolOutput { reward: Some(0.5), metrics: metrics(), ..ToolOutput::text("done") };
+        let output = ToolOutput {
+            reward: Some(0.5),
+            metrics: BTreeMap::from([("rows".to_owned(), 2.0), ("seconds".to_owned(), f64::NAN)]),
+            ..ToolOutput::text("done")
+        };
         let observation = Observation::from_output(output);
         assert_eq!(
             (observation.reward, observation.metrics),
@@ -211,15 +214,18 @@ mod tests {
 
     #[test]
     fn only_unavailable_tool_is_reported_as_failure() {
-        let observation = |error| Observation::from_output(ToolOutput::error(error, "no"));
-        assert_eq!(observation(CallError::BadArguments).kind, ObservationKind::BadArguments);
-        let failed = observation(CallError::Failed);
-        let unavailable = observation(CallError::Unavailable);
+        assert_eq!(observation_of(CallError::BadArguments).kind, ObservationKind::BadArguments);
+        let failed = observation_of(CallError::Failed);
+        let unavailable = observation_of(CallError::Unavailable);
         assert_eq!((failed.kind, failed.failure), (ObservationKind::Failed, None));
         assert_eq!(unavailable.kind, ObservationKind::Failed);
         assert_eq!(
             (unavailable.text.as_str(), unavailable.failure.as_deref()),
             ("Error: no", Some("Error: no"))
         );
+    }
+
+    fn observation_of(error: CallError) -> Observation {
+        Observation::from_output(ToolOutput::error(error, "no"))
     }
 }

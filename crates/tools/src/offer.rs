@@ -110,8 +110,10 @@ impl Offers {
         let DiscoveredOffers { first, by_task } = &mut *found;
         let first = first.get_or_insert_with(|| Arc::new(now.clone()));
         // Most toolboxes offer the same tools for every task, so that list is stored once.
-        let now = || if **first == now { first.clone() } else { Arc::new(now) };
-        let offer = by_task.entry(task.id.clone()).or_insert_with(now).clone();
+        let offer = by_task
+            .entry(task.id.clone())
+            .or_insert_with(|| if **first == now { first.clone() } else { Arc::new(now) })
+            .clone();
         Ok(selected_tools(&offer, task))
     }
 
@@ -187,12 +189,14 @@ mod tests {
     use super::*;
 
     fn specs(names: &[&str]) -> Vec<ToolSpec> {
-        let spec = |name: &&str| ToolSpec {
-            name: (*name).into(),
-            description: String::new(),
-            parameters: json!({}),
-        };
-        names.iter().map(spec).collect()
+        names
+            .iter()
+            .map(|name| ToolSpec {
+                name: (*name).into(),
+                description: String::new(),
+                parameters: json!({}),
+            })
+            .collect()
     }
 
     fn names(offer: &Offer) -> Vec<&str> {
@@ -209,15 +213,22 @@ mod tests {
         assert_eq!(offer.name_of(1, "search"), Some("wiki__search"));
         assert_eq!((offer.name_of(0, "open"), offer.name_of(1, "open")), (Some("open"), None));
         assert_eq!((offer.find("open"), offer.find("search")), (Some((0, "open")), None));
-        let same = |boxes: &[(&str, Vec<ToolSpec>)]| match Offer::new(boxes) {
-            Err(ToolError::SameName { name, .. }) => name,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(same(&[("web", specs(&["open", "open"]))]), "open");
+        assert_eq!(clashing_name(&[("web", specs(&["open", "open"]))]), "open");
         assert_eq!(
-            same(&[("a", specs(&["b__c"])), ("a__b", specs(&["c"])), ("d", specs(&["b__c", "c"]))]),
+            clashing_name(&[
+                ("a", specs(&["b__c"])),
+                ("a__b", specs(&["c"])),
+                ("d", specs(&["b__c", "c"]))
+            ]),
             "a__b__c"
         );
+    }
+
+    fn clashing_name(boxes: &[(&str, Vec<ToolSpec>)]) -> String {
+        match Offer::new(boxes) {
+            Err(ToolError::SameName { name, .. }) => name,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn task(id: &str, row: serde_json::Value) -> Task {

@@ -98,13 +98,19 @@ mod tests {
     fn read_names_parts_that_are_not_text() {
         let image = json!({ "type": "image_url", "image_url": { "url": "data:," } });
         let Value::Object(image) = image else { panic!() };
-        let text = |text: &str| ContentPart::Text(text.into());
-        let output = |parts| ToolOutput { parts, ..ToolOutput::default() };
-        assert_eq!(output(vec![text("a"), text("b\n")]).read(), "ab\n");
-        assert_eq!(output(vec![]).read(), "");
+        assert_eq!(output_of(vec![text_part("a"), text_part("b\n")]).read(), "ab\n");
+        assert_eq!(output_of(vec![]).read(), "");
         assert_eq!(
-            output(vec![text("a"), ContentPart::Other(image), text("b")]).read(),
+            output_of(vec![text_part("a"), ContentPart::Other(image), text_part("b")]).read(),
             "a\n[a part of type \"image_url\", which cannot be shown]\nb"
         );
+    }
+
+    fn text_part(text: &str) -> ContentPart {
+        ContentPart::Text(text.into())
+    }
+
+    fn output_of(parts: Vec<ContentPart>) -> ToolOutput {
+        ToolOutput { parts, ..ToolOutput::default() }
     }
 }

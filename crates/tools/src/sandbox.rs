@@ -202,15 +202,22 @@ impl CodeTool {
     /// Returns the local sandbox and starts it at the first use. Returns `None` if a service runs
     /// the code.
     async fn sandbox(&self) -> Result<Option<&Sandbox>, SandboxError> {
-        let start = async || match &self.keys.url {
-            Some(_) => Ok(None),
-            None => Sandbox::start(self.keys.sandbox()).await.map(Some),
-        };
-        Ok(self.started.get_or_try_init(start).await?.as_ref())
+        Ok(self
+            .started
+            .get_or_try_init(async || match &self.keys.url {
+                Some(_) => Ok(None),
+                None => Sandbox::start(self.keys.sandbox()).await.map(Some),
+            })
+            .await?
+            .as_ref())
     }
 
     fn session(&self, sandbox: &Sandbox) -> Result<levade_sandbox::Session, SandboxError> {
         sandbox.session(SessionOptions { limits: self.limits, ..SessionOptions::default() })
+    }
+
+    fn open_error(&self, error: SandboxError) -> ToolError {
+        ToolError::Open { tool: self.name.clone(), why: error.to_string() }
     }
 }
 
@@ -237,20 +244,14 @@ impl Toolbox for CodeTool {
     }
 
     async fn check_ready(&self) -> Result<(), ToolError> {
-        let wrong = |error: SandboxError| ToolError::Open {
-            tool: self.name.clone(),
-            why: error.to_string(),
-        };
-        self.sandbox().await.map(drop).map_err(wrong)
+        self.sandbox().await.map(drop).map_err(|error| self.open_error(error))
     }
 
     async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
-        let wrong = |error: SandboxError| ToolError::Open {
-            tool: self.name.clone(),
-            why: error.to_string(),
-        };
-        let kept = match self.sandbox().await.map_err(wrong)? {
-            Some(sandbox) if self.is_persistent() => Some(self.session(sandbox).map_err(wrong)?),
+        let kept = match self.sandbox().await.map_err(|error| self.open_error(error))? {
+            Some(sandbox) if self.is_persistent() => {
+                Some(self.session(sandbox).map_err(|error| self.open_error(error))?)
+            }
             _ => None,
         };
         let remote = self
@@ -259,7 +260,7 @@ impl Toolbox for CodeTool {
             .as_ref()
             .map(|url| Remote::new(url, self.key.clone()))
             .transpose()
-            .map_err(wrong)?;
+            .map_err(|error| self.open_error(error))?;
         Ok(Box::new(CodeSession { tool: self.clone(), session: Mutex::new(kept), remote }))
     }
 }
@@ -309,11 +310,10 @@ impl Session for CodeSession {
 
     async fn close(&mut self) -> Result<(), ToolError> {
         let Some(session) = self.session.get_mut().take() else { return Ok(()) };
-        let wrong = |error: SandboxError| ToolError::Close {
+        session.finish().await.map(drop).map_err(|error| ToolError::Close {
             tool: self.tool.name.clone(),
             why: error.to_string(),
-        };
-        session.finish().await.map(drop).map_err(wrong)
+        })
     }
 }
 
@@ -381,12 +381,6 @@ impl CellOutput {
             error: Vec::new(),
         };
         let cell = answer.cells.first().unwrap_or(&none);
-        let text = |shown: &BTreeMap<String, Value>| {
-            let plain = shown.get("text/plain").and_then(Value::as_str).map(str::to_owned);
-            plain.unwrap_or_else(|| {
-                format!("[{}]", shown.keys().cloned().collect::<Vec<_>>().join(", "))
-            })
-        };
         let driver = answer.driver.as_ref();
         let ended = match driver.map(|driver| (driver.status, driver.return_code)) {
             Some((CommandStatus::TimeLimitExceeded, _)) => Some(EndReason::TimeLimit),
@@ -397,7 +391,16 @@ impl CellOutput {
         CellOutput {
             stdout: cell.stdout.clone(),
             stderr: cell.stderr.clone(),
-            shown: cell.display.iter().map(text).collect(),
+            shown: cell
+                .display
+                .iter()
+                .map(|shown| {
+                    let plain = shown.get("text/plain").and_then(Value::as_str).map(str::to_owned);
+                    plain.unwrap_or_else(|| {
+                        format!("[{}]", shown.keys().cloned().collect::<Vec<_>>().join(", "))
+                    })
+                })
+                .collect(),
             traceback: cell.error.first().map(|error| error.traceback.join("\n")),
             ended,
             is_fresh: false,

@@ -47,23 +47,15 @@ async fn call(session: &dyn Session, code: &str) -> (String, Option<CallError>, 
 async fn variables_persist_until_interpreter_is_lost() {
     let mut session = open(tool(keys(true))).await;
     let session_ref = &*session;
-    let good = |text: &str| (text.to_owned(), None, Vec::new());
-    let failed = |text: &str, metrics: &[&str]| {
-        (
-            text.to_owned(),
-            Some(CallError::Failed),
-            metrics.iter().map(|m| (*m).to_owned()).collect::<Vec<_>>(),
-        )
-    };
-    assert_eq!(call(session_ref, "x = 20 + 1").await, good("[no output]"));
-    assert_eq!(call(session_ref, "print('x is', x)\nx * 2").await, good("x is 21\n42"));
+    assert_eq!(call(session_ref, "x = 20 + 1").await, success("[no output]"));
+    assert_eq!(call(session_ref, "print('x is', x)\nx * 2").await, success("x is 21\n42"));
     let (text, error, metrics) = call(session_ref, "print(1)\n1/0").await;
     assert!(
         text.starts_with("1\nTraceback") && text.ends_with("ZeroDivisionError: division by zero"),
         "{text}"
     );
     assert_eq!((error, metrics), (Some(CallError::Failed), vec!["exceptions".to_owned()]));
-    let late = failed("[stopped after 1 seconds; variables are lost]", &["time_limits"]);
+    let late = failure("[stopped after 1 seconds; variables are lost]", &["time_limits"]);
     assert_eq!(call(session_ref, "while True: pass").await, late);
     let (text, _, metrics) = call(session_ref, "x").await;
     assert!(
@@ -73,11 +65,23 @@ async fn variables_persist_until_interpreter_is_lost() {
     assert!(text.ends_with("NameError: name 'x' is not defined"), "{text}");
     assert_eq!(metrics, ["exceptions", "restarts"]);
     let unused_address =
-        failed("[the interpreter ended with exit code 3; variables are lost]", &["crashes"]);
+        failure("[the interpreter ended with exit code 3; variables are lost]", &["crashes"]);
     assert_eq!(call(session_ref, "import os; os._exit(3)").await, unused_address);
     let (text, ..) = call(session_ref, "print('y' * 100000)").await;
     assert!(text.contains("bytes are left out") && text.len() < 1200, "{text}");
     session.close().await.unwrap();
+}
+
+fn success(text: &str) -> (String, Option<CallError>, Vec<String>) {
+    (text.to_owned(), None, Vec::new())
+}
+
+fn failure(text: &str, metrics: &[&str]) -> (String, Option<CallError>, Vec<String>) {
+    (
+        text.to_owned(),
+        Some(CallError::Failed),
+        metrics.iter().map(|m| (*m).to_owned()).collect::<Vec<_>>(),
+    )
 }
 
 #[tokio::test]

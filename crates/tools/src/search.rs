@@ -191,19 +191,22 @@ impl SearchTool {
         if hits.is_empty() {
             return format!("No passage was found for {query:?}.");
         }
-        let format_hit = |(at, hit): (usize, &Hit)| {
-            let title = if hit.passage.title.is_empty() {
-                String::new()
-            } else {
-                format!(" (Title: {})", hit.passage.title)
-            };
-            format!(
-                "Doc {}{title}\n{}",
-                at + 1,
-                truncate(&hit.passage.text, self.keys.passage_chars)
-            )
-        };
-        hits.iter().enumerate().map(format_hit).collect::<Vec<_>>().join("\n\n")
+        hits.iter()
+            .enumerate()
+            .map(|(at, hit)| {
+                let title = if hit.passage.title.is_empty() {
+                    String::new()
+                } else {
+                    format!(" (Title: {})", hit.passage.title)
+                };
+                format!(
+                    "Doc {}{title}\n{}",
+                    at + 1,
+                    truncate(&hit.passage.text, self.keys.passage_chars)
+                )
+            })
+            .collect::<Vec<_>>()
+            .join("\n\n")
     }
 }
 
@@ -224,15 +227,6 @@ fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
     {
         return Err(format!("{extra:?} is not an argument; \"query\" and \"queries\" are"));
     }
-    let text = |name: &str, value: &Value| match value {
-        Value::String(text) if text.trim().is_empty() => Err(format!("\"{name}\" is empty")),
-        Value::String(text) if text.len() > MAX_QUERY_BYTES => Err(format!(
-            "\"{name}\" has {} bytes, but a query has at most {MAX_QUERY_BYTES}",
-            text.len()
-        )),
-        Value::String(text) => Ok(text.clone()),
-        other => Err(format!("\"{name}\" has {other}, but a query is a string")),
-    };
     let argument = |name: &str| arguments.get(name).filter(|value| !value.is_null());
     let (name, value) = match (argument("query"), argument("queries")) {
         (Some(query), None) => ("query", query),
@@ -243,9 +237,9 @@ fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
     // Models pass a list under either name.
     let found = match value {
         Value::Array(list) => {
-            list.iter().map(|value| text(name, value)).collect::<Result<Vec<_>, _>>()?
+            list.iter().map(|value| query_text(name, value)).collect::<Result<Vec<_>, _>>()?
         }
-        value => vec![text(name, value)?],
+        value => vec![query_text(name, value)?],
     };
     match found.len() {
         0 => Err(format!("\"{name}\" is empty")),
@@ -253,6 +247,18 @@ fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
         count => Err(format!(
             "\"{name}\" has {count} queries, but at most {MAX_QUERIES} are answered at once"
         )),
+    }
+}
+
+fn query_text(name: &str, value: &Value) -> Result<String, String> {
+    match value {
+        Value::String(text) if text.trim().is_empty() => Err(format!("\"{name}\" is empty")),
+        Value::String(text) if text.len() > MAX_QUERY_BYTES => Err(format!(
+            "\"{name}\" has {} bytes, but a query has at most {MAX_QUERY_BYTES}",
+            text.len()
+        )),
+        Value::String(text) => Ok(text.clone()),
+        other => Err(format!("\"{name}\" has {other}, but a query is a string")),
     }
 }
 
@@ -290,14 +296,15 @@ impl Session for SearchTool {
         let (failed, found) = self.find(&queries).await;
         let mut metrics = BTreeMap::from([("queries".to_owned(), queries.len() as f64)]);
         metrics.insert("retries".to_owned(), f64::from(failed));
-        let count = |metrics: &mut BTreeMap<String, f64>, name: &str, value: usize| {
-            metrics.insert(name.to_owned(), value as f64);
-        };
-        count(&mut metrics, "failures", usize::from(found.is_err()));
+        set_metric(&mut metrics, "failures", usize::from(found.is_err()));
         let output = match found {
             Ok(found) => {
-                count(&mut metrics, "passages", found.iter().map(Vec::len).sum());
-                count(&mut metrics, "empty", found.iter().filter(|hits| hits.is_empty()).count());
+                set_metric(&mut metrics, "passages", found.iter().map(Vec::len).sum());
+                set_metric(
+                    &mut metrics,
+                    "empty",
+                    found.iter().filter(|hits| hits.is_empty()).count(),
+                );
                 let shown = queries.iter().zip(&found).map(|(query, hits)| self.show(query, hits));
                 ToolOutput::text(shown.collect::<Vec<_>>().join(QUERY_SEPARATOR))
             }
@@ -311,6 +318,10 @@ impl Session for SearchTool {
         };
         ToolOutput { metrics, ..output }
     }
+}
+
+fn set_metric(metrics: &mut BTreeMap<String, f64>, name: &str, value: usize) {
+    metrics.insert(name.to_owned(), value as f64);
 }
 
 #[cfg(test)]

@@ -96,9 +96,18 @@ impl ToolSet {
             Some(fixed) => Offers::Fixed(Arc::new(Offer::new(&fixed)?)),
             None => Offers::Found(Mutex::default()),
         };
-        let entry =
-            |(toolbox, deadline)| Entry { toolbox, deadline, strict: false, meter: Arc::default() };
-        Ok(ToolSet { boxes: boxes.into_iter().map(entry).collect(), offers: Arc::new(offers) })
+        Ok(ToolSet {
+            boxes: boxes
+                .into_iter()
+                .map(|(toolbox, deadline)| Entry {
+                    toolbox,
+                    deadline,
+                    strict: false,
+                    meter: Arc::default(),
+                })
+                .collect(),
+            offers: Arc::new(offers),
+        })
     }
 
     /// Marks the toolboxes for which `is_strict` returns true. If a strict toolbox does not work,
@@ -210,11 +219,10 @@ impl ToolSet {
                 meter,
             });
         }
-        let now = || {
+        open.offer = self.offers.freeze(&attempt.task, || {
             let specs = open.sessions.iter().map(|open| (open.name.as_str(), open.session.specs()));
             Offer::new(&specs.collect::<Vec<_>>())
-        };
-        open.offer = self.offers.freeze(&attempt.task, now)?;
+        })?;
         for (at, open_box) in open.sessions.iter_mut().enumerate() {
             open_box.tools = open.offer.toolbox_tools(at);
         }
@@ -360,9 +368,11 @@ impl OpenTools {
         if self.is_selected {
             return;
         }
-        let known =
-            |open: &OpenBox| open.appeared.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-        let mut taken: Vec<String> = self.sessions.iter().flat_map(known).collect();
+        let mut taken: Vec<String> = self
+            .sessions
+            .iter()
+            .flat_map(|open| open.appeared.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>())
+            .collect();
         taken.extend(self.offer.specs.iter().map(|spec| spec.name.clone()));
         for (at, OpenBox { name, session, tools, appeared, .. }) in
             self.sessions.iter_mut().enumerate()
@@ -385,9 +395,11 @@ impl OpenTools {
                 appeared.push((called, spec.name.clone()));
             }
             let called = |spec: &ToolSpec| {
-                let announced = || Some(&appeared.iter().find(|(_, own)| *own == spec.name)?.0[..]);
-                let name =
-                    self.offer.name_of(at, &spec.name).or_else(announced).unwrap_or(&spec.name);
+                let name = self
+                    .offer
+                    .name_of(at, &spec.name)
+                    .or_else(|| Some(&appeared.iter().find(|(_, own)| *own == spec.name)?.0[..]))
+                    .unwrap_or(&spec.name);
                 ToolSpec { name: name.to_owned(), ..spec.clone() }
             };
             let all = |specs: &[ToolSpec]| specs.iter().map(called).collect::<Vec<_>>();
@@ -513,17 +525,15 @@ impl OpenTools {
 
 /// Describes the changes from `known` to `now` to the model, or returns `None` if there are none.
 fn describe_changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
-    let missing =
-        |from: &[ToolSpec], spec: &ToolSpec| !from.iter().any(|other| other.name == spec.name);
-    let described = |spec: &ToolSpec| {
-        json!({ "name": spec.name, "description": spec.description, "parameters": spec.parameters })
-            .to_string()
-    };
-    let new: Vec<String> = now.iter().filter(|spec| missing(known, spec)).map(described).collect();
-    let changed = |spec: &&ToolSpec| !missing(known, spec) && !known.contains(spec);
-    let changed: Vec<String> = now.iter().filter(changed).map(described).collect();
+    let new: Vec<String> =
+        now.iter().filter(|spec| is_missing(known, spec)).map(describe_spec).collect();
+    let changed: Vec<String> = now
+        .iter()
+        .filter(|spec| !is_missing(known, spec) && !known.contains(spec))
+        .map(describe_spec)
+        .collect();
     let removed =
-        known.iter().filter(|spec| missing(now, spec)).map(|spec| spec.name.clone()).collect();
+        known.iter().filter(|spec| is_missing(now, spec)).map(|spec| spec.name.clone()).collect();
     let kinds = [("New", new), ("Changed", changed), ("Gone", removed)];
     let kinds = kinds.iter().filter(|(_, tools)| !tools.is_empty());
     let lines: Vec<String> =
@@ -533,6 +543,15 @@ fn describe_changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
         .truncate(&note)
         .unwrap_or(note);
     (!lines.is_empty()).then_some(note)
+}
+
+fn is_missing(from: &[ToolSpec], spec: &ToolSpec) -> bool {
+    !from.iter().any(|other| other.name == spec.name)
+}
+
+fn describe_spec(spec: &ToolSpec) -> String {
+    json!({ "name": spec.name, "description": spec.description, "parameters": spec.parameters })
+        .to_string()
 }
 
 /// Creates an observation that reports a failure of the tool itself.
@@ -564,8 +583,9 @@ async fn close_all(sessions: Vec<OpenBox>) -> Result<(), ToolError> {
     let mut first = Ok(());
     for OpenBox { name, mut session, deadline, .. } in sessions {
         let closed = with_timeout(deadline, session.close()).await;
-        let late = || ToolError::Close { tool: name, why: format!("not done within {deadline:?}") };
-        first = first.and(closed.unwrap_or_else(|| Err(late())));
+        first = first.and(closed.unwrap_or_else(|| {
+            Err(ToolError::Close { tool: name, why: format!("not done within {deadline:?}") })
+        }));
     }
     first
 }

@@ -109,15 +109,14 @@ async fn parallel_calls_overlap_and_preserve_order() {
         set(vec![parallel_toolbox("x"), parallel_toolbox("y"), LoggedToolbox::new("alone", &log)]);
     let mut open = set.open(&context("a")).await.unwrap();
     log.lock().unwrap().clear();
-    let late = |name, n: u64, millis: u64| call(name, json!({"n": n, "millis": millis}));
     let calls = [
-        late("x", 0, 30),
-        late("y", 1, 10),
+        late_call("x", 0, 30),
+        late_call("y", 1, 10),
         call("abacus", json!({})),
-        late("x", 2, 20),
-        late("alone", 3, 10),
-        late("x", 4, 5),
-        late("alone", 5, 1),
+        late_call("x", 2, 20),
+        late_call("alone", 3, 10),
+        late_call("x", 4, 5),
+        late_call("alone", 5, 1),
     ];
     let start = tokio::time::Instant::now();
     let observations = texts(&mut open, &calls).await;
@@ -144,11 +143,15 @@ async fn parallel_calls_overlap_and_preserve_order() {
     assert_eq!((open.counts().ok, open.counts().unknown_tool), (6, 1));
     // Any number of calls runs with bounded concurrency.
     let many: Vec<ToolCall> =
-        (0..2 * MAX_CONCURRENT_CALLS as u64).map(|n| late("x", n, 10)).collect();
+        (0..2 * MAX_CONCURRENT_CALLS as u64).map(|n| late_call("x", n, 10)).collect();
     let start = tokio::time::Instant::now();
     assert_eq!(texts(&mut open, &many).await.len(), many.len());
     assert_eq!(start.elapsed(), Duration::from_millis(20));
     open.close().await.unwrap();
+}
+
+fn late_call(name: &str, n: u64, millis: u64) -> ToolCall {
+    call(name, json!({"n": n, "millis": millis}))
 }
 
 #[tokio::test]
@@ -314,16 +317,15 @@ async fn changed_tools_are_announced_but_prompt_is_fixed() {
     let offered = toolbox.tools.clone();
     *offered.lock().unwrap() = vec!["search", "open"];
     let set = set(vec![toolbox]);
-    let names = |specs: &[ToolSpec]| specs.iter().map(|spec| spec.name.clone()).collect::<Vec<_>>();
     assert_eq!(set.specs(&context("task").task), []);
     let mut first = set.open(&context("task")).await.unwrap();
-    assert_eq!(names(&set.specs(&context("task").task)), ["search", "open"]);
+    assert_eq!(names_of(&set.specs(&context("task").task)), ["search", "open"]);
 
     // The prompt stays unchanged. The observation of the turn announces new and removed tools.
     *offered.lock().unwrap() = vec!["open", "click"];
     let mut second = set.open(&context("task")).await.unwrap();
     for open in [&mut first, &mut second] {
-        assert_eq!(names(open.specs()), ["search", "open"]);
+        assert_eq!(names_of(open.specs()), ["search", "open"]);
         let calls = ["search", "open", "click"].map(|name| call(name, json!({})));
         let observed = open.execute_calls(&parsed_calls(&calls), true).await;
         let texts: Vec<&str> = observed.iter().map(|o| o.text.as_str()).collect();
@@ -344,10 +346,14 @@ async fn changed_tools_are_announced_but_prompt_is_fixed() {
     }
     // Another task sees the current tools.
     let other = set.open(&context("other")).await.unwrap();
-    assert_eq!(names(other.specs()), ["open", "click"]);
+    assert_eq!(names_of(other.specs()), ["open", "click"]);
     for open in [first, second, other] {
         open.close().await.unwrap();
     }
+}
+
+fn names_of(specs: &[ToolSpec]) -> Vec<String> {
+    specs.iter().map(|spec| spec.name.clone()).collect::<Vec<_>>()
 }
 
 #[tokio::test]
@@ -358,24 +364,23 @@ async fn announced_tools_get_unique_names() {
     *web.lock().unwrap() = vec!["search"];
     *wiki.lock().unwrap() = vec!["search"];
     let mut open = set(boxes.into()).open(&context("task")).await.unwrap();
-    let calls = |names: &[&str]| names.iter().map(|name| call(name, json!({}))).collect::<Vec<_>>();
     *web.lock().unwrap() = vec!["search", "click"];
     assert!(
-        texts(&mut open, &calls(&["web__search"])).await[0].contains("New: {\"name\":\"click\"")
+        texts(&mut open, &calls_of(&["web__search"])).await[0].contains("New: {\"name\":\"click\"")
     );
     // A second tool of a name that is taken, and a removed tool, are called by the names that the
     // model knows.
     *wiki.lock().unwrap() = vec!["click"];
-    let texts_seen = texts(&mut open, &calls(&["wiki__search", "click"])).await;
+    let texts_seen = texts(&mut open, &calls_of(&["wiki__search", "click"])).await;
     assert!(texts_seen[0].contains("no longer there"), "{texts_seen:?}");
     assert!(texts_seen[0].contains("New: {\"name\":\"wiki__click\""), "{texts_seen:?}");
     assert_eq!(texts_seen[1], "done 0");
-    let texts_seen = texts(&mut open, &calls(&["wiki__search"])).await;
+    let texts_seen = texts(&mut open, &calls_of(&["wiki__search"])).await;
     assert!(texts_seen[0].contains("no longer there"), "{texts_seen:?}");
     *wiki.lock().unwrap() = vec!["search", "click"];
-    let texts_seen = texts(&mut open, &calls(&["wiki__search"])).await;
+    let texts_seen = texts(&mut open, &calls_of(&["wiki__search"])).await;
     assert!(texts_seen[0].contains("New: {\"name\":\"wiki__search\""), "{texts_seen:?}");
-    let both = calls(&["click", "wiki__click"]);
+    let both = calls_of(&["click", "wiki__click"]);
     assert_eq!(texts(&mut open, &both).await, ["done 0", "done 0"]);
     // The tool of `wiki` still works after `web` has lost its tool of the same name.
     *web.lock().unwrap() = vec!["search"];
@@ -383,6 +388,10 @@ async fn announced_tools_get_unique_names() {
     assert!(texts_seen[0].contains("no longer there"), "{texts_seen:?}");
     assert_eq!(texts_seen[1], "done 0");
     open.close().await.unwrap();
+}
+
+fn calls_of(names: &[&str]) -> Vec<ToolCall> {
+    names.iter().map(|name| call(name, json!({}))).collect::<Vec<_>>()
 }
 
 #[tokio::test]
@@ -408,9 +417,10 @@ async fn find_opens_and_closes_session_only_if_needed() {
 
 #[tokio::test]
 async fn duplicate_toolbox_names_are_rejected_and_tools_prefixed() {
-    let named = |name: &str| Calculator { name: name.into(), ..Calculator::default() };
     let set = |names: [&str; 2]| {
-        let boxes = names.map(|name| Arc::new(named(name)) as Arc<dyn Toolbox>);
+        let boxes = names.map(|name| {
+            Arc::new(Calculator { name: name.into(), ..Calculator::default() }) as Arc<dyn Toolbox>
+        });
         ToolSet::new(boxes.to_vec(), DEADLINE)
     };
     let error = set(["sums", "sums"]).unwrap_err().to_string();
@@ -431,8 +441,13 @@ async fn usage_is_counted_per_toolbox() {
         LoggedToolbox { parallel: true, ..LoggedToolbox::new("x", &log) },
         LoggedToolbox::new("y", &log),
     ]);
-    let late = |name, millis| call(name, json!({ "millis": millis }));
-    let calls = [late("x", 10), late("x", 20), late("y", 5), late("y", 1000), late("nobody", 7)];
+    let calls = [
+        slow_call("x", 10),
+        slow_call("x", 20),
+        slow_call("y", 5),
+        slow_call("y", 1000),
+        slow_call("nobody", 7),
+    ];
     // Usage covers all clones of the set and all openings.
     for _ in 0..2 {
         let mut open = set.clone().open(&context("a")).await.unwrap();
@@ -443,12 +458,15 @@ async fn usage_is_counted_per_toolbox() {
         open.close().await.unwrap();
     }
     let used: Vec<(&str, Usage)> = set.usage().collect();
-    let of = |calls, millis| Usage {
-        calls,
-        time: Duration::from_millis(millis),
-        waited: Duration::ZERO,
-    };
     // A call that timed out counts with its timeout as duration.
-    assert_eq!(used, [("x", of(4, 60)), ("y", of(4, 2 * (5 + 50)))]);
-    assert_eq!(of(4, 60).minus(of(1, 10)), of(3, 50));
+    assert_eq!(used, [("x", usage_of(4, 60)), ("y", usage_of(4, 2 * (5 + 50)))]);
+    assert_eq!(usage_of(4, 60).minus(usage_of(1, 10)), usage_of(3, 50));
+}
+
+fn slow_call(name: &str, millis: u64) -> ToolCall {
+    call(name, json!({ "millis": millis }))
+}
+
+fn usage_of(calls: u64, millis: u64) -> Usage {
+    Usage { calls, time: Duration::from_millis(millis), waited: Duration::ZERO }
 }

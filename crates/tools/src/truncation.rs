@@ -46,23 +46,18 @@ impl ResultTruncation {
     /// Returns the truncated text, or `None` if the text is within the limits. The running time
     /// depends on the kept text, not on the omitted text.
     pub fn truncate(&self, text: &str) -> Option<String> {
-        let halves = |max: usize| match self.side {
-            Side::Left => (0, max),
-            Side::Right => (max, 0),
-            Side::Middle => (max - max / 2, max / 2),
-        };
         // Number of bytes to keep from the start and from the end.
         let mut head = text.len();
         let mut tail = text.len();
         if let Some(max) = self.characters {
-            let (first, last) = halves(max);
+            let (first, last) = self.halves(max);
             (head, tail) =
                 (head.min(first_characters(text, first)), tail.min(last_characters(text, last)));
         }
         if let Some((max, chat)) = &self.tokens
             && prefix_length(text, *max, chat).is_some()
         {
-            let (first, last) = halves(*max);
+            let (first, last) = self.halves(*max);
             head = head.min(prefix_length(text, first, chat).unwrap_or(text.len()));
             tail = tail.min(start_before(text, last, chat));
         }
@@ -72,11 +67,18 @@ impl ResultTruncation {
         let omitted = text[head..text.len() - tail].chars().count();
         let before = &text[..head];
         let after = &text[text.len() - tail..];
-        let breaks = |is_separate: bool| if is_separate { "\n" } else { "" };
-        let first = breaks(!before.is_empty() && !before.ends_with('\n'));
-        let last = breaks(!after.is_empty());
+        let first = line_break(!before.is_empty() && !before.ends_with('\n'));
+        let last = line_break(!after.is_empty());
         let line = format!("[… {omitted} characters are left out here …]");
         Some(format!("{before}{first}{line}{last}{after}"))
+    }
+
+    fn halves(&self, max: usize) -> (usize, usize) {
+        match self.side {
+            Side::Left => (0, max),
+            Side::Right => (max, 0),
+            Side::Middle => (max - max / 2, max / 2),
+        }
     }
 
     /// Truncates the text of a tool result. Its text parts are merged into one part, which comes
@@ -94,6 +96,10 @@ impl ResultTruncation {
         }
         output
     }
+}
+
+fn line_break(is_separate: bool) -> &'static str {
+    if is_separate { "\n" } else { "" }
 }
 
 /// Returns the length, in bytes, of the first `count` characters of a text.

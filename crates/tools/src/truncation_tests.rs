@@ -13,13 +13,12 @@ fn by_characters(max: usize, side: Side) -> ResultTruncation {
 
 #[test]
 fn truncate_counts_omitted_characters_on_each_side() {
-    let of = |max, side| by_characters(max, side).truncate("äbcdefgh");
     let line = "[… 4 characters are left out here …]";
-    assert_eq!(of(4, Side::Right), Some(format!("äbcd\n{line}")));
-    assert_eq!(of(4, Side::Left), Some(format!("{line}\nefgh")));
-    assert_eq!(of(4, Side::Middle), Some(format!("äb\n{line}\ngh")));
-    assert_eq!(of(8, Side::Middle), None);
-    assert_eq!(of(0, Side::Middle), Some("[… 8 characters are left out here …]".into()));
+    assert_eq!(truncated(4, Side::Right), Some(format!("äbcd\n{line}")));
+    assert_eq!(truncated(4, Side::Left), Some(format!("{line}\nefgh")));
+    assert_eq!(truncated(4, Side::Middle), Some(format!("äb\n{line}\ngh")));
+    assert_eq!(truncated(8, Side::Middle), None);
+    assert_eq!(truncated(0, Side::Middle), Some("[… 8 characters are left out here …]".into()));
     assert_eq!(
         by_characters(3, Side::Right)
             .truncate("ab\ncd")
@@ -31,6 +30,10 @@ fn truncate_counts_omitted_characters_on_each_side() {
             .next(),
         Some('[')
     );
+}
+
+fn truncated(max: usize, side: Side) -> Option<String> {
+    by_characters(max, side).truncate("äbcdefgh")
 }
 
 #[test]
@@ -64,16 +67,15 @@ fn token_limit_uses_model_tokenizer() {
 #[test]
 fn tighter_of_two_limits_applies() {
     let text = "word ".repeat(1000);
-    let both = |characters| ResultTruncation {
-        characters: Some(characters),
-        tokens: Some((20, chat())),
-        side: Side::Right,
-    };
-    assert_eq!(both(10).truncate(&text), by_characters(10, Side::Right).truncate(&text));
+    assert_eq!(both_limits(10).truncate(&text), by_characters(10, Side::Right).truncate(&text));
     assert_eq!(
-        both(4000).truncate(&text),
-        ResultTruncation { characters: None, ..both(0) }.truncate(&text)
+        both_limits(4000).truncate(&text),
+        ResultTruncation { characters: None, ..both_limits(0) }.truncate(&text)
     );
+}
+
+fn both_limits(characters: usize) -> ResultTruncation {
+    ResultTruncation { characters: Some(characters), tokens: Some((20, chat())), side: Side::Right }
 }
 
 #[test]

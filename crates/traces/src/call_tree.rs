@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn fork_and_failed_prompt_are_calls_of_their_parents() {
+    fn fork_and_failed_prompt_name_parent_call() {
         let (chat, chats) = chats();
         let mut attempt = attempt(&chat);
         // Leaves the first completion after 3 tokens.

@@ -304,7 +304,7 @@ impl Origin {
     }
 
     /// Forgets the earlier lengths of steps from `step` of `phase` on, which are made anew.
-    pub fn go_back(&mut self, phase: u32, step: u32) {
+    pub fn forget_steps_from(&mut self, phase: u32, step: u32) {
         self.lengths.retain(|length| length.phase <= phase);
         for length in self.lengths.iter_mut().filter(|length| length.phase == phase) {
             length.until = length.until.min(step);

@@ -164,7 +164,7 @@ impl Rewind<'_> {
         sync_dir(&lock.checkpoints())?;
         let Position { phase, step, global_step, .. } = self.position;
         if let Some(mut origin) = Origin::read(old)? {
-            origin.go_back(phase, step);
+            origin.forget_steps_from(phase, step);
             origin.write(dir)?;
         }
         self.copy_record(store_dir).await?;

@@ -219,8 +219,6 @@ impl TreeBatch {
     /// # Errors
     /// Returns [`TreeError::Malformed`] with the first inconsistency, if there is one.
     pub fn check(&self) -> Result<(), TreeError> {
-        let malformed = |what: String| Err(TreeError::Malformed(what));
-        let end_of = |node: &Node| u64::from(node.start) + u64::from(node.len);
         // Nodes from the root to the current node.
         let mut ancestors: Vec<u32> = Vec::new();
         let mut end = 0;
@@ -319,6 +317,14 @@ impl TreeBatch {
         }
         packed
     }
+}
+
+fn malformed(what: String) -> Result<(), TreeError> {
+    Err(TreeError::Malformed(what))
+}
+
+fn end_of(node: &Node) -> u64 {
+    u64::from(node.start) + u64::from(node.len)
 }
 
 /// Inserts the remaining tokens into the trie, splitting a node at the first different token.
@@ -460,14 +466,8 @@ mod tests {
     /// sequences unchanged and in their order.
     #[test]
     fn terms_keep_sequence_and_temperature() {
-        let trained = |temperature, weight| {
-            let mut sequence = make_input(&[1, 2, 3], &[2]);
-            sequence.targets[0].temperature = temperature;
-            sequence.targets[0].term =
-                Term { sequence: 99, weight, advantage: -weight, age: 4, ..Term::default() };
-            sequence
-        };
-        let sequences = [trained(1.0, 0.5), trained(0.7, 0.25), trained(1.0, 0.125)];
+        let sequences =
+            [trained_input(1.0, 0.5), trained_input(0.7, 0.25), trained_input(1.0, 0.125)];
         let batch = TreeBatch::merge(&sequences).unwrap();
         assert_eq!((batch.nodes.len(), &batch.tokens[..]), (1, &[1, 2, 3][..]));
         let terms_of_target = |target: &Target| -> Vec<(u32, f32, f32, u32)> {
@@ -482,6 +482,14 @@ mod tests {
         assert_eq!((cool.token, cool.predictor, warm.token, warm.predictor), (2, 1, 2, 1));
         assert_eq!(terms_of_target(cool), [(1, 0.25, -0.25, 4)]);
         assert_eq!(terms_of_target(warm), [(0, 0.5, -0.5, 4), (2, 0.125, -0.125, 4)]);
+    }
+
+    fn trained_input(temperature: f32, weight: f32) -> SequenceInput {
+        let mut sequence = make_input(&[1, 2, 3], &[2]);
+        sequence.targets[0].temperature = temperature;
+        sequence.targets[0].term =
+            Term { sequence: 99, weight, advantage: -weight, age: 4, ..Term::default() };
+        sequence
     }
 
     /// A sequence that ends within another one, and a sequence that continues at the end of another

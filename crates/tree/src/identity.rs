@@ -110,15 +110,18 @@ impl AttemptSlot {
     pub fn parse(name: &str) -> Option<Self> {
         let parts: Vec<&str> = name.split('/').collect();
         let [purpose, phase, step, group, sample] = parts[..] else { return None };
-        let number = |text: &str| text.parse::<u32>().ok();
         Some(AttemptSlot {
             purpose: Purpose::parse(purpose)?,
-            phase: number(phase)?,
-            step: number(step)?,
-            group: number(group)?,
-            sample: number(sample)?,
+            phase: parse_number(phase)?,
+            step: parse_number(step)?,
+            group: parse_number(group)?,
+            sample: parse_number(sample)?,
         })
     }
+}
+
+fn parse_number(text: &str) -> Option<u32> {
+    text.parse::<u32>().ok()
 }
 
 impl fmt::Display for AttemptSlot {

@@ -367,10 +367,6 @@ mod tests {
     fn fork_must_be_within_parent() {
         let mut trajectory = Trajectory::new();
         let root = trajectory.push(Segment::context(None, vec![1, 2, 3], 0)).unwrap();
-        let fork = |parent, fork_offset| Segment {
-            after: Some(fork_offset),
-            ..Segment::context(parent, vec![9], 1)
-        };
         for (parent, fork_offset, len) in
             [(Some(root), 0, 3), (Some(root), 4, 3), (None, 1, 0), (None, 0, 0)]
         {
@@ -391,6 +387,10 @@ mod tests {
             .collect();
         assert_eq!(parts, [(0, 2, false), (1, 1, true)]);
         assert_eq!(trajectory.leaves(), [within, at_end]);
+    }
+
+    fn fork(parent: Option<SegmentId>, fork_offset: u32) -> Segment {
+        Segment { after: Some(fork_offset), ..Segment::context(parent, vec![9], 1) }
     }
 
     #[test]
@@ -427,12 +427,6 @@ mod tests {
         ));
         let itself = trajectory.push(Segment::context(Some(SegmentId(0)), vec![1], 0));
         assert_eq!(itself, Err(TreeError::NoParent { segment: 0, parent: 0, len: 0 }));
-        let sampled = |len| Segment {
-            kind: Kind::Sampled,
-            logprobs: vec![-0.5, -0.7],
-            versions: vec![VersionRun { version: 1, len }],
-            ..Segment::context(None, vec![1, 2], 0)
-        };
         for len in [0, 1, 3] {
             let what = "token versions";
             let expected_error =
@@ -446,6 +440,15 @@ mod tests {
         assert_eq!(trajectory.push(context), Err(expected_error));
         assert_eq!(trajectory.segments(), []);
         assert_eq!(trajectory.push(sampled(2)), Ok(SegmentId(0)));
+    }
+
+    fn sampled(len: u32) -> Segment {
+        Segment {
+            kind: Kind::Sampled,
+            logprobs: vec![-0.5, -0.7],
+            versions: vec![VersionRun { version: 1, len }],
+            ..Segment::context(None, vec![1, 2], 0)
+        }
     }
 
     #[test]

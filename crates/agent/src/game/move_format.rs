@@ -70,14 +70,9 @@ mod tests {
 
     use super::*;
 
-    fn request(has_speech: bool, choice: Choice) -> MoveRequest {
-        let (kind, prompt) = ("vote".to_owned(), String::new());
-        MoveRequest { seat: 0, kind, prompt, has_speech, choice, default: Move::default() }
-    }
-
     #[test]
     fn parse_finds_object_in_fences_and_prose() {
-        let vote = request(false, Choice::OneOf(vec![json!("A"), json!("B")]));
+        let vote = MoveRequest::new(0, "vote", Choice::OneOf(vec![json!("A"), json!("B")]));
         let legal = Ok(Move::choice(json!("A")));
         for completion in [
             r#"{"move": "A"}"#,
@@ -90,7 +85,7 @@ mod tests {
 
     #[test]
     fn parse_reports_reason_of_rejection() {
-        let vote = request(false, Choice::OneOf(vec![json!("A"), json!("B")]));
+        let vote = MoveRequest::new(0, "vote", Choice::OneOf(vec![json!("A"), json!("B")]));
         for (completion, why) in [
             ("I vote for A", "no JSON object"),
             (r#"{"move": "A""#, "no complete JSON object"),
@@ -101,25 +96,29 @@ mod tests {
             let error = parse_move(&vote, completion).unwrap_err();
             assert!(error.contains(why), "{completion}: {error}");
         }
-        let speech = request(true, Choice::None);
+        let speech = MoveRequest::new(0, "vote", Choice::None).with_speech();
         assert_eq!(parse_move(&speech, r#"{"say": "hi"}"#), Ok(Move::say("hi")));
         assert!(parse_move(&speech, r#"{"reasoning": "secret"}"#).is_err());
     }
 
     #[test]
     fn format_lists_fields_of_request() {
-        let both = request(true, Choice::OneOf(vec![json!(true), json!(false)]));
+        let both = MoveRequest::new(0, "vote", Choice::OneOf(vec![json!(true), json!(false)]))
+            .with_speech();
         let format = describe_format(&both, true);
         assert!(
             format.contains("\"say\"") && format.contains("\"move\": true | false"),
             "{format}"
         );
-        assert!(!describe_format(&request(true, Choice::None), true).contains("\"move\""));
+        assert!(
+            !describe_format(&MoveRequest::new(0, "vote", Choice::None).with_speech(), true)
+                .contains("\"move\"")
+        );
     }
 
     #[test]
     fn format_without_reasoning_has_only_move() {
-        let card = request(false, Choice::OneOf(vec![json!("bet"), json!(4)]));
+        let card = MoveRequest::new(0, "vote", Choice::OneOf(vec![json!("bet"), json!(4)]));
         assert_eq!(describe_format(&card, false), "{\"move\": \"bet\" | 4}");
         let allows = |has_reasoning: bool| {
             let schema = move_schema(&card, has_reasoning);
@@ -130,7 +129,7 @@ mod tests {
 
     #[test]
     fn write_move_round_trips_through_parse_move() {
-        let card = request(false, Choice::OneOf(vec![json!("bet"), json!(4)]));
+        let card = MoveRequest::new(0, "vote", Choice::OneOf(vec![json!("bet"), json!(4)]));
         for choice in [json!("bet"), json!(4)] {
             assert_eq!(parse_move(&card, &write_move(&choice)), Ok(Move::choice(choice)));
         }

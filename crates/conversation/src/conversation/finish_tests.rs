@@ -39,8 +39,6 @@ fn request_completion(talk: &mut Talk, messages: &[Message], question: &str) {
 
 #[test]
 fn checked_work_is_bounded() {
-    let affordable =
-        |depths: &[usize], messages| super::affordable_count(depths.iter().copied(), messages);
     assert_eq!(affordable(&[], 0), 0);
     assert_eq!(affordable(&[10], 10), 1);
     // To the message: four times 5, plus 10.
@@ -50,6 +48,10 @@ fn checked_work_is_bounded() {
     // Forks of a long sequence, and conversations with nothing in common.
     assert_eq!(affordable(&[100; 200], 300), 7);
     assert_eq!(affordable(&[3; 500], 1500), 500);
+}
+
+fn affordable(depths: &[usize], messages: usize) -> usize {
+    super::affordable_count(depths.iter().copied(), messages)
 }
 
 #[test]
@@ -62,8 +64,10 @@ fn ends_are_last_prompts_longest_first() {
     request_completion(&mut talk, &messages[..3], "short as well");
     let index = &talk.conversation.index;
     let ends = last_prompts(index);
-    let last = |&id: &NodeId| index.node(id).message.as_ref().unwrap().content.as_str().to_owned();
-    let ends: Vec<String> = ends.iter().map(last).collect();
+    let ends: Vec<String> = ends
+        .iter()
+        .map(|&id| index.node(id).message.as_ref().unwrap().content.as_str().to_owned())
+        .collect();
     assert_eq!(ends, ["long", "middle", "short as well", "short", "alone"]);
 }
 

@@ -67,12 +67,16 @@ const POLICIES: [Overflow; 3] =
 fn history(rounds: &[(usize, usize, bool)]) -> Vec<Message> {
     let mut messages = vec![Message::system("Be brief."), Message::user("The task.")];
     for (round, &(calls, length, has_question)) in rounds.iter().enumerate() {
-        let call = |at: usize| ToolCall {
-            id: format!("{round}.{at}"),
-            name: "look".into(),
-            arguments: serde_json::from_str("{\"a\": 1}").unwrap(),
-        };
-        messages.push(Message::calls(format!("Reply {round}."), (0..calls).map(call).collect()));
+        messages.push(Message::calls(
+            format!("Reply {round}."),
+            (0..calls)
+                .map(|at: usize| ToolCall {
+                    id: format!("{round}.{at}"),
+                    name: "look".into(),
+                    arguments: serde_json::from_str("{\"a\": 1}").unwrap(),
+                })
+                .collect(),
+        ));
         for at in 0..calls {
             let id = Some(format!("{round}.{at}"));
             messages.push(Message { tool_call_id: id, ..Message::tool("x y ".repeat(length)) });

@@ -34,8 +34,6 @@ fn assert_continues(talk: &mut Talk, first: &[Message], rounds: &[Vec<Message>])
 
 #[test]
 fn shifted_system_messages_continue() {
-    let s = |text: &str| Message::system(text);
-    let q = || Message::user("q");
     for template in [FIRST_SYSTEM_ONLY, STRICT_TURNS, "chatml"] {
         for history in [History::Append, History::Template] {
             let talk = || {
@@ -48,21 +46,28 @@ fn shifted_system_messages_continue() {
             let mut codex = talk();
             assert_continues(
                 &mut codex,
-                &[s("i"), developer_message("d"), q()],
-                &[vec![q()], vec![q()]],
+                &[Message::system("i"), developer_message("d"), user_q()],
+                &[vec![user_q()], vec![user_q()]],
             );
             // System messages in between, including the last message.
             let mut claude = talk();
             assert_continues(
                 &mut claude,
-                &[s("i"), q()],
-                &[vec![s("a"), q()], vec![q(), developer_message("b")], vec![q()]],
+                &[Message::system("i"), user_q()],
+                &[
+                    vec![Message::system("a"), user_q()],
+                    vec![user_q(), developer_message("b")],
+                    vec![user_q()],
+                ],
             );
             let mut bare = talk();
             assert_continues(
                 &mut bare,
-                &[q(), s("late")],
-                &[vec![s("a")], vec![s("b"), s("c"), q()]],
+                &[user_q(), Message::system("late")],
+                &[
+                    vec![Message::system("a")],
+                    vec![Message::system("b"), Message::system("c"), user_q()],
+                ],
             );
             let counts = [codex, claude, bare].map(|talk| {
                 let counts = talk.conversation.counts();
@@ -72,6 +77,10 @@ fn shifted_system_messages_continue() {
             assert_eq!(counts, want, "{template}");
         }
     }
+}
+
+fn user_q() -> Message {
+    Message::user("q")
 }
 
 #[test]

@@ -59,33 +59,35 @@ fn probe_detects_context_dependent_templates() {
 
 #[test]
 fn probe_compares_after_questions_and_results() {
-    // Drops earlier messages once there were several questions, and only if the last message has a
-    // certain role.
-    let drops_before = |role: &str| {
-        let requested = "messages | selectattr('role', 'equalto', 'user') | list | length";
-        let drops =
-            format!("messages[-1].role == '{role}' and m.role == 'assistant' and {requested} > 3");
-        let loops = format!(
-            "{{% for m in messages %}}{{{{ '<|im_start|>' + m.role + '\n\
+    assert!(abridges(chat_that_drops_before("nobody")));
+    assert!(!abridges(chat_that_drops_before("user")));
+    assert!(!abridges(chat_that_drops_before("tool")));
+}
+
+/// Returns a chat whose template drops earlier messages once there were several questions, and
+/// only if the last message has the role `role`.
+fn chat_that_drops_before(role: &str) -> Chat {
+    let requested = "messages | selectattr('role', 'equalto', 'user') | list | length";
+    let drops =
+        format!("messages[-1].role == '{role}' and m.role == 'assistant' and {requested} > 3");
+    let loops = format!(
+        "{{% for m in messages %}}{{{{ '<|im_start|>' + m.role + '\n\
              ' + ('' if {drops} else m.content) + '<|im_end|>' }}}}"
-        );
-        let ends =
-            "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-        chat(&format!("{loops}{ends}"), ChatOptions::default())
-    };
-    assert!(abridges(drops_before("nobody")));
-    assert!(!abridges(drops_before("user")));
-    assert!(!abridges(drops_before("tool")));
+    );
+    let ends =
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    chat(&format!("{loops}{ends}"), ChatOptions::default())
 }
 
 #[test]
 fn past_has_results_in_every_second_round() {
-    let shape = |with_system, rounds, ends_with_result| {
-        let past = super::past_messages(with_system, rounds, ends_with_result);
-        past.iter().map(|message| &message.role.as_str()[..1]).collect::<String>()
-    };
-    assert_eq!(shape(false, 1, false), "u");
-    assert_eq!(shape(false, 1, true), "uat");
-    assert_eq!(shape(true, 3, true), "suatauauat");
-    assert_eq!(shape(false, 4, false), "uatauauatau");
+    assert_eq!(shape_of(false, 1, false), "u");
+    assert_eq!(shape_of(false, 1, true), "uat");
+    assert_eq!(shape_of(true, 3, true), "suatauauat");
+    assert_eq!(shape_of(false, 4, false), "uatauauatau");
+}
+
+fn shape_of(with_system: bool, rounds: usize, ends_with_result: bool) -> String {
+    let past = super::past_messages(with_system, rounds, ends_with_result);
+    past.iter().map(|message| &message.role.as_str()[..1]).collect::<String>()
 }

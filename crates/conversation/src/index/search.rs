@@ -44,14 +44,13 @@ impl Index {
                 };
                 let mut found = repeated(message, form, 1);
                 let mut length = 1;
-                let is_reasoning = |message: &Message| {
-                    parsed_form(message)
-                        .is_some_and(|form| !form.has_content && form.calls.is_none())
-                };
                 let joined = if found.is_empty() {
                     CanonicalForm::merge(
                         requested[at..].iter().map(|(message, _)| *message),
-                        is_reasoning,
+                        |message| {
+                            parsed_form(message)
+                                .is_some_and(|form| !form.has_content && form.calls.is_none())
+                        },
                     )
                 } else {
                     None
@@ -109,8 +108,10 @@ impl Index {
             },
         );
         let found = same.then(|| self.extend_hit(hit, form, length, caller)).flatten();
-        let altered = |hit: Hit| Hit { altered: std::cmp::Reverse(hit.altered.0 + 1), ..hit };
-        found.map(altered).into_iter().collect()
+        found
+            .map(|hit| Hit { altered: std::cmp::Reverse(hit.altered.0 + 1), ..hit })
+            .into_iter()
+            .collect()
     }
 
     /// Extends a match by a message that starts with a completion's text.
@@ -121,33 +122,36 @@ impl Index {
             return Vec::new();
         }
         let sent = message.content.as_str();
-        let extended = |&completion_id: &NodeId| {
-            let completion = self.completion_record(completion_id)?;
-            let written = self.node(completion_id).message.as_ref()?;
-            let shown = self.sent_message(completion_id, completion);
-            let texts = completion
-                .received_forms
-                .iter()
-                .filter(|(_, message)| message.tool_calls.is_empty());
-            let texts: Vec<&str> = texts.map(|(_, message)| message.content.as_str()).collect();
-            let rest_after = |full: &str| appended_length(full, texts.iter().copied(), sent);
-            let of_shown = rest_after(&shown.content).filter(|_| shown.tool_calls.is_empty());
-            let rest = of_shown.into_iter().chain(rest_after(&written.content)).min()?;
-            let full_message = append_text(written, &sent[sent.len() - rest..]);
-            let extension = self
-                .extension(completion_id, CanonicalForm::from_message(&full_message).loose)
-                .filter(|_| rest > 0);
-            let node = extension.unwrap_or(completion_id);
-            let reasoning = self.match_reasoning(completion_id, completion, form);
-            let mut hit = Hit { completion: Some(completion_id), node, ..*hit };
-            hit.messages += 1;
-            hit.up_to_completion = hit.messages;
-            hit.trimmed.0 += u32::from(rest == 0);
-            hit.unsaid.0 += u32::from(reasoning != ReasoningMatch::Full);
-            hit.rest.0 = rest;
-            (reasoning != ReasoningMatch::Other).then_some(hit)
-        };
-        self.node(hit.node).children.iter().filter_map(extended).collect()
+        self.node(hit.node)
+            .children
+            .iter()
+            .filter_map(|&completion_id| {
+                let completion = self.completion_record(completion_id)?;
+                let written = self.node(completion_id).message.as_ref()?;
+                let shown = self.sent_message(completion_id, completion);
+                let texts = completion
+                    .received_forms
+                    .iter()
+                    .filter(|(_, message)| message.tool_calls.is_empty());
+                let texts: Vec<&str> = texts.map(|(_, message)| message.content.as_str()).collect();
+                let rest_after = |full: &str| appended_length(full, texts.iter().copied(), sent);
+                let of_shown = rest_after(&shown.content).filter(|_| shown.tool_calls.is_empty());
+                let rest = of_shown.into_iter().chain(rest_after(&written.content)).min()?;
+                let full_message = append_text(written, &sent[sent.len() - rest..]);
+                let extension = self
+                    .extension(completion_id, CanonicalForm::from_message(&full_message).loose)
+                    .filter(|_| rest > 0);
+                let node = extension.unwrap_or(completion_id);
+                let reasoning = self.match_reasoning(completion_id, completion, form);
+                let mut hit = Hit { completion: Some(completion_id), node, ..*hit };
+                hit.messages += 1;
+                hit.up_to_completion = hit.messages;
+                hit.trimmed.0 += u32::from(rest == 0);
+                hit.unsaid.0 += u32::from(reasoning != ReasoningMatch::Full);
+                hit.rest.0 = rest;
+                (reasoning != ReasoningMatch::Other).then_some(hit)
+            })
+            .collect()
     }
 
     /// Returns the assistant message of a completion, as the client received it.

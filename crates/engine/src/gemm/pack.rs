@@ -119,14 +119,14 @@ pub fn pack_tile(
     }
     if kernel.links() > 1 {
         out[depth * rows..].fill(0.0);
-        into_links(kernel.isa, rows, out);
+        round_and_swap_pairs(kernel.isa, rows, out);
     }
 }
 
 simd! {
     /// Converts steps of `rows` rows to links of a chain: rounds them, and puts the later step of a
     /// word first.
-    fn into_links(rows: usize, steps: &mut [f32]) {
+    fn round_and_swap_pairs(rows: usize, steps: &mut [f32]) {
         let turn = |earlier: &mut [f32], later: &mut [f32]| {
             for (earlier, later) in earlier.iter_mut().zip(later) {
                 (*earlier, *later) = (round_to_bf16(*later), round_to_bf16(*earlier));

@@ -55,14 +55,17 @@ fn gradient_matches_finite_differences_on_forest() {
     for attention_window in [unlimited, AttentionWindow { window: 3, scale: 0.5 }] {
         let (qkv, dout, dqkv) = run(Precision::F32, 2, shape, attention_window, &nodes);
         let (_, sequences, _) = forest(&nodes);
-        let objective = |x: &[f64]| {
-            naive(shape, attention_window, &sequences, x)
-                .iter()
-                .zip(&dout)
-                .map(|(o, g)| o * f64::from(*g))
-                .sum::<f64>()
-        };
-        close(&dqkv, &differences(&wide(&qkv), objective), 1e-5);
+        close(
+            &dqkv,
+            &differences(&wide(&qkv), |x| {
+                naive(shape, attention_window, &sequences, x)
+                    .iter()
+                    .zip(&dout)
+                    .map(|(o, g)| o * f64::from(*g))
+                    .sum::<f64>()
+            }),
+            1e-5,
+        );
     }
 }
 

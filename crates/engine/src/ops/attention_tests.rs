@@ -124,11 +124,7 @@ fn amx_weights_match_packing() {
         return;
     }
     let kernel = Kernel { isa: Isa::Amx, precision: Precision::Bf16 };
-    let span = |position, own: u32| {
-        let blocks = (0..40).map(|i| if i < 20 { i } else { own * 100 + i }).collect();
-        Span { row: 0, len: 1, position, blocks, inherits: None }
-    };
-    let spans = [span(600, 1), span(777, 2), span(640, 3)];
+    let spans = [span_at(600, 1), span_at(777, 2), span_at(640, 3)];
     let group = 3;
     for tile in tiles(&spans, group, kernel.tile_rows()) {
         let rows: usize = tile.runs.iter().map(|run| run.rows).sum();
@@ -164,6 +160,11 @@ fn amx_weights_match_packing() {
         }
         assert!(tile.shared > 0 && before > 0);
     }
+}
+
+fn span_at(position: usize, own: u32) -> Span {
+    let blocks = (0..40).map(|i| if i < 20 { i } else { own * 100 + i }).collect();
+    Span { row: 0, len: 1, position, blocks, inherits: None }
 }
 
 /// Queries of sequences that share a prompt compute the same bits together and separately.

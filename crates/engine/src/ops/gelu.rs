@@ -44,11 +44,13 @@ mod tests {
         let width = 1001;
         let x: Vec<f32> = (0..width).map(|i| (i as f32 - 500.0) / 40.0).collect();
         let bias = vec![0.25f32; width];
-        let exact = |x: &f32| {
-            let x = f64::from(*x) + 0.25;
-            0.5 * x * (1.0 + libm::erf(x / 2f64.sqrt()))
-        };
-        let expected: Vec<f64> = x.iter().map(exact).collect();
+        let expected: Vec<f64> = x
+            .iter()
+            .map(|x| {
+                let x = f64::from(*x) + 0.25;
+                0.5 * x * (1.0 + libm::erf(x / 2f64.sqrt()))
+            })
+            .collect();
         let mut first: Option<Vec<f32>> = None;
         for isa in Isa::available() {
             let mut y = x.clone();

@@ -325,12 +325,6 @@ mod tests {
 
     #[test]
     fn are_disjoint_detects_blocks_shared_by_writers() {
-        let span = |position: usize, len: usize, blocks: &[u32]| Span {
-            position,
-            len,
-            blocks: blocks.to_vec(),
-            ..Span::default()
-        };
         let one = span(40, 1, &[0, 1]);
         let other = span(70, 30, &[0, 2, 3, 4]);
         assert!(
@@ -345,5 +339,9 @@ mod tests {
             !are_disjoint(&[one, Span { inherits: Some(1), ..other }]),
             "what is copied must be there"
         );
+    }
+
+    fn span(position: usize, len: usize, blocks: &[u32]) -> Span {
+        Span { position, len, blocks: blocks.to_vec(), ..Span::default() }
     }
 }

@@ -162,7 +162,6 @@ mod tests {
     #[test]
     fn scaling_divides_long_wavelengths_only() {
         let plain = Rope { theta: 500_000.0, scaling: RopeScaling::None };
-        let stretched = |scaling| Rope { theta: 500_000.0, scaling };
         let llama3 = stretched(RopeScaling::Llama3 {
             factor: 8.0,
             low_freq_factor: 1.0,
@@ -183,5 +182,9 @@ mod tests {
         }
         assert_eq!(frequency(&linear, 5, 128), frequency(&plain, 5, 128) / 2.0);
         assert!((attention_scale(&yarn.scaling) - 1.138_629_4).abs() < 1e-6);
+    }
+
+    fn stretched(scaling: RopeScaling) -> Rope {
+        Rope { theta: 500_000.0, scaling }
     }
 }

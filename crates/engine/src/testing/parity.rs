@@ -338,14 +338,15 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     let base = Engine::start_with(compute, weights, &options, None)
         .map_err(|error| PolicyError::Invalid(error.to_string()))?;
     let tokens = random.tokens(20, config.vocabulary);
-    let target = |index| SequenceTarget {
-        index,
-        temperature: 1.0,
-        term: Term { weight: 1.0, ..Term::default() },
-    };
     let lesson = merge_sequences(&[SequenceInput {
         tokens: tokens.into(),
-        targets: (1..20).map(target).collect(),
+        targets: (1..20)
+            .map(|index| SequenceTarget {
+                index,
+                temperature: 1.0,
+                term: Term { weight: 1.0, ..Term::default() },
+            })
+            .collect(),
     }])?;
     let engine = if random.chance(0.2) {
         let engine = base.lora(LoraOptions { rank: 3, ..LoraOptions::default() }, case, "").await?;

@@ -36,9 +36,13 @@ async fn sample(engine: &Engine, request: SampleRequest) -> Completion {
 
 /// Merges a sequence whose tokens except the first are all targets.
 fn batch_of(sequence: &[u32], temperature: f32) -> Arc<TreeBatch> {
-    let target =
-        |index: usize| SequenceTarget { index: index as u32, temperature, term: Term::default() };
-    let targets = (1..sequence.len()).map(target).collect();
+    let targets = (1..sequence.len())
+        .map(|index: usize| SequenceTarget {
+            index: index as u32,
+            temperature,
+            term: Term::default(),
+        })
+        .collect();
     Arc::new(
         TreeBatch::merge(&[SequenceInput { tokens: sequence.to_vec().into(), targets }]).unwrap(),
     )
@@ -70,18 +74,25 @@ async fn prompt_logprobs_match_training_bitwise() {
             );
             let behavior = if temperature == 0.0 { 1.0 } else { temperature };
             let found = engine.logprobs(batch_of(&sequence, behavior)).await.unwrap();
-            let bits = |logprobs: &[f32]| logprobs.iter().map(|p| p.to_bits()).collect::<Vec<_>>();
             assert_eq!(found.len(), 199);
-            assert_eq!(bits(&found), bits(&scored.prompt_logprobs), "{precision} at {temperature}");
+            assert_eq!(
+                bits_of(&found),
+                bits_of(&scored.prompt_logprobs),
+                "{precision} at {temperature}"
+            );
             // Scoring a completion as a prompt gives the log-probabilities reported during
             // sampling.
             let full = [&sequence[..], &scored.tokens].concat();
             let again = SamplingParams { max_tokens: 0, ..params };
             let again = sample(engine, request(3, full, again)).await;
             assert_eq!((again.finish, again.tokens.len()), (FinishReason::Length, 0));
-            assert_eq!(bits(&again.prompt_logprobs[..199]), bits(&scored.prompt_logprobs));
-            assert_eq!(bits(&again.prompt_logprobs[199..]), bits(&scored.logprobs));
+            assert_eq!(bits_of(&again.prompt_logprobs[..199]), bits_of(&scored.prompt_logprobs));
+            assert_eq!(bits_of(&again.prompt_logprobs[199..]), bits_of(&scored.logprobs));
             assert_eq!(again.prompt_top, [scored.prompt_top, scored.top].concat());
         }
     }
+}
+
+fn bits_of(logprobs: &[f32]) -> Vec<u32> {
+    logprobs.iter().map(|p| p.to_bits()).collect::<Vec<_>>()
 }

@@ -140,12 +140,16 @@ async fn adapters_share_a_base() {
 
 /// Returns the completions of [`adapters_share_a_base`] as rollouts.
 fn rollouts_of(completions: &[Completion]) -> Vec<Rollout> {
-    let rollout = |(i, completion): (usize, &Completion)| {
-        let sequence = [tokens(i as u64 / 6, 33), completion.tokens.clone()].concat();
-        let sampled = completion.logprobs.iter().enumerate().map(|(i, p)| (33 + i, *p)).collect();
-        (sequence, sampled, 1.0)
-    };
-    completions.iter().enumerate().map(rollout).collect()
+    completions
+        .iter()
+        .enumerate()
+        .map(|(i, completion)| {
+            let sequence = [tokens(i as u64 / 6, 33), completion.tokens.clone()].concat();
+            let sampled =
+                completion.logprobs.iter().enumerate().map(|(i, p)| (33 + i, *p)).collect();
+            (sequence, sampled, 1.0)
+        })
+        .collect()
 }
 
 /// A critic learns its returns, and is restored from its files.

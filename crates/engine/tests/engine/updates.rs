@@ -33,18 +33,22 @@ fn start() -> Engine {
 
 /// Returns three sequences with a common prefix, and two other sequences.
 fn test_sequences() -> Vec<SequenceInput> {
-    let sequence = |number: u64| {
-        let first = if number < 3 { 0 } else { number };
-        let token = |i: u64| 2 + (uniform(9, if i < 6 { first } else { number }, i) * 250.0) as u32;
-        let term = Term { weight: 0.125, ..Term::default() };
-        SequenceInput {
-            tokens: (0..12).map(token).collect(),
-            targets: (6..12)
-                .map(|index| SequenceTarget { index, temperature: 1.0, term })
-                .collect(),
-        }
-    };
-    (0..5).map(sequence).collect()
+    (0..5)
+        .map(|number: u64| {
+            let first = if number < 3 { 0 } else { number };
+            let term = Term { weight: 0.125, ..Term::default() };
+            SequenceInput {
+                tokens: (0..12)
+                    .map(|i: u64| {
+                        2 + (uniform(9, if i < 6 { first } else { number }, i) * 250.0) as u32
+                    })
+                    .collect(),
+                targets: (6..12)
+                    .map(|index| SequenceTarget { index, temperature: 1.0, term })
+                    .collect(),
+            }
+        })
+        .collect()
 }
 
 fn request() -> TrainRequest {

@@ -23,13 +23,12 @@ pub(crate) async fn messages(
     let id = format!("req_{}", gateway.call_id());
     let prepared = prepare(&gateway, incoming).and_then(|(caller, requested)| {
         // Anthropic's API requires `max_tokens`.
-        let missing = || {
+        requested.call.request.sampling.max_tokens.ok_or_else(|| {
             ApiError::field(
                 "max_tokens",
                 "max_tokens is missing; set it to the maximum number of tokens of the completion",
             )
-        };
-        requested.call.request.sampling.max_tokens.ok_or_else(missing).map(|_| (caller, requested))
+        }).map(|_| (caller, requested))
     });
     let response = match prepared {
         Err(found) => error_response(&found, &error_body(&found, &id)),
@@ -51,9 +50,13 @@ pub(crate) async fn count_tokens(
         let (caller, ParsedRequest { call, .. }) = prepare(&gateway, incoming)?;
         count(&gateway, &caller, &call)
     });
-    let broken =
-        |error| ApiError::new(ErrorKind::Internal, format!("counting tokens failed: {error}"));
-    let response = match counting.await.map_err(broken).and_then(|counted| counted) {
+    let response = match counting
+        .await
+        .map_err(|error| {
+            ApiError::new(ErrorKind::Internal, format!("counting tokens failed: {error}"))
+        })
+        .and_then(|counted| counted)
+    {
         Ok(tokens) => document(StatusCode::OK, &json!({ "input_tokens": tokens })),
         Err(found) => error_response(&found, &error_body(&found, &id)),
     };

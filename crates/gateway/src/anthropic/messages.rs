@@ -137,14 +137,7 @@ mod tests {
             .unwrap(),
         )
         .unwrap();
-        let call = |id: &str, arguments: Value| ToolCall {
-            id: id.into(),
-            name: "add".into(),
-            arguments: arguments.into(),
-        };
-        let calls = vec![call("a0", json!({"a": 1.5, "b": 2})), call("a1", json!({}))];
-        let result =
-            |id: &str, text: &str| Message { tool_call_id: Some(id.into()), ..Message::tool(text) };
+        let calls = vec![add_call("a0", json!({"a": 1.5, "b": 2})), add_call("a1", json!({}))];
         let want = [
             Message::system("Be brief."),
             Message::user("add"),
@@ -153,13 +146,21 @@ mod tests {
                 reasoning_content: Some(" hm ".into()),
                 ..Message::calls(" Let me…\n", calls)
             },
-            result("a0", "3.5"),
-            result("a1", "nope"),
-            result("a2", FAILED_RESULT),
-            result("a3", ""),
+            tool_result("a0", "3.5"),
+            tool_result("a1", "nope"),
+            tool_result("a2", FAILED_RESULT),
+            tool_result("a3", ""),
             Message::user("Well? Go on."),
         ];
         assert_eq!(read, want);
+    }
+
+    fn add_call(id: &str, arguments: Value) -> ToolCall {
+        ToolCall { id: id.into(), name: "add".into(), arguments: arguments.into() }
+    }
+
+    fn tool_result(id: &str, text: &str) -> Message {
+        Message { tool_call_id: Some(id.into()), ..Message::tool(text) }
     }
 
     #[test]
@@ -202,25 +203,23 @@ mod tests {
 
     #[test]
     fn textual_documents_and_search_results_are_shown() {
-        let text = |text: &str| json!({"type": "text", "text": text});
-        let document =
-            |source: Value| json!({"type": "document", "title": "Notes", "source": source});
         let of_text =
             document(json!({"type": "text", "media_type": "text/plain", "data": "hello"}));
-        let of_content = document(json!({"type": "content", "content": [text("hel"), text("lo")]}));
+        let of_content =
+            document(json!({"type": "content", "content": [text_block("hel"), text_block("lo")]}));
         let found = json!({
-            "type": "search_result", "title": "Page", "source": "http://a.example", "content": [text("hello")],
+            "type": "search_result", "title": "Page", "source": "http://a.example", "content": [text_block("hello")],
             "citations": {"enabled": true},
         });
         let bare = json!({"type": "document", "source": {"type": "content", "content": "hello"}});
         for (blocks, want) in [
             (json!([of_text]), "Notes\nhello"),
-            (json!([of_content, text("q")]), "Notes\nhello\n\nq"),
+            (json!([of_content, text_block("q")]), "Notes\nhello\n\nq"),
             (
-                json!([text("Read:"), found, bare, text("q")]),
+                json!([text_block("Read:"), found, bare, text_block("q")]),
                 "Read:\n\nPage\nhttp://a.example\nhello\n\nhello\n\nq",
             ),
-            (json!([bare, text("")]), "hello"),
+            (json!([bare, text_block("")]), "hello"),
         ] {
             assert_eq!(
                 parse_messages(json!([{"role": "user", "content": blocks}])).unwrap(),
@@ -232,18 +231,25 @@ mod tests {
         }
     }
 
+    fn text_block(text: &str) -> Value {
+        json!({"type": "text", "text": text})
+    }
+
+    fn document(source: Value) -> Value {
+        json!({"type": "document", "title": "Notes", "source": source})
+    }
+
     #[test]
     fn unsupported_result_parts_are_named_and_counted() {
-        let text = |text: &str| json!({"type": "text", "text": text});
         let image = json!({"type": "image", "source": {"type": "base64", "data": "AAAA"}});
         let pdf = json!({"type": "document", "source": {"type": "base64", "data": "AAAA"}});
         for (blocks, want) in [
             (
-                json!([text("shot"), image]),
+                json!([text_block("shot"), image]),
                 "shot\n[a part of type \"image\", which cannot be shown]\n",
             ),
             (
-                json!([image, text("shot")]),
+                json!([image, text_block("shot")]),
                 "[a part of type \"image\", which cannot be shown]\nshot",
             ),
             (json!([pdf]), "[a part of type \"document\", which cannot be shown]\n"),
@@ -289,14 +295,16 @@ mod tests {
     #[test]
     fn billing_lines_are_removed_from_instructions() {
         let line = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=0a1b2;";
-        let block = |text: &str| json!({"type": "text", "text": text});
         for (system, kept) in [
-            (json!([block(line), block("You are."), block("\nIndeed.")]), "You are.\nIndeed."),
-            (json!([block(&format!("{line}\n")), block("You are.")]), "You are."),
+            (
+                json!([text_block(line), text_block("You are."), text_block("\nIndeed.")]),
+                "You are.\nIndeed.",
+            ),
+            (json!([text_block(&format!("{line}\n")), text_block("You are.")]), "You are."),
             (json!(format!("{line}\nYou are.")), "You are."),
             (json!(line), ""),
-            (json!([block(line)]), ""),
-            (json!([block(line), block(&format!("Say {line}"))]), &format!("Say {line}")),
+            (json!([text_block(line)]), ""),
+            (json!([text_block(line), text_block(&format!("Say {line}"))]), &format!("Say {line}")),
         ] {
             let read = read(&gateway(), Some(&system), &[json!({"role": "user", "content": "Hi"})])
                 .unwrap();
@@ -312,28 +320,31 @@ mod tests {
     #[test]
     fn read_rejects_unsupported_blocks_by_path() {
         let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}});
-        let user = |block: &Value| json!([{"role": "user", "content": [block]}]);
         let last = |content: &str| json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]);
         for (messages, param, why) in [
-            (user(&image), "messages.0.content.0", "\"image\", but this model reads only text"),
             (
-                user(&json!({"type": "document", "source": {}})),
+                user_with(&image),
+                "messages.0.content.0",
+                "\"image\", but this model reads only text",
+            ),
+            (
+                user_with(&json!({"type": "document", "source": {}})),
                 "messages.0.content.0",
                 "reads only text",
             ),
             (
-                user(&json!({"type": "document", "source": {"type": "base64", "data": ""}})),
+                user_with(&json!({"type": "document", "source": {"type": "base64", "data": ""}})),
                 "messages.0.content.0",
                 "is of type \"base64\"",
             ),
-            (user(&json!({"text": "x"})), "messages.0.content.0", "has no type"),
+            (user_with(&json!({"text": "x"})), "messages.0.content.0", "has no type"),
             (
-                user(&json!({"type": "text"})),
+                user_with(&json!({"type": "text"})),
                 "messages.0.content.0.text",
                 "is null, but must be a string",
             ),
             (
-                user(&json!({"type": "server_tool_use"})),
+                user_with(&json!({"type": "server_tool_use"})),
                 "messages.0.content.0",
                 "must be text or tool_result",
             ),
@@ -353,5 +364,9 @@ mod tests {
             assert_eq!(error.param.as_deref(), Some(param), "{error}");
             assert!(error.message.contains(why), "{error}");
         }
+    }
+
+    fn user_with(block: &Value) -> Value {
+        json!([{"role": "user", "content": [block]}])
     }
 }

@@ -44,33 +44,37 @@ fn date(seconds: u64) -> String {
 
 /// Returns the page of models that a query string selects.
 fn page(models: &[Value], query: &str) -> Result<Value, ApiError> {
-    let field = |name: &str| {
-        let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-        pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next_back()
-    };
-    let limit = field("limit").map_or(Ok(PAGE.0), |text| {
+    let limit = query_field(query, "limit").map_or(Ok(PAGE.0), |text| {
         let limit = text.parse().ok().filter(|limit| (1..=PAGE.1).contains(limit));
         limit.ok_or_else(|| {
             ApiError::field("limit", format!("limit is {text:?}, but must be in 1..={}", PAGE.1))
         })
     })?;
     let find = |id: &str| models.iter().position(|model| model["id"] == id);
-    let after = field("after_id").and_then(find).map_or(0, |at| at + 1);
-    let before = field("before_id").and_then(find).unwrap_or(models.len()).max(after);
+    let after = query_field(query, "after_id").and_then(find).map_or(0, |at| at + 1);
+    let before = query_field(query, "before_id").and_then(find).unwrap_or(models.len()).max(after);
     let window = &models[after..before];
-    let backwards = field("before_id").is_some();
+    let backwards = query_field(query, "before_id").is_some();
     let shown = if backwards {
         &window[window.len().saturating_sub(limit)..]
     } else {
         &window[..window.len().min(limit)]
     };
-    let id = |model: Option<&Value>| model.map_or(Value::Null, |model| model["id"].clone());
     Ok(json!({
         "data": shown,
         "has_more": shown.len() < window.len(),
-        "first_id": id(shown.first()),
-        "last_id": id(shown.last()),
+        "first_id": id_of(shown.first()),
+        "last_id": id_of(shown.last()),
     }))
+}
+
+fn query_field<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next_back()
+}
+
+fn id_of(model: Option<&Value>) -> Value {
+    model.map_or(Value::Null, |model| model["id"].clone())
 }
 
 /// Handles `GET /v1/models`.

@@ -232,20 +232,23 @@ mod tests {
 
     #[test]
     fn tool_choice_parses_all_types() {
-        let read = |value: Value| tool_choice(Some(&value)).unwrap();
         assert_eq!(tool_choice(None).unwrap(), (ToolChoice::Auto, true));
-        assert_eq!(read(Value::Null), (ToolChoice::Auto, true));
-        assert_eq!(read(json!({ "type": "none" })), (ToolChoice::None, true));
+        assert_eq!(parse_choice(Value::Null), (ToolChoice::Auto, true));
+        assert_eq!(parse_choice(json!({ "type": "none" })), (ToolChoice::None, true));
         let one = json!({ "type": "any", "disable_parallel_tool_use": true });
-        assert_eq!(read(one), (ToolChoice::Required, false));
+        assert_eq!(parse_choice(one), (ToolChoice::Required, false));
         let named = json!({ "type": "tool", "name": "add", "disable_parallel_tool_use": false });
-        assert_eq!(read(named), (ToolChoice::Named("add".into()), true));
+        assert_eq!(parse_choice(named), (ToolChoice::Named("add".into()), true));
         for wrong in [json!("auto"), json!({ "type": "tool" }), json!({ "type": "required" })] {
             assert_eq!(
                 tool_choice(Some(&wrong)).unwrap_err().param.as_deref(),
                 Some("tool_choice")
             );
         }
+    }
+
+    fn parse_choice(value: Value) -> (ToolChoice, bool) {
+        tool_choice(Some(&value)).unwrap()
     }
 
     #[test]

@@ -87,12 +87,8 @@ fn caller(
     key: Option<&str>,
     params: &[(String, String)],
 ) -> Result<Caller, ApiError> {
-    let param = |name: &str| {
-        params.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
-    };
-    let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let session = key.map(|key| gateway.session_of(key)).transpose()?.flatten();
-    if let Some(attempt) = param("attempt") {
+    if let Some(attempt) = param(params, "attempt") {
         let Some(session) = &session else {
             return Err(ApiError::new(
                 ErrorKind::Unauthorized,
@@ -101,7 +97,7 @@ fn caller(
         };
         let options = &session.options;
         if options.attempt != attempt
-            || param("rollout").is_some_and(|rollout| options.rollout != rollout)
+            || param(params, "rollout").is_some_and(|rollout| options.rollout != rollout)
         {
             return Err(ApiError::new(
                 ErrorKind::Forbidden,
@@ -124,11 +120,21 @@ fn caller(
             return Err(ApiError::new(ErrorKind::Unauthorized, service::WRONG_KEY));
         }
     }
-    let agent =
-        param("agent").or_else(|| AGENT.iter().find_map(|name| header(name))).map(str::to_owned);
-    let retries = RETRIES.iter().any(|name| header(name).is_some_and(|count| count.trim() != "0"));
-    let traffic_id = header(TRAFFIC).map(str::to_owned);
+    let agent = param(params, "agent")
+        .or_else(|| AGENT.iter().find_map(|name| header(headers, name)))
+        .map(str::to_owned);
+    let retries =
+        RETRIES.iter().any(|name| header(headers, name).is_some_and(|count| count.trim() != "0"));
+    let traffic_id = header(headers, TRAFFIC).map(str::to_owned);
     Ok(Caller { session, agent, body: None, retries, traffic_id })
+}
+
+fn param<'a>(params: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    params.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+}
+
+fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
 }
 
 /// Deserializes an optional field. Null counts as absent.

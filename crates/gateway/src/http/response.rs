@@ -219,12 +219,12 @@ async fn start_all(
     calls: Vec<Call>,
 ) -> Result<Vec<Reader>, ApiError> {
     let (outcome, batch) = BatchMembership::new();
-    let start_call = async |(index, call)| {
+    let started = join_all(calls.into_iter().enumerate().map(async |(index, call)| {
         // Equal prompts of one body are separate calls, so each gets its own hash.
         let body = caller.body.map(|body| body.wrapping_add(index as u128 + 1));
         gateway.call_in(&Caller { body, ..caller.clone() }, call, Some(batch.clone())).await
-    };
-    let started = join_all(calls.into_iter().enumerate().map(start_call)).await;
+    }))
+    .await;
     let readers = started.into_iter().collect::<Result<Vec<Reader>, ApiError>>();
     outcome.send(readers.is_ok());
     readers

@@ -116,18 +116,22 @@ pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
         .route(&format!("{attempt}/"), get(health))
         .route(&format!("{attempt}/agent/{{agent}}/"), get(health));
     let [by_key, rejecting] = [gateway.clone(), gateway.clone()];
-    let needs_key = move |headers: &HeaderMap| {
-        let options = &by_key.0.options;
-        !options.open || !options.keys.is_empty() || bears_attempt_key(&by_key, headers)
-    };
-    let reject = move |request: &Request, rejection| {
-        rejection_response(
-            &rejecting,
-            is_anthropic(request.uri(), request.headers()),
-            &to_api_error(rejection),
-        )
-    };
-    service::with_rejections(routes, access, needs_key, reject).with_state(gateway.clone())
+    service::with_rejections(
+        routes,
+        access,
+        move |headers| {
+            let options = &by_key.0.options;
+            !options.open || !options.keys.is_empty() || bears_attempt_key(&by_key, headers)
+        },
+        move |request, rejection| {
+            rejection_response(
+                &rejecting,
+                is_anthropic(request.uri(), request.headers()),
+                &to_api_error(rejection),
+            )
+        },
+    )
+    .with_state(gateway.clone())
 }
 
 /// Serves a gateway until `stop` completes, and then completes the responses in flight.

@@ -241,17 +241,20 @@ pub(crate) fn tools(
     api: &str,
     values: &[Value],
 ) -> Result<Vec<ToolSpec>, ApiError> {
-    let is_shown = |tool: &&Value| {
-        let is_hosted = tool_types::is_hosted_tool(tool);
-        if is_hosted {
-            gateway.unknown_field(
-                api,
-                &format!("tools[type={}]", tool["type"].as_str().unwrap_or_default()),
-            );
-        }
-        !is_hosted
-    };
-    values.iter().filter(is_shown).map(tool).collect()
+    values
+        .iter()
+        .filter(|tool| {
+            let is_hosted = tool_types::is_hosted_tool(tool);
+            if is_hosted {
+                gateway.unknown_field(
+                    api,
+                    &format!("tools[type={}]", tool["type"].as_str().unwrap_or_default()),
+                );
+            }
+            !is_hosted
+        })
+        .map(tool)
+        .collect()
 }
 
 /// Returns the name of a function or a custom tool in a tool definition, a tool choice or a tool
@@ -263,24 +266,28 @@ fn tool_name(tool: &Value) -> Option<String> {
 
 /// Parses a tool in OpenAI's format.
 fn tool(value: &Value) -> Result<ToolSpec, ApiError> {
-    let wrong = |why: String| ApiError::field("tools", why);
     match value["type"].as_str().unwrap_or("function") {
         "function" => {}
         "custom" => {
             let name = tool_name(value).filter(|name| !name.is_empty());
-            let name = name.ok_or_else(|| wrong(format!("a tool has no custom.name: {value}")))?;
+            let name =
+                name.ok_or_else(|| tool_error(format!("a tool has no custom.name: {value}")))?;
             return Ok(tool_types::custom(name, &value["custom"]));
         }
         _ => return Err(tool_types::unknown(value, "tools")),
     }
     let function = &value["function"];
     let name = function["name"].as_str().filter(|name| !name.is_empty());
-    let name = name.ok_or_else(|| wrong(format!("a tool has no function.name: {value}")))?;
+    let name = name.ok_or_else(|| tool_error(format!("a tool has no function.name: {value}")))?;
     let parameters = parameters::schema(&function["parameters"]);
     let parameters =
-        parameters.map_err(|why| wrong(format!("the parameters of {name:?} {why}")))?;
+        parameters.map_err(|why| tool_error(format!("the parameters of {name:?} {why}")))?;
     let description = function["description"].as_str().unwrap_or_default().to_owned();
     Ok(ToolSpec { name: name.to_owned(), description, parameters })
+}
+
+fn tool_error(why: String) -> ApiError {
+    ApiError::field("tools", why)
 }
 
 /// Returns the name of a tool if it requests strict arguments.
@@ -304,10 +311,9 @@ pub(crate) fn allowed(
     choice: &Value,
     name: impl Fn(&Value) -> Option<String>,
 ) -> Result<ToolChoice, ApiError> {
-    let wrong = |why: String| ApiError::field("tool_choice", why);
     let listed = choice["tools"].as_array().filter(|listed| !listed.is_empty());
     let listed = listed.ok_or_else(|| {
-        wrong(format!(
+        tool_choice_error(format!(
             "the tools of tool_choice are {}, but must be a list of tools with at least one entry",
             choice["tools"]
         ))
@@ -316,18 +322,22 @@ pub(crate) fn allowed(
     for tool in listed {
         let name = name(tool).filter(|name| tools.iter().any(|known| known.name == *name));
         names.push(name.ok_or_else(|| {
-            wrong(format!("tool_choice allows {tool}, which is not among the tools"))
+            tool_choice_error(format!("tool_choice allows {tool}, which is not among the tools"))
         })?);
     }
     tools.retain(|tool| names.contains(&tool.name));
     match choice["mode"].as_str() {
         Some("auto") => Ok(ToolChoice::Auto),
         Some("required") => Ok(ToolChoice::Required),
-        _ => Err(wrong(format!(
+        _ => Err(tool_choice_error(format!(
             "the mode of tool_choice is {}, but must be auto or required",
             choice["mode"]
         ))),
     }
+}
+
+fn tool_choice_error(why: String) -> ApiError {
+    ApiError::field("tool_choice", why)
 }
 
 fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, ApiError> {

@@ -131,16 +131,18 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
         ));
     }
     let streams = request.stream.unwrap_or(false);
-    let call = |input| Call {
-        model: request.model.clone(),
-        request: CallRequest {
-            n,
-            sampling: sampling.clone(),
-            constraint: constraint.clone(),
-            ..CallRequest::new(input)
-        },
-    };
-    let calls: Vec<Call> = inputs.into_iter().map(call).collect();
+    let calls: Vec<Call> = inputs
+        .into_iter()
+        .map(|input| Call {
+            model: request.model.clone(),
+            request: CallRequest {
+                n,
+                sampling: sampling.clone(),
+                constraint: constraint.clone(),
+                ..CallRequest::new(input)
+            },
+        })
+        .collect();
     let chat = gateway.chat_of(&caller, &calls[0])?;
     let tokens = TokenReport {
         logprobs: request.logprobs.is_some(),

@@ -41,14 +41,15 @@ pub(crate) struct SamplingFields {
 
 /// Validates a count that must be at least `minimum`.
 fn count(name: &str, value: Option<i64>, minimum: i64) -> Result<Option<usize>, ApiError> {
-    let check = |value: i64| match usize::try_from(value) {
-        Ok(count) if value >= minimum => Ok(count),
-        _ => Err(ApiError::field(
-            name,
-            format!("{name} = {value}, but it must be at least {minimum}"),
-        )),
-    };
-    value.map(check).transpose()
+    value
+        .map(|value: i64| match usize::try_from(value) {
+            Ok(count) if value >= minimum => Ok(count),
+            _ => Err(ApiError::field(
+                name,
+                format!("{name} = {value}, but it must be at least {minimum}"),
+            )),
+        })
+        .transpose()
 }
 
 /// Validates `top_k` and returns it as in [`SamplingOptions`], where 0 stands for no limit. Clients

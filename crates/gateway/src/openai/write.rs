@@ -120,22 +120,26 @@ impl TokenReport {
 
     /// Returns log-probabilities in the format of chat completions.
     pub(crate) fn content(self, chat: &Chat, tokens: &[Token]) -> Value {
-        let one = |id: u32, logprob: f32| {
-            json!({
-                "token": self.text(chat, id),
-                "token_id": id,
-                "logprob": finite(logprob),
-                "bytes": chat.tokenizer().bytes_with_special(id),
-            })
-        };
         let content = tokens.iter().map(|token| {
-            let mut value = one(token.id, token.logprob);
-            let top: Vec<Value> =
-                token.top.iter().map(|(id, logprob)| one(*id, *logprob)).collect();
+            let mut value = self.token_value(chat, token.id, token.logprob);
+            let top: Vec<Value> = token
+                .top
+                .iter()
+                .map(|(id, logprob)| self.token_value(chat, *id, *logprob))
+                .collect();
             value["top_logprobs"] = top.into();
             value
         });
         json!({ "content": content.collect::<Vec<Value>>(), "refusal": null })
+    }
+
+    fn token_value(self, chat: &Chat, id: u32, logprob: f32) -> Value {
+        json!({
+            "token": self.text(chat, id),
+            "token_id": id,
+            "logprob": finite(logprob),
+            "bytes": chat.tokenizer().bytes_with_special(id),
+        })
     }
 }
 

@@ -231,22 +231,24 @@ async fn history_continues_for_every_kind_of_client() {
             ["input", "output", "total"].map(|n| usage[format!("{n}_tokens")].as_u64().unwrap());
         assert_eq!((output, total), (THINKS_AND_CALLS.len() as u64 + 1, input + output));
         assert!(usage["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap() > 0);
-        // Apart from ids and times, all conversations are equal.
-        let bare = |talk: &[Value]| -> Vec<Value> {
-            let bare = |response: &Value| {
-                let mut response = response.clone();
-                for field in ["id", "created_at", "previous_response_id"] {
-                    response[field].take();
-                }
-                for item in response["output"].as_array_mut().unwrap() {
-                    item["id"].take();
-                }
-                response
-            };
-            talk.iter().map(bare).collect()
-        };
-        assert_eq!(bare(talk), bare(&all[0]));
+        assert_eq!(without_ids(talk), without_ids(&all[0]));
     }
+}
+
+/// Returns the responses without their ids and times.
+fn without_ids(talk: &[Value]) -> Vec<Value> {
+    talk.iter()
+        .map(|response| {
+            let mut response = response.clone();
+            for field in ["id", "created_at", "previous_response_id"] {
+                response[field].take();
+            }
+            for item in response["output"].as_array_mut().unwrap() {
+                item["id"].take();
+            }
+            response
+        })
+        .collect()
 }
 
 #[tokio::test]
@@ -257,10 +259,9 @@ async fn random_completions_are_equal_in_document_and_stream() {
         let other = TestGateway::simulated(60);
         let full_response = request_message(&one, request(&input), false).await;
         let streamed = request_message(&other, request(&input), true).await;
-        let text = |response: &Value| response["output"][0]["content"][0]["text"].clone();
         assert_eq!(
-            (kinds(&full_response), text(&full_response)),
-            (kinds(&streamed), text(&streamed))
+            (kinds(&full_response), text_of(&full_response)),
+            (kinds(&streamed), text_of(&streamed))
         );
         assert_eq!(
             (&full_response["usage"], &full_response["status"]),
@@ -271,6 +272,10 @@ async fn random_completions_are_equal_in_document_and_stream() {
         request_message(&one, request(&next), false).await;
         assert_eq!(one.origins(), [Origin::Started, Origin::Continued]);
     }
+}
+
+fn text_of(response: &Value) -> Value {
+    response["output"][0]["content"][0]["text"].clone()
 }
 
 #[tokio::test]
@@ -340,26 +345,24 @@ async fn empty_completion_is_continuable_message() {
             (kinds(&first), &first["output"][0]["content"][0]["text"]),
             (vec!["message"], &json!(""))
         );
-        let sent_texts = |text: &str| json!({"role": "user", "content": text});
-        let next = json!([sent_texts("Hi"), first["output"][0], sent_texts("So?")]);
+        let next = json!([user_message("Hi"), first["output"][0], user_message("So?")]);
         request_message(&served, request(&next), streams).await;
         assert_eq!(served.origins(), [Origin::Started, Origin::Continued]);
     }
 }
 
+fn user_message(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
 #[tokio::test]
 async fn calls_have_format_of_their_tool() {
-    let call_item = |name: &str, arguments: &str| {
-        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
-    };
     let assistant_message = [
-        call_item("apply_patch", "{\"input\": \"*** Begin\\n+é\"}"),
-        call_item("apply_patch", "{\"text\": 1}"),
-        call_item("agents__spawn", "{\"task\": \"x\"}"),
+        call_text("apply_patch", "{\"input\": \"*** Begin\\n+é\"}"),
+        call_text("apply_patch", "{\"text\": 1}"),
+        call_text("agents__spawn", "{\"task\": \"x\"}"),
     ]
     .join("\n");
-    let function =
-        |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object"}});
     let tools = json!([
         {
             "type": "custom", "name": "apply_patch", "description": "Patches.",
@@ -367,7 +370,7 @@ async fn calls_have_format_of_their_tool() {
         },
         {
             "type": "namespace", "name": "agents", "description": "Agents.",
-            "tools": [function("spawn"), function("apply_patch")],
+            "tools": [function_tool("spawn"), function_tool("apply_patch")],
         },
         {"type": "web_search", "external_web_access": false},
     ]);
@@ -405,6 +408,14 @@ async fn calls_have_format_of_their_tool() {
         let path = &served.paths().await[0];
         assert!(path.contains("agents__apply_patch") && path.contains("start: LINE"), "{path}");
     }
+}
+
+fn call_text(name: &str, arguments: &str) -> String {
+    format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
+}
+
+fn function_tool(name: &str) -> Value {
+    json!({"type": "function", "name": name, "parameters": {"type": "object"}})
 }
 
 #[tokio::test]

@@ -90,18 +90,14 @@ pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: IncomingReq
 /// Returns the page of items that a query selects. Default: the latest 20 items, latest first.
 fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
     const MAX: usize = 100;
-    let field = |name: &str| {
-        let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-        pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next_back()
-    };
-    let limit = field("limit").map_or(Ok(20), |text| {
+    let limit = query_field(query, "limit").map_or(Ok(20), |text| {
         let limit = text.parse().ok().filter(|limit| (1..=MAX).contains(limit));
         limit.ok_or_else(|| {
             ApiError::field("limit", format!("limit is {text:?}, but must be in 1..={MAX}"))
         })
     })?;
     let mut items: Vec<&Value> = items.iter().collect();
-    match field("order").unwrap_or("desc") {
+    match query_field(query, "order").unwrap_or("desc") {
         "desc" => items.reverse(),
         "asc" => {}
         other => {
@@ -111,7 +107,7 @@ fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
             ));
         }
     }
-    if let Some(after) = field("after") {
+    if let Some(after) = query_field(query, "after") {
         let field_path = items.iter().position(|item| item["id"] == after);
         let field_path = field_path
             .ok_or_else(|| ApiError::field("after", format!("there is no item {after:?}")))?;
@@ -119,12 +115,20 @@ fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
     }
     let has_more = items.len() > limit;
     items.truncate(limit);
-    let id = |item: Option<&&Value>| item.map_or(Value::Null, |item| item["id"].clone());
-    let first_id = id(items.first());
-    let last_id = id(items.last());
+    let first_id = id_of(items.first());
+    let last_id = id_of(items.last());
     Ok(json!({
         "object": "list", "data": items, "first_id": first_id, "last_id": last_id, "has_more": has_more,
     }))
+}
+
+fn query_field<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next_back()
+}
+
+fn id_of(item: Option<&&Value>) -> Value {
+    item.map_or(Value::Null, |item| item["id"].clone())
 }
 
 /// Handles `GET /v1/responses/ID/input_items`.
@@ -151,9 +155,12 @@ pub(crate) async fn input_tokens(
         let Input::Messages(messages) = &call.request.input else { return Ok(0) };
         Ok(gateway.chat_of(&caller, &call)?.prompt(messages, &call.request.tools)?.len())
     });
-    let broken =
-        |error| ApiError::new(ErrorKind::Internal, format!("counting tokens failed: {error}"));
-    let counted = counting.await.map_err(broken).and_then(|counted| counted);
+    let counted = counting
+        .await
+        .map_err(|error| {
+            ApiError::new(ErrorKind::Internal, format!("counting tokens failed: {error}"))
+        })
+        .and_then(|counted| counted);
     respond(
         counted.map(|tokens| json!({ "object": "response.input_tokens", "input_tokens": tokens })),
     )

@@ -81,16 +81,9 @@ async fn input_items_are_listed_only_for_owner() {
             served.send("GET", &format!("{path}{query}"), served.session.key(), "").await;
         (response.status, response.json())
     };
-    let texts = |list: &Value| {
-        let items = list["data"].as_array().unwrap();
-        items
-            .iter()
-            .map(|item| item["content"][0]["text"].as_str().unwrap().to_owned())
-            .collect::<Vec<_>>()
-    };
     let (status, all) = list("").await;
     assert_eq!(
-        (status, texts(&all)),
+        (status, texts_of(&all)),
         (StatusCode::OK, vec!["three".into(), "two".into(), "one".into()])
     );
     assert_eq!(
@@ -99,19 +92,27 @@ async fn input_items_are_listed_only_for_owner() {
     );
     assert_eq!(all["data"][1]["content"][0]["type"], "output_text");
     let (_, first) = list("?order=asc&limit=1").await;
-    assert_eq!((texts(&first), &first["has_more"]), (vec!["one".to_owned()], &json!(true)));
+    assert_eq!((texts_of(&first), &first["has_more"]), (vec!["one".to_owned()], &json!(true)));
     let (_, rest) = list(&format!("?order=asc&after={}", first["last_id"].as_str().unwrap())).await;
-    assert_eq!(texts(&rest), ["two", "three"]);
+    assert_eq!(texts_of(&rest), ["two", "three"]);
     // A page with exactly as many items as remain has no next page.
     let (_, exact) = list("?limit=3").await;
-    assert_eq!((texts(&exact).len(), &exact["has_more"]), (3, &json!(false)));
+    assert_eq!((texts_of(&exact).len(), &exact["has_more"]), (3, &json!(false)));
     let (_, last) = list("?limit=1&after=mine").await;
-    assert_eq!((texts(&last), &last["has_more"]), (vec!["two".to_owned()], &json!(true)));
+    assert_eq!((texts_of(&last), &last["has_more"]), (vec!["two".to_owned()], &json!(true)));
     for wrong in ["?limit=0", "?limit=101", "?order=up", "?after=nowhere"] {
         assert_eq!(list(wrong).await.0, StatusCode::BAD_REQUEST, "{wrong}");
     }
     let stranger = served.send("GET", &path, OUTSIDE_KEY, "").await;
     assert_eq!(stranger.status, StatusCode::NOT_FOUND);
+}
+
+fn texts_of(list: &Value) -> Vec<String> {
+    let items = list["data"].as_array().unwrap();
+    items
+        .iter()
+        .map(|item| item["content"][0]["text"].as_str().unwrap().to_owned())
+        .collect::<Vec<_>>()
 }
 
 #[tokio::test]
@@ -127,16 +128,14 @@ async fn input_tokens_counts_prompt() {
 
 #[tokio::test]
 async fn allowed_tools_limit_tools_in_prompt() {
-    let named = |name: &str| json!({ "type": "function", "name": name });
-    let tools = json!([named("add"), named("sub"), { "type": "web_search" }]);
-    let chat_tool = |name: &str| json!({ "type": "function", "function": { "name": name } });
-    let allowed = json!({ "mode": "auto", "tools": [chat_tool("sub")] });
+    let tools = json!([function_tool("add"), function_tool("sub"), { "type": "web_search" }]);
+    let allowed = json!({ "mode": "auto", "tools": [chat_function_tool("sub")] });
     let chat = json!({
         "model": "tiny", "messages": [{ "role": "user", "content": "Hi" }],
-        "tools": [chat_tool("add"), chat_tool("sub")],
+        "tools": [chat_function_tool("add"), chat_function_tool("sub")],
         "tool_choice": { "type": "allowed_tools", "allowed_tools": allowed },
     });
-    let listed = json!([named("sub"), { "type": "web_search" }]);
+    let listed = json!([function_tool("sub"), { "type": "web_search" }]);
     let responses = request_body(
         json!({ "tools": tools, "tool_choice": { "type": "allowed_tools", "mode": "auto", "tools": listed } }),
     );
@@ -149,9 +148,9 @@ async fn allowed_tools_limit_tools_in_prompt() {
     }
     for wrong in [
         json!({ "mode": "auto", "tools": [] }),
-        json!({ "mode": "auto", "tools": [chat_tool("mul")] }),
-        json!({ "mode": "always", "tools": [chat_tool("sub")] }),
-        json!({ "tools": [chat_tool("sub")] }),
+        json!({ "mode": "auto", "tools": [chat_function_tool("mul")] }),
+        json!({ "mode": "always", "tools": [chat_function_tool("sub")] }),
+        json!({ "tools": [chat_function_tool("sub")] }),
         Value::Null,
     ] {
         let mut body = chat.clone();
@@ -159,6 +158,14 @@ async fn allowed_tools_limit_tools_in_prompt() {
         let response = TestGateway::scripted(&["Yes."]).post("/v1/chat/completions", &body).await;
         assert_eq!(response.json()["error"]["param"], "tool_choice", "{}", response.text);
     }
+}
+
+fn function_tool(name: &str) -> Value {
+    json!({ "type": "function", "name": name })
+}
+
+fn chat_function_tool(name: &str) -> Value {
+    json!({ "type": "function", "function": { "name": name } })
 }
 
 #[tokio::test]
@@ -288,27 +295,29 @@ async fn chat_parses_parts_of_foreign_apis() {
     let text = json!({ "type": "text", "text": "x" });
     let thinking = |reasoning: Value| json!({ "role": "assistant", "content": [{ "type": "thinking", "thinking": reasoning }, text] });
     let used = json!({ "type": "tool_use", "id": "c1", "name": "f", "input": {} });
-    let user = |content: Value| json!({ "role": "user", "content": content });
     let document = json!({ "type": "document", "source": { "type": "text", "data": "RESULT" } });
     for (messages, seen, count) in [
-        (json!([thinking(json!("THOUGHT")), user(json!("q"))]), "THOUGHT", 1),
+        (json!([thinking(json!("THOUGHT")), user_message(json!("q"))]), "THOUGHT", 1),
         (
-            json!([thinking(json!([{ "type": "text", "text": "THOUGHT" }])), user(json!("q"))]),
+            json!([
+                thinking(json!([{ "type": "text", "text": "THOUGHT" }])),
+                user_message(json!("q"))
+            ]),
             "THOUGHT",
             1,
         ),
         (
-            json!([{ "role": "assistant", "content": [{ "type": "reasoning", "text": "THOUGHT" }, text] }, user(json!("q"))]),
+            json!([{ "role": "assistant", "content": [{ "type": "reasoning", "text": "THOUGHT" }, text] }, user_message(json!("q"))]),
             "THOUGHT",
             1,
         ),
         (
-            json!([{ "role": "assistant", "content": [{ "type": "redacted_thinking", "data": "SECRET" }, text] }, user(json!("q"))]),
+            json!([{ "role": "assistant", "content": [{ "type": "redacted_thinking", "data": "SECRET" }, text] }, user_message(json!("q"))]),
             "SECRET",
             0,
         ),
         (
-            json!([{ "role": "assistant", "content": "x", "reasoning_content": [{ "type": "text", "text": "THOUGHT" }] }, user(json!("q"))]),
+            json!([{ "role": "assistant", "content": "x", "reasoning_content": [{ "type": "text", "text": "THOUGHT" }] }, user_message(json!("q"))]),
             "THOUGHT",
             1,
         ),
@@ -320,11 +329,11 @@ async fn chat_parses_parts_of_foreign_apis() {
         ),
         (
             json!([{ "role": "assistant", "content": [text, used] },
-                   user(json!([{ "type": "tool_result", "tool_use_id": "c1", "content": [document] }, text]))]),
+                   user_message(json!([{ "type": "tool_result", "tool_use_id": "c1", "content": [document] }, text]))]),
             "RESULT",
             1,
         ),
-        (json!([user(json!([document, text]))]), "RESULT\n\nx", 1),
+        (json!([user_message(json!([document, text]))]), "RESULT\n\nx", 1),
         (
             json!([{ "role": "assistant", "tool_calls": [{ "id": "c1", "type": "custom", "custom": { "name": "f", "input": "INPUT" } }] },
                    { "role": "tool", "tool_call_id": "c1", "content": [document] }]),
@@ -333,7 +342,8 @@ async fn chat_parses_parts_of_foreign_apis() {
         ),
     ] {
         let served = TestGateway::scripted(&["Yes."]);
-        let messages = [&[user(json!("Hi"))], messages.as_array().unwrap().as_slice()].concat();
+        let messages =
+            [&[user_message(json!("Hi"))], messages.as_array().unwrap().as_slice()].concat();
         let response = served
             .post("/v1/chat/completions", &json!({ "model": "tiny", "messages": messages }))
             .await;
@@ -341,6 +351,10 @@ async fn chat_parses_parts_of_foreign_apis() {
         let [path] = &served.paths().await[..] else { panic!() };
         assert_eq!(path.matches(seen).count(), count, "{seen}: {path}");
     }
+}
+
+fn user_message(content: Value) -> Value {
+    json!({ "role": "user", "content": content })
 }
 
 #[tokio::test]

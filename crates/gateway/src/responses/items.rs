@@ -242,19 +242,16 @@ fn developer(text: String) -> Message {
 /// Returns the text of a reasoning item, from the first of `encrypted_content`, `content` and
 /// `summary` that has a readable text.
 fn reasoning_of(item: &Value) -> String {
-    let texts = |field: &str| -> Vec<&str> {
-        item[field]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|part| part["text"].as_str())
-            .collect()
-    };
     let kept = item["encrypted_content"].as_str().and_then(|text| {
         text.strip_prefix(REASONING_PREFIX).or_else(|| text.strip_prefix(LEGACY_PREFIX))
     });
-    let content = || Some(texts("content").concat()).filter(|text| !text.is_empty());
-    kept.map(str::to_owned).or_else(content).unwrap_or_else(|| texts("summary").join("\n\n"))
+    kept.map(str::to_owned)
+        .or_else(|| Some(part_texts(item, "content").concat()).filter(|text| !text.is_empty()))
+        .unwrap_or_else(|| part_texts(item, "summary").join("\n\n"))
+}
+
+fn part_texts<'a>(item: &'a Value, field: &str) -> Vec<&'a str> {
+    item[field].as_array().into_iter().flatten().filter_map(|part| part["text"].as_str()).collect()
 }
 
 fn call(item: &Value, field_path: &str, arguments: Arguments) -> Result<ToolCall, ApiError> {
@@ -356,25 +353,22 @@ mod tests {
 
     #[test]
     fn adjacent_turns_become_separate_messages() {
-        let assistant_text = |id: &str, text: &str| json!({"type": "message", "role": "assistant", "id": id, "content": text});
-        let reasoning = |id: &str, text: &str| json!({"type": "reasoning", "id": id, "content": [{"text": text}]});
-        let call = |id: &str| json!({"type": "function_call", "id": id, "call_id": "c", "name": "f", "arguments": "{}"});
         let f = || vec![tool_call("c", "f", json!({}))];
         // With ids.
         assert_eq!(
             parse_messages(json!([
-                assistant_text("msg_a_0", "one"),
-                call("fc_a_1"),
-                assistant_text("msg_a_2", "\ntwo")
+                assistant_item("msg_a_0", "one"),
+                call_item("fc_a_1"),
+                assistant_item("msg_a_2", "\ntwo")
             ]))
             .unwrap(),
             [Message::calls("one\ntwo", f())]
         );
         assert_eq!(
             parse_messages(json!([
-                reasoning("rs_a_0", "x"),
-                reasoning("rs_b_0", "y"),
-                assistant_text("msg_b_1", "two")
+                reasoning_item("rs_a_0", "x"),
+                reasoning_item("rs_b_0", "y"),
+                assistant_item("msg_b_1", "two")
             ]))
             .unwrap(),
             [
@@ -383,23 +377,23 @@ mod tests {
             ]
         );
         assert_eq!(
-            parse_messages(json!([assistant_text("msg_a_0", "one"), call("fc_b_0")]))
+            parse_messages(json!([assistant_item("msg_a_0", "one"), call_item("fc_b_0")]))
                 .unwrap()
                 .len(),
             2
         );
         // Without ids, by the order of the items within a turn.
         assert_eq!(
-            parse_messages(json!([assistant_text("", "one"), assistant_text("", "two")]))
+            parse_messages(json!([assistant_item("", "one"), assistant_item("", "two")]))
                 .unwrap()
                 .len(),
             2
         );
         assert_eq!(
             parse_messages(json!([
-                assistant_text("", "one"),
-                reasoning("", "x"),
-                assistant_text("", "two")
+                assistant_item("", "one"),
+                reasoning_item("", "x"),
+                assistant_item("", "two")
             ]))
             .unwrap()
             .len(),
@@ -407,15 +401,27 @@ mod tests {
         );
         assert_eq!(
             parse_messages(json!([
-                reasoning("", "x"),
-                reasoning("", "y"),
-                assistant_text("", "one"),
-                call("")
+                reasoning_item("", "x"),
+                reasoning_item("", "y"),
+                assistant_item("", "one"),
+                call_item("")
             ]))
             .unwrap()
             .len(),
             1
         );
+    }
+
+    fn assistant_item(id: &str, text: &str) -> Value {
+        json!({"type": "message", "role": "assistant", "id": id, "content": text})
+    }
+
+    fn reasoning_item(id: &str, text: &str) -> Value {
+        json!({"type": "reasoning", "id": id, "content": [{"text": text}]})
+    }
+
+    fn call_item(id: &str) -> Value {
+        json!({"type": "function_call", "id": id, "call_id": "c", "name": "f", "arguments": "{}"})
     }
 
     #[test]
@@ -443,21 +449,22 @@ mod tests {
 
     #[test]
     fn item_references_resolve_to_items() {
-        let find = |id: &str| {
-            let content = json!([{"type": "output_text", "text": id}]);
-            id.starts_with("msg").then(
-                || json!({"type": "message", "role": "assistant", "id": id, "content": content}),
-            )
-        };
         let reference = json!({"type": "item_reference", "id": "msg_a_0"});
         let items = json!([reference, {"role": "user", "content": "?"}, {"id": "msg_b_0"}]);
         let want =
             [Message::assistant("msg_a_0"), Message::user("?"), Message::assistant("msg_b_0")];
-        assert_eq!(read(&gateway(), &items, find).unwrap(), want);
-        let error = read(&gateway(), &json!([{"type": "item_reference", "id": "rs_a_0"}]), find)
-            .unwrap_err();
+        assert_eq!(read(&gateway(), &items, find_message).unwrap(), want);
+        let error =
+            read(&gateway(), &json!([{"type": "item_reference", "id": "rs_a_0"}]), find_message)
+                .unwrap_err();
         assert_eq!((error.kind, error.param.as_deref()), (ErrorKind::NotFound, Some("input")));
         assert!(error.message.starts_with("Item with id 'rs_a_0' not found."), "{error}");
+    }
+
+    fn find_message(id: &str) -> Option<Value> {
+        let content = json!([{"type": "output_text", "text": id}]);
+        id.starts_with("msg")
+            .then(|| json!({"type": "message", "role": "assistant", "id": id, "content": content}))
     }
 
     #[test]

@@ -181,21 +181,16 @@ mod tests {
     fn least_recently_used_responses_are_evicted_first() {
         let owner = [0; 32];
         let mut memory = Memory::with_bounds(3, usize::MAX);
-        let known = |memory: &Memory| {
-            let mut ids: Vec<&str> = memory.kept.keys().map(|(_, id)| id.as_str()).collect();
-            ids.sort_unstable();
-            ids.concat()
-        };
         for id in ["a", "b", "c"] {
             memory.put(owner, id.into(), response(None, id));
         }
         memory.get(&(owner, "a".into())).unwrap();
         memory.put(owner, "d".into(), response(Some("a"), "d"));
-        assert_eq!(known(&memory), "acd");
+        assert_eq!(known_ids(&memory), "acd");
         // Reading a history marks all of its responses as used.
         memory.history(owner, "d").unwrap();
         memory.put(owner, "e".into(), response(None, "e"));
-        assert_eq!(known(&memory), "ade");
+        assert_eq!(known_ids(&memory), "ade");
         // Storing an equal response under the same id does not change the size.
         let bytes = memory.bytes;
         memory.put(owner, "e".into(), response(None, "e"));
@@ -206,9 +201,15 @@ mod tests {
         for id in ["a", "b", "c"] {
             memory.put(owner, id.into(), response(None, id));
         }
-        assert_eq!((known(&memory).as_str(), memory.bytes), ("bc", 2 * size));
+        assert_eq!((known_ids(&memory).as_str(), memory.bytes), ("bc", 2 * size));
         memory.put(owner, "d".into(), response(None, &"x".repeat(size)));
-        assert_eq!((known(&memory).as_str(), memory.bytes, memory.uses.len()), ("", 0, 0));
+        assert_eq!((known_ids(&memory).as_str(), memory.bytes, memory.uses.len()), ("", 0, 0));
+    }
+
+    fn known_ids(memory: &Memory) -> String {
+        let mut ids: Vec<&str> = memory.kept.keys().map(|(_, id)| id.as_str()).collect();
+        ids.sort_unstable();
+        ids.concat()
     }
 
     #[test]

@@ -226,28 +226,29 @@ fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError>
 
 /// Returns the items of an input, with texts converted to message items.
 fn input_items(input: Option<&Value>) -> Vec<Value> {
-    let message = |role: &str, text: &str| {
-        let kind = if role == "assistant" { "output_text" } else { "input_text" };
-        let content = json!([{ "type": kind, "text": text }]);
-        json!({ "type": "message", "status": "completed", "role": role, "content": content })
-    };
     match input {
-        Some(Value::String(text)) => vec![message("user", text)],
-        Some(Value::Array(items)) => {
-            let item = |item: &Value| match (item["role"].as_str(), item["content"].as_str()) {
+        Some(Value::String(text)) => vec![message_item("user", text)],
+        Some(Value::Array(items)) => items
+            .iter()
+            .map(|item| match (item["role"].as_str(), item["content"].as_str()) {
                 (Some(role), Some(text)) => {
-                    let mut full = message(role, text);
+                    let mut full = message_item(role, text);
                     if let Some(id) = item["id"].as_str() {
                         full["id"] = id.into();
                     }
                     full
                 }
                 _ => item.clone(),
-            };
-            items.iter().map(item).collect()
-        }
+            })
+            .collect(),
         _ => Vec::new(),
     }
+}
+
+fn message_item(role: &str, text: &str) -> Value {
+    let kind = if role == "assistant" { "output_text" } else { "input_text" };
+    let content = json!([{ "type": kind, "text": text }]);
+    json!({ "type": "message", "status": "completed", "role": role, "content": content })
 }
 
 /// Returns the format constraint that `text.format` specifies.
@@ -272,20 +273,19 @@ fn parse_format(text: &Value) -> Result<Option<Constraint>, ApiError> {
 
 /// Returns the fields of a response that repeat the options of its request.
 fn echo(request: &Request, call: &Call) -> Map<String, Value> {
-    let or = |value: &Option<Value>, default: Value| value.clone().unwrap_or(default);
     let sampling = &call.request.sampling;
     let echo = json!({
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
-        "metadata": or(&request.metadata, json!({})),
+        "metadata": value_or(&request.metadata, json!({})),
         "parallel_tool_calls": call.request.parallel_calls,
         "previous_response_id": request.previous_response_id,
-        "reasoning": or(&request.reasoning, json!({ "effort": null, "summary": null })),
+        "reasoning": value_or(&request.reasoning, json!({ "effort": null, "summary": null })),
         "service_tier": "default",
         "store": request.store.unwrap_or(true),
         "temperature": sampling.temperature.unwrap_or(1.0),
-        "text": or(&request.text, json!({ "format": { "type": "text" } })),
-        "tool_choice": or(&request.tool_choice, "auto".into()),
+        "text": value_or(&request.text, json!({ "format": { "type": "text" } })),
+        "tool_choice": value_or(&request.tool_choice, "auto".into()),
         "tools": request.tools.clone().unwrap_or_default(),
         "top_logprobs": sampling.logprobs.unwrap_or(0),
         "top_p": sampling.top_p.unwrap_or(1.0),
@@ -295,6 +295,10 @@ fn echo(request: &Request, call: &Call) -> Map<String, Value> {
         Value::Object(fields) => fields,
         _ => Map::new(),
     }
+}
+
+fn value_or(value: &Option<Value>, default: Value) -> Value {
+    value.clone().unwrap_or(default)
 }
 
 #[cfg(test)]
@@ -323,7 +327,6 @@ mod tests {
 
     #[test]
     fn parse_format_accepts_all_types() {
-        let parse = |format: Value| parse_format(&json!({ "format": format }));
         let schema = json!({ "type": "object", "required": ["a"] });
         let requested =
             json!({ "type": "json_schema", "name": "x", "schema": schema, "strict": true });
@@ -333,5 +336,9 @@ mod tests {
         assert_eq!(parse_format(&json!({ "verbosity": "low" })).unwrap(), None);
         let error = parse(json!({ "type": "json_schema", "schema": "x" })).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("text.format"));
+    }
+
+    fn parse(format: Value) -> Result<Option<Constraint>, ApiError> {
+        parse_format(&json!({ "format": format }))
     }
 }

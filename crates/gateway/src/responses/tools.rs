@@ -178,31 +178,28 @@ impl Tools {
         space: Option<&str>,
         field_path: &str,
     ) -> Result<(), ApiError> {
-        let name = || {
-            let name = tool["name"].as_str().filter(|name| !name.is_empty());
-            name.ok_or_else(|| {
-                ApiError::field(field_path, format!("{field_path} has no name: {tool}"))
-            })
-        };
         match tool["type"].as_str() {
             Some("function") => {
-                let wrong = |why| {
+                let parameters = parameters::schema(&tool["parameters"]).map_err(|why| {
                     ApiError::field(field_path, format!("the parameters of {field_path} {why}"))
-                };
-                let parameters = parameters::schema(&tool["parameters"]).map_err(wrong)?;
+                })?;
                 if tool["strict"] == true {
-                    self.strict.push(display_name(space, name()?));
+                    self.strict.push(display_name(space, tool_name(tool, field_path)?));
                 }
                 let description = tool["description"].as_str().unwrap_or_default().to_owned();
-                let spec = ToolSpec { name: name()?.to_owned(), description, parameters };
+                let spec = ToolSpec {
+                    name: tool_name(tool, field_path)?.to_owned(),
+                    description,
+                    parameters,
+                };
                 self.push(space, Kind::Function, spec, field_path)
             }
             Some("custom") => {
-                let spec = tool_types::custom(name()?.to_owned(), tool);
+                let spec = tool_types::custom(tool_name(tool, field_path)?.to_owned(), tool);
                 self.push(space, Kind::Custom, spec, field_path)
             }
             Some("namespace") if space.is_none() => {
-                let space = name()?;
+                let space = tool_name(tool, field_path)?;
                 for (at, inner) in tool["tools"].as_array().into_iter().flatten().enumerate() {
                     self.add(gateway, inner, Some(space), &format!("{field_path}.tools[{at}]"))?;
                 }
@@ -318,6 +315,11 @@ impl Tools {
     }
 }
 
+fn tool_name<'a>(tool: &'a Value, field_path: &str) -> Result<&'a str, ApiError> {
+    let name = tool["name"].as_str().filter(|name| !name.is_empty());
+    name.ok_or_else(|| ApiError::field(field_path, format!("{field_path} has no name: {tool}")))
+}
+
 /// A tool call as an item.
 pub(super) struct CallItem {
     /// The complete item.
@@ -328,6 +330,10 @@ pub(super) struct CallItem {
 
 /// Returns the name, as the model sees it, of the tool that a choice names.
 fn chosen_name(choice: &Value) -> Option<String> {
-    let native = || choice["type"].as_str().and_then(NativeTool::from_name).map(NativeTool::name);
-    Some(display_name(choice["namespace"].as_str(), choice["name"].as_str().or_else(native)?))
+    Some(display_name(
+        choice["namespace"].as_str(),
+        choice["name"].as_str().or_else(|| {
+            choice["type"].as_str().and_then(NativeTool::from_name).map(NativeTool::name)
+        })?,
+    ))
 }

@@ -379,14 +379,17 @@ impl Writer {
 
 /// Assigns ids to the input items that have no id.
 fn assign_ids(items: &[Value], head: &Head) -> Vec<Value> {
-    let name = |(at, item): (usize, &Value)| {
-        let mut item = item.clone();
-        if item["id"].as_str().is_none() && item.is_object() {
-            item["id"] = format!("in_{}i_{at}", head.id).into();
-        }
-        item
-    };
-    items.iter().enumerate().map(name).collect()
+    items
+        .iter()
+        .enumerate()
+        .map(|(at, item)| {
+            let mut item = item.clone();
+            if item["id"].as_str().is_none() && item.is_object() {
+                item["id"] = format!("in_{}i_{at}", head.id).into();
+            }
+            item
+        })
+        .collect()
 }
 
 fn response_id(head: &Head) -> String {

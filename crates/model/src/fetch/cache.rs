@@ -64,13 +64,12 @@ impl Settings {
                 ["1", "ON", "YES", "TRUE"].contains(&value.trim().to_uppercase().as_str())
             })
         };
-        let login = || {
+        let token = set("HF_TOKEN").or_else(|| set("HUGGING_FACE_HUB_TOKEN")).or_else(|| {
             let file =
                 dir("HF_TOKEN_PATH").or_else(|| home.as_ref().map(|home| home.join("token")));
             file.filter(|_| !is_on(&"HF_HUB_DISABLE_IMPLICIT_TOKEN"))
                 .and_then(|file| std::fs::read_to_string(file).ok())
-        };
-        let token = set("HF_TOKEN").or_else(|| set("HUGGING_FACE_HUB_TOKEN")).or_else(login);
+        });
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
         if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
             return Err(ModelError::Source(format!(
@@ -102,8 +101,10 @@ impl CacheLayout {
     /// Returns the path of the file that contains the commit of `revision`. Returns `None` if
     /// `revision` is not a relative path that stays inside its directory.
     pub(super) fn reference(&self, revision: &str) -> Option<PathBuf> {
-        let plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\\');
-        revision.split('/').all(plain).then(|| self.0.join("refs").join(revision))
+        revision
+            .split('/')
+            .all(|part| !matches!(part, "" | "." | "..") && !part.contains('\\'))
+            .then(|| self.0.join("refs").join(revision))
     }
 
     /// Returns the snapshot directory of a branch, tag or commit, or `None` if it does not exist.
@@ -159,31 +160,34 @@ mod tests {
     use super::*;
 
     fn read(variables: &[(&str, &str)]) -> Settings {
-        let variable = |name: &str| {
+        Settings::read(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string())
-        };
-        Settings::read(variable).unwrap()
+        })
+        .unwrap()
     }
 
     #[test]
     fn cache_directory_matches_huggingface_hub() {
-        let cache = |variables: &[(&str, &str)]| read(variables).cache;
         let home = ("HOME", "/home/me");
-        assert_eq!(cache(&[home]), Path::new("/home/me/.cache/huggingface/hub"));
-        assert_eq!(cache(&[home, ("XDG_CACHE_HOME", "/x")]), Path::new("/x/huggingface/hub"));
+        assert_eq!(cache_dir(&[home]), Path::new("/home/me/.cache/huggingface/hub"));
+        assert_eq!(cache_dir(&[home, ("XDG_CACHE_HOME", "/x")]), Path::new("/x/huggingface/hub"));
         assert_eq!(
-            cache(&[home, ("XDG_CACHE_HOME", "/x"), ("HF_HOME", "~/hf")]),
+            cache_dir(&[home, ("XDG_CACHE_HOME", "/x"), ("HF_HOME", "~/hf")]),
             Path::new("/home/me/hf/hub")
         );
         assert_eq!(
-            cache(&[("HF_HOME", "/hf"), ("HUGGINGFACE_HUB_CACHE", "/old")]),
+            cache_dir(&[("HF_HOME", "/hf"), ("HUGGINGFACE_HUB_CACHE", "/old")]),
             Path::new("/old")
         );
         assert_eq!(
-            cache(&[("HF_HUB_CACHE", "/new"), ("HUGGINGFACE_HUB_CACHE", "/old")]),
+            cache_dir(&[("HF_HUB_CACHE", "/new"), ("HUGGINGFACE_HUB_CACHE", "/old")]),
             Path::new("/new")
         );
         assert!(Settings::read(|_| None).unwrap_err().to_string().contains("HF_HOME"));
+    }
+
+    fn cache_dir(variables: &[(&str, &str)]) -> PathBuf {
+        read(variables).cache
     }
 
     #[test]

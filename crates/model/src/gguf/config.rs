@@ -24,12 +24,10 @@ pub(super) fn model(
     let architecture = metadata
         .text("general.architecture")?
         .ok_or_else(|| metadata.missing("general.architecture"))?;
-    let known = |traits: &Traits| {
+    let Some((traits, gguf)) = Traits::find(|traits| {
         traits.gguf.as_ref().is_some_and(|gguf| gguf.architecture == architecture)
-    };
-    let Some((traits, gguf)) =
-        Traits::find(known).and_then(|traits| Some((traits, traits.gguf.as_ref()?)))
-    else {
+    })
+    .and_then(|traits| Some((traits, traits.gguf.as_ref()?))) else {
         return Err(ModelError::unsupported(
             path,
             format!("general.architecture is {architecture:?}"),
@@ -312,14 +310,15 @@ fn llama3(
     if factor == 1.0 && factors.iter().all(|&factor| factor == 1.0) {
         return Ok(RopeScaling::None);
     }
-    let agrees = |(i, &found): (usize, &f32)| {
-        let wavelength = TAU * f64::from(theta).powf(2.0 * i as f64 / head_dim as f64);
-        // 0 for long wavelengths, 1 for short wavelengths, and a linear ramp between them.
-        let kept = ((CONTEXT / wavelength - LOW) / (HIGH - LOW)).clamp(0.0, 1.0);
-        let expected = 1.0 / ((1.0 - kept) / f64::from(factor) + kept);
-        (f64::from(found) - expected).abs() <= 1e-3 * expected
-    };
-    if factors.len() == head_dim / 2 && factor.is_finite() && factors.iter().enumerate().all(agrees)
+    if factors.len() == head_dim / 2
+        && factor.is_finite()
+        && factors.iter().enumerate().all(|(i, &found)| {
+            let wavelength = TAU * f64::from(theta).powf(2.0 * i as f64 / head_dim as f64);
+            // 0 for long wavelengths, 1 for short wavelengths, and a linear ramp between them.
+            let kept = ((CONTEXT / wavelength - LOW) / (HIGH - LOW)).clamp(0.0, 1.0);
+            let expected = 1.0 / ((1.0 - kept) / f64::from(factor) + kept);
+            (f64::from(found) - expected).abs() <= 1e-3 * expected
+        })
     {
         return Ok(RopeScaling::Llama3 {
             factor,
@@ -338,54 +337,63 @@ fn llama3(
 
 /// Reads the tokenizer from the keys `tokenizer.ggml.*`.
 pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError> {
-    let key = |name: &str| format!("tokenizer.ggml.{name}");
-    let model =
-        metadata.text(&key("model"))?.ok_or_else(|| metadata.missing(&key("model")))?.to_string();
-    let pre = metadata.text(&key("pre"))?.unwrap_or_default().to_string();
-    let tokens =
-        metadata.texts(&key("tokens"))?.ok_or_else(|| metadata.missing(&key("tokens")))?.to_vec();
-    let types = match metadata.integers(&key("token_type"))? {
-        Some(numbers) => types(metadata, &key("token_type"), numbers, tokens.len())?,
+    let model = metadata
+        .text(&tokenizer_key("model"))?
+        .ok_or_else(|| metadata.missing(&tokenizer_key("model")))?
+        .to_string();
+    let pre = metadata.text(&tokenizer_key("pre"))?.unwrap_or_default().to_string();
+    let tokens = metadata
+        .texts(&tokenizer_key("tokens"))?
+        .ok_or_else(|| metadata.missing(&tokenizer_key("tokens")))?
+        .to_vec();
+    let types = match metadata.integers(&tokenizer_key("token_type"))? {
+        Some(numbers) => types(metadata, &tokenizer_key("token_type"), numbers, tokens.len())?,
         None => Vec::new(),
-    };
-    let id = |name: &str| -> Result<Option<u32>, ModelError> {
-        let id = metadata.token(&key(name))?;
-        match id {
-            // Some writers store the largest u32 for "none".
-            Some(u32::MAX) => Ok(None),
-            Some(id) if id as usize >= tokens.len() => Err(ModelError::config(
-                metadata.path(),
-                format!(
-                    "metadata key {} is {id}, but there are {} tokens",
-                    key(name),
-                    tokens.len()
-                ),
-            )),
-            id => Ok(id),
-        }
     };
     // If the file does not contain these keys, the runtime decides by the algorithm: SentencePiece
     // models prepend both the token and the space, and byte-level models neither, except that Llama
     // 3 prepends the token.
     let is_sentencepiece = model == "llama";
     let add_bos = metadata
-        .bool(&key("add_bos_token"))?
+        .bool(&tokenizer_key("add_bos_token"))?
         .unwrap_or(is_sentencepiece || LLAMA3_PRE_TOKENIZERS.contains(&pre.as_str()));
-    let add_space_prefix = metadata.bool(&key("add_space_prefix"))?.unwrap_or(is_sentencepiece);
+    let add_space_prefix =
+        metadata.bool(&tokenizer_key("add_space_prefix"))?.unwrap_or(is_sentencepiece);
     Ok(GgufTokenizer {
         types,
-        scores: metadata.floats(&key("scores"))?.unwrap_or_default().to_vec(),
-        merges: metadata.texts(&key("merges"))?.unwrap_or_default().to_vec(),
-        bos: id("bos_token_id")?,
-        eos: id("eos_token_id")?,
-        pad: id("padding_token_id")?,
-        unknown: id("unknown_token_id")?,
+        scores: metadata.floats(&tokenizer_key("scores"))?.unwrap_or_default().to_vec(),
+        merges: metadata.texts(&tokenizer_key("merges"))?.unwrap_or_default().to_vec(),
+        bos: token_id(metadata, &tokens, "bos_token_id")?,
+        eos: token_id(metadata, &tokens, "eos_token_id")?,
+        pad: token_id(metadata, &tokens, "padding_token_id")?,
+        unknown: token_id(metadata, &tokens, "unknown_token_id")?,
         add_bos,
         add_space_prefix,
         model,
         pre,
         tokens,
     })
+}
+
+fn token_id(metadata: &Metadata, tokens: &[String], name: &str) -> Result<Option<u32>, ModelError> {
+    let id = metadata.token(&tokenizer_key(name))?;
+    match id {
+        // Some writers store the largest u32 for "none".
+        Some(u32::MAX) => Ok(None),
+        Some(id) if id as usize >= tokens.len() => Err(ModelError::config(
+            metadata.path(),
+            format!(
+                "metadata key {} is {id}, but there are {} tokens",
+                tokenizer_key(name),
+                tokens.len()
+            ),
+        )),
+        id => Ok(id),
+    }
+}
+
+fn tokenizer_key(name: &str) -> String {
+    format!("tokenizer.ggml.{name}")
 }
 
 fn types(
@@ -398,17 +406,21 @@ fn types(
         let what = format!("metadata key {key} has {} entries for {tokens} tokens", numbers.len());
         return Err(ModelError::config(metadata.path(), what));
     }
-    let kind = |(token, &number): (usize, &i64)| match number {
-        1 => Ok(TokenType::Normal),
-        2 => Ok(TokenType::Unknown),
-        3 => Ok(TokenType::Control),
-        4 => Ok(TokenType::UserDefined),
-        5 => Ok(TokenType::Unused),
-        6 => Ok(TokenType::Byte),
-        other => {
-            let what = format!("metadata key {key} gives token {token} the unknown type {other}");
-            Err(ModelError::config(metadata.path(), what))
-        }
-    };
-    numbers.iter().enumerate().map(kind).collect()
+    numbers
+        .iter()
+        .enumerate()
+        .map(|(token, &number)| match number {
+            1 => Ok(TokenType::Normal),
+            2 => Ok(TokenType::Unknown),
+            3 => Ok(TokenType::Control),
+            4 => Ok(TokenType::UserDefined),
+            5 => Ok(TokenType::Unused),
+            6 => Ok(TokenType::Byte),
+            other => {
+                let what =
+                    format!("metadata key {key} gives token {token} the unknown type {other}");
+                Err(ModelError::config(metadata.path(), what))
+            }
+        })
+        .collect()
 }

@@ -288,12 +288,13 @@ mod tests {
                 .unwrap();
         let line = readme.lines().find(|line| line.starts_with("| a `.gguf` file |")).unwrap();
         let listed = line.rsplit('|').nth(1).unwrap().split(';').next().unwrap();
-        let sorted = |names: &str| {
-            let mut names: Vec<_> = names.split(',').map(|name| name.trim().to_owned()).collect();
-            names.sort();
-            names
-        };
-        assert_eq!(sorted(listed), sorted(Encoding::NAMES));
+        assert_eq!(sorted_names(listed), sorted_names(Encoding::NAMES));
+    }
+
+    fn sorted_names(names: &str) -> Vec<String> {
+        let mut names: Vec<_> = names.split(',').map(|name| name.trim().to_owned()).collect();
+        names.sort();
+        names
     }
 
     /// Returns the byte offsets of the f16 numbers of a block.

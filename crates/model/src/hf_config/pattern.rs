@@ -31,9 +31,9 @@ fn read_unrotated(
 ) -> Result<BTreeSet<usize>, ModelError> {
     let Some(interval) = traits.unrotated_interval else { return Ok(BTreeSet::new()) };
     let interval = keys.size("no_rope_layer_interval")?.unwrap_or(interval);
-    let read =
-        |value: &Value| value.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>();
-    match keys.read("no_rope_layers", "a list of 0 and 1", read)? {
+    match keys.read("no_rope_layers", "a list of 0 and 1", |value| {
+        value.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>()
+    })? {
         Some(list) if list.len() < layers || list.iter().any(|flag| *flag > 1) => {
             let what = format!(
                 "no_rope_layers has {} entries for {layers} layers; it must have one entry, 0 or \

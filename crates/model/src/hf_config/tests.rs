@@ -113,11 +113,9 @@ fn rope_scalings_parse_in_both_spellings() {
 
 #[test]
 fn yarn_derives_absent_parameters() {
-    let scaling = |json: Value| {
-        read(&with_key("qwen2", "rope_scaling", json)).map(|config| config.rope.scaling)
-    };
     let ratio =
-        scaling(json!({ "rope_type": "yarn", "original_max_position_embeddings": 8192 })).unwrap();
+        qwen2_scaling(json!({ "rope_type": "yarn", "original_max_position_embeddings": 8192 }))
+            .unwrap();
     assert!(
         matches!(ratio, RopeScaling::Yarn { factor: 4.0, original_context: 8192, .. }),
         "{ratio:?}"
@@ -125,7 +123,7 @@ fn yarn_derives_absent_parameters() {
     let scales =
         json!({ "rope_type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0 });
     let RopeScaling::Yarn { attention_factor: Some(found), original_context, .. } =
-        scaling(scales).unwrap()
+        qwen2_scaling(scales).unwrap()
     else {
         panic!("no attention factor")
     };
@@ -133,11 +131,15 @@ fn yarn_derives_absent_parameters() {
     assert!((found - 0.921_045).abs() < 1e-5, "{found}");
     assert_eq!(original_context, 32768);
     assert!(
-        scaling(json!({ "rope_type": "yarn" }))
+        qwen2_scaling(json!({ "rope_type": "yarn" }))
             .unwrap_err()
             .to_string()
             .contains("rope_scaling.factor")
     );
+}
+
+fn qwen2_scaling(json: Value) -> Result<RopeScaling, ModelError> {
+    read(&with_key("qwen2", "rope_scaling", json)).map(|config| config.rope.scaling)
 }
 
 #[test]
@@ -224,13 +226,6 @@ fn errors_name_invalid_and_missing_keys() {
 
 #[test]
 fn config_round_trips_through_hf_json() {
-    let yarn = |attention_factor| RopeScaling::Yarn {
-        factor: 4.0,
-        beta_fast: 24.0,
-        beta_slow: 1.5,
-        attention_factor,
-        original_context: 64,
-    };
     let llama3 = RopeScaling::Llama3 {
         factor: 8.0,
         low_freq_factor: 1.0,
@@ -241,8 +236,8 @@ fn config_round_trips_through_hf_json() {
         RopeScaling::None,
         RopeScaling::Linear { factor: 1.1 },
         llama3,
-        yarn(None),
-        yarn(Some(1.25)),
+        yarn_scaling(None),
+        yarn_scaling(Some(1.25)),
     ];
     for traits in Family::all().map(Family::traits) {
         for scaling in &scalings {
@@ -259,30 +254,45 @@ fn config_round_trips_through_hf_json() {
     }
 }
 
+fn yarn_scaling(attention_factor: Option<f32>) -> RopeScaling {
+    RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 24.0,
+        beta_slow: 1.5,
+        attention_factor,
+        original_context: 64,
+    }
+}
+
 #[test]
 fn sliding_windows_follow_family_keys() {
-    let layers =
-        |pattern: &Pattern| (pattern.window, pattern.windowed.iter().copied().collect::<Vec<_>>());
-    let of = |model_type: &str, keys: Value| {
-        let mut json = minimal_config(model_type);
-        json["num_hidden_layers"] = json!(8);
-        json.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        let config = read(&json).unwrap();
-        assert_eq!(read(&config.to_hf_json()).unwrap(), config, "{json}");
-        config
-    };
     let all = (0..8).collect::<Vec<_>>();
-    assert_eq!(layers(&of("mistral", json!({})).pattern), (Some(4096), all));
-    assert_eq!(of("mistral", json!({ "sliding_window": null })).pattern, Pattern::default());
-    assert_eq!(of("qwen2", json!({ "sliding_window": 64 })).pattern, Pattern::default());
+    assert_eq!(
+        window_and_layers(&config_with_8_layers("mistral", json!({})).pattern),
+        (Some(4096), all)
+    );
+    assert_eq!(
+        config_with_8_layers("mistral", json!({ "sliding_window": null })).pattern,
+        Pattern::default()
+    );
+    assert_eq!(
+        config_with_8_layers("qwen2", json!({ "sliding_window": 64 })).pattern,
+        Pattern::default()
+    );
     let on = json!({ "use_sliding_window": true, "sliding_window": 64, "max_window_layers": 6 });
-    assert_eq!(layers(&of("qwen2", on.clone()).pattern), (Some(64), vec![6, 7]));
-    assert_eq!(layers(&of("qwen3", on).pattern), (Some(64), vec![6, 7]));
-    let gemma = of(
+    assert_eq!(
+        window_and_layers(&config_with_8_layers("qwen2", on.clone()).pattern),
+        (Some(64), vec![6, 7])
+    );
+    assert_eq!(
+        window_and_layers(&config_with_8_layers("qwen3", on).pattern),
+        (Some(64), vec![6, 7])
+    );
+    let gemma = config_with_8_layers(
         "gemma3_text",
         json!({ "sliding_window": 512, "rope_scaling": { "rope_type": "linear", "factor": 8.0 } }),
     );
-    assert_eq!(layers(&gemma.pattern), (Some(512), vec![0, 1, 2, 3, 4, 6, 7]));
+    assert_eq!(window_and_layers(&gemma.pattern), (Some(512), vec![0, 1, 2, 3, 4, 6, 7]));
     assert_eq!(
         (gemma.rope.theta, &gemma.rope.scaling),
         (1e6, &RopeScaling::Linear { factor: 8.0 })
@@ -290,15 +300,28 @@ fn sliding_windows_follow_family_keys() {
     assert_eq!(gemma.pattern.local_rope, Some(Rope { theta: 1e4, scaling: RopeScaling::None }));
     assert!(gemma.tied && gemma.qk_norm && gemma.query_scalar == Some(256.0));
     assert_eq!((gemma.heads, gemma.kv_heads, gemma.head_dim), (4, 4, 256));
-    let third = of("gemma3_text", json!({ "sliding_window_pattern": 3 }));
-    assert_eq!(layers(&third.pattern).1, [0, 1, 3, 4, 6, 7]);
-    let smol = of("smollm3", json!({}));
+    let third = config_with_8_layers("gemma3_text", json!({ "sliding_window_pattern": 3 }));
+    assert_eq!(window_and_layers(&third.pattern).1, [0, 1, 3, 4, 6, 7]);
+    let smol = config_with_8_layers("smollm3", json!({}));
     assert_eq!((smol.pattern.window, smol.pattern.unrotated), (None, [3, 7].into()));
     let own = json!({
         "no_rope_layers": [1, 0, 1, 1, 1, 1, 1, 0], "use_sliding_window": true, "sliding_window": 32,
     });
-    let own = of("smollm3", own).pattern;
-    assert_eq!((layers(&own), own.unrotated), ((Some(32), vec![1, 7]), [1, 7].into()));
+    let own = config_with_8_layers("smollm3", own).pattern;
+    assert_eq!((window_and_layers(&own), own.unrotated), ((Some(32), vec![1, 7]), [1, 7].into()));
+}
+
+fn window_and_layers(pattern: &Pattern) -> (Option<usize>, Vec<usize>) {
+    (pattern.window, pattern.windowed.iter().copied().collect::<Vec<_>>())
+}
+
+fn config_with_8_layers(model_type: &str, keys: Value) -> ModelConfig {
+    let mut json = minimal_config(model_type);
+    json["num_hidden_layers"] = json!(8);
+    json.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+    let config = read(&json).unwrap();
+    assert_eq!(read(&config.to_hf_json()).unwrap(), config, "{json}");
+    config
 }
 
 /// `rope_parameters` of Gemma 3 contains an object for each layer type, as in transformers 5.

@@ -73,8 +73,9 @@ impl ModelConfig {
             json["layer_types"] = json!(to_layer_types(pattern, self.layers));
         }
         if traits.unrotated_interval.is_some() {
-            let rotated = |layer| u8::from(!pattern.unrotated.contains(&layer));
-            json["no_rope_layers"] = (0..self.layers).map(rotated).collect();
+            json["no_rope_layers"] = (0..self.layers)
+                .map(|layer| u8::from(!pattern.unrotated.contains(&layer)))
+                .collect();
         }
         if let Some(rope) = &pattern.local_rope {
             json["rope_local_base_freq"] = shortest_decimal(rope.theta);

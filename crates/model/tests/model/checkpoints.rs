@@ -210,18 +210,20 @@ fn invalid_eos_token_ids_are_rejected() {
 /// transformers would add such tokens when it loads both files.
 #[test]
 fn tokens_added_only_in_tokenizer_config_are_rejected() {
-    let message = |decoder: serde_json::Value| {
-        dir_error(|dir| {
-            let tokenizer = json!({ "added_tokens": [{ "id": 3, "content": "<end>", "special": true }], "model": {} });
-            std::fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-            let settings = json!({ "added_tokens_decoder": decoder });
-            std::fs::write(dir.join("tokenizer_config.json"), settings.to_string()).unwrap();
-        })
-    };
-    let more = message(json!({ "3": { "content": "<end>" }, "4": { "content": "<tool_call>" } }));
+    let more =
+        decoder_error(json!({ "3": { "content": "<end>" }, "4": { "content": "<tool_call>" } }));
     assert_all(&more, &["tokenizer_config.json", "\"<tool_call>\"", "id 4", "save_pretrained"]);
-    let other = message(json!({ "5": { "content": "<end>" } }));
+    let other = decoder_error(json!({ "5": { "content": "<end>" } }));
     assert_all(&other, &["tokenizer_config.json", "\"<end>\"", "id 5", "gives it the id 3"]);
+}
+
+fn decoder_error(decoder: serde_json::Value) -> String {
+    dir_error(|dir| {
+        let tokenizer = json!({ "added_tokens": [{ "id": 3, "content": "<end>", "special": true }], "model": {} });
+        std::fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let settings = json!({ "added_tokens_decoder": decoder });
+        std::fs::write(dir.join("tokenizer_config.json"), settings.to_string()).unwrap();
+    })
 }
 
 /// The expected flags are those that transformers 5.23 returns for these files.
@@ -229,12 +231,11 @@ fn tokens_added_only_in_tokenizer_config_are_rejected() {
 fn tokenizer_config_overrides_added_token_flags() {
     let dir = tempfile::tempdir().unwrap();
     write_dir(dir.path(), &tiny(Family::Qwen3), "BF16", 1);
-    let token = |id: u32, content: &str, special: bool| json!({ "id": id, "content": content, "special": special, "lstrip": false });
     let added = [
-        token(3, "<end>", false),
-        token(4, "<think>", true),
-        token(5, "<pad>", false),
-        token(6, "<x>", false),
+        added_token(3, "<end>", false),
+        added_token(4, "<think>", true),
+        added_token(5, "<pad>", false),
+        added_token(6, "<x>", false),
     ];
     let tokenizer = json!({ "added_tokens": added, "model": {} });
     std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
@@ -256,38 +257,43 @@ fn tokenizer_config_overrides_added_token_flags() {
             .as_array()
             .unwrap()
             .iter()
-            .map(|token| token[flag].as_bool().unwrap())
+            .map(|added_token| added_token[flag].as_bool().unwrap())
             .collect()
     };
     assert_eq!(seen("special"), [true, false, true, false]);
     assert_eq!(seen("lstrip"), [false, true, false, false]);
 }
 
+fn added_token(id: u32, content: &str, special: bool) -> serde_json::Value {
+    json!({ "id": id, "content": content, "special": special, "lstrip": false })
+}
+
 #[test]
 fn contradictory_add_prefix_space_is_rejected() {
-    let open = |class: &str, settings: Option<bool>, own: bool| {
-        let dir = tempfile::tempdir().unwrap();
-        write_dir(dir.path(), &tiny(Family::Qwen3), "BF16", 1);
-        let step = json!({ "type": "ByteLevel", "add_prefix_space": own });
-        let steps = json!({ "type": "Sequence", "pretokenizers": [step] });
-        let tokenizer = json!({ "added_tokens": [], "model": {}, "pre_tokenizer": steps });
-        std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
-        let settings = json!({ "tokenizer_class": class, "add_prefix_space": settings });
-        std::fs::write(dir.path().join("tokenizer_config.json"), settings.to_string()).unwrap();
-        ModelFiles::open(dir.path()).map(drop).map_err(|error| error.to_string())
-    };
     for class in ["GPT2Tokenizer", "GPT2TokenizerFast", "Qwen2TokenizerFast"] {
         for (settings, own) in [(Some(true), true), (Some(false), false), (None, false)] {
-            open(class, settings, own).unwrap();
+            open_with(class, settings, own).unwrap();
         }
         for (settings, own) in [(Some(true), false), (Some(false), true), (None, true)] {
             assert_all(
-                &open(class, settings, own).unwrap_err(),
+                &open_with(class, settings, own).unwrap_err(),
                 &["tokenizer_config.json", "add_prefix_space", class],
             );
         }
     }
     for (settings, own) in [(Some(true), false), (Some(false), true), (None, true)] {
-        open("PreTrainedTokenizerFast", settings, own).unwrap();
+        open_with("PreTrainedTokenizerFast", settings, own).unwrap();
     }
+}
+
+fn open_with(class: &str, settings: Option<bool>, own: bool) -> Result<(), String> {
+    let dir = tempfile::tempdir().unwrap();
+    write_dir(dir.path(), &tiny(Family::Qwen3), "BF16", 1);
+    let step = json!({ "type": "ByteLevel", "add_prefix_space": own });
+    let steps = json!({ "type": "Sequence", "pretokenizers": [step] });
+    let tokenizer = json!({ "added_tokens": [], "model": {}, "pre_tokenizer": steps });
+    std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let settings = json!({ "tokenizer_class": class, "add_prefix_space": settings });
+    std::fs::write(dir.path().join("tokenizer_config.json"), settings.to_string()).unwrap();
+    ModelFiles::open(dir.path()).map(drop).map_err(|error| error.to_string())
 }

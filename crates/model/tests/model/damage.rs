@@ -60,39 +60,45 @@ fn gguf_header_errors_name_the_defect() {
 #[test]
 fn gguf_metadata_errors_name_the_key() {
     let huge = u64::MAX.to_le_bytes();
-    let text_length = |bytes: &mut Vec<u8>| {
-        let at = offset_after(bytes, "tokenizer.chat_template") + 4;
-        patch(bytes, at, &huge);
-    };
     assert_all(
-        &gguf_bytes_error(text_length),
+        &gguf_bytes_error(|bytes| {
+            let at = offset_after(bytes, "tokenizer.chat_template") + 4;
+            patch(bytes, at, &huge);
+        }),
         &["tokenizer.chat_template", "18446744073709551615 bytes"],
     );
-    let list_length = |bytes: &mut Vec<u8>| {
-        let at = offset_after(bytes, "tokenizer.ggml.tokens") + 8;
-        patch(bytes, at, &huge);
-    };
     assert_all(
-        &gguf_bytes_error(list_length),
+        &gguf_bytes_error(|bytes| {
+            let at = offset_after(bytes, "tokenizer.ggml.tokens") + 8;
+            patch(bytes, at, &huge);
+        }),
         &["tokenizer.ggml.tokens", "18446744073709551615 elements"],
     );
-    let list_of_lists = |bytes: &mut Vec<u8>| {
-        let at = offset_after(bytes, "tokenizer.ggml.tokens") + 4;
-        patch(bytes, at, &9u32.to_le_bytes());
-    };
-    assert_all(&gguf_bytes_error(list_of_lists), &["tokenizer.ggml.tokens", "of type 9"]);
-    let unknown_type = |bytes: &mut Vec<u8>| {
-        let at = offset_after(bytes, "llama.block_count");
-        patch(bytes, at, &77u32.to_le_bytes());
-    };
-    assert_all(&gguf_bytes_error(unknown_type), &["llama.block_count", "type 77"]);
-    let not_utf8 = |bytes: &mut Vec<u8>| {
-        let at = offset_after(bytes, "tokenizer.chat_template") + 12;
-        patch(bytes, at, &[0xff]);
-    };
-    assert_all(&gguf_bytes_error(not_utf8), &["tokenizer.chat_template", "UTF-8"]);
-    let twice = |file: &mut Gguf| file.metadata.push(("llama.block_count".into(), Meta::U32(2)));
-    assert_all(&gguf_error(twice), &["llama.block_count appears twice"]);
+    assert_all(
+        &gguf_bytes_error(|bytes| {
+            let at = offset_after(bytes, "tokenizer.ggml.tokens") + 4;
+            patch(bytes, at, &9u32.to_le_bytes());
+        }),
+        &["tokenizer.ggml.tokens", "of type 9"],
+    );
+    assert_all(
+        &gguf_bytes_error(|bytes| {
+            let at = offset_after(bytes, "llama.block_count");
+            patch(bytes, at, &77u32.to_le_bytes());
+        }),
+        &["llama.block_count", "type 77"],
+    );
+    assert_all(
+        &gguf_bytes_error(|bytes| {
+            let at = offset_after(bytes, "tokenizer.chat_template") + 12;
+            patch(bytes, at, &[0xff]);
+        }),
+        &["tokenizer.chat_template", "UTF-8"],
+    );
+    assert_all(
+        &gguf_error(|file| file.metadata.push(("llama.block_count".into(), Meta::U32(2)))),
+        &["llama.block_count appears twice"],
+    );
 
     for (key, value, expected) in [
         ("general.alignment", Meta::U32(0), "general.alignment is 0"),
@@ -153,22 +159,23 @@ fn gguf_metadata_errors_name_the_key() {
     ] {
         assert_all(&gguf_error(|file| file.unset(key)), &[key, "is missing"]);
     }
-    let more_tokens = |file: &mut Gguf| {
-        file.unset("tokenizer.ggml.token_type");
-        file.set("tokenizer.ggml.tokens", Meta::Texts(vec!["t".into(); 11]));
-    };
-    assert_all(&gguf_error(more_tokens), &["11 tokens", "10 rows"]);
+    assert_all(
+        &gguf_error(|file| {
+            file.unset("tokenizer.ggml.token_type");
+            file.set("tokenizer.ggml.tokens", Meta::Texts(vec!["t".into(); 11]));
+        }),
+        &["11 tokens", "10 rows"],
+    );
 }
 
 #[test]
 fn gguf_directory_errors_name_the_tensor() {
     let name = "blk.0.ffn_up.weight";
     // After the name follow the number of dimensions, two dimensions, the type and the offset.
-    let at = |bytes: &[u8], field: usize| offset_after(bytes, name) + field;
     let set = |field: usize, value: &[u8]| {
         let value = value.to_vec();
         gguf_bytes_error(|bytes| {
-            let at = at(bytes, field);
+            let at = offset_after(bytes, name) + field;
             patch(bytes, at, &value);
         })
     };
@@ -183,11 +190,13 @@ fn gguf_directory_errors_name_the_tensor() {
     assert_all(&set(24, &(1u64 << 40).to_le_bytes()), &[name, "the file has"]);
     assert_all(&set(24, &(u64::MAX - 31).to_le_bytes()), &[name, "exceeds the address space"]);
     assert_all(&set(24, &0u64.to_le_bytes()), &[name, "overlap"]);
-    let twice = |file: &mut Gguf| {
-        let again = file.tensors[0].clone();
-        file.tensors.push(again);
-    };
-    assert_all(&gguf_error(twice), &["appears twice"]);
+    assert_all(
+        &gguf_error(|file| {
+            let again = file.tensors[0].clone();
+            file.tensors.push(again);
+        }),
+        &["appears twice"],
+    );
     assert_all(
         &gguf_bytes_error(|bytes| bytes.truncate(bytes.len() - 1)),
         &["tensor", "the file has"],
@@ -230,49 +239,46 @@ fn header_error(header: &str, data: usize) -> String {
 
 #[test]
 fn safetensors_header_errors_name_the_tensor() {
-    let with = |bytes: Vec<u8>| {
-        dir_error(move |dir| std::fs::write(dir.join("model.safetensors"), bytes).unwrap())
-    };
-    assert_all(&with(vec![]), &["model.safetensors", "it is empty"]);
-    assert_all(&with(vec![1, 2, 3]), &["model.safetensors", "3 bytes"]);
-    assert_all(&with(vec![0xff; 100]), &["18446744073709551615 bytes", "but the file has 100"]);
-    let entry = |name: &str, dtype: &str, shape: serde_json::Value, offsets: [u64; 2]| {
-        json!({ name: { "dtype": dtype, "shape": shape, "data_offsets": offsets } }).to_string()
-    };
+    assert_all(&error_with_contents(vec![]), &["model.safetensors", "it is empty"]);
+    assert_all(&error_with_contents(vec![1, 2, 3]), &["model.safetensors", "3 bytes"]);
+    assert_all(
+        &error_with_contents(vec![0xff; 100]),
+        &["18446744073709551615 bytes", "but the file has 100"],
+    );
     for (header, data, expected) in [
         ("{\"w\": ".to_string(), 0, "not a JSON object"),
         ("[]".to_string(), 0, "not a JSON object"),
         (json!({ "w": { "dtype": "F32" } }).to_string(), 0, "tensor \"w\": missing field"),
-        (entry("w", "F32", json!([-1]), [0, 4]), 4, "tensor \"w\""),
+        (header_entry("w", "F32", json!([-1]), [0, 4]), 4, "tensor \"w\""),
         (
-            entry("w", "F32", json!([2]), [0, 4]),
+            header_entry("w", "F32", json!([2]), [0, 4]),
             4,
             "tensor w has 4 bytes, which does not match its shape [2] and type F32",
         ),
         (
-            entry("w", "F16", json!([2]), [0, 8]),
+            header_entry("w", "F16", json!([2]), [0, 8]),
             8,
             "tensor w has 8 bytes, which does not match its shape [2] and type F16",
         ),
-        (entry("w", "F32", json!([1u64 << 63, 4]), [0, 4]), 4, "tensor w has 4 bytes"),
+        (header_entry("w", "F32", json!([1u64 << 63, 4]), [0, 4]), 4, "tensor w has 4 bytes"),
         (
-            entry("w", "F32", json!([1]), [0, 4]),
+            header_entry("w", "F32", json!([1]), [0, 4]),
             2,
             "tensor w ends at byte 4 of the data, which has 2",
         ),
         (
-            entry("w", "F32", json!([1]), [0, 4]),
+            header_entry("w", "F32", json!([1]), [0, 4]),
             6,
             "its tensors occupy 4 bytes, but the file has 6",
         ),
         (
-            entry("w", "F32", json!([1]), [4, 8]),
+            header_entry("w", "F32", json!([1]), [4, 8]),
             8,
             "tensor w occupies bytes 4 to 8 of the data; it must start at byte 0",
         ),
-        (entry("w", "F32", json!([1]), [4, 0]), 8, "tensor w occupies bytes 4 to 0"),
+        (header_entry("w", "F32", json!([1]), [4, 0]), 8, "tensor w occupies bytes 4 to 0"),
         (
-            entry("w", "F32", json!([1]), [0, u64::MAX]),
+            header_entry("w", "F32", json!([1]), [0, u64::MAX]),
             8,
             "tensor w ends at byte 18446744073709551615",
         ),
@@ -288,6 +294,14 @@ fn safetensors_header_errors_name_the_tensor() {
     ] {
         assert_all(&header_error(&header, data), &["model.safetensors", expected]);
     }
+}
+
+fn error_with_contents(bytes: Vec<u8>) -> String {
+    dir_error(move |dir| std::fs::write(dir.join("model.safetensors"), bytes).unwrap())
+}
+
+fn header_entry(name: &str, dtype: &str, shape: serde_json::Value, offsets: [u64; 2]) -> String {
+    json!({ name: { "dtype": dtype, "shape": shape, "data_offsets": offsets } }).to_string()
 }
 
 #[test]
@@ -319,10 +333,8 @@ fn tensor_errors_name_dtype_and_shape() {
 #[test]
 fn directory_errors_name_file_or_tensor() {
     assert_all(&open_error(Path::new("no/such/model")), &["no/such/model does not exist"]);
-    let without =
-        |name: &'static str| dir_error(move |dir| std::fs::remove_file(dir.join(name)).unwrap());
-    assert_all(&without("config.json"), &["has no config.json"]);
-    assert_all(&without("model.safetensors"), &["has neither model.safetensors nor"]);
+    assert_all(&error_without("config.json"), &["has no config.json"]);
+    assert_all(&error_without("model.safetensors"), &["has neither model.safetensors nor"]);
     let pickled = dir_error(|dir| {
         std::fs::rename(dir.join("model.safetensors"), dir.join("pytorch_model.bin")).unwrap();
     });
@@ -333,27 +345,22 @@ fn directory_errors_name_file_or_tensor() {
     });
     assert_all(&config_only, &["tokenizer_config.json", "not a JSON object"]);
 
-    let config = |change: fn(&mut ModelConfig)| {
-        dir_error(move |dir| {
-            let mut config = tiny(Family::Qwen3);
-            change(&mut config);
-            std::fs::write(dir.join("config.json"), config.to_hf_json().to_string()).unwrap();
-        })
-    };
     assert_all(
-        &config(|config| config.intermediate = 96),
+        &config_error(|config_error| config_error.intermediate = 96),
         &["model.safetensors: tensor model.layers.0.mlp.gate_proj.weight", "[64, 32]", "[96, 32]"],
     );
     assert_all(
-        &config(|config| config.layers = 3),
+        &config_error(|config_error| config_error.layers = 3),
         &["no tensor model.layers.2.input_layernorm.weight"],
     );
     assert_all(
-        &config(|config| config.layers = 1),
+        &config_error(|config_error| config_error.layers = 1),
         &["model.layers.1.input_layernorm.weight", "not describe"],
     );
     assert_all(
-        &config(|config| (config.qkv_bias, config.output_bias) = (true, true)),
+        &config_error(|config_error| {
+            (config_error.qkv_bias, config_error.output_bias) = (true, true)
+        }),
         &["model.layers.0.self_attn.q_proj.bias", "[32]"],
     );
     let untied = dir_error(|dir| {
@@ -365,29 +372,42 @@ fn directory_errors_name_file_or_tensor() {
     assert_all(&untied, &["lm_head.weight", "[10, 32]", "tie_word_embeddings"]);
 }
 
+fn error_without(name: &'static str) -> String {
+    dir_error(move |dir| std::fs::remove_file(dir.join(name)).unwrap())
+}
+
+fn config_error(change: fn(&mut ModelConfig)) -> String {
+    dir_error(move |dir| {
+        let mut config = tiny(Family::Qwen3);
+        change(&mut config);
+        std::fs::write(dir.join("config.json"), config.to_hf_json().to_string()).unwrap();
+    })
+}
+
 #[test]
 fn shard_errors_name_file_or_index() {
-    let error = |change: &dyn Fn(&Path)| {
-        let dir = tempfile::tempdir().unwrap();
-        write_dir(dir.path(), &tiny(Family::Llama), "F32", 2);
-        change(dir.path());
-        open_error(dir.path())
-    };
     let second = "model-00002-of-00002.safetensors";
     let index = "model.safetensors.index.json";
-    let missing = error(&|dir| std::fs::remove_file(dir.join(second)).unwrap());
+    let missing = shard_error(&|dir| std::fs::remove_file(dir.join(second)).unwrap());
     assert_all(&missing, &[second, "is missing", index]);
-    let twice = error(&|dir| {
+    let twice = shard_error(&|dir| {
         std::fs::copy(dir.join("model-00001-of-00002.safetensors"), dir.join(second)).unwrap();
     });
     assert_all(&twice, &[second, "is also in"]);
-    let no_map = error(&|dir| std::fs::write(dir.join(index), "{}").unwrap());
+    let no_map = shard_error(&|dir| std::fs::write(dir.join(index), "{}").unwrap());
     assert_all(&no_map, &[index, "weight_map"]);
     for elsewhere in ["../secret.safetensors", "/etc/passwd", "..", ""] {
         let map = json!({ "weight_map": { "w": elsewhere } }).to_string();
-        let outside = error(&|dir| std::fs::write(dir.join(index), &map).unwrap());
+        let outside = shard_error(&|dir| std::fs::write(dir.join(index), &map).unwrap());
         assert_all(&outside, &[index, "not a file name"]);
     }
+}
+
+fn shard_error(change: &dyn Fn(&Path)) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    write_dir(dir.path(), &tiny(Family::Llama), "F32", 2);
+    change(dir.path());
+    open_error(dir.path())
 }
 
 /// Opens a model and reads all of its tensors. Errors are ignored, because the test checks only for

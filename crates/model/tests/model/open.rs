@@ -141,11 +141,10 @@ fn gguf_tokenizer_and_chat_template_are_read() {
     file.set("tokenizer.ggml.unknown_token_id", Meta::U32(0));
     let model = ModelFiles::open(&file.write(dir.path())).unwrap();
     assert_eq!(model.chat_template.as_deref(), Some("{{ messages }}"));
-    let special = |text: &str| Some(text.to_string());
     let expected = SpecialTokens {
-        bos: special("t1"),
-        eos: special("t2"),
-        unknown: special("t0"),
+        bos: some_text("t1"),
+        eos: some_text("t2"),
+        unknown: some_text("t0"),
         ..Default::default()
     };
     assert_eq!(model.special_tokens, expected);
@@ -164,6 +163,10 @@ fn gguf_tokenizer_and_chat_template_are_read() {
     let model = ModelFiles::open(&file.write(dir.path())).unwrap();
     let Some(TokenizerSource::Gguf(tokenizer)) = &model.tokenizer else { panic!("no tokenizer") };
     assert!(tokenizer.add_bos && tokenizer.add_space_prefix);
+}
+
+fn some_text(text: &str) -> Option<String> {
+    Some(text.to_string())
 }
 
 #[test]
@@ -197,20 +200,6 @@ fn llama3_scaling_is_recovered_from_divisors() {
     let mut config = tiny(Family::Llama);
     config.head_dim = 64;
     config.rope.theta = 500_000.0;
-    let divisors = |factor: f64| -> Vec<f32> {
-        let divisor = |i: i32| {
-            let wavelength = 2.0 * std::f64::consts::PI * 500_000f64.powf(f64::from(i) / 32.0);
-            if wavelength < 8192.0 / 4.0 {
-                1.0
-            } else if wavelength > 8192.0 {
-                factor
-            } else {
-                let smooth = (8192.0 / wavelength - 1.0) / 3.0;
-                1.0 / ((1.0 - smooth) / factor + smooth)
-            }
-        };
-        (0..32).map(|i| divisor(i) as f32).collect()
-    };
     let with = |values: &[f32]| {
         let mut file = gguf(&config);
         file.tensors.push(crate::support::GgufTensor {
@@ -228,13 +217,30 @@ fn llama3_scaling_is_recovered_from_divisors() {
             high_freq_factor: 4.0,
             original_context: 8192,
         };
-        assert_eq!(with(&divisors(factor)).unwrap().config.rope.scaling, expected);
+        assert_eq!(with(&yarn_divisors(factor)).unwrap().config.rope.scaling, expected);
     }
     assert_eq!(with(&[1.0; 32]).unwrap().config.rope.scaling, RopeScaling::None);
-    let mut bent = divisors(8.0);
+    let mut bent = yarn_divisors(8.0);
     bent[3] = 2.0;
     assert!(with(&bent).err().unwrap().to_string().contains("rope_freqs.weight"));
-    assert!(with(&divisors(8.0)[1..]).err().unwrap().to_string().contains("rope_freqs.weight"));
+    assert!(
+        with(&yarn_divisors(8.0)[1..]).err().unwrap().to_string().contains("rope_freqs.weight")
+    );
+}
+
+fn yarn_divisors(factor: f64) -> Vec<f32> {
+    let divisor = |i: i32| {
+        let wavelength = 2.0 * std::f64::consts::PI * 500_000f64.powf(f64::from(i) / 32.0);
+        if wavelength < 8192.0 / 4.0 {
+            1.0
+        } else if wavelength > 8192.0 {
+            factor
+        } else {
+            let smooth = (8192.0 / wavelength - 1.0) / 3.0;
+            1.0 / ((1.0 - smooth) / factor + smooth)
+        }
+    };
+    (0..32).map(|i| divisor(i) as f32).collect()
 }
 
 #[test]
@@ -268,13 +274,12 @@ fn tokenizer_template_and_special_tokens_are_read() {
     );
     assert_eq!(model.special_tokens.pad.as_deref(), Some("<pad>"));
     let remaining: Vec<_> = model.special_tokens.other_tokens.into_iter().collect();
-    let named = |name: &str, text: &str| (name.to_string(), text.to_string());
     assert_eq!(
         remaining,
         [
-            named("audio_token", "<audio>"),
-            named("cls_token", "<cls>"),
-            named("image_token", "<image>")
+            named_token("audio_token", "<audio>"),
+            named_token("cls_token", "<cls>"),
+            named_token("image_token", "<image>")
         ]
     );
 
@@ -282,6 +287,10 @@ fn tokenizer_template_and_special_tokens_are_read() {
     assert_eq!(open().chat_template.as_deref(), Some("text"));
     std::fs::write(at("chat_template.jinja"), "file").unwrap();
     assert_eq!(open().chat_template.as_deref(), Some("file"));
+}
+
+fn named_token(name: &str, text: &str) -> (String, String) {
+    (name.to_string(), text.to_string())
 }
 
 fn save(dir: &Path, config: &ModelConfig) {

@@ -109,9 +109,10 @@ fn chat_uri(base: &str) -> Result<Uri, String> {
         base.split_once('?').map_or((base, None), |(address, query)| (address, Some(query)));
     let address = address.trim_end_matches('/');
     let path = address.split_once("://").map_or(address, |(_, rest)| rest);
-    let is_version =
-        |part: &str| part.starts_with('v') && part[1..].starts_with(|c: char| c.is_ascii_digit());
-    let has_version = path.split('/').skip(1).any(is_version);
+    let has_version = path
+        .split('/')
+        .skip(1)
+        .any(|part| part.starts_with('v') && part[1..].starts_with(|c: char| c.is_ascii_digit()));
     let rest = match (address.ends_with("/chat/completions"), has_version) {
         (true, _) => "",
         (_, true) => "/chat/completions",
@@ -131,10 +132,9 @@ impl Server {
         variable: impl Fn(&str) -> Result<String, std::env::VarError>,
     ) -> Result<Self, ExternalError> {
         // An invalid address may contain a password, so the message names only its model.
-        let invalid = |why| {
+        let uri = chat_uri(endpoint.base_url.trim()).map_err(|why| {
             ExternalError::Invalid(format!("the base_url of model {:?} {why}", endpoint.model))
-        };
-        let uri = chat_uri(endpoint.base_url.trim()).map_err(invalid)?;
+        })?;
         let server = Self::at(uri, endpoint.key_env.as_ref(), variable)?;
         if endpoint.model.is_empty() {
             let name = server.name;

@@ -200,9 +200,6 @@ mod tests {
 
     #[test]
     fn errors_round_trip_through_json_with_codes() {
-        let endpoint = || "https://a/v1".to_owned();
-        let message = || "m".to_owned();
-        let why = || "w".to_owned();
         let errors = [
             (ExternalError::Invalid("x".into()), false),
             (
@@ -299,5 +296,17 @@ mod tests {
             assert_eq!(error.may_pass(), may_pass, "{error}");
             assert!(!error.repeats_nothing() || error.may_pass());
         }
+    }
+
+    fn endpoint() -> String {
+        "https://a/v1".to_owned()
+    }
+
+    fn message() -> String {
+        "m".to_owned()
+    }
+
+    fn why() -> String {
+        "w".to_owned()
     }
 }

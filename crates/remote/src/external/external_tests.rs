@@ -9,13 +9,15 @@ use super::*;
 const SECRET: &str = "sk-very-secret";
 
 fn options(servers: &[&TestServer]) -> ExternalOptions {
-    let endpoint = |server: &&TestServer| Endpoint {
-        base_url: server.url.clone(),
-        model: "m".into(),
-        key_env: Some("TEST_KEY".into()),
-    };
     ExternalOptions {
-        endpoints: servers.iter().map(endpoint).collect(),
+        endpoints: servers
+            .iter()
+            .map(|server| Endpoint {
+                base_url: server.url.clone(),
+                model: "m".into(),
+                key_env: Some("TEST_KEY".into()),
+            })
+            .collect(),
         deadline: Duration::from_secs(20),
         ..ExternalOptions::default()
     }
@@ -104,16 +106,21 @@ async fn streamed_chunks_are_independent_of_byte_boundaries() {
         assert_eq!(complete.finish, Some(Finish::ToolCalls));
         assert_eq!(complete.message().unwrap().tool_calls[0].arguments["a"], 2);
         assert_eq!(complete.usage.unwrap().completion_tokens, 9);
-        let call = |name: Option<&str>, arguments: &str| ChatEvent::Call {
-            index: 0,
-            name: name.map(str::to_owned),
-            arguments: arguments.into(),
-        };
-        let text = |text: &str| ChatEvent::Content(text.into());
         let reasoning_event = ChatEvent::Reasoning("süß".into());
-        let calls = [call(Some("add"), "{\"a\""), call(None, ": 2}")];
-        assert_eq!(events, [&[reasoning_event, text("Fü"), text("nf")][..], &calls[..]].concat());
+        let calls = [call_event(Some("add"), "{\"a\""), call_event(None, ": 2}")];
+        assert_eq!(
+            events,
+            [&[reasoning_event, text_event("Fü"), text_event("nf")][..], &calls[..]].concat()
+        );
     }
+}
+
+fn call_event(name: Option<&str>, arguments: &str) -> ChatEvent {
+    ChatEvent::Call { index: 0, name: name.map(str::to_owned), arguments: arguments.into() }
+}
+
+fn text_event(text: &str) -> ChatEvent {
+    ChatEvent::Content(text.into())
 }
 
 #[tokio::test]
@@ -258,20 +265,23 @@ async fn connect_error_names_unreachable_server() {
 
 #[tokio::test]
 async fn permanent_errors_are_returned_without_retry() {
-    let json = |status: &str, body: Value| json_response(status, "", &body);
     let failed =
-        error_of(json("500 Internal Server Error", json!({"error": {"message": "oh"}}))).await;
+        error_of(json_status("500 Internal Server Error", json!({"error": {"message": "oh"}})))
+            .await;
     assert!(
         failed.may_pass() && failed.to_string().contains("failed with status 500: oh"),
         "{failed}"
     );
-    let rejected = error_of(json("400 Bad Request", json!({"error": "no such model"}))).await;
+    let rejected =
+        error_of(json_status("400 Bad Request", json!({"error": "no such model"}))).await;
     assert!(
         !rejected.may_pass() && rejected.to_string().contains("status 400: no such model"),
         "{rejected}"
     );
-    let wrong =
-        json("401 Unauthorized", json!({"error": {"message": format!("wrong key {SECRET}")}}));
+    let wrong = json_status(
+        "401 Unauthorized",
+        json!({"error": {"message": format!("wrong key {SECRET}")}}),
+    );
     let wrong = error_of(wrong).await.to_string();
     assert!(wrong.contains("wrong key [key]; check the environment variable TEST_KEY"), "{wrong}");
     let moved =
@@ -291,33 +301,36 @@ async fn permanent_errors_are_returned_without_retry() {
     assert!(nameless.contains("no content type"), "{nameless}");
 }
 
+fn json_status(status: &str, body: Value) -> Vec<Step> {
+    json_response(status, "", &body)
+}
+
 #[tokio::test]
 async fn malformed_responses_are_reported_with_reason() {
-    let events = |bytes: &[u8]| vec![events_head(), Step::Send(bytes.to_vec())];
     for (steps, code, why) in [
         (
-            events(b"data: {\"choices\": oops}\n\n"),
+            event_stream(b"data: {\"choices\": oops}\n\n"),
             "protocol",
             "starts with \"{\\\"choices\\\": oops}\"",
         ),
         (
-            events(b"data: {\"choices\": [{\"delta\": {\"content\": \"\xff\"}}]}\n\n"),
+            event_stream(b"data: {\"choices\": [{\"delta\": {\"content\": \"\xff\"}}]}\n\n"),
             "protocol",
             "not UTF-8",
         ),
-        (events(b"data: [DONE]\n\n"), "protocol", "no choice"),
-        (events(b"data: [1]\n\n"), "protocol", "invalid"),
+        (event_stream(b"data: [DONE]\n\n"), "protocol", "no choice"),
+        (event_stream(b"data: [1]\n\n"), "protocol", "invalid"),
         (
-            events(&delta_event(&json!({"content": "so fa"}), None)),
+            event_stream(&delta_event(&json!({"content": "so fa"}), None)),
             "broken",
             "ended before the completion",
         ),
         (
-            events(b"data: {\"error\": {\"message\": \"out of memory\"}}\n\n"),
+            event_stream(b"data: {\"error\": {\"message\": \"out of memory\"}}\n\n"),
             "failed",
             "out of memory",
         ),
-        (events(b"<garbage>\0\0\n\n\n"), "broken", "ended before"),
+        (event_stream(b"<garbage>\0\0\n\n\n"), "broken", "ended before"),
         (json_response("200 OK", "", &json!({"choices": []})), "protocol", "no choice"),
         (json_response("200 OK", "", &json!({"choices": 7})), "protocol", "invalid type"),
         (json_response("200 OK", "", &json!("x")), "protocol", "invalid type"),
@@ -336,22 +349,25 @@ async fn malformed_responses_are_reported_with_reason() {
     }
 }
 
+fn event_stream(bytes: &[u8]) -> Vec<Step> {
+    vec![events_head(), Step::Send(bytes.to_vec())]
+}
+
 #[tokio::test]
 async fn response_sizes_are_bounded() {
-    let server = |steps| async { TestServer::new(vec![steps]).await };
     let huge = vec![
         head("200 OK", "content-type: application/json\r\n"),
         Step::Send(vec![b' '; 2 << 20]),
         Step::Hang,
     ];
-    let huge = server(huge).await;
+    let huge = server_with(huge).await;
     let small = ExternalOptions { max_bytes: 1 << 20, ..options(&[&huge]) };
     let error = external(small).chat(&question()).await.unwrap_err();
     assert!(
         error.to_string().contains("the response of") && error.to_string().contains("`max_bytes`"),
         "{error}"
     );
-    let endless = server(vec![events_head(), Step::Send(vec![b'x'; 3000]), Step::Hang]).await;
+    let endless = server_with(vec![events_head(), Step::Send(vec![b'x'; 3000]), Step::Hang]).await;
     let small = ExternalOptions { max_event_bytes: 2000, ..options(&[&endless]) };
     let error = external(small).chat(&question()).await.unwrap_err();
     assert!(
@@ -362,6 +378,10 @@ async fn response_sizes_are_bounded() {
     let error =
         error_of(vec![head("400 Bad Request", ""), Step::Send(vec![b'y'; 3000])]).await.to_string();
     assert!(error.len() < 700 && error.ends_with("yyy…"), "{error}");
+}
+
+async fn server_with(steps: Vec<Step>) -> TestServer {
+    TestServer::new(vec![steps]).await
 }
 
 #[tokio::test]

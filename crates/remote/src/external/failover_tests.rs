@@ -12,42 +12,41 @@ fn question() -> ChatRequest {
 
 /// Creates a policy over servers of different models, `m0`, `m1` and so on.
 fn external_for(servers: &[&TestServer], deadline: Duration) -> External {
-    let endpoint = |(number, server): (usize, &&TestServer)| Endpoint {
-        base_url: server.url.clone(),
-        model: format!("m{number}"),
-        key_env: None,
-    };
-    let endpoints = servers.iter().enumerate().map(endpoint).collect();
+    let endpoints = servers
+        .iter()
+        .enumerate()
+        .map(|(number, server)| Endpoint {
+            base_url: server.url.clone(),
+            model: format!("m{number}"),
+            key_env: None,
+        })
+        .collect();
     External::new(ExternalOptions { endpoints, deadline, ..ExternalOptions::default() }).unwrap()
 }
 
 /// Returns responses of failing servers, each with a part of its error message.
 fn failures() -> Vec<(&'static str, Vec<Step>)> {
-    let json = |status: &str, body: Value| json_response(status, "", &body);
-    let response = |message: Value, finish: &str| {
-        json(
-            "200 OK",
-            json!({"choices": [{"index": 0, "message": message, "finish_reason": finish}]}),
-        )
-    };
     let html = head("200 OK", "content-type: text/html\r\n");
     let length = head("200 OK", "content-type: application/json\r\ncontent-length: 99\r\n");
     vec![
-        ("status 500", json("500 Internal Server Error", json!({"error": "oh"}))),
-        ("status 502", json("502 Bad Gateway", json!({}))),
-        ("status 401", json("401 Unauthorized", json!({"error": "who"}))),
-        ("status 403", json("403 Forbidden", json!({}))),
-        ("status 404", json("404 Not Found", json!({"error": "no such model"}))),
-        ("status 400", json("400 Bad Request", json!({"error": "too long"}))),
+        ("status 500", json_status("500 Internal Server Error", json!({"error": "oh"}))),
+        ("status 502", json_status("502 Bad Gateway", json!({}))),
+        ("status 401", json_status("401 Unauthorized", json!({"error": "who"}))),
+        ("status 403", json_status("403 Forbidden", json!({}))),
+        ("status 404", json_status("404 Not Found", json!({"error": "no such model"}))),
+        ("status 400", json_status("400 Bad Request", json!({"error": "too long"}))),
         ("redirects", vec![head("302 Found", "location: http://h/\r\ncontent-length: 0\r\n")]),
         ("text/html", vec![html, Step::Send(b"<html>Log in</html>".to_vec())]),
-        ("cannot be used", json("200 OK", json!({"choices": 7}))),
-        ("no choice", json("200 OK", json!({"choices": []}))),
-        ("no choice", json("200 OK", json!({}))),
-        ("status 200: oom", json("200 OK", json!({"error": {"message": "oom"}}))),
-        ("neither content", response(json!({"role": "assistant", "content": null}), "stop")),
-        ("neither content", response(json!({"role": "assistant"}), "stop")),
-        ("ended with an error", response(json!({"role": "assistant", "content": "4"}), "error")),
+        ("cannot be used", json_status("200 OK", json!({"choices": 7}))),
+        ("no choice", json_status("200 OK", json!({"choices": []}))),
+        ("no choice", json_status("200 OK", json!({}))),
+        ("status 200: oom", json_status("200 OK", json!({"error": {"message": "oom"}}))),
+        ("neither content", choice_response(json!({"role": "assistant", "content": null}), "stop")),
+        ("neither content", choice_response(json!({"role": "assistant"}), "stop")),
+        (
+            "ended with an error",
+            choice_response(json!({"role": "assistant", "content": "4"}), "error"),
+        ),
         (
             "ended with an error",
             vec![events_head(), Step::Send(delta_event(&json!({"content": "4"}), Some("error")))],
@@ -61,9 +60,14 @@ fn failures() -> Vec<(&'static str, Vec<Step>)> {
         ("waited", vec![length_of_nothing(), Step::Hang]),
         (
             "waited",
-            [vec![Step::Wait(Duration::from_secs(25))], json("200 OK", completion("6"))].concat(),
+            [vec![Step::Wait(Duration::from_secs(25))], json_status("200 OK", completion("6"))]
+                .concat(),
         ),
     ]
+}
+
+fn json_status(status: &str, body: Value) -> Vec<Step> {
+    json_response(status, "", &body)
 }
 
 fn length_of_nothing() -> Step {
@@ -91,9 +95,12 @@ async fn failed_call_moves_to_next_endpoint() {
             bad.received_requests(),
             good.received_requests()
         );
-        let models = |server: &TestServer| server.seen.lock().unwrap()[0].body["model"].clone();
-        assert_eq!((models(&bad), models(&good)), (json!("m0"), json!("m1")), "{what}");
+        assert_eq!((model_of(&bad), model_of(&good)), (json!("m0"), json!("m1")), "{what}");
     }
+}
+
+fn model_of(server: &TestServer) -> Value {
+    server.seen.lock().unwrap()[0].body["model"].clone()
 }
 
 #[tokio::test]
@@ -116,12 +123,6 @@ async fn concurrent_calls_succeed_despite_failing_endpoint() {
 
 #[tokio::test]
 async fn concurrent_calls_use_preferred_model_unless_it_fails() {
-    let slow = |text| {
-        [
-            vec![Step::Wait(Duration::from_millis(50))],
-            json_response("200 OK", "", &completion(text)),
-        ]
-    };
     let first = TestServer::new(vec![slow("5").concat()]).await;
     let second = TestServer::new(vec![slow("6").concat()]).await;
     let policy = external_for(&[&first, &second], Duration::from_secs(4));
@@ -131,17 +132,20 @@ async fn concurrent_calls_use_preferred_model_unless_it_fails() {
     assert_eq!((first.received_requests(), second.received_requests()), (8, 0));
 
     // Servers of the same model share the calls.
-    let endpoint = |server: &TestServer| Endpoint {
-        base_url: server.url.clone(),
-        model: "m".into(),
-        key_env: None,
-    };
-    let endpoints = vec![endpoint(&first), endpoint(&second)];
+    let endpoints = vec![endpoint_of(&first), endpoint_of(&second)];
     let policy =
         External::new(ExternalOptions { endpoints, ..ExternalOptions::default() }).unwrap();
     let responses = futures_util::future::join_all((0..8).map(|_| policy.chat(&question))).await;
     assert!(responses.iter().all(Result::is_ok));
     assert_eq!((first.received_requests(), second.received_requests()), (12, 4));
+}
+
+fn slow(text: &str) -> [Vec<Step>; 2] {
+    [vec![Step::Wait(Duration::from_millis(50))], json_response("200 OK", "", &completion(text))]
+}
+
+fn endpoint_of(server: &TestServer) -> Endpoint {
+    Endpoint { base_url: server.url.clone(), model: "m".into(), key_env: None }
 }
 
 #[tokio::test]
@@ -217,12 +221,7 @@ async fn usage_replaces_estimate_in_token_limit() {
 async fn each_retry_counts_toward_request_limit() {
     let bad = TestServer::new(vec![json_response("500 Oh", "", &json!({}))]).await;
     let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
-    let endpoint = |server: &TestServer| Endpoint {
-        base_url: server.url.clone(),
-        model: "m".into(),
-        key_env: None,
-    };
-    let endpoints = vec![endpoint(&bad), endpoint(&good)];
+    let endpoints = vec![endpoint_of(&bad), endpoint_of(&good)];
     let options =
         ExternalOptions { endpoints, requests_per_minute: 6, ..ExternalOptions::default() };
     let policy = External::new(options).unwrap();
@@ -234,12 +233,14 @@ async fn each_retry_counts_toward_request_limit() {
 
 /// Creates servers that do not exist, and a course in which each was called once.
 fn course_over(names: &[&str]) -> (Vec<Server>, Course) {
-    let server = |name: &&str| {
-        let endpoint =
-            Endpoint { base_url: format!("http://{name}"), model: "m".into(), key_env: None };
-        Server::new(&endpoint, |_| Err(std::env::VarError::NotPresent)).unwrap()
-    };
-    let servers = names.iter().map(server).collect::<Vec<_>>();
+    let servers = names
+        .iter()
+        .map(|name| {
+            let endpoint =
+                Endpoint { base_url: format!("http://{name}"), model: "m".into(), key_env: None };
+            Server::new(&endpoint, |_| Err(std::env::VarError::NotPresent)).unwrap()
+        })
+        .collect::<Vec<_>>();
     let mut course = Course::new(names.len());
     (0..names.len()).for_each(|number| course.request_count(number));
     (servers, course)
@@ -247,14 +248,8 @@ fn course_over(names: &[&str]) -> (Vec<Server>, Course) {
 
 #[tokio::test]
 async fn failure_avoids_endpoint_only_if_at_fault() {
-    let message = || "m".to_owned();
     let (servers, _) = course_over(&["a"]);
     let endpoint = || servers[0].name.clone();
-    let waited = |endpoint: String| ExternalError::Deadline {
-        endpoint,
-        waited: Duration::from_secs(1),
-        what: "a response".into(),
-    };
     for (error, is_paused, is_avoided) in [
         // The endpoint has set its pause already.
         (
@@ -279,8 +274,8 @@ async fn failure_avoids_endpoint_only_if_at_fault() {
             false,
             true,
         ),
-        (waited("http://a, http://b".into()), false, false),
-        (waited(endpoint()), false, true),
+        (deadline_error("http://a, http://b".into()), false, false),
+        (deadline_error(endpoint()), false, true),
         (ExternalError::Protocol { endpoint: endpoint(), why: message() }, false, true),
     ] {
         let (servers, mut course) = course_over(&["a"]);
@@ -289,6 +284,14 @@ async fn failure_avoids_endpoint_only_if_at_fault() {
         let (rests_for, has_failed, _) = servers[0].rank();
         assert_eq!((!rests_for.is_zero(), has_failed), (is_paused, is_avoided), "{what}");
     }
+}
+
+fn message() -> String {
+    "m".to_owned()
+}
+
+fn deadline_error(endpoint: String) -> ExternalError {
+    ExternalError::Deadline { endpoint, waited: Duration::from_secs(1), what: "a response".into() }
 }
 
 #[tokio::test]
@@ -330,9 +333,8 @@ async fn pause_of_uncalled_endpoint_is_reported_with_its_cause() {
 
 #[tokio::test]
 async fn error_lists_failure_of_each_endpoint() {
-    let json = |status: &str, body: Value| json_response(status, "", &body);
-    let oh = TestServer::new(vec![json("500 Oh", json!({"error": "broken GPU"}))]).await;
-    let who = TestServer::new(vec![json("401 Who", json!({"error": "no key"}))]).await;
+    let oh = TestServer::new(vec![json_status("500 Oh", json!({"error": "broken GPU"}))]).await;
+    let who = TestServer::new(vec![json_status("401 Who", json!({"error": "no key"}))]).await;
     let hangs = TestServer::new(vec![vec![Step::Hang]]).await;
     let error = external_for(&[&oh, &who, &hangs], Duration::from_secs(1))
         .chat(&question())
@@ -358,9 +360,8 @@ async fn error_lists_failure_of_each_endpoint() {
 
 #[tokio::test]
 async fn rejected_request_is_sent_once_per_endpoint() {
-    let rejects = || json_response("400 Bad Request", "", &json!({"error": "too long"}));
-    let one = TestServer::new(vec![rejects()]).await;
-    let other = TestServer::new(vec![rejects()]).await;
+    let one = TestServer::new(vec![rejection()]).await;
+    let other = TestServer::new(vec![rejection()]).await;
     let policy = external_for(&[&one, &other], Duration::from_secs(20));
     let start = Instant::now();
     let error = policy.chat(&question()).await.unwrap_err();
@@ -369,6 +370,10 @@ async fn rejected_request_is_sent_once_per_endpoint() {
     assert!(start.elapsed() < Duration::from_secs(2));
     // The request is at fault, so no endpoint is avoided.
     assert!(policy.0.servers.iter().all(|server| server.rank() == (Duration::ZERO, false, 0)));
+}
+
+fn rejection() -> Vec<Step> {
+    json_response("400 Bad Request", "", &json!({"error": "too long"}))
 }
 
 #[tokio::test]
@@ -387,17 +392,16 @@ async fn slow_endpoint_wins_if_next_one_fails() {
 
 #[tokio::test]
 async fn response_without_text_fails_over() {
-    let response = |message: Value, finish: &str| {
-        let choice = json!({"index": 0, "message": message, "finish_reason": finish});
-        json_response("200 OK", "", &json!({ "choices": [choice] }))
-    };
     let call =
         json!([{"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
     for (why, steps) in [
-        ("withheld", response(json!({"role": "assistant", "content": "4"}), "content_filter")),
+        (
+            "withheld",
+            choice_response(json!({"role": "assistant", "content": "4"}), "content_filter"),
+        ),
         (
             "is empty",
-            response(
+            choice_response(
                 json!({"role": "assistant", "content": null, "tool_calls": call}),
                 "tool_calls",
             ),
@@ -413,6 +417,11 @@ async fn response_without_text_fails_over() {
             .unwrap_err();
         assert!(error.failures().len() == 2 && error.to_string().contains(why), "{error}");
     }
+}
+
+fn choice_response(message: Value, finish: &str) -> Vec<Step> {
+    let choice = json!({"index": 0, "message": message, "finish_reason": finish});
+    json_response("200 OK", "", &json!({ "choices": [choice] }))
 }
 
 #[tokio::test]

@@ -55,10 +55,8 @@ impl ChatRequest {
             set("tools", self.tools.iter().map(ToolSpec::to_openai).collect());
         }
         set("max_tokens", json!(params.max_tokens));
-        // The shortest decimal: 0.7, and not the nearest f32 with all its digits.
-        let decimal = |value: f32| value.to_string().parse::<f64>().unwrap_or(f64::from(value));
-        set("temperature", json!(params.temperature.map(decimal)));
-        set("top_p", json!(params.top_p.map(decimal)));
+        set("temperature", json!(params.temperature.map(shortest_decimal)));
+        set("top_p", json!(params.top_p.map(shortest_decimal)));
         if !params.stop.is_empty() {
             set("stop", json!(params.stop));
         }
@@ -81,6 +79,11 @@ impl ChatRequest {
     pub(crate) fn tokens(&self, body: &[u8]) -> u64 {
         body.len() as u64 / BYTES_OF_A_TOKEN + self.params.max_tokens.unwrap_or_default() as u64
     }
+}
+
+/// Returns the shortest decimal: 0.7, and not the nearest f32 with all its digits.
+fn shortest_decimal(value: f32) -> f64 {
+    value.to_string().parse::<f64>().unwrap_or(f64::from(value))
 }
 
 #[cfg(test)]

@@ -102,27 +102,30 @@ impl ChatResponse {
     /// # Errors
     /// Returns a message that names the call if its arguments are not a JSON object.
     pub fn message(&self) -> Result<Message, String> {
-        let call = |(i, call): (usize, &CalledTool)| {
-            let text = call.arguments.trim();
-            let arguments = match text {
-                "" => Ok(Map::new()),
-                text => serde_json::from_str::<Map<String, Value>>(text),
-            };
-            let id = if call.id.is_empty() { format!("call_{i}") } else { call.id.clone() };
-            match arguments {
-                Ok(arguments) => {
-                    Ok(ToolCall { id, name: call.name.clone(), arguments: arguments.into() })
-                }
-                Err(error) => Err(format!(
-                    "the arguments of tool call {:?} are not a JSON object: {error}",
-                    call.name
-                )),
-            }
-        };
-        let calls =
-            self.tool_calls.iter().enumerate().map(call).collect::<Result<Vec<_>, String>>()?;
+        let calls = self
+            .tool_calls
+            .iter()
+            .enumerate()
+            .map(convert_call)
+            .collect::<Result<Vec<_>, String>>()?;
         let reasoning = Some(self.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());
         Ok(Message { reasoning_content: reasoning, ..Message::calls(self.content.clone(), calls) })
+    }
+}
+
+fn convert_call((i, call): (usize, &CalledTool)) -> Result<ToolCall, String> {
+    let text = call.arguments.trim();
+    let arguments = match text {
+        "" => Ok(Map::new()),
+        text => serde_json::from_str::<Map<String, Value>>(text),
+    };
+    let id = if call.id.is_empty() { format!("call_{i}") } else { call.id.clone() };
+    match arguments {
+        Ok(arguments) => Ok(ToolCall { id, name: call.name.clone(), arguments: arguments.into() }),
+        Err(error) => Err(format!(
+            "the arguments of tool call {:?} are not a JSON object: {error}",
+            call.name
+        )),
     }
 }
 
@@ -224,10 +227,9 @@ impl Assembly {
             let delta = choice.delta.unwrap_or_default();
             // Some servers send the reasoning under both names.
             let filled = |text: &String| !text.is_empty();
-            let other = || {
+            if let Some(reasoning) = delta.reasoning_content.filter(filled).or_else(|| {
                 delta.reasoning.as_ref().and_then(Value::as_str).map(str::to_owned).filter(filled)
-            };
-            if let Some(reasoning) = delta.reasoning_content.filter(filled).or_else(other) {
+            }) {
                 self.has_content = true;
                 self.response.reasoning += &reasoning;
                 events.push(ChatEvent::Reasoning(reasoning));
@@ -251,20 +253,22 @@ impl Assembly {
             Some(_) => self.indices.iter().rposition(|known| *known == wire.index),
             None => self.indices.len().checked_sub(1),
         };
-        let known = |at: &usize| {
-            let call = &self.response.tool_calls[*at];
-            id.is_empty() || call.id.is_empty() || call.id == id
-        };
         // Without index and ID, the chunk continues the last call, unless it names a tool and so is
         // complete.
         let is_complete_call = wire.index.is_none()
             && id.is_empty()
             && name.as_ref().is_some_and(|name| !name.is_empty());
-        let at = known_call.filter(known).filter(|_| !is_complete_call).unwrap_or_else(|| {
-            self.indices.push(wire.index);
-            self.response.tool_calls.push(CalledTool::default());
-            self.response.tool_calls.len() - 1
-        });
+        let at = known_call
+            .filter(|at| {
+                let call = &self.response.tool_calls[*at];
+                id.is_empty() || call.id.is_empty() || call.id == id
+            })
+            .filter(|_| !is_complete_call)
+            .unwrap_or_else(|| {
+                self.indices.push(wire.index);
+                self.response.tool_calls.push(CalledTool::default());
+                self.response.tool_calls.len() - 1
+            });
         let call = &mut self.response.tool_calls[at];
         if call.id.is_empty() {
             call.id = id;
@@ -393,7 +397,26 @@ mod tests {
 
     #[test]
     fn response_converts_to_message() {
-        let called = |arguments: &str| ChatResponse {
+        let message = response_with_call("{\"a\": 1}").message().unwrap();
+        assert_eq!(
+            (&*message.tool_calls[0].id, &message.tool_calls[0].arguments["a"]),
+            ("call_0", &json!(1))
+        );
+        assert_eq!(message.reasoning_content.as_deref(), Some("hm"));
+        assert!(response_with_call(" ").message().unwrap().tool_calls[0].arguments.is_empty());
+        assert!(
+            response_with_call("{\"a\": ")
+                .message()
+                .unwrap_err()
+                .contains("tool call \"add\" are not a JSON object")
+        );
+        assert!(response_with_call("[1]").message().is_err());
+        let finishes = [Finish::Stop, Finish::ToolCalls, Finish::Other("x".into())];
+        assert_eq!(serde_json::to_string(&finishes).unwrap(), r#"["stop","tool_calls","x"]"#);
+    }
+
+    fn response_with_call(arguments: &str) -> ChatResponse {
+        ChatResponse {
             reasoning: "hm".into(),
             tool_calls: vec![CalledTool {
                 name: "add".into(),
@@ -401,22 +424,6 @@ mod tests {
                 id: String::new(),
             }],
             ..ChatResponse::default()
-        };
-        let message = called("{\"a\": 1}").message().unwrap();
-        assert_eq!(
-            (&*message.tool_calls[0].id, &message.tool_calls[0].arguments["a"]),
-            ("call_0", &json!(1))
-        );
-        assert_eq!(message.reasoning_content.as_deref(), Some("hm"));
-        assert!(called(" ").message().unwrap().tool_calls[0].arguments.is_empty());
-        assert!(
-            called("{\"a\": ")
-                .message()
-                .unwrap_err()
-                .contains("tool call \"add\" are not a JSON object")
-        );
-        assert!(called("[1]").message().is_err());
-        let finishes = [Finish::Stop, Finish::ToolCalls, Finish::Other("x".into())];
-        assert_eq!(serde_json::to_string(&finishes).unwrap(), r#"["stop","tool_calls","x"]"#);
+        }
     }
 }

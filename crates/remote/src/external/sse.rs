@@ -82,9 +82,12 @@ mod tests {
     }
 
     fn texts(stream: &str) -> (Vec<String>, Option<String>) {
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         let (events, rest) = decode([stream.as_bytes()]);
-        (events.into_iter().map(text).collect(), rest.map(text))
+        (events.into_iter().map(to_text).collect(), rest.map(to_text))
+    }
+
+    fn to_text(bytes: Vec<u8>) -> String {
+        String::from_utf8(bytes).unwrap()
     }
 
     #[test]
@@ -132,13 +135,6 @@ mod tests {
         let mut events = Vec::new();
         let mut data = Vec::<Vec<u8>>::new();
         let last = lines.pop().unwrap();
-        let take = |data: &mut Vec<Vec<u8>>, line: &[u8]| {
-            if line == b"data" {
-                data.push(Vec::new());
-            } else if let Some(value) = line.strip_prefix(b"data:") {
-                data.push(value.strip_prefix(b" ").unwrap_or(value).to_vec());
-            }
-        };
         for line in &lines {
             if line.is_empty() {
                 if !data.is_empty() {
@@ -146,11 +142,19 @@ mod tests {
                     data.clear();
                 }
             } else {
-                take(&mut data, line);
+                take_data_line(&mut data, line);
             }
         }
-        take(&mut data, &last);
+        take_data_line(&mut data, &last);
         (events, (!data.is_empty()).then(|| data.join(&b'\n')))
+    }
+
+    fn take_data_line(data: &mut Vec<Vec<u8>>, line: &[u8]) {
+        if line == b"data" {
+            data.push(Vec::new());
+        } else if let Some(value) = line.strip_prefix(b"data:") {
+            data.push(value.strip_prefix(b" ").unwrap_or(value).to_vec());
+        }
     }
 
     fn streams() -> impl Strategy<Value = Vec<u8>> {

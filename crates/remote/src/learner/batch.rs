@@ -15,12 +15,11 @@ pub(super) fn put_batch(body: &mut Body, batch: &TreeBatch) {
             ends[parent as usize] = ends[parent as usize].max(ends[index]);
         }
     }
-    let tokens_of = |index: usize| 0..batch.nodes[index].len;
     let nodes = 0..batch.nodes.len();
     body.integers("tokens", batch.tokens.iter().copied());
     body.integers(
         "position",
-        nodes.clone().flat_map(|i| tokens_of(i).map(move |k| batch.nodes[i].depth + k)),
+        nodes.clone().flat_map(|i| (0..batch.nodes[i].len).map(move |k| batch.nodes[i].depth + k)),
     );
     body.integers(
         "subtree_end",
@@ -92,31 +91,32 @@ pub(super) mod decode {
         let [value, behaviour, proximal, reference, path_log_ratio, correction] =
             names.map(&mut all);
         let [weight, advantage, returns] = ["weight", "advantage", "returns"].map(&mut all);
-        let optional =
-            |values: &Result<Vec<f32>, String>, i: usize| -> Result<Option<f32>, String> {
-                Ok(Some(values.clone()?[i]).filter(|value| !value.is_nan()))
-            };
         let marked = body.take_flags("marked")?;
         let age = body.take_integers("age")?;
         let version = body.take_integers("version")?;
-        let term = |i: usize| {
-            Ok(Term {
-                sequence: paths[i],
-                weight: weight.clone()?[i],
-                advantage: advantage.clone()?[i],
-                returns: returns.clone()?[i],
-                value: optional(&value, i)?,
-                behavior: optional(&behaviour, i)?,
-                proximal: optional(&proximal, i)?,
-                reference: optional(&reference, i)?,
-                sequence_log_ratio: optional(&path_log_ratio, i)?,
-                selected: marked[i],
-                correction: optional(&correction, i)?,
-                age: age[i],
-                version: version[i],
+        (0..paths.len())
+            .map(|i: usize| {
+                Ok(Term {
+                    sequence: paths[i],
+                    weight: weight.clone()?[i],
+                    advantage: advantage.clone()?[i],
+                    returns: returns.clone()?[i],
+                    value: optional_value(&value, i)?,
+                    behavior: optional_value(&behaviour, i)?,
+                    proximal: optional_value(&proximal, i)?,
+                    reference: optional_value(&reference, i)?,
+                    sequence_log_ratio: optional_value(&path_log_ratio, i)?,
+                    selected: marked[i],
+                    correction: optional_value(&correction, i)?,
+                    age: age[i],
+                    version: version[i],
+                })
             })
-        };
-        (0..paths.len()).map(term).collect()
+            .collect()
+    }
+
+    fn optional_value(values: &Result<Vec<f32>, String>, i: usize) -> Result<Option<f32>, String> {
+        Ok(Some(values.clone()?[i]).filter(|value| !value.is_nan()))
     }
 
     /// Reads a batch that computes the same. Its nodes may be longer, since a node with a single
@@ -143,14 +143,15 @@ pub(super) mod decode {
         let first_term = first_term?;
         let counts = counts?;
         let temperature = body.take_all("temperature")?;
-        let target = |i: usize| Target {
-            token: target_token[i],
-            predictor: predictor[i],
-            temperature: temperature[i],
-            first_term: first_term[i],
-            terms: counts[i],
-        };
-        let targets = (0..target_token.len()).map(target).collect();
+        let targets = (0..target_token.len())
+            .map(|i: usize| Target {
+                token: target_token[i],
+                predictor: predictor[i],
+                temperature: temperature[i],
+                first_term: first_term[i],
+                terms: counts[i],
+            })
+            .collect();
         let paths: Vec<u32> = body.take_integers("path")?;
         let terms = terms_of(body, &paths)?;
         let batch = TreeBatch { tokens, nodes, targets, terms, ..TreeBatch::default() };
@@ -162,12 +163,14 @@ pub(super) mod decode {
         let tokens: Vec<u32> = body.take_integers("path_tokens")?;
         let mut rest = &tokens[..];
         let lengths: Vec<usize> = body.take_integers("path_len")?;
-        let take = |len: usize| {
-            let (path, after) = rest.split_at(len);
-            rest = after;
-            Tokens::from(path.to_vec())
-        };
-        Ok(lengths.into_iter().map(take).collect())
+        Ok(lengths
+            .into_iter()
+            .map(|len: usize| {
+                let (path, after) = rest.split_at(len);
+                rest = after;
+                Tokens::from(path.to_vec())
+            })
+            .collect())
     }
 
     /// Reads the sequences of an update.
@@ -178,17 +181,24 @@ pub(super) mod decode {
         let temperature = body.take_all("temperature")?;
         let terms = terms_of(body, &vec![0; index.len()])?;
         let mut at = 0;
-        let path = |(tokens, count): (Tokens, usize)| {
-            let of_path = at..at + count;
-            at += count;
-            let target = |i: usize| SequenceTarget {
-                index: index[i],
-                temperature: temperature[i],
-                term: terms[i],
-            };
-            SequenceInput { tokens, targets: of_path.map(target).collect() }
-        };
-        Ok(tokens.into_iter().zip(counts).map(path).collect())
+        Ok(tokens
+            .into_iter()
+            .zip(counts)
+            .map(|(tokens, count)| {
+                let of_path = at..at + count;
+                at += count;
+                SequenceInput {
+                    tokens,
+                    targets: of_path
+                        .map(|i: usize| SequenceTarget {
+                            index: index[i],
+                            temperature: temperature[i],
+                            term: terms[i],
+                        })
+                        .collect(),
+                }
+            })
+            .collect())
     }
 
     /// Reads an update that needs a micro-batch plan.
@@ -207,23 +217,25 @@ mod tests {
     use super::*;
 
     fn path(tokens: &[u32], targets: &[u32]) -> SequenceInput {
-        let target = |&index: &u32| SequenceTarget {
-            index,
-            temperature: 0.5 + index as f32,
-            term: Term {
-                weight: 0.25,
-                advantage: -1.5,
-                behavior: (index % 2 == 0).then_some(-0.5),
-                reference: Some(-0.75),
-                selected: index == 2,
-                age: index,
-                version: 7,
-                ..Term::default()
-            },
-        };
         SequenceInput {
             tokens: tokens.to_vec().into(),
-            targets: targets.iter().map(target).collect(),
+            targets: targets
+                .iter()
+                .map(|&index| SequenceTarget {
+                    index,
+                    temperature: 0.5 + index as f32,
+                    term: Term {
+                        weight: 0.25,
+                        advantage: -1.5,
+                        behavior: (index % 2 == 0).then_some(-0.5),
+                        reference: Some(-0.75),
+                        selected: index == 2,
+                        age: index,
+                        version: 7,
+                        ..Term::default()
+                    },
+                })
+                .collect(),
         }
     }
 

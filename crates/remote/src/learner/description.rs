@@ -198,19 +198,18 @@ impl Description {
         if self.layout.world_size == 0 {
             return reject("it has no ranks that process micro-batches".into());
         }
-        let names = || self.learners.keys().cloned().collect::<Vec<_>>().join(", ");
         let Some(policy) = self.learners.get(POLICY).filter(|policy| policy.trains) else {
-            return reject(format!("it has no learner {POLICY} that trains, only {}", names()));
+            return reject(format!(
+                "it has no learner {POLICY} that trains, only {}",
+                self.learner_names()
+            ));
         };
         if policy.lora != *lora {
-            let shown = |lora: &Option<Adapter>| {
-                lora.as_ref().map_or_else(|| "all weights".into(), Adapter::to_string)
-            };
             return reject(format!(
                 "it trains {}, but the recipe (`model.lora`) requires {}; start it accordingly, \
                  or set the key",
-                shown(&policy.lora),
-                shown(lora)
+                describe_adapter(&policy.lora),
+                describe_adapter(lora)
             ));
         }
         let published = self.export_dtype.as_ref().unwrap_or(export_dtype);
@@ -230,7 +229,7 @@ impl Description {
             return reject(format!(
                 "a phase has a KL penalty to a reference, but it has no learner {REFERENCE}, only \
                  {}; start it with one",
-                names()
+                self.learner_names()
             ));
         }
         if *critic
@@ -239,11 +238,19 @@ impl Description {
             return reject(format!(
                 "a phase trains a critic, but it has no learner {CRITIC} with a value head, only \
                  {}; start it with one",
-                names()
+                self.learner_names()
             ));
         }
         Ok(())
     }
+
+    fn learner_names(&self) -> String {
+        self.learners.keys().cloned().collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn describe_adapter(lora: &Option<Adapter>) -> String {
+    lora.as_ref().map_or_else(|| "all weights".into(), Adapter::to_string)
 }
 
 impl GroupLayout {
@@ -263,39 +270,29 @@ impl GroupLayout {
 
     /// Describes the differences that change the last bits of later results.
     pub fn changes(&self, before: &Self) -> Vec<String> {
-        let facts = |layout: &Self| {
-            let GroupLayout {
-                processes,
-                dtype,
-                device,
-                tp,
-                cp,
-                ep,
-                pp,
-                fsdp,
-                torch,
-                transformers,
-                ..
-            } = layout.clone();
-            [
-                ("processes", processes.to_string()),
-                ("dtype", dtype),
-                ("device", device),
-                ("tp", tp.to_string()),
-                ("cp", cp.to_string()),
-                ("ep", ep.to_string()),
-                ("pp", pp.to_string()),
-                ("fsdp", fsdp.to_string()),
-                ("torch", torch),
-                ("transformers", transformers),
-            ]
-        };
-        let pairs = facts(before).into_iter().zip(facts(self));
+        let pairs = comparable_facts(before).into_iter().zip(comparable_facts(self));
         pairs
             .filter(|((_, before), (_, now))| before != now)
             .map(|((name, before), (_, now))| format!("{name} is {now} and was {before}"))
             .collect()
     }
+}
+
+fn comparable_facts(layout: &GroupLayout) -> [(&'static str, String); 10] {
+    let GroupLayout { processes, dtype, device, tp, cp, ep, pp, fsdp, torch, transformers, .. } =
+        layout.clone();
+    [
+        ("processes", processes.to_string()),
+        ("dtype", dtype),
+        ("device", device),
+        ("tp", tp.to_string()),
+        ("cp", cp.to_string()),
+        ("ep", ep.to_string()),
+        ("pp", pp.to_string()),
+        ("fsdp", fsdp.to_string()),
+        ("torch", torch),
+        ("transformers", transformers),
+    ]
 }
 
 #[cfg(test)]
@@ -332,16 +329,8 @@ mod tests {
 
     #[test]
     fn check_names_difference_between_learner_and_run() {
-        let check = |key: &str, value: Value, expected: &LearnerRequirements| {
-            let mut described = described();
-            if let Some(field) = described.pointer_mut(key) {
-                *field = value;
-            }
-            let description: Description = serde_json::from_value(described).unwrap();
-            description.check(expected, "u").map_err(|error| error.to_string())
-        };
-        assert_eq!(check("", described(), &expected()), Ok(()));
-        assert_eq!(check("/model_type", json!("llama_text"), &expected()), Ok(()));
+        assert_eq!(check_changed("", described(), &expected()), Ok(()));
+        assert_eq!(check_changed("/model_type", json!("llama_text"), &expected()), Ok(()));
         for (key, value, want) in [
             ("/protocol", json!(2), "version 2 of the protocol, but this build speaks version 1"),
             ("/model_type", json!("qwen2"), "is qwen2, but that of the recipe's model is llama"),
@@ -375,29 +364,46 @@ mod tests {
                 "no learner reference, only policy",
             ),
         ] {
-            let error = check(key, value, &expected()).unwrap_err();
+            let error = check_changed(key, value, &expected()).unwrap_err();
             assert!(error.contains(want), "{error}");
         }
-        let critic = check("", described(), &LearnerRequirements { critic: true, ..expected() })
-            .unwrap_err();
+        let critic =
+            check_changed("", described(), &LearnerRequirements { critic: true, ..expected() })
+                .unwrap_err();
         assert!(critic.contains("no learner critic with a value head"), "{critic}");
-        let adapter = |rank| Adapter { rank, alpha: 16.0, targets: ["q_proj".to_owned()].into() };
         let other = LearnerRequirements { lora: Some(adapter(8)), ..expected() };
         let lora_json = json!({ "rank": 4, "alpha": 16.0, "targets": ["q_proj"] });
-        let error = check("/learners/policy/lora", lora_json.clone(), &other).unwrap_err();
+        let error = check_changed("/learners/policy/lora", lora_json.clone(), &other).unwrap_err();
         assert!(
             error
                 .contains("on q_proj, but the recipe (`model.lora`) requires an adapter of rank 8"),
             "{error}"
         );
         assert_eq!(
-            check(
+            check_changed(
                 "/learners/policy/lora",
                 lora_json,
                 &LearnerRequirements { lora: Some(adapter(4)), ..expected() }
             ),
             Ok(())
         );
+    }
+
+    fn check_changed(
+        key: &str,
+        value: Value,
+        expected: &LearnerRequirements,
+    ) -> Result<(), String> {
+        let mut described = described();
+        if let Some(field) = described.pointer_mut(key) {
+            *field = value;
+        }
+        let description: Description = serde_json::from_value(described).unwrap();
+        description.check(expected, "u").map_err(|error| error.to_string())
+    }
+
+    fn adapter(rank: usize) -> Adapter {
+        Adapter { rank, alpha: 16.0, targets: ["q_proj".to_owned()].into() }
     }
 
     #[test]

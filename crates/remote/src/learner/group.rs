@@ -133,10 +133,9 @@ impl Group {
         done: &mut (dyn FnMut() + Send),
     ) -> Result<(Body, usize), PolicyError> {
         let Call { learner, verb, body, what } = call;
-        let invalid = |why: String| {
+        let bytes = body.to_bytes().map_err(|why| {
             PolicyError::Invalid(format!("the call of {verb} cannot be encoded: {why}"))
-        };
-        let bytes = body.to_bytes().map_err(invalid)?;
+        })?;
         drop(body);
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let id = format!("{}-{number}", self.origin);
@@ -152,11 +151,10 @@ impl Group {
         loop {
             match self.call_once(&request, &id, &mut wait, done).await {
                 Ok(response) => {
-                    let unread = |why| {
+                    let read = Body::read(&response).map_err(|why| {
                         self.link
                             .stopped_error(&format!("its response to {verb} cannot be read: {why}"))
-                    };
-                    let read = Body::read(&response).map_err(unread)?;
+                    })?;
                     return Ok((read, wait.done));
                 }
                 Err(CallFailure::Permanent(error)) => return Err(error),
@@ -250,14 +248,10 @@ impl Group {
     }
 
     fn headers_of(&self, id: &str) -> Result<HeaderMap, PolicyError> {
-        let value = |text: &str| {
-            HeaderValue::from_str(text)
-                .map_err(|error| PolicyError::Invalid(format!("{text:?}: {error}")))
-        };
         let step = self.state().published.unwrap_or_default();
         let mut headers = self.link.headers.clone();
-        headers.insert(CALL, value(id)?);
-        headers.insert(STEP, value(&step.to_string())?);
+        headers.insert(CALL, header_value(id)?);
+        headers.insert(STEP, header_value(&step.to_string())?);
         headers.insert(CONTENT_TYPE, SAFETENSORS);
         Ok(headers)
     }
@@ -265,4 +259,8 @@ impl Group {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn header_value(text: &str) -> Result<HeaderValue, PolicyError> {
+    HeaderValue::from_str(text).map_err(|error| PolicyError::Invalid(format!("{text:?}: {error}")))
 }

@@ -64,22 +64,26 @@ fn local() -> Simulator {
 }
 
 fn paths() -> Vec<SequenceInput> {
-    let path = |number: u32| {
-        let token = |i: u32| if i < 5 { i + 3 } else { (number * 7 + i) % 64 };
-        let target = |index: u32| SequenceTarget {
-            index,
-            temperature: 1.0,
-            term: Term {
-                weight: 0.125,
-                advantage: number as f32 - 1.5,
-                behavior: Some(-4.0),
-                returns: 0.5,
-                ..Term::default()
-            },
-        };
-        SequenceInput { tokens: (0..9).map(token).collect(), targets: (5..9).map(target).collect() }
-    };
-    (0..4).map(path).collect()
+    (0..4).map(sequence_input).collect()
+}
+
+fn sequence_input(number: u32) -> SequenceInput {
+    SequenceInput {
+        tokens: (0..9).map(|i: u32| if i < 5 { i + 3 } else { (number * 7 + i) % 64 }).collect(),
+        targets: (5..9)
+            .map(|index: u32| SequenceTarget {
+                index,
+                temperature: 1.0,
+                term: Term {
+                    weight: 0.125,
+                    advantage: number as f32 - 1.5,
+                    behavior: Some(-4.0),
+                    returns: 0.5,
+                    ..Term::default()
+                },
+            })
+            .collect(),
+    }
 }
 
 fn request() -> TrainRequest {
@@ -328,17 +332,13 @@ async fn rejections_keep_their_error_kind() {
 async fn connect_errors_name_their_cause() {
     let dir = tempfile::tempdir().unwrap();
     let (group, _) = start(dir.path()).await;
-    let connect = async |options| match RemoteLearner::connect(options, None, &expected()).await {
-        Ok(_) => panic!("it connects"),
-        Err(error) => error.to_string(),
-    };
     let stranger = LearnerOptions { token: "another".into(), ..options(&group.url) };
-    let error = connect(stranger.clone()).await;
+    let error = connect_error(stranger.clone()).await;
     assert!(error.contains("does not accept the token"), "{error}");
     assert!(!format!("{stranger:?}").contains("another"));
     let unreachable =
         LearnerOptions { start: Duration::from_secs(1), ..options("http://127.0.0.1:1") };
-    let error = connect(unreachable).await;
+    let error = connect_error(unreachable).await;
     assert!(error.contains("cannot connect to 127.0.0.1:1"), "{error}");
     let (send, ended) = tokio::sync::watch::channel(None);
     let processes = Processes { ended, guard: Box::new(()) };
@@ -347,6 +347,13 @@ async fn connect_errors_name_their_cause() {
         RemoteLearner::connect(options("http://127.0.0.1:1"), Some(processes), &expected()).await;
     let Err(PolicyError::Stopped(why)) = error else { panic!("it is over") };
     assert!(why.contains("exit code 1"), "{why}");
+}
+
+async fn connect_error(options: LearnerOptions) -> String {
+    match RemoteLearner::connect(options, None, &expected()).await {
+        Ok(_) => panic!("it connects"),
+        Err(error) => error.to_string(),
+    }
 }
 
 /// The exit of the processes ends the call in flight.

@@ -252,16 +252,15 @@ impl GroupState {
                 let micro_batch_plan: MicroBatchPlan = body.take("cut").map_err(invalid)?;
                 let paths = decode::paths(&mut body).map_err(invalid)?;
                 let mut done = 0;
-                let mut note = || {
-                    done += 1;
-                    *self.progress.lock().unwrap() =
-                        json!({ "call": id, "micro_batches_done": done });
-                };
                 let trained = target
                     .train(
                         TrainRequest { sequences: paths, loss, params },
                         &micro_batch_plan,
-                        &mut note,
+                        &mut || {
+                            done += 1;
+                            *self.progress.lock().unwrap() =
+                                json!({ "call": id, "micro_batches_done": done });
+                        },
                     )
                     .await?;
                 // So that concurrent progress queries see it.

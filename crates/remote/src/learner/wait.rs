@@ -99,13 +99,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn progress_extends_and_silence_shortens_deadline() {
         let limits = Limits { call: Duration::from_secs(30), silence: Duration::from_secs(10) };
-        let what = |done: usize| format!("micro-batch {} of 3", done + 1);
-        let mut wait = Wait::new(limits, "the learner".into(), &what);
-        let pass = async |seconds| tokio::time::advance(Duration::from_secs(seconds)).await;
-        let progress_of = |call: &str, micro_batches_done| Progress {
-            call: Some(call.into()),
-            micro_batches_done,
-        };
+        let mut wait = Wait::new(limits, "the learner".into(), &describe_micro_batch);
         for second in 1..=25 {
             pass(1).await;
             assert_eq!(
@@ -122,7 +116,7 @@ mod tests {
         }
         let error = wait.check_deadlines().unwrap_err().to_string();
         assert_eq!(error, "waited 30s for the learner: micro-batch 2 of 3");
-        let mut wait = Wait::new(limits, "the learner".into(), &what);
+        let mut wait = Wait::new(limits, "the learner".into(), &describe_micro_batch);
         for _ in 0..11 {
             pass(1).await;
             wait.watch.elapsed();
@@ -132,5 +126,17 @@ mod tests {
             error,
             "waited 10s for the learner to report the progress of micro-batch 1 of 3"
         );
+    }
+
+    fn describe_micro_batch(done: usize) -> String {
+        format!("micro-batch {} of 3", done + 1)
+    }
+
+    async fn pass(seconds: u64) {
+        tokio::time::advance(Duration::from_secs(seconds)).await
+    }
+
+    fn progress_of(call: &str, micro_batches_done: usize) -> Progress {
+        Progress { call: Some(call.into()), micro_batches_done }
     }
 }

@@ -112,10 +112,8 @@ impl Body {
     /// Returns a message if the file is invalid, or contains anything but one-dimensional arrays of
     /// these types.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
-        let none =
-            |error: safetensors::SafeTensorError| format!("it is not a safetensors file: {error}");
-        let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(none)?;
-        let file = SafeTensors::deserialize(bytes).map_err(none)?;
+        let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(read_error)?;
+        let file = SafeTensors::deserialize(bytes).map_err(read_error)?;
         let json = metadata.metadata().as_ref().and_then(|metadata| metadata.get(JSON));
         let json = json.map_or(Ok(Value::Null), |text| serde_json::from_str(text));
         let json = json.map_err(|error| format!("the control part is not JSON: {error}"))?;
@@ -171,9 +169,12 @@ impl Body {
         let Some(Array::I64(values)) = self.arrays.remove(name) else {
             return Err(format!("it has no integers {name}"));
         };
-        let narrow =
-            |value: i64| T::try_from(value).map_err(|_| format!("{name}: {value} is out of range"));
-        values.into_iter().map(narrow).collect()
+        values
+            .into_iter()
+            .map(|value: i64| {
+                T::try_from(value).map_err(|_| format!("{name}: {value} is out of range"))
+            })
+            .collect()
     }
 
     /// Removes and returns an array of f32 of any length.
@@ -193,6 +194,10 @@ impl Body {
             _ => Err(format!("it has no flags {name}")),
         }
     }
+}
+
+fn read_error(error: safetensors::SafeTensorError) -> String {
+    format!("it is not a safetensors file: {error}")
 }
 
 /// Converts chunks of `N` little-endian bytes, which need not be aligned.

@@ -216,11 +216,10 @@ impl Call {
         // Only the replica knows whether a token completes a stop string. If the replica failed
         // right after such a token, the next replica would continue past the end of the completion.
         if !self.request.params.stop_strings.is_empty() {
-            let last = |len: usize| len.saturating_sub(1);
             self.retained = Some(SampleEvent::Tokens {
-                tokens: tokens.split_off(last(tokens.len())),
-                logprobs: logprobs.split_off(last(logprobs.len())),
-                top: top.split_off(last(top.len())),
+                tokens: tokens.split_off(tokens.len().saturating_sub(1)),
+                logprobs: logprobs.split_off(logprobs.len().saturating_sub(1)),
+                top: top.split_off(top.len().saturating_sub(1)),
                 version,
             });
         }

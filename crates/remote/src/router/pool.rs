@@ -225,11 +225,14 @@ impl Pool {
 
     /// Builds the error of a router none of whose replicas serves.
     pub fn no_replica_error(&self) -> PolicyError {
-        let reason = |replica: &Arc<Replica>| {
-            let status = replica.status();
-            format!("{}: {}", status.name, status.reason.unwrap_or_else(|| "serving".into()))
-        };
-        let reasons: Vec<String> = self.replicas().iter().map(reason).collect();
+        let reasons: Vec<String> = self
+            .replicas()
+            .iter()
+            .map(|replica| {
+                let status = replica.status();
+                format!("{}: {}", status.name, status.reason.unwrap_or_else(|| "serving".into()))
+            })
+            .collect();
         PolicyError::Stopped(format!("every replica of the router ({})", reasons.join("; ")).into())
     }
 
@@ -352,11 +355,10 @@ impl Pool {
             let returned = self.returned.notified();
             let mut returned = std::pin::pin!(returned);
             returned.as_mut().enable();
-            let serves = |replica: &Arc<Replica>| {
+            if self.replicas().iter().any(|replica| {
                 let status = replica.status();
                 status.health == Health::Serving && status.version == version
-            };
-            if self.replicas().iter().any(serves) {
+            }) {
                 return;
             }
             returned.await;
@@ -420,10 +422,6 @@ impl Pool {
                 replica.sampler.version(),
             )
         };
-        let behind = |min_version, version| {
-            let policy = self.options.policy.clone();
-            PolicyError::Behind { policy, min_version, version }
-        };
         // Read before the query, because the replica may load weights at this moment.
         let loaded = lock(&self.weights).loaded_version;
         let weight_updates = replica.weight_updates();
@@ -438,7 +436,7 @@ impl Pool {
         }
         replica.has_version(has);
         if has < loaded && replica.health() != Health::Quarantined {
-            self.quarantines(replica, &behind(loaded, has));
+            self.quarantines(replica, &self.behind(loaded, has));
         }
         let newest = lock(&self.weights).newest.clone();
         let Some(weights) = newest.as_ref().filter(|_| replica.health() == Health::Quarantined)
@@ -454,10 +452,15 @@ impl Pool {
             let has = version().await?;
             replica.has_version(has);
             if has < min_version {
-                return Err(behind(min_version, has));
+                return Err(self.behind(min_version, has));
             }
         }
         Ok(newest)
+    }
+
+    fn behind(&self, min_version: u64, version: u64) -> PolicyError {
+        let policy = self.options.policy.clone();
+        PolicyError::Behind { policy, min_version, version }
     }
 
     /// Samples one token from a replica.

@@ -24,21 +24,23 @@ async fn router_pauses_resumes_and_drains() {
 async fn device_counters_survive_replica_restarts() {
     let (router, replicas) = router(3, RouterOptions { failures: 1, ..round_robin_options() });
     assert_eq!(router.device_stats().await.unwrap(), None);
-    let stats =
-        |sampled, cache_filled| DeviceStats { sampled, cache_filled, ..DeviceStats::default() };
     let set_stats = |replica: usize, stats| *replicas[replica].stats.lock().unwrap() = Some(stats);
     let total = async || {
         let stats = router.device_stats().await.unwrap().unwrap();
         (stats.sampled, stats.cache_filled)
     };
-    set_stats(0, stats(100, 0.5));
-    set_stats(1, stats(10, 0.25));
+    set_stats(0, device_stats(100, 0.5));
+    set_stats(1, device_stats(10, 0.25));
     assert_eq!(total().await, (110, 0.375));
     // The first replica restarts, the second is unreachable for now.
-    set_stats(0, stats(7, 0.5));
+    set_stats(0, device_stats(7, 0.5));
     replicas[1].fails(FailureMode::Rejects(stopped_error()));
     router.version().await.unwrap();
     assert_eq!((total().await, health(&router)[1]), ((117, 0.375), Health::Quarantined));
+}
+
+fn device_stats(sampled: u64, cache_filled: f64) -> DeviceStats {
+    DeviceStats { sampled, cache_filled, ..DeviceStats::default() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -57,25 +59,18 @@ async fn overlapping_replica_pauses_are_counted_once() {
 
 #[tokio::test]
 async fn new_rejects_routers_that_never_serve() {
-    let error = |replicas: &[&str], options| {
-        let replicas = replicas.iter().map(|name| {
-            let sampler: Arc<dyn Sampler> = ScriptedSampler::new(Duration::ZERO);
-            (name.to_string(), sampler)
-        });
-        Router::new(replicas.collect(), options)
-            .err()
-            .map(|error| error.to_string())
-            .unwrap_or_default()
-    };
-    assert!(error(&[], round_robin_options()).contains("has no replicas"));
+    assert!(creation_error(&[], round_robin_options()).contains("has no replicas"));
     assert!(
-        error(&["a", "b", "a"], round_robin_options()).contains("two replicas with the name \"a\"")
+        creation_error(&["a", "b", "a"], round_robin_options())
+            .contains("two replicas with the name \"a\"")
     );
     assert!(
-        error(&["a"], RouterOptions { tries: 0, ..round_robin_options() }).contains("tries = 0")
+        creation_error(&["a"], RouterOptions { tries: 0, ..round_robin_options() })
+            .contains("tries = 0")
     );
     assert!(
-        error(&["a"], RouterOptions { probe: vec![], ..round_robin_options() }).contains("probes")
+        creation_error(&["a"], RouterOptions { probe: vec![], ..round_robin_options() })
+            .contains("probes")
     );
     let (router, _) = router(1, round_robin_options());
     let wrong = SampleRequest {
@@ -83,6 +78,17 @@ async fn new_rejects_routers_that_never_serve() {
         ..request(1, 1)
     };
     assert!(complete(&router, wrong).await.unwrap_err().to_string().contains("top_p = 2"));
+}
+
+fn creation_error(replicas: &[&str], options: RouterOptions) -> String {
+    let replicas = replicas.iter().map(|name| {
+        let sampler: Arc<dyn Sampler> = ScriptedSampler::new(Duration::ZERO);
+        (name.to_string(), sampler)
+    });
+    Router::new(replicas.collect(), options)
+        .err()
+        .map(|error| error.to_string())
+        .unwrap_or_default()
 }
 
 #[tokio::test(start_paused = true)]

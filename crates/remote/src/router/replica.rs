@@ -293,21 +293,22 @@ impl Replica {
 
     /// Waits for `limit`, excluding time in which the replica was paused.
     pub async fn sleep_unpaused(&self, limit: Duration, options: &RouterOptions) {
-        let paused = || async {
-            let paused = with_timeout(options.response_timeout, self.sampler.paused()).await;
-            paused.and_then(Result::ok).unwrap_or_default()
-        };
         loop {
             // Pauses are queried late and not during every wait, because the replica may be on
             // another machine. A pause that lasts until now, or almost, shows in the rest of the
             // time.
             sleep(limit.mul_f64(0.75)).await;
-            let before = paused().await;
+            let before = self.paused(options).await;
             sleep(limit.mul_f64(0.25)).await;
-            if paused().await <= before {
+            if self.paused(options).await <= before {
                 return;
             }
         }
+    }
+
+    async fn paused(&self, options: &RouterOptions) -> Duration {
+        let paused = with_timeout(options.response_timeout, self.sampler.paused()).await;
+        paused.and_then(Result::ok).unwrap_or_default()
     }
 
     /// Returns when the replica has sampled nothing for any call for `options.silence`, although it

@@ -412,13 +412,9 @@ async fn paused_replica_is_not_suspected() {
 #[tokio::test(start_paused = true)]
 async fn shared_prefixes_use_one_replica_until_burst_spreads() {
     let (router, replicas) = router(4, RouterOptions::default());
-    let about = |task: u32, turn: usize| {
-        let prompt = [vec![task; 64], vec![60; 16 * turn]].concat();
-        SampleRequest { prompt, ..request(u64::from(task), 4) }
-    };
     for turn in 0..5 {
         for task in 0..12 {
-            complete(&router, about(task, turn)).await.unwrap();
+            complete(&router, turn_request(task, turn)).await.unwrap();
         }
     }
     for replica in &replicas {
@@ -433,7 +429,7 @@ async fn shared_prefixes_use_one_replica_until_burst_spreads() {
         );
     }
     let before: Vec<usize> = replicas.iter().map(|replica| replica.requests().len()).collect();
-    futures_util::future::join_all((0..40).map(|_| complete(&router, about(0, 0)))).await;
+    futures_util::future::join_all((0..40).map(|_| complete(&router, turn_request(0, 0)))).await;
     let mut burst: Vec<usize> = replicas
         .iter()
         .zip(before)
@@ -441,6 +437,11 @@ async fn shared_prefixes_use_one_replica_until_burst_spreads() {
         .collect();
     burst.sort_unstable();
     assert!(burst[0] >= 3 && burst[3] <= 20, "{burst:?}");
+}
+
+fn turn_request(task: u32, turn: usize) -> SampleRequest {
+    let prompt = [vec![task; 64], vec![60; 16 * turn]].concat();
+    SampleRequest { prompt, ..request(u64::from(task), 4) }
 }
 
 #[tokio::test(start_paused = true)]

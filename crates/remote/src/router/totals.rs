@@ -103,8 +103,11 @@ impl Totals {
         });
         let versions: Vec<(usize, u64)> = versions.await;
         let health = |index| pool.replica(index).map(|replica| replica.health());
-        let serves = |(index, _): &&(usize, u64)| health(*index) == Some(Health::Serving);
-        let min_version = versions.iter().filter(serves).map(|(_, version)| *version).min();
+        let min_version = versions
+            .iter()
+            .filter(|(index, _)| health(*index) == Some(Health::Serving))
+            .map(|(_, version)| *version)
+            .min();
         min_version
             .or_else(|| versions.iter().map(|(_, v)| *v).min())
             .ok_or_else(|| pool.no_replica_error())

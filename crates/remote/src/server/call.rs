@@ -174,18 +174,15 @@ impl Call {
                     .stopped_error("it is still asleep although other servers are awake"));
             }
         };
-        let behind = |version| PolicyError::Behind {
-            policy: self.request.policy.clone(),
-            min_version,
-            version,
-        };
         match gate.weights {
-            Some(weights) if weights.version < min_version => Err(behind(weights.version)),
+            Some(weights) if weights.version < min_version => {
+                Err(self.behind(min_version, weights.version))
+            }
             Some(weights) => Ok((gate.changes, weights)),
             None if gate.changes > 0 => {
                 Err(server.http.stopped_error("it has not loaded the weights completely"))
             }
-            None if min_version > 0 => Err(behind(0)),
+            None if min_version > 0 => Err(self.behind(min_version, 0)),
             // No run has loaded weights: the server samples from those that it was started with.
             None => {
                 let facts = server.facts().await?;
@@ -203,6 +200,10 @@ impl Call {
                 ))
             }
         }
+    }
+
+    fn behind(&self, min_version: u64, version: u64) -> PolicyError {
+        PolicyError::Behind { policy: self.request.policy.clone(), min_version, version }
     }
 
     /// Returns the seed of the remaining tokens. Each part of a completion has its own seed.
@@ -287,9 +288,10 @@ impl Call {
                     come.map(|(id, logprob)| (id, logprob, top.next().unwrap_or_default())),
                 );
                 let params = &self.request.params;
-                let counted = |at: usize| params.sampled_before + at + 1 > params.min_tokens;
-                let stop = (before..progress.pending.len())
-                    .find(|at| stops.completes(progress.pending[*at].0) && counted(*at));
+                let stop = (before..progress.pending.len()).find(|at| {
+                    stops.completes(progress.pending[*at].0)
+                        && (params.sampled_before + *at + 1 > params.min_tokens)
+                });
                 if let Some(at) = stop {
                     progress.pending.truncate(at + 1);
                     progress.is_stopped = true;

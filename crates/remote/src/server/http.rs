@@ -46,7 +46,6 @@ impl Http {
         // An invalid address may contain a password, so it is not shown.
         let uri = plain_uri(&base)
             .map_err(|why| PolicyError::Invalid(format!("the address of a {kind} server {why}")))?;
-        let invalid = |error: &dyn std::fmt::Display| PolicyError::Invalid(error.to_string());
         let endpoint = Endpoint::at(uri, key_env, |name| std::env::var(name))
             .map_err(|error| invalid(&error))?;
         let client = Client::new(Hosts::allow_all(), None).map_err(|error| invalid(&error))?;
@@ -109,9 +108,11 @@ impl Http {
         // bound is a safety net.
         let bounds = Bounds { deadline: deadline * 4, bytes: MAX_BYTES, redirects: 0 };
         let response = with_timeout(deadline, self.client.send(request, bounds)).await;
-        let late =
-            || PolicyError::Deadline(deadline, format!("a response of {} to {path}", self.name));
-        let response = response.ok_or_else(late)?.map_err(|error| self.lost(error))?;
+        let response = response
+            .ok_or_else(|| {
+                PolicyError::Deadline(deadline, format!("a response of {} to {path}", self.name))
+            })?
+            .map_err(|error| self.lost(error))?;
         let text = self.endpoint.without_key(&response.text());
         Ok(JsonResponse {
             status: response.status,
@@ -178,11 +179,13 @@ impl Http {
             .parse()
             .map_err(|error| self.rejection(format!("{path}: {error}")))?;
         *request.headers_mut() = self.headers();
-        let late = || {
-            PolicyError::Deadline(deadline, format!("{} to start a response to {path}", self.name))
-        };
         let response =
-            with_timeout(deadline, self.client.request(request)).await.ok_or_else(late)?;
+            with_timeout(deadline, self.client.request(request)).await.ok_or_else(|| {
+                PolicyError::Deadline(
+                    deadline,
+                    format!("{} to start a response to {path}", self.name),
+                )
+            })?;
         let response = response.map_err(|error| self.lost(error))?;
         let status = response.status();
         let mut events =
@@ -195,6 +198,10 @@ impl Http {
         let text = self.endpoint.without_key(&text);
         Err(self.status_error(path, status, &JsonResponse { status, value, text }.error_message()))
     }
+}
+
+fn invalid(error: &dyn std::fmt::Display) -> PolicyError {
+    PolicyError::Invalid(error.to_string())
 }
 
 impl JsonResponse {

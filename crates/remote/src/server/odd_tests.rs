@@ -118,10 +118,12 @@ async fn stop_string_ends_completion_across_weight_change() {
         let first = complete(&server, request(1, 12)).await.unwrap().tokens;
         // Letters that occur, if at all, only after the change.
         let bytes = server.0.options.tokens.clone().unwrap();
-        let letter = |id: u32| String::from_utf8(bytes.token_bytes(id).unwrap().to_vec()).unwrap();
         let ends = |id: &u32| !first.contains(id);
         let mut issued = request(1, 60);
-        issued.params.stop_strings = (0..VOCABULARY as u32).filter(ends).map(letter).collect();
+        issued.params.stop_strings = (0..VOCABULARY as u32)
+            .filter(ends)
+            .map(|id: u32| String::from_utf8(bytes.token_bytes(id).unwrap().to_vec()).unwrap())
+            .collect();
         let mut stream = server.sample(issued.clone()).await.unwrap();
         let mut completion = Completion::default();
         while completion.tokens.len() < 3 {

@@ -233,20 +233,12 @@ async fn unsupported_parameters_are_rejected_by_name() {
 
 #[tokio::test]
 async fn look_names_missing_server_flags() {
-    let why = async |api, behavior, in_flight, adapters| {
-        let fake = Fake::with(api, behavior).await;
-        let options = ServerOptions { adapters, ..fake.options(in_flight) };
-        let error = Server::new(options).unwrap().inspect().await.unwrap_err();
-        assert!(!error.is_transient(), "{error}");
-        error.to_string()
-    };
-    let without = |without| Behavior { without, ..Behavior::default() };
     let plain = Behavior::default;
     let vllm = ServerApi::NewVllm;
     for (behavior, adapters, want) in [
-        (without("dev mode"), false, "VLLM_SERVER_DEV_MODE=1"),
-        (without("scale out"), false, "--enable-scale-out"),
-        (without("adapters"), true, "--enable-lora"),
+        (behavior_without("dev mode"), false, "VLLM_SERVER_DEV_MODE=1"),
+        (behavior_without("scale out"), false, "--enable-scale-out"),
+        (behavior_without("adapters"), true, "--enable-lora"),
         (Behavior { raw: true, ..plain() }, false, "--logprobs-mode processed_logprobs"),
         (
             Behavior { other_tokenizer: true, ..plain() },
@@ -255,18 +247,18 @@ async fn look_names_missing_server_flags() {
         ),
         (Behavior { context: Some(32), ..plain() }, false, "--max-model-len 64"),
     ] {
-        let found = why(vllm, behavior, InFlight::Recompute, adapters).await;
+        let found = inspect_error(vllm, behavior, InFlight::Recompute, adapters).await;
         assert!(found.contains(want), "{found}");
     }
     for (flag, want) in [("lora", "--enable-lora"), ("max loras", "--max-loras 2")] {
-        let found = why(vllm, without(flag), InFlight::Recompute, true).await;
+        let found = inspect_error(vllm, behavior_without(flag), InFlight::Recompute, true).await;
         assert!(found.contains(want), "{found}");
     }
     for (flag, want) in [
         ("weight transfer", "receives weights over no backend"),
         ("gloo", "over the backend \"nccl\""),
     ] {
-        let fake = Fake::with(vllm, without(flag)).await;
+        let fake = Fake::with(vllm, behavior_without(flag)).await;
         let (server, ..) = sent(&fake, InFlight::Recompute).await;
         let error = server.inspect().await.unwrap_err();
         let text = error.to_string();
@@ -278,11 +270,15 @@ async fn look_names_missing_server_flags() {
         assert!(!error.is_transient());
         fake.server(InFlight::Recompute).inspect().await.unwrap();
     }
-    let old = why(ServerApi::OldVllm, plain(), InFlight::Keep, false).await;
+    let old = inspect_error(ServerApi::OldVllm, plain(), InFlight::Keep, false).await;
     assert!(old.contains("set in_flight = \"recompute\""), "{old}");
-    let short =
-        why(ServerApi::Sglang, Behavior { context: Some(32), ..plain() }, InFlight::Keep, false)
-            .await;
+    let short = inspect_error(
+        ServerApi::Sglang,
+        Behavior { context: Some(32), ..plain() },
+        InFlight::Keep,
+        false,
+    )
+    .await;
     assert!(short.contains("--context-length 64"), "{short}");
     let fake = Fake::new(ServerApi::Sglang).await;
     let other = ServerOptions { kind: ServerKind::Vllm, ..fake.options(InFlight::Recompute) };
@@ -290,6 +286,23 @@ async fn look_names_missing_server_flags() {
     assert!(error.contains("this is not a vLLM server"), "{error}");
     fake.kill();
     assert!(fake.server(InFlight::Keep).inspect().await.unwrap_err().is_transient());
+}
+
+async fn inspect_error(
+    api: ServerApi,
+    behavior: Behavior,
+    in_flight: InFlight,
+    adapters: bool,
+) -> String {
+    let fake = Fake::with(api, behavior).await;
+    let options = ServerOptions { adapters, ..fake.options(in_flight) };
+    let error = Server::new(options).unwrap().inspect().await.unwrap_err();
+    assert!(!error.is_transient(), "{error}");
+    error.to_string()
+}
+
+fn behavior_without(without: &'static str) -> Behavior {
+    Behavior { without, ..Behavior::default() }
 }
 
 #[tokio::test]

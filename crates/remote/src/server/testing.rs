@@ -289,28 +289,29 @@ async fn response(
     if let Some(response) = sleep::response(&state, &behavior, &uri, &body).await {
         return response;
     }
-    let ok = |value: Value| Json(value).into_response();
     let sglang = state.api == ServerApi::Sglang;
     match (method.as_str(), path.as_str()) {
-        ("GET", "/version") if !sglang => ok(json!({ "version": "0.32.0" })),
-        ("GET", "/openapi.json") if !sglang => ok(routes(&state, &behavior)),
+        ("GET", "/version") if !sglang => json_response(json!({ "version": "0.32.0" })),
+        ("GET", "/openapi.json") if !sglang => json_response(routes(&state, &behavior)),
         ("GET", "/is_paused") if !sglang => {
-            ok(json!({ "is_paused": state.life.lock().unwrap().paused }))
+            json_response(json!({ "is_paused": state.life.lock().unwrap().paused }))
         }
         ("GET", "/v1/models") => {
             let life = state.life.lock().unwrap();
             let adapters = life.adapters.keys().map(|name| json!({ "id": name }));
             let model = json!({ "id": "m", "root": "m", "max_model_len": behavior.context.unwrap_or(CONTEXT) });
-            ok(json!({ "data": std::iter::once(model).chain(adapters).collect::<Vec<_>>() }))
+            json_response(
+                json!({ "data": std::iter::once(model).chain(adapters).collect::<Vec<_>>() }),
+            )
         }
         ("GET", "/model_info") if sglang => {
             let life = state.life.lock().unwrap();
-            ok(json!({ "model_path": "m", "weight_version": life.weights }))
+            json_response(json!({ "model_path": "m", "weight_version": life.weights }))
         }
         ("GET", "/server_info") if sglang => {
             let saves = behavior.without != "memory saver";
             let context = behavior.context.unwrap_or(CONTEXT);
-            ok(
+            json_response(
                 json!({ "context_length": context, "version": "0.5.23", "enable_memory_saver": saves }),
             )
         }
@@ -320,7 +321,7 @@ async fn response(
             } else {
                 vec![1, 2, 3, 4, 5, 6]
             };
-            ok(json!({ "tokens": tokens }))
+            json_response(json!({ "tokens": tokens }))
         }
         ("GET", "/metrics") if !sglang => {
             let page = format!(
@@ -331,15 +332,15 @@ async fn response(
             page.into_response()
         }
         ("GET", "/weight_info") if state.api == ServerApi::NewVllm => {
-            ok(json!({ "weight_version": state.life.lock().unwrap().weights }))
+            json_response(json!({ "weight_version": state.life.lock().unwrap().weights }))
         }
         ("POST", "/pause" | "/pause_generation") => {
             state.life.lock().unwrap().paused = true;
-            ok(json!({ "status": "paused" }))
+            json_response(json!({ "status": "paused" }))
         }
         ("POST", "/resume" | "/continue_generation") => {
             state.life.lock().unwrap().paused = false;
-            ok(json!({ "status": "resumed" }))
+            json_response(json!({ "status": "resumed" }))
         }
         ("POST", "/collective_rpc") => {
             read(&state, &behavior, &body["kwargs"]["weights_path"]).await
@@ -352,24 +353,28 @@ async fn response(
             }
             response
         }
-        ("POST", "/reset_prefix_cache") => ok(json!({})),
+        ("POST", "/reset_prefix_cache") => json_response(json!({})),
         ("POST", "/update_weight_version") if state.api != ServerApi::OldVllm => {
             state.life.lock().unwrap().weights = body["new_version"].as_str().unwrap().into();
-            ok(json!({}))
+            json_response(json!({}))
         }
         ("POST", "/v1/load_lora_adapter" | "/load_lora_adapter") => {
             let mut life = state.life.lock().unwrap();
             let shift = shift_of(body["lora_path"].as_str().unwrap());
             life.adapters.insert(body["lora_name"].as_str().unwrap().into(), shift);
-            ok(json!({}))
+            json_response(json!({}))
         }
         ("POST", "/v1/unload_lora_adapter" | "/unload_lora_adapter") => {
             state.life.lock().unwrap().adapters.remove(body["lora_name"].as_str().unwrap());
-            ok(json!({}))
+            json_response(json!({}))
         }
         ("POST", "/inference/v1/generate" | "/generate") => generate(state, behavior, body).await,
         _ => group::response(&state, &behavior, &path, &body).await,
     }
+}
+
+fn json_response(value: Value) -> Response {
+    Json(value).into_response()
 }
 
 fn routes(state: &FakeState, behavior: &Behavior) -> Value {
@@ -487,12 +492,11 @@ async fn generate(state: Arc<FakeState>, behavior: Behavior, body: Value) -> Res
         _ => {}
     }
     let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Result<Bytes, Infallible>>();
-    let send = move |event: String| sender.send(Ok(Bytes::from(event))).is_ok();
     tokio::spawn(generate_tokens(
         state,
         behavior,
         Generation { path, temperature, limit, top, stops, of_adapter },
-        send,
+        move |event| sender.send(Ok(Bytes::from(event))).is_ok(),
     ));
     let stream = futures_util::stream::unfold(receiver, |mut receiver| async {
         receiver.recv().await.map(|item| (item, receiver))

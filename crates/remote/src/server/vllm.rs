@@ -83,11 +83,15 @@ fn alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
     let Some(all) = entry["top_logprobs"].as_array().filter(|_| top > 0) else {
         return Ok(Vec::new());
     };
-    let one = |entry: &Value| {
-        let id = token_of(entry).ok_or_else(|| format!("{entry} contains no token id"))?;
-        Ok((id, entry["logprob"].as_f64().unwrap_or(f64::NEG_INFINITY) as f32))
-    };
-    Ok(most_likely(all.iter().map(one).collect::<Result<_, String>>()?, top))
+    Ok(most_likely(
+        all.iter()
+            .map(|entry| {
+                let id = token_of(entry).ok_or_else(|| format!("{entry} contains no token id"))?;
+                Ok((id, entry["logprob"].as_f64().unwrap_or(f64::NEG_INFINITY) as f32))
+            })
+            .collect::<Result<_, String>>()?,
+        top,
+    ))
 }
 
 #[async_trait]
@@ -501,16 +505,13 @@ impl Vllm {
             let likely = alternatives(&answer.value["choices"][0]["logprobs"]["content"][0], 8);
             found.push(likely.map_err(|why| http.rejection(why))?);
         }
-        let gap = |all: &TopLogprobs, a: u32, b: u32| {
-            let value_of =
-                |id| all.iter().find(|(other, _)| *other == id).map(|(_, logprob)| *logprob);
-            Some(value_of(a)? - value_of(b)?)
-        };
         // If the temperature is halved, the gap between two tokens that both responses contain
         // doubles.
         let pairs = found[0].iter().flat_map(|a| found[0].iter().map(move |b| (a.0, b.0)));
         let widest = pairs
-            .filter_map(|(a, b)| Some((gap(&found[0], a, b)?, gap(&found[1], a, b)?)))
+            .filter_map(|(a, b)| {
+                Some((logprob_gap(&found[0], a, b)?, logprob_gap(&found[1], a, b)?))
+            })
             .max_by(|a, b| a.0.total_cmp(&b.0));
         match widest {
             Some((at_one, at_half)) if at_one > 0.05 && (at_half / at_one - 2.0).abs() > 0.5 => {
@@ -522,6 +523,14 @@ impl Vllm {
             _ => Ok(()),
         }
     }
+}
+
+fn logprob_gap(all: &TopLogprobs, a: u32, b: u32) -> Option<f32> {
+    Some(logprob_in(all, a)? - logprob_in(all, b)?)
+}
+
+fn logprob_in(all: &TopLogprobs, id: u32) -> Option<f32> {
+    all.iter().find(|(other, _)| *other == id).map(|(_, logprob)| *logprob)
 }
 
 /// Returns whether requests may contain seeds, according to the server's configuration. On CPUs,
@@ -564,11 +573,13 @@ fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
 
 /// Returns a metric from a page in the Prometheus format, summed over its labels.
 fn metric(page: &str, name: &str) -> Option<f64> {
-    let value_of = |line: &str| {
-        let rest = line.strip_prefix(name)?;
-        let is_full_name = rest.starts_with('{') || rest.starts_with(' ');
-        is_full_name.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
-    };
-    let found: Vec<f64> = page.lines().filter_map(value_of).collect();
+    let found: Vec<f64> = page
+        .lines()
+        .filter_map(|line| {
+            let rest = line.strip_prefix(name)?;
+            let is_full_name = rest.starts_with('{') || rest.starts_with(' ');
+            is_full_name.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
+        })
+        .collect();
     (!found.is_empty()).then(|| found.iter().sum())
 }

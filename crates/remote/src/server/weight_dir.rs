@@ -39,10 +39,9 @@ impl WeightDir {
         vocabulary: usize,
         adapters: bool,
     ) -> Result<Self, PolicyError> {
-        let reject = |why: String| PolicyError::WeightsNotLoaded(why);
         let path = manifest.verify()?;
-        let path =
-            std::path::absolute(path).map_err(|e| reject(format!("{}: {e}", path.display())))?;
+        let path = std::path::absolute(path)
+            .map_err(|e| PolicyError::WeightsNotLoaded(format!("{}: {e}", path.display())))?;
         let sums = manifest.files.iter().map(|file| file.crc32c);
         let sum = sums.fold(0, |sum, one| crc32c::crc32c_append(sum, &one.to_le_bytes()));
         let is_adapter = matches!(manifest.content, Content::Adapter { .. });
@@ -52,12 +51,11 @@ impl WeightDir {
             } else {
                 ("complete weights", "adapters")
             };
-            return Err(reject(format!(
+            return Err(PolicyError::WeightsNotLoaded(format!(
                 "{} contains {has}, but the server expects {wants}",
                 path.display()
             )));
         }
-        let problem = |error: ModelError| reject(error.to_string());
         let weights: Vec<&str> = manifest
             .files
             .iter()
@@ -65,19 +63,26 @@ impl WeightDir {
             .filter(|name| name.ends_with(".safetensors"))
             .collect();
         if weights.is_empty() {
-            return Err(reject(format!("{} contains no .safetensors file", path.display())));
+            return Err(PolicyError::WeightsNotLoaded(format!(
+                "{} contains no .safetensors file",
+                path.display()
+            )));
         }
         for name in weights {
-            SafetensorsFile::open(&path.join(name)).map_err(problem)?;
+            SafetensorsFile::open(&path.join(name)).map_err(not_loaded)?;
         }
         if is_adapter {
-            AdapterConfig::open(&path).map_err(problem)?;
+            AdapterConfig::open(&path).map_err(not_loaded)?;
         } else {
             check_model(&path, vocabulary)?;
         }
         let probe = read_probe(&path.join(PROBE))?;
         Ok(WeightDir { path, probe, sum })
     }
+}
+
+fn not_loaded(error: ModelError) -> PolicyError {
+    PolicyError::WeightsNotLoaded(error.to_string())
 }
 
 /// Cache of directory checks, shared by servers that load the same weights: each directory is read
@@ -103,11 +108,14 @@ type Stamp = (u64, u64, i64, i64);
 fn stamps(manifest: &Manifest) -> Option<Vec<Stamp>> {
     use std::os::unix::fs::MetadataExt;
     let WeightsLocation::Local(dir) = &manifest.location else { return None };
-    let stamp_of = |file: &levade_policy::SavedFile| {
-        let found = std::fs::metadata(dir.join(&file.name)).ok()?;
-        Some((found.ino(), found.len(), found.ctime(), found.ctime_nsec()))
-    };
-    manifest.files.iter().map(stamp_of).collect()
+    manifest
+        .files
+        .iter()
+        .map(|file| {
+            let found = std::fs::metadata(dir.join(&file.name)).ok()?;
+            Some((found.ino(), found.len(), found.ctime(), found.ctime_nsec()))
+        })
+        .collect()
 }
 
 impl DirChecks {
@@ -144,29 +152,33 @@ impl DirChecks {
 /// Checks shapes and configuration of a complete model. Model families that Levade does not
 /// implement are left to the server.
 fn check_model(path: &Path, vocabulary: usize) -> Result<(), PolicyError> {
-    let reject = |why: String| PolicyError::WeightsNotLoaded(why);
     match ModelFiles::open(path) {
-        Ok(files) if files.config.vocabulary != vocabulary => Err(reject(format!(
-            "{} has a vocabulary of {} tokens, but the policy's model has {vocabulary}",
-            path.display(),
-            files.config.vocabulary
-        ))),
+        Ok(files) if files.config.vocabulary != vocabulary => {
+            Err(PolicyError::WeightsNotLoaded(format!(
+                "{} has a vocabulary of {} tokens, but the policy's model has {vocabulary}",
+                path.display(),
+                files.config.vocabulary
+            )))
+        }
         Ok(_) | Err(ModelError::Unsupported { .. }) => Ok(()),
-        Err(error) => Err(reject(error.to_string())),
+        Err(error) => Err(PolicyError::WeightsNotLoaded(error.to_string())),
     }
 }
 
 fn read_probe(file: &Path) -> Result<Option<ProbeFile>, PolicyError> {
-    let damaged = |why: String| PolicyError::WeightsNotLoaded(format!("{}: {why}", file.display()));
     if !file.exists() {
         return Ok(None);
     }
-    let bytes = std::fs::read(file).map_err(|error| damaged(error.to_string()))?;
+    let bytes = std::fs::read(file).map_err(|error| damaged(file, error.to_string()))?;
     let probe: ProbeFile =
-        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+        serde_json::from_slice(&bytes).map_err(|error| damaged(file, error.to_string()))?;
     if probe.tokens.len() == probe.logprobs.len() + 1 {
         Ok(Some(probe))
     } else {
-        Err(damaged("expected one log-probability fewer than tokens".into()))
+        Err(damaged(file, "expected one log-probability fewer than tokens".into()))
     }
+}
+
+fn damaged(file: &Path, why: String) -> PolicyError {
+    PolicyError::WeightsNotLoaded(format!("{}: {why}", file.display()))
 }

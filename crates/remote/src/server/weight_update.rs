@@ -344,8 +344,8 @@ impl Inner {
     async fn confirm(&self, loaded: LoadedWeights) -> Result<LoadedWeights, PolicyError> {
         let Some(probe) = loaded.probe.clone() else { return Ok(loaded) };
         let (found, _) = self.score(&probe.tokens, 0, &loaded).await?;
-        let differences = |(a, b): (&f32, &f32)| (a - b).abs();
-        let differences: Vec<f32> = found.iter().zip(&probe.logprobs).map(differences).collect();
+        let differences: Vec<f32> =
+            found.iter().zip(&probe.logprobs).map(|(a, b)| (a - b).abs()).collect();
         let mean = differences.iter().sum::<f32>() / differences.len().max(1) as f32;
         let max = differences.iter().copied().fold(0.0, f32::max);
         *lock(&self.difference) = Some(ProbeDifference { version: loaded.version, mean, max });

@@ -246,18 +246,19 @@ impl ColocatedFleet {
     /// routes and pushes' ends.
     pub(super) fn requests(&self) -> Vec<String> {
         let all = std::mem::take(&mut *self.log.lock().unwrap());
-        let is_relevant = |issued: &String| {
-            let quiet = [
-                "/update_weight_version",
-                "/reset_prefix_cache",
-                "/tokenize",
-                "/shutdown",
-                "/destroy",
-            ];
-            let generate_routes = ["/inference", "/generate"];
-            !quiet.iter().chain(&generate_routes).any(|route| issued.starts_with(route))
-        };
-        all.into_iter().filter(is_relevant).collect()
+        all.into_iter()
+            .filter(|issued| {
+                let quiet = [
+                    "/update_weight_version",
+                    "/reset_prefix_cache",
+                    "/tokenize",
+                    "/shutdown",
+                    "/destroy",
+                ];
+                let generate_routes = ["/inference", "/generate"];
+                !quiet.iter().chain(&generate_routes).any(|route| issued.starts_with(route))
+            })
+            .collect()
     }
 
     pub(super) async fn step(&self) {

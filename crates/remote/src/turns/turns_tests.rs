@@ -385,9 +385,9 @@ async fn server_exits_never_break_device_ownership() {
             fake.restart().await;
         }
         let serve = async {
-            let serves = |replica: &crate::ReplicaStatus| replica.health == Health::Serving;
-            let is_new = |fake: &Fake| fake.label().starts_with("levade-13-");
-            while !(fleet.router.replicas().iter().all(serves) && fleet.fakes.iter().all(is_new)) {
+            while !(fleet.router.replicas().iter().all(|replica| replica.health == Health::Serving)
+                && fleet.fakes.iter().all(|fake| fake.label().starts_with("levade-13-")))
+            {
                 sleep(Duration::from_millis(20)).await;
             }
         };

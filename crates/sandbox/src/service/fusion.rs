@@ -294,12 +294,14 @@ impl JupyterResponse {
 impl CellResponse {
     /// Converts the result of a cell.
     pub(crate) fn from_cell(cell: &Cell) -> Self {
-        let shown =
-            |text: &String| BTreeMap::from([("text/plain".to_owned(), text.as_str().into())]);
         CellResponse {
             stdout: cell.stdout.text(),
             stderr: cell.stderr.text(),
-            display: cell.shown.iter().map(shown).collect(),
+            display: cell
+                .shown
+                .iter()
+                .map(|text| BTreeMap::from([("text/plain".to_owned(), text.as_str().into())]))
+                .collect(),
             error: cell.error.iter().map(Exception::from_cell_error).collect(),
         }
     }

@@ -72,10 +72,12 @@ impl Service {
             .route("/v1/ping", get(|| async { Json("pong") }))
             .layer(DefaultBodyLimit::max(MAX_BYTES));
         let needs_key = !self.0.keys.is_empty();
-        let reject =
-            |_: &Request, rejection: Rejection| detail(rejection.status, rejection.message);
-        let routes =
-            service::with_rejections(routes, self.0.access.clone(), move |_| needs_key, reject);
+        let routes = service::with_rejections(
+            routes,
+            self.0.access.clone(),
+            move |_| needs_key,
+            |_, rejection| detail(rejection.status, rejection.message),
+        );
         routes.with_state(self.clone())
     }
 

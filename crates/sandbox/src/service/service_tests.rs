@@ -211,14 +211,6 @@ async fn invalid_request_returns_422_with_field() {
 async fn web_page_requests_are_rejected_without_keys() {
     let open = service(Options::default(), &[]).await;
     let keyed = service(Options::default(), &["secret".to_owned()]).await;
-    let status = async |service: &Service, headers: &[(&str, &str)]| {
-        let mut request = Request::post("/run_code").header("authorization", "Bearer secret");
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        let body = Body::from(r#"{"code": "", "language": "python"}"#);
-        service.router().oneshot(request.body(body).unwrap()).await.unwrap().status().as_u16()
-    };
     const JSON: (&str, &str) = ("content-type", "application/json");
     for (headers, expected) in [
         (&[JSON, ("host", "127.0.0.1:8080")][..], 200),
@@ -228,10 +220,19 @@ async fn web_page_requests_are_rejected_without_keys() {
         (&[("content-type", "text/plain"), ("host", "127.0.0.1:8080")], 415),
         (&[("host", "127.0.0.1:8080"), ("content-length", "34")], 415),
     ] {
-        assert_eq!(status(&open, headers).await, expected, "{headers:?}");
+        assert_eq!(page_status(&open, headers).await, expected, "{headers:?}");
         // No web page has the key.
-        assert_eq!(status(&keyed, headers).await, 200, "{headers:?}");
+        assert_eq!(page_status(&keyed, headers).await, 200, "{headers:?}");
     }
+}
+
+async fn page_status(service: &Service, headers: &[(&str, &str)]) -> u16 {
+    let mut request = Request::post("/run_code").header("authorization", "Bearer secret");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let body = Body::from(r#"{"code": "", "language": "python"}"#);
+    service.router().oneshot(request.body(body).unwrap()).await.unwrap().status().as_u16()
 }
 
 #[tokio::test]

@@ -58,13 +58,16 @@ async fn programs_end_as_in_fresh_interpreter() {
         assert_eq!(ours.files.get("out"), file.as_ref(), "{code}");
         assert_eq!(ours.stdout.text(), String::from_utf8_lossy(&fresh.stdout), "{code}");
         assert_eq!(ours.ended, EndReason::Exit(fresh.status.code().unwrap()), "{code}");
-        let last = |text: &str| text.lines().last().unwrap_or_default().to_owned();
         assert_eq!(
-            last(&ours.stderr.text()),
-            last(&String::from_utf8_lossy(&fresh.stderr)),
+            last_line(&ours.stderr.text()),
+            last_line(&String::from_utf8_lossy(&fresh.stderr)),
             "{code}"
         );
     }
+}
+
+fn last_line(text: &str) -> String {
+    text.lines().last().unwrap_or_default().to_owned()
 }
 
 #[tokio::test]

@@ -24,9 +24,8 @@ impl ResourceSnapshot {
     /// Takes a snapshot of the current state.
     fn snapshot() -> Self {
         let processes = descendants(std::process::id());
-        let of = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
-        let descriptors =
-            of(std::process::id()) + processes.iter().map(|pid| of(*pid)).sum::<usize>();
+        let descriptors = num_open_files(std::process::id())
+            + processes.iter().map(|pid| num_open_files(*pid)).sum::<usize>();
         let files = fs::read_dir(std::env::temp_dir()).unwrap().flatten();
         let files = files.map(|entry| entry.file_name().to_string_lossy().into_owned());
         ResourceSnapshot {
@@ -65,6 +64,10 @@ impl ResourceSnapshot {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
+}
+
+fn num_open_files(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
 /// Returns the number of descendants of this process.

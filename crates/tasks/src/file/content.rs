@@ -54,10 +54,9 @@ const PICKLE: &str = "is a Python pickle, which is never loaded: save it as JSON
 /// # Errors
 /// Returns an error if the file cannot be read, is damaged, or has an unsupported format.
 pub(super) fn read(path: &Path) -> Result<Content, TaskError> {
-    let failed = |why| TaskError::Read { path: path.to_owned(), why };
     let mut bytes = Vec::new();
     let opened = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
-    opened.map_err(failed)?;
+    opened.map_err(|why| TaskError::Read { path: path.to_owned(), why })?;
     content(bytes).map_err(|why| TaskError::Format { path: path.to_owned(), why })
 }
 

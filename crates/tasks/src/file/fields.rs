@@ -83,10 +83,14 @@ impl Layout {
         let has_column =
             |path: &str| has(path) || row.contains_key(path.split('.').next().unwrap_or_default());
         let complete_layout = layouts.iter().find(|(q, a)| has_question(q) && has(a));
-        let matching_layout = || {
-            layouts.iter().rev().find(|(q, a)| (has_question(q) || has_column(q)) && has_column(a))
-        };
-        let (question, answer) = *complete_layout.or_else(matching_layout).unwrap_or(&layouts[0]);
+        let (question, answer) = *complete_layout
+            .or_else(|| {
+                layouts
+                    .iter()
+                    .rev()
+                    .find(|(q, a)| (has_question(q) || has_column(q)) && has_column(a))
+            })
+            .unwrap_or(&layouts[0]);
         Layout { question: question.to_owned(), answer: answer.to_owned() }
     }
 
@@ -164,15 +168,15 @@ pub(super) struct SkippedColumn {
 pub(super) fn advice(key: &str, path: &str, row: &Map<String, Value>) -> String {
     let known_paths = paths(row);
     let usual: &[&str] = if key == "question" { &QUESTIONS } else { &ANSWERS };
-    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_lowercase();
-    let likeness = |other: &str| strsim::normalized_damerau_levenshtein(&last(path), &last(other));
+    let likeness =
+        |other: &str| strsim::normalized_damerau_levenshtein(&last_name(path), &last_name(other));
     let slip = known_paths
         .iter()
         .filter(|other| likeness(other) >= 0.7)
         .max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
     let mut meant: Vec<&String> = slip.into_iter().collect();
     for name in usual {
-        let named = known_paths.iter().filter(|path| last(path) == last(name));
+        let named = known_paths.iter().filter(|path| last_name(path) == last_name(name));
         meant.extend(named.filter(|path| !meant.contains(path)).collect::<Vec<_>>());
     }
     let set: Vec<String> =
@@ -186,6 +190,10 @@ pub(super) fn advice(key: &str, path: &str, row: &Map<String, Value>) -> String 
         [] => format!("Set `{key}` in the recipe to the correct field, or complete the row"),
         set => format!("Set {} in the recipe, or complete the row", set.join(" or ")),
     }
+}
+
+fn last_name(path: &str) -> String {
+    path.rsplit('.').next().unwrap_or_default().to_lowercase()
 }
 
 #[cfg(test)]
@@ -225,59 +233,72 @@ mod tests {
 
     #[test]
     fn layout_is_detected_from_row() {
-        let of = |value: Value, question, answer| {
-            let layout = Layout::for_row(&row(value), question, answer);
-            (layout.question, layout.answer)
-        };
-        let pair = |question: &str, answer: &str| (question.to_owned(), answer.to_owned());
         let extra = json!({"answer": "4", "question": "?"});
         let verl =
             json!({"prompt": [], "reward_model": {"ground_truth": "2"}, "extra_info": extra});
         assert_eq!(
-            of(verl.clone(), "question", "answer"),
+            layout_of(verl.clone(), "question", "answer"),
             pair("prompt", "reward_model.ground_truth")
         );
         assert_eq!(
-            of(verl, "extra_info.question", "answer"),
+            layout_of(verl, "extra_info.question", "answer"),
             pair("extra_info.question", "reward_model.ground_truth")
         );
         let search = json!({"question": "?", "prompt": [], "reward_model": {"ground_truth": {"target": ["2"]}}});
         assert_eq!(
-            of(search, "question", "answer"),
+            layout_of(search, "question", "answer"),
             pair("prompt", "reward_model.ground_truth.target")
         );
         assert_eq!(
-            of(json!({"question": 1, "answer": 2, "prompt": 3}), "question", "answer"),
+            layout_of(json!({"question": 1, "answer": 2, "prompt": 3}), "question", "answer"),
             pair("question", "answer")
         );
-        assert_eq!(of(json!({"problem": 1}), "question", "x.y"), pair("question", "x.y"));
+        assert_eq!(layout_of(json!({"problem": 1}), "question", "x.y"), pair("question", "x.y"));
         assert_eq!(
-            of(json!({"problem": 1, "answer": 2}), "question", "answer"),
+            layout_of(json!({"problem": 1, "answer": 2}), "question", "answer"),
             pair("question", "answer"),
             "a layout is not begun by its answer alone"
         );
         let null = json!({"prompt": [], "reward_model": null});
-        assert_eq!(of(null, "question", "answer"), pair("prompt", "reward_model.ground_truth"));
-        let uses = |column| Layout::may_use(column, "question", "extra.answer");
-        assert!(uses("prompt") && uses("question") && uses("extra"));
-        assert!(!uses("reward_model") && !uses("prompts") && !uses("ext"));
+        assert_eq!(
+            layout_of(null, "question", "answer"),
+            pair("prompt", "reward_model.ground_truth")
+        );
+        assert!(may_use("prompt") && may_use("question") && may_use("extra"));
+        assert!(!may_use("reward_model") && !may_use("prompts") && !may_use("ext"));
+    }
+
+    fn layout_of(value: Value, question: &str, answer: &str) -> (String, String) {
+        let layout = Layout::for_row(&row(value), question, answer);
+        (layout.question, layout.answer)
+    }
+
+    fn pair(question: &str, answer: &str) -> (String, String) {
+        (question.to_owned(), answer.to_owned())
+    }
+
+    fn may_use(column: &str) -> bool {
+        Layout::may_use(column, "question", "extra.answer")
     }
 
     #[test]
     fn missing_field_suggests_similar_names() {
-        let out = |key, path, value: Value| advice(key, path, &row(value));
         assert_eq!(
-            out("answer", "answer", json!({"q": 1, "anwser": 2, "solution": 3})),
+            advice_for("answer", "answer", json!({"q": 1, "anwser": 2, "solution": 3})),
             "Set `answer = \"anwser\"` or `answer = \"solution\"` in the recipe, or complete the \
              row"
         );
         assert_eq!(
-            out("answer", "answer", json!({"reward": {"ground_truth": 1}})),
+            advice_for("answer", "answer", json!({"reward": {"ground_truth": 1}})),
             "Set `answer = \"reward.ground_truth\"` in the recipe, or complete the row"
         );
         assert_eq!(
-            out("question", "question", json!({"x": 1})),
+            advice_for("question", "question", json!({"x": 1})),
             "Set `question` in the recipe to the correct field, or complete the row"
         );
+    }
+
+    fn advice_for(key: &str, path: &str, value: Value) -> String {
+        advice(key, path, &row(value))
     }
 }

@@ -35,13 +35,16 @@ pub(super) struct ParsedValue {
 impl ParsedValue {
     /// Splits an array into its items.
     fn items(self) -> Vec<ParsedValue> {
-        let list = |value| if let Value::Array(items) = value { items } else { Vec::new() };
-        let mut spelled = self.spelled.map(list).into_iter().flatten();
-        list(self.value)
+        let mut spelled = self.spelled.map(to_list).into_iter().flatten();
+        to_list(self.value)
             .into_iter()
             .map(|value| ParsedValue { value, spelled: spelled.next() })
             .collect()
     }
+}
+
+fn to_list(value: Value) -> Vec<Value> {
+    if let Value::Array(items) = value { items } else { Vec::new() }
 }
 
 /// Passes the rows of a text to `each` one by one. Returns the number of lone surrogates that were
@@ -272,9 +275,13 @@ fn exponents_as_text(text: &str) -> Option<String> {
                 at += 1;
             }
             b'-' | b'0'..=b'9' => {
-                let part =
-                    |byte: &&u8| matches!(byte, b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9');
-                let end = at + bytes[at..].iter().take_while(part).count();
+                let end = at
+                    + bytes[at..]
+                        .iter()
+                        .take_while(|byte| {
+                            matches!(byte, b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9')
+                        })
+                        .count();
                 let number = &text[at..end];
                 let exponent = number.split_once('e').map(|(_, exponent)| exponent);
                 let is_changed = exponent.is_some_and(|exponent| !exponent.starts_with(['+', '-']));
@@ -353,15 +360,6 @@ mod tests {
 
     #[test]
     fn exponents_keep_original_notation() {
-        let spelled = |text: &str| {
-            let mut found = Vec::new();
-            rows(text, &format_error, &mut |_, row| {
-                found.push(row.spelled);
-                Ok(())
-            })
-            .unwrap();
-            found
-        };
         let row =
             r#"{"1e5 \" 1E5": [1E5, 1e5, 1.50e3, 1e+5, 1e-05, 2E-3, 7, "1e5"], "b": {"c": 1e400}}"#;
         let want = json!({"1e5 \" 1E5": ["1E5", "1e5", "1.50e3", 1e5, 1, "2E-3", 7, "1e5"], "b": {"c": "1e400"}});
@@ -375,6 +373,16 @@ mod tests {
         assert_eq!(spelled(r#"{"a": [1, 1e-5, "1E5"]}"#), [None]);
         let [first, second] = &spelled(r#"[{"a": 1}, {"a": 1E5}]"#)[..] else { panic!() };
         assert_eq!((first, second), (&Some(json!({"a": 1})), &Some(json!({"a": "1E5"}))));
+    }
+
+    fn spelled(text: &str) -> Vec<Option<Value>> {
+        let mut found = Vec::new();
+        rows(text, &format_error, &mut |_, row| {
+            found.push(row.spelled);
+            Ok(())
+        })
+        .unwrap();
+        found
     }
 
     #[test]
@@ -394,19 +402,28 @@ mod tests {
 
     #[test]
     fn rows_parse_from_lines_and_arrays() {
-        let read_rows = |text: &str| -> Vec<(String, Value)> { read(text).unwrap().0 };
-        let row = |location: &str, a: u32| (location.to_owned(), json!({"a": a}));
         assert_eq!(
-            read_rows("{\"a\": 1}\r\n\n  {\"a\":2} \n"),
-            [row("line 1", 1), row("line 3", 2)]
+            located_rows("{\"a\": 1}\r\n\n  {\"a\":2} \n"),
+            [located_row("line 1", 1), located_row("line 3", 2)]
         );
         assert_eq!(
-            read_rows("{\n  \"a\": 1\n}\n{\n\"a\": 2}\n{\"a\": 3}"),
-            [row("line 1", 1), row("line 4", 2), row("line 6", 3)]
+            located_rows("{\n  \"a\": 1\n}\n{\n\"a\": 2}\n{\"a\": 3}"),
+            [located_row("line 1", 1), located_row("line 4", 2), located_row("line 6", 3)]
         );
-        assert_eq!(read_rows("\n [{\"a\": 1},\n{\"a\": 2}]\n"), [row("row 1", 1), row("row 2", 2)]);
-        assert_eq!(read_rows("[]"), []);
-        assert_eq!(read_rows(" \n"), []);
+        assert_eq!(
+            located_rows("\n [{\"a\": 1},\n{\"a\": 2}]\n"),
+            [located_row("row 1", 1), located_row("row 2", 2)]
+        );
+        assert_eq!(located_rows("[]"), []);
+        assert_eq!(located_rows(" \n"), []);
+    }
+
+    fn located_rows(text: &str) -> Vec<(String, Value)> {
+        read(text).unwrap().0
+    }
+
+    fn located_row(location: &str, a: u32) -> (String, Value) {
+        (location.to_owned(), json!({"a": a}))
     }
 
     #[test]

@@ -208,14 +208,21 @@ mod tests {
 
     #[test]
     fn json_columns_of_objects_are_opened() {
-        let row = |text: &str| Map::from_iter([("extra_info".to_owned(), Value::from(text))]);
-        let mut json = row("{\"a\": 18446744073709551617}");
+        let mut json = extra_info_row("{\"a\": 18446744073709551617}");
         assert_eq!(open_column(&mut json, "extra_info.").unwrap().unwrap().0, "extra_info");
         assert_eq!(json["extra_info"].to_string(), "{\"a\":18446744073709551617}");
         for text in ["free text", "[x]", "{x}", "7"] {
-            assert!(open_column(&mut row(text), "extra_info.").unwrap().is_none(), "{text}");
+            assert!(
+                open_column(&mut extra_info_row(text), "extra_info.").unwrap().is_none(),
+                "{text}"
+            );
         }
-        let (column, why) = open_column(&mut row("{'a': None}"), "extra_info.").unwrap_err();
+        let (column, why) =
+            open_column(&mut extra_info_row("{'a': None}"), "extra_info.").unwrap_err();
         assert!(column == "extra_info" && why.contains("json.dumps"), "{why}");
+    }
+
+    fn extra_info_row(text: &str) -> Map<String, Value> {
+        Map::from_iter([("extra_info".to_owned(), Value::from(text))])
     }
 }

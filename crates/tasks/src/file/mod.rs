@@ -310,15 +310,14 @@ impl<'o> Loader<'o> {
                 })?
             }
             Content::Text(text) => {
-                let wrong = |json::JsonRowError { line, column, why }| TaskError::Json {
-                    path: path.to_owned(),
-                    line,
-                    column,
-                    why,
-                };
                 let halves = json::rows(
                     &text,
-                    &wrong,
+                    &|json::JsonRowError { line, column, why }| TaskError::Json {
+                        path: path.to_owned(),
+                        line,
+                        column,
+                        why,
+                    },
                     &mut |location, json::ParsedValue { value, spelled }| match value {
                         Value::Object(fields) => self.row(Row {
                             number,

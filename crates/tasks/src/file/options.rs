@@ -321,14 +321,12 @@ fn fill_template(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError>
 /// `spelled`. Within lists and objects, numbers stay numbers. Increments `blanks` for a list with
 /// empty items.
 fn full_answer(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Value> {
-    let is_blank = |value: &Value| {
-        value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty())
-    };
-    let is_scalar = |value: &Value| !value.is_array() && !value.is_object();
     match field {
         value if is_blank(value) => None,
         // With an empty string among the right answers, an empty completion would be right.
-        Value::Array(items) if items.iter().all(is_scalar) => {
+        Value::Array(items)
+            if items.iter().all(|value| !value.is_array() && !value.is_object()) =>
+        {
             let answers: Vec<Value> =
                 items.iter().filter(|item| !is_blank(item)).cloned().collect();
             *blanks += usize::from(answers.len() < items.len() && !answers.is_empty());
@@ -342,11 +340,16 @@ fn full_answer(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Val
     }
 }
 
+fn is_blank(value: &Value) -> bool {
+    value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty())
+}
+
 /// Returns whether the number keeps its digits after any other program has read it.
 fn is_portable(number: &Number) -> bool {
     let integer = number.as_u64().map(Number::from).or_else(|| number.as_i64().map(Number::from));
-    let float = || number.as_f64().filter(|_| number.is_f64()).and_then(Number::from_f64);
-    integer.or_else(float).is_some_and(|read| read == *number)
+    integer
+        .or_else(|| number.as_f64().filter(|_| number.is_f64()).and_then(Number::from_f64))
+        .is_some_and(|read| read == *number)
 }
 
 fn text_after_hashes(text: &str) -> Option<&str> {

@@ -122,9 +122,12 @@ fn read_rows(
     skipped_columns: &[SkippedColumn],
 ) -> Result<(Rows, Vec<SkippedColumn>), ReadError> {
     let mut rows = Vec::new();
-    let wanted =
-        |name: &str| !skipped_columns.iter().any(|skipped_columns| skipped_columns.column == name);
-    let unshown = read_columns(bytes, &wanted, needed, &mut |row| rows.push(row))?;
+    let unshown = read_columns(
+        bytes,
+        &|name| !skipped_columns.iter().any(|skipped_columns| skipped_columns.column == name),
+        needed,
+        &mut |row| rows.push(row),
+    )?;
     Ok((rows, unshown))
 }
 
@@ -137,8 +140,7 @@ fn read_columns(
     each: &mut dyn FnMut(Map<String, Value>),
 ) -> Result<Vec<SkippedColumn>, ReadError> {
     let read = catch_panic(|| {
-        let wrong = |error: ParquetError| ReadError::Damaged(error.to_string());
-        let reader = SerializedFileReader::new(bytes.clone()).map_err(wrong)?;
+        let reader = SerializedFileReader::new(bytes.clone()).map_err(damaged)?;
         let schema = reader.metadata().file_metadata().schema();
         let picked: Vec<Arc<Type>> = schema
             .get_fields()
@@ -150,11 +152,11 @@ fn read_columns(
             picked.iter().map(|field| (field.name().to_owned(), Shape::from_type(field))).collect();
         let shape = Shape::Struct(shapes);
         let picked =
-            Type::group_type_builder(schema.name()).with_fields(picked).build().map_err(wrong)?;
+            Type::group_type_builder(schema.name()).with_fields(picked).build().map_err(damaged)?;
         let mut unshown: Vec<SkippedColumn> = Vec::new();
-        for row in reader.get_row_iter(Some(picked)).map_err(wrong)? {
+        for row in reader.get_row_iter(Some(picked)).map_err(damaged)? {
             let mut fields = Map::new();
-            for (name, field) in row.map_err(wrong)?.into_columns() {
+            for (name, field) in row.map_err(damaged)?.into_columns() {
                 if unshown.iter().any(|skipped_columns| skipped_columns.column == name) {
                     continue;
                 }
@@ -176,6 +178,10 @@ fn read_columns(
         Ok(unshown)
     });
     read.unwrap_or_else(|panic| Err(ReadError::Damaged(panic)))
+}
+
+fn damaged(error: ParquetError) -> ReadError {
+    ReadError::Damaged(error.to_string())
 }
 
 /// Description of a value that JSON cannot represent.
@@ -280,14 +286,10 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unsupporte
             )
         }
         Field::MapInternal(map) => {
-            let name = |key: Value| match key {
-                Value::String(name) => name,
-                other => other.to_string(),
-            };
             let entries = map.entries().iter().cloned();
             let (keys, values) = shape.entry();
             let entries = entries.map(|(key, of)| {
-                Ok((name(value(key, keys, as_null)?), value(of, values, as_null)?))
+                Ok((key_name(value(key, keys, as_null)?), value(of, values, as_null)?))
             });
             let mut named = Map::new();
             for entry in entries {
@@ -300,6 +302,13 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unsupporte
             Value::Object(named)
         }
     })
+}
+
+fn key_name(key: Value) -> String {
+    match key {
+        Value::String(name) => name,
+        other => other.to_string(),
+    }
 }
 
 /// Parses a decimal and keeps its digits.

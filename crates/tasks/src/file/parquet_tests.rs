@@ -164,23 +164,25 @@ fn brotli_file_is_rejected() {
         file[at] = 8;
         file
     });
-    let declares_codec = |file: &Vec<u8>| {
-        let codecs = catch_panic(|| {
-            let reader = SerializedFileReader::new(bytes::Bytes::from(file.clone())).ok()?;
-            Some(
-                reader
-                    .metadata()
-                    .row_group(0)
-                    .columns()
-                    .iter()
-                    .map(|chunk| chunk.compression())
-                    .collect(),
-            )
-        });
-        let codecs: Vec<_> = codecs.ok().flatten().unwrap_or_default();
-        codecs.iter().any(|codec| matches!(codec, Compression::BROTLI(_)))
-    };
-    let file = brotli.take(write_parquet(1).len()).find(declares_codec).unwrap();
+    let file = brotli
+        .take(write_parquet(1).len())
+        .find(|file| {
+            let codecs = catch_panic(|| {
+                let reader = SerializedFileReader::new(bytes::Bytes::from(file.clone())).ok()?;
+                Some(
+                    reader
+                        .metadata()
+                        .row_group(0)
+                        .columns()
+                        .iter()
+                        .map(|chunk| chunk.compression())
+                        .collect(),
+                )
+            });
+            let codecs: Vec<_> = codecs.ok().flatten().unwrap_or_default();
+            codecs.iter().any(|codec| matches!(codec, Compression::BROTLI(_)))
+        })
+        .unwrap();
     let why = read(file, &[]).unwrap_err();
     assert!(why.contains("brotli") && why.contains("zstd") && !why.contains("damaged"), "{why}");
 }
@@ -267,14 +269,12 @@ fn timestamps_read_equally_in_all_units() {
 
 #[test]
 fn absent_members_of_calls_and_parts_are_removed() {
-    let call =
-        |arguments: Value| json!({"id": null, "function": {"name": "f", "arguments": arguments}});
     let mut chat = json!([
         {"role": "user", "content": [{"type": "text", "text": "hi", "image": null}], "tool_calls": null},
         {"role": "assistant", "content": null, "tool_calls": [
-            call(json!({"a": "1", "b": null, "n": {"x": 1, "y": null}, "l": [{"z": null}, null]})),
-            call(json!("{\"a\": null}")),
-            call(Value::Null),
+            call_value(json!({"a": "1", "b": null, "n": {"x": 1, "y": null}, "l": [{"z": null}, null]})),
+            call_value(json!("{\"a\": null}")),
+            call_value(Value::Null),
         ]},
     ]);
     let mut kept = json!({"ground_truth": null, "extra": {"a": null}, "tools": [
@@ -289,9 +289,9 @@ fn absent_members_of_calls_and_parts_are_removed() {
     assert_eq!(
         chat[1]["tool_calls"],
         json!([
-            call(json!({"a": "1", "n": {"x": 1}, "l": [{}, null]})),
-            call(json!("{\"a\": null}")),
-            call(json!({})),
+            call_value(json!({"a": "1", "n": {"x": 1}, "l": [{}, null]})),
+            call_value(json!("{\"a\": null}")),
+            call_value(json!({})),
         ])
     );
     assert_eq!(
@@ -300,4 +300,8 @@ fn absent_members_of_calls_and_parts_are_removed() {
             {"type": "function", "function": {"name": "f", "strict": null, "parameters": {"q": 1}}},
         ]})
     );
+}
+
+fn call_value(arguments: Value) -> Value {
+    json!({"id": null, "function": {"name": "f", "arguments": arguments}})
 }

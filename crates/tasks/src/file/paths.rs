@@ -32,7 +32,9 @@ impl Paths {
 
     /// Returns the name of the tasks: the first path without its directory and its extensions.
     pub fn name(&self) -> String {
-        let stem = |path: &Path| {
+        let first = self.first();
+        // For `folder/*.parquet`, the name is that of the directory.
+        let named = std::iter::once(first).chain(first.ancestors().skip(1)).map(|path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let stem = match name.find(PATTERN_CHARS) {
                 _ if path.is_dir() => name.as_str(),
@@ -40,10 +42,7 @@ impl Paths {
                 _ => without_endings(&name),
             };
             stem.trim_matches(|c: char| !c.is_alphanumeric()).to_owned()
-        };
-        let first = self.first();
-        // For `folder/*.parquet`, the name is that of the directory.
-        let named = std::iter::once(first).chain(first.ancestors().skip(1)).map(stem);
+        });
         named.into_iter().find(|name| !name.is_empty()).unwrap_or_else(|| "tasks".to_owned())
     }
 
@@ -73,7 +72,6 @@ impl<P: Into<PathBuf>> From<P> for Paths {
 /// Returns the files of one path. A path that exists is not treated as a pattern.
 fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
     let text = path.to_string_lossy();
-    let no_file = |why: String| TaskError::NoFile { path: path.to_owned(), why };
     if path.is_dir() {
         let read = |why| TaskError::Read { path: path.to_owned(), why };
         let mut files = Vec::new();
@@ -84,19 +82,22 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
             }
         }
         if files.is_empty() {
-            return Err(no_file(format!(
-                "is a directory without data files (names that end with {}, also compressed); \
+            return Err(no_file(
+                path,
+                format!(
+                    "is a directory without data files (names that end with {}, also compressed); \
                  specify the files, or a pattern such as {}",
-                DATA_EXTENSIONS.join(", "),
-                path.join("**/*.parquet").display()
-            )));
+                    DATA_EXTENSIONS.join(", "),
+                    path.join("**/*.parquet").display()
+                ),
+            ));
         }
         files.sort();
         return Ok(files);
     }
     if path.exists() || !text.contains(PATTERN_CHARS) {
         return match prepare_advice(path).filter(|_| !path.exists()) {
-            Some(way_out) => Err(no_file(format!("does not exist{way_out}"))),
+            Some(way_out) => Err(no_file(path, format!("does not exist{way_out}"))),
             None => Ok(vec![path.to_owned()]),
         };
     }
@@ -104,7 +105,7 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
     let options =
         glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
     let matches = glob::glob_with(&text, options)
-        .map_err(|why| no_file(format!("is not a pattern: {why}")))?;
+        .map_err(|why| no_file(path, format!("is not a pattern: {why}")))?;
     let mut files = Vec::new();
     for entry in matches {
         let entry = entry.map_err(|error| {
@@ -116,13 +117,17 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
         }
     }
     if files.is_empty() {
-        return Err(no_file(format!(
-            "matches no file{}",
-            prepare_advice(path).unwrap_or_default()
-        )));
+        return Err(no_file(
+            path,
+            format!("matches no file{}", prepare_advice(path).unwrap_or_default()),
+        ));
     }
     files.sort();
     Ok(files)
+}
+
+fn no_file(path: &Path, why: String) -> TaskError {
+    TaskError::NoFile { path: path.to_owned(), why }
 }
 
 /// Name of the program that creates the data files of a recipe, in the recipe's directory.
@@ -161,14 +166,16 @@ const DESCRIPTIONS: [&str; 4] =
 
 /// Returns a file named after an evaluation split if another file is named after a training split.
 pub(super) fn mixed_split(files: &[PathBuf]) -> Option<&Path> {
-    let named = |file: &&PathBuf, splits: &[&str]| {
-        let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-        name.split(|c: char| !c.is_alphanumeric()).any(|word| splits.contains(&word))
-    };
-    files.iter().find(|file| named(file, &["train", "training"]))?;
-    let split =
-        |file: &&PathBuf| named(file, &["test", "validation", "valid", "val", "dev", "eval"]);
-    files.iter().find(split).map(PathBuf::as_path)
+    files.iter().find(|file| is_named(file, &["train", "training"]))?;
+    files
+        .iter()
+        .find(|file| is_named(file, &["test", "validation", "valid", "val", "dev", "eval"]))
+        .map(PathBuf::as_path)
+}
+
+fn is_named(file: &Path, splits: &[&str]) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    name.split(|c: char| !c.is_alphanumeric()).any(|word| splits.contains(&word))
 }
 
 fn is_data(path: &Path) -> bool {
@@ -179,12 +186,15 @@ fn is_data(path: &Path) -> bool {
 
 /// Returns a file name without its extension and without an extension for compression.
 pub fn without_endings(name: &str) -> &str {
-    let stem_length = |name: &str| name.rfind('.').filter(|at| *at > 0).unwrap_or(name.len());
     let stem = &name[..stem_length(name)];
     let compressed = COMPRESSION_EXTENSIONS
         .iter()
         .any(|ending| name[stem.len()..].eq_ignore_ascii_case(&format!(".{ending}")));
     if compressed { &stem[..stem_length(stem)] } else { stem }
+}
+
+fn stem_length(name: &str) -> usize {
+    name.rfind('.').filter(|at| *at > 0).unwrap_or(name.len())
 }
 
 impl Serialize for Paths {

@@ -56,11 +56,13 @@ pub(super) fn rows<E>(
         line += count_line_breaks(&text[at..start]);
         at = start;
         if at == text.len() {
-            let skipped_columns = |column: &&str| SkippedColumn {
-                column: (*column).to_owned(),
-                why: "occurs twice in the header".into(),
-            };
-            return Ok(twice.iter().map(skipped_columns).collect());
+            return Ok(twice
+                .iter()
+                .map(|column| SkippedColumn {
+                    column: (*column).to_owned(),
+                    why: "occurs twice in the header".into(),
+                })
+                .collect());
         }
         if record.len() != names.len() {
             let len = record.len();
@@ -165,25 +167,18 @@ mod tests {
 
     #[test]
     fn table_rows_use_header_names() {
-        let want = |lines: [&str; 2]| {
-            let rows = [
-                json!({"question": "1, 2\nor 3?", "answer": "1.10"}),
-                json!({"question": "4?", "answer": ""}),
-            ];
-            lines.map(str::to_owned).into_iter().zip(rows).collect::<Vec<_>>()
-        };
         let rows = read("question, answer\r\n\"1, 2\nor 3?\",1.10\r\n4?,\r\n", false).unwrap();
-        assert_eq!(rows, want(["line 2", "line 4"]));
+        assert_eq!(rows, expected_rows(["line 2", "line 4"]));
         assert_eq!(
             read("question;answer\n\"1, 2\nor 3?\";1.10\n\n4?;\n", false).unwrap(),
-            want(["line 2", "line 5"])
+            expected_rows(["line 2", "line 5"])
         );
         assert_eq!(
             read("question\tanswer\n\"1, 2\nor 3?\"\t1.10\n4?\t\n", true).unwrap(),
-            want(["line 2", "line 4"])
+            expected_rows(["line 2", "line 4"])
         );
         let old = read("question,answer\r\"1, 2\nor 3?\",1.10\r4?,\r", false);
-        assert_eq!(old.unwrap(), want(["line 2", "line 4"]));
+        assert_eq!(old.unwrap(), expected_rows(["line 2", "line 4"]));
         let error = read("question,answer\n1?,2\n\"1\" or 2?,3\n", false).unwrap_err();
         assert!(
             error.starts_with("has text after the closing quote of a field in line 3"),
@@ -192,6 +187,14 @@ mod tests {
         assert_eq!(read("", false).unwrap(), []);
         let error = read("question,answer\n1?,2\n1, or 2?,3\n", false).unwrap_err();
         assert!(error.starts_with("has 3 fields in line 3, but its header has 2"), "{error}");
+    }
+
+    fn expected_rows(lines: [&str; 2]) -> Vec<(String, Value)> {
+        let rows = [
+            json!({"question": "1, 2\nor 3?", "answer": "1.10"}),
+            json!({"question": "4?", "answer": ""}),
+        ];
+        lines.map(str::to_owned).into_iter().zip(rows).collect::<Vec<_>>()
     }
 
     #[test]

@@ -74,44 +74,15 @@ pub(super) fn paths(question: &str) -> Vec<&str> {
     }
 }
 
+/// Kind of value that a question template can contain.
+const NEEDED: &str = "a string, a number, or a list or object of strings, because a \
+    question template contains it";
+
 /// Converts a value to the text of a question: a string unchanged, a list as lettered lines.
 ///
 /// # Errors
 /// Returns the expected form if the value cannot be converted.
 pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
-    const NEEDED: &str = "a string, a number, or a list or object of strings, because a \
-        question template contains it";
-    let line = |name: &str, value: &Value| {
-        let text = scalar(value).ok_or(NEEDED)?;
-        // Options in data sets such as AQuA include their letters: `A)21`.
-        let has_name = text
-            .trim_start_matches('(')
-            .strip_prefix(name)
-            .is_some_and(|rest| rest.starts_with([')', '.', ':']));
-        Ok(if has_name { text } else { format!("{name}. {text}") })
-    };
-    let letters = |list: &[Value]| -> Result<Vec<String>, &'static str> {
-        let texts: Vec<String> = list
-            .iter()
-            .map(|item| scalar(option_text(item)).ok_or(NEEDED))
-            .collect::<Result<_, _>>()?;
-        if !texts.is_empty() && split_letters(&texts).is_some() {
-            return Ok(texts);
-        }
-        let labels: Option<Vec<String>> = list.iter().map(option_label).collect();
-        match labels {
-            Some(labels) => labels
-                .iter()
-                .zip(list)
-                .map(|(label, item)| line(label, option_text(item)))
-                .collect(),
-            None => list
-                .iter()
-                .enumerate()
-                .map(|(at, item)| line(&letter(at), option_text(item)))
-                .collect(),
-        }
-    };
     const NO_MESSAGES: &str = "a string, because a question template contains it: a list of \
         messages can only be a complete question";
     let is_message = |item: &Value| item.get("role").or(item.get("from")).is_some();
@@ -119,27 +90,28 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
         Value::Array(list) if list.iter().any(is_message) => return Err(NO_MESSAGES),
         Value::String(text) if json_text::messages(text) != Ok(None) => return Err(NO_MESSAGES),
         Value::String(text) => return Ok(text.clone()),
-        Value::Array(list) => letters(list)?,
+        Value::Array(list) => option_lines(list)?,
         Value::Object(table) => match table.get("text").map(|texts| (texts, table.get("label"))) {
             Some((Value::Array(texts), Some(Value::Array(labels))))
                 if texts.len() == labels.len() =>
             {
                 let named = labels.iter().zip(texts);
-                let named = named.map(|(label, text)| line(&scalar(label).ok_or(NEEDED)?, text));
+                let named =
+                    named.map(|(label, text)| option_line(&scalar(label).ok_or(NEEDED)?, text));
                 named.collect::<Result<_, _>>()?
             }
             Some((Value::Array(_), Some(Value::Array(_)))) => {
                 return Err("an object with as many labels as texts, because a question template \
                             contains it");
             }
-            Some((Value::Array(texts), _)) => letters(texts)?,
+            Some((Value::Array(texts), _)) => option_lines(texts)?,
             _ => {
                 let mut by_name: Vec<_> =
                     table.iter().filter(|(_, value)| !value.is_null()).collect();
                 by_name.sort_by(|a, b| a.0.cmp(b.0));
                 by_name
                     .into_iter()
-                    .map(|(name, value)| line(name, value))
+                    .map(|(name, value)| option_line(name, value))
                     .collect::<Result<_, _>>()?
             }
         },
@@ -147,6 +119,39 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
         value => return scalar(value).ok_or(NEEDED),
     };
     Ok(lines.join("\n"))
+}
+
+fn option_line(name: &str, value: &Value) -> Result<String, &'static str> {
+    let text = scalar(value).ok_or(NEEDED)?;
+    // Options in data sets such as AQuA include their letters: `A)21`.
+    let has_name = text
+        .trim_start_matches('(')
+        .strip_prefix(name)
+        .is_some_and(|rest| rest.starts_with([')', '.', ':']));
+    Ok(if has_name { text } else { format!("{name}. {text}") })
+}
+
+fn option_lines(list: &[Value]) -> Result<Vec<String>, &'static str> {
+    let texts: Vec<String> = list
+        .iter()
+        .map(|item| scalar(option_text(item)).ok_or(NEEDED))
+        .collect::<Result<_, _>>()?;
+    if !texts.is_empty() && split_letters(&texts).is_some() {
+        return Ok(texts);
+    }
+    let labels: Option<Vec<String>> = list.iter().map(option_label).collect();
+    match labels {
+        Some(labels) => labels
+            .iter()
+            .zip(list)
+            .map(|(label, item)| option_line(label, option_text(item)))
+            .collect(),
+        None => list
+            .iter()
+            .enumerate()
+            .map(|(at, item)| option_line(&letter(at), option_text(item)))
+            .collect(),
+    }
 }
 
 /// Returns whether a row lists options and neither its question nor a message shows the first two.
@@ -171,8 +176,10 @@ pub(super) fn name_of_choices<'r>(
 
 /// Returns the text of an option that is an object.
 fn option_text(item: &Value) -> &Value {
-    let field = |name: &&str| item.get(*name).filter(|value| !value.is_null());
-    OPTION_TEXTS.iter().find_map(field).unwrap_or(item)
+    OPTION_TEXTS
+        .iter()
+        .find_map(|name| item.get(*name).filter(|value| !value.is_null()))
+        .unwrap_or(item)
 }
 
 /// Returns the label of an option that is an object with a text.

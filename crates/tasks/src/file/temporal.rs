@@ -141,18 +141,15 @@ impl Temporal {
         if !kind.is_primitive() {
             return None;
         }
-        let in_second = |unit: &TimeUnit| match unit {
-            TimeUnit::MILLIS => MILLIS,
-            TimeUnit::MICROS => MICROS,
-            TimeUnit::NANOS => NANOS,
-        };
         let info = kind.get_basic_info();
         match info.logical_type_ref() {
             Some(LogicalType::Date) => return Some(Temporal::Date),
-            Some(LogicalType::Time(time)) => return Some(Temporal::Time(in_second(&time.unit))),
+            Some(LogicalType::Time(time)) => {
+                return Some(Temporal::Time(units_per_second(&time.unit)));
+            }
             Some(LogicalType::Timestamp(moment)) => {
                 return Some(Temporal::Timestamp(
-                    in_second(&moment.unit),
+                    units_per_second(&moment.unit),
                     moment.is_adjusted_to_u_t_c,
                 ));
             }
@@ -193,6 +190,14 @@ impl Temporal {
     }
 }
 
+fn units_per_second(unit: &TimeUnit) -> i64 {
+    match unit {
+        TimeUnit::MILLIS => MILLIS,
+        TimeUnit::MICROS => MICROS,
+        TimeUnit::NANOS => NANOS,
+    }
+}
+
 /// Returns the Gregorian date of a day since 1970-01-01 (Hinnant, "chrono-Compatible Low-Level Date
 /// Algorithms", `civil_from_days`).
 fn date(days: i64) -> Option<String> {
@@ -227,11 +232,6 @@ mod tests {
 
     #[test]
     fn columns_of_old_writers_have_temporal_kinds() {
-        let of = |converted: ConvertedType, physical: Physical| {
-            let kind =
-                Type::primitive_type_builder("t", physical).with_converted_type(converted).build();
-            Temporal::from_type(&kind.unwrap())
-        };
         for (converted, physical, want) in [
             (ConvertedType::DATE, Physical::INT32, Some(Temporal::Date)),
             (ConvertedType::TIME_MILLIS, Physical::INT32, Some(Temporal::Time(MILLIS))),
@@ -250,8 +250,14 @@ mod tests {
             (ConvertedType::NONE, Physical::INT64, None),
             (ConvertedType::UTF8, Physical::BYTE_ARRAY, None),
         ] {
-            assert_eq!(of(converted, physical), want, "{converted}");
+            assert_eq!(kind_of(converted, physical), want, "{converted}");
         }
+    }
+
+    fn kind_of(converted: ConvertedType, physical: Physical) -> Option<Temporal> {
+        let kind =
+            Type::primitive_type_builder("t", physical).with_converted_type(converted).build();
+        Temporal::from_type(&kind.unwrap())
     }
 
     #[test]

@@ -83,8 +83,11 @@ fn expected_numbers_keep_their_notation() {
         "7",
         "[1.10, 2, \"\", null, \" x \"]",
     ];
-    let row = |(i, number)| format!("{{\"question\": \"{i}?\", \"answer\": {number}}}\n");
-    let rows: String = numbers.iter().enumerate().map(row).collect();
+    let rows: String = numbers
+        .iter()
+        .enumerate()
+        .map(|(i, number)| format!("{{\"question\": \"{i}?\", \"answer\": {number}}}\n"))
+        .collect();
     let (_dir, options) = file(&rows);
     let want = [
         json!("18446744073709551617"),
@@ -98,27 +101,27 @@ fn expected_numbers_keep_their_notation() {
     assert_eq!(got[..6], want);
     // Within lists and objects, numbers stay numbers.
     assert_eq!(got[6].to_string(), "[1.10,2,\" x \"]");
-    let of = |number: &str| {
-        let (_dir, options) = file(&format!("{{\"question\": \"?\", \"answer\": {number}}}\n"));
-        let task = options.load(0).unwrap().rest.remove(0);
-        (task.answer.to_string(), task.answer_number.map(|number| number.to_string()))
-    };
-    assert_eq!(of("1e-05"), ("\"1e-05\"".into(), Some("1e-05".into())));
-    assert_eq!(of("1E5"), ("\"1E5\"".into(), Some("1e+5".into())));
-    assert_eq!(of("0.5"), ("0.5".into(), None));
-    assert_eq!(of("\"1.10\""), ("\"1.10\"".into(), None));
-    assert_eq!(of("{\"v\": [1e-05, 2.50]}"), ("{\"v\":[1e-05,2.50]}".into(), None));
+    assert_eq!(answer_of("1e-05"), ("\"1e-05\"".into(), Some("1e-05".into())));
+    assert_eq!(answer_of("1E5"), ("\"1E5\"".into(), Some("1e+5".into())));
+    assert_eq!(answer_of("0.5"), ("0.5".into(), None));
+    assert_eq!(answer_of("\"1.10\""), ("\"1.10\"".into(), None));
+    assert_eq!(answer_of("{\"v\": [1e-05, 2.50]}"), ("{\"v\":[1e-05,2.50]}".into(), None));
+}
+
+fn answer_of(number: &str) -> (String, Option<String>) {
+    let (_dir, options) = file(&format!("{{\"question\": \"?\", \"answer\": {number}}}\n"));
+    let task = options.load(0).unwrap().rest.remove(0);
+    (task.answer.to_string(), task.answer_number.map(|number| number.to_string()))
 }
 
 #[test]
 fn answers_accept_lists_and_objects() {
-    let row = |answer: &str| format!("{{\"question\": \"?\", \"answer\": {answer}}}");
     for (answer, want) in [
         ("[\"Beijing\", \" Peking\"]", json!(["Beijing", " Peking"])),
         ("{\"target\": [\"a\"]}", json!({"target": ["a"]})),
         ("true", json!(true)),
     ] {
-        let (_dir, options) = file(&row(answer));
+        let (_dir, options) = file(&row_with_answer(answer));
         assert_eq!(answers(&options.load(0).unwrap()), [want]);
     }
     let expected = "but it must be a number, a string, or a list of correct answers, and not \
@@ -127,11 +130,15 @@ fn answers_accept_lists_and_objects() {
         [("null", "null"), ("\" \"", "\" \""), ("[]", "[]"), ("[\"\"]", "[\"\"]"), ("{}", "{}")]
     {
         assert_rejected(
-            &row(answer),
+            &row_with_answer(answer),
             |_| {},
             &format!("/sums.jsonl, line 1: field \"answer\" is {found}, {expected}"),
         );
     }
+}
+
+fn row_with_answer(answer: &str) -> String {
+    format!("{{\"question\": \"?\", \"answer\": {answer}}}")
 }
 
 #[test]
@@ -345,8 +352,6 @@ fn held_out_questions_depend_only_on_questions() {
     let blank = rows((0..90).rev()).replace("?\"", "? \"");
     fs::write(&path, blank).unwrap();
     let other = FileOptions { path: path.clone().into(), ..options.clone() };
-    let held_out_keys =
-        |tasks: &FileTasks| tasks.held_out.iter().map(Task::key).collect::<Vec<_>>();
     assert_eq!(held_out_keys(&other.load(7).unwrap()), held_out_keys(&all));
 
     // Additional rows replace only few held-out questions.
@@ -358,6 +363,10 @@ fn held_out_questions_depend_only_on_questions() {
     options.held_out = HeldOutCount::All;
     let all = options.load(7).unwrap();
     assert_eq!((all.rest.len(), all.held_out.len()), (0, 90));
+}
+
+fn held_out_keys(tasks: &FileTasks) -> Vec<QuestionKey> {
+    tasks.held_out.iter().map(Task::key).collect::<Vec<_>>()
 }
 
 #[test]
@@ -390,12 +399,8 @@ fn held_out_round_trips_count_and_all() {
 
 #[test]
 fn tasks_without_expected_answer_load() {
-    let nothing = |mut options: FileOptions| {
-        options.answer = String::new();
-        options.load(0).unwrap()
-    };
     let (_dir, options) = file("{\"question\": \"Be kind?\", \"rubric\": \"kindness\"}\n");
-    let tasks = nothing(options);
+    let tasks = load_without_answers(options);
     assert_eq!(
         (answers(&tasks), &tasks.rest[0].row["rubric"]),
         (vec![Value::Null], &json!("kindness"))
@@ -403,7 +408,7 @@ fn tasks_without_expected_answer_load() {
     // Rows in verl's layout need no answer either.
     let (_dir, options) =
         file("{\"prompt\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"data_source\": \"x\"}\n");
-    let tasks = nothing(options);
+    let tasks = load_without_answers(options);
     assert_eq!((answers(&tasks), tasks.rest[0].question.as_str()), (vec![Value::Null], "Hi"));
     let (_dir, options) = file("{\"question\": \"1?\"}\n");
     let error = options.load(0).unwrap_err().to_string();
@@ -413,54 +418,58 @@ fn tasks_without_expected_answer_load() {
     );
 }
 
+fn load_without_answers(mut options: FileOptions) -> FileTasks {
+    options.answer = String::new();
+    options.load(0).unwrap()
+}
+
 #[test]
 fn invalid_files_are_rejected_by_name() {
-    let nothing = |_: &mut FileOptions| {};
-    assert_rejected("", nothing, "/sums.jsonl has no rows");
-    assert_rejected("\n \n", nothing, "/sums.jsonl has no rows");
+    assert_rejected("", keep_options, "/sums.jsonl has no rows");
+    assert_rejected("\n \n", keep_options, "/sums.jsonl has no rows");
     let fine = "{\"question\": \"1?\", \"answer\": 1}\n";
     assert_rejected(
         &format!("{fine}\n{{\"question\": \"2?\", \"response\": 2}}"),
-        nothing,
+        keep_options,
         "/sums.jsonl, line 3: the row has no field \"answer\"; it has question, response. Set \
          `answer = \"response\"` in \
          the recipe, or complete the row",
     );
     assert_rejected(
         &format!("{fine}{{}}"),
-        nothing,
+        keep_options,
         "/sums.jsonl, line 2: the row has no field \"question\"; it has none. Set \
          `question` in the recipe to the correct field, or complete the row",
     );
     assert_rejected(
         &format!("{fine}{{\"question\": \"2?\", answer: 2}}"),
-        nothing,
+        keep_options,
         "/sums.jsonl, line 2, column 20: not valid JSON: key must be a string",
     );
     assert_rejected(
         "{\"question\": \"2?\"",
-        nothing,
+        keep_options,
         "/sums.jsonl, line 1, column 17: not valid JSON: EOF while parsing an object",
     );
     assert_rejected(
         &format!("{fine}[1]"),
-        nothing,
+        keep_options,
         "/sums.jsonl, line 2: the row is not a JSON object",
     );
     assert_rejected(
         "[{\"question\": \"1?\", \"answer\": 1}, 5]",
-        nothing,
+        keep_options,
         "/sums.jsonl, row 2: the row is not a JSON object",
     );
     assert_rejected(
         "{\"question\": 5, \"answer\": 1}",
-        nothing,
+        keep_options,
         "/sums.jsonl, line 1: field \"question\" is 5, but it must be a non-empty \
          string, or a list of messages",
     );
     assert_rejected(
         "{\"question\": [{\"role\": \"assistant\", \"content\": \"Hi\"}], \"answer\": 1}",
-        nothing,
+        keep_options,
         "/sums.jsonl, line 1: field \"question\" is \
          [{\"role\":\"assistant\",\"content\":\"Hi\"}], but it must be a string, or messages that \
          end with a user message: the last message has the role assistant, which leaves nothing \
@@ -504,6 +513,8 @@ fn invalid_files_are_rejected_by_name() {
             .ends_with("has the extension of a Parquet file, but is not a Parquet file")
     );
 }
+
+fn keep_options(_: &mut FileOptions) {}
 
 #[path = "text_tests.rs"]
 mod texts;

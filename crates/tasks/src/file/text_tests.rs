@@ -4,40 +4,43 @@ use super::*;
 
 #[test]
 fn only_equal_rows_are_repeats() {
-    let row = |more: &str| format!("{{\"question\": \"How many?\", \"answer\": 1{more}}}\n");
-    let instructed_row = |content: &str| {
-        format!(
-            "{{\"question\": [{{\"role\": \"system\", \"content\": {content:?}}}, {{\"role\": \"user\", \
-             \"content\": \"How many?\"}}], \"answer\": 1}}\n"
-        )
-    };
-    let called = |x: &str| {
-        let call = json!({"id": "a", "type": "function", "function": {"name": "f", "arguments": format!("{{\"x\": {x}}}")}});
-        let chat = json!([
-            {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "content": "1", "tool_call_id": "a"},
-        ]);
-        format!("{}\n", json!({"question": chat, "answer": 1}))
-    };
     for (rows, kept) in [
-        ([row(", \"db_id\": \"a\""), row(", \"db_id\": \"b\"")], 2),
-        ([row(", \"choices\": [1, 2]"), row(", \"choices\": [2, 1]")], 2),
-        ([row(""), row("").replace('1', "2")], 2),
+        ([counting_row(", \"db_id\": \"a\""), counting_row(", \"db_id\": \"b\"")], 2),
+        ([counting_row(", \"choices\": [1, 2]"), counting_row(", \"choices\": [2, 1]")], 2),
+        ([counting_row(""), counting_row("").replace('1', "2")], 2),
         ([instructed_row("There is 1."), instructed_row("There are 2.")], 2),
-        ([row(", \"agent_name\": \"x\""), row(", \"agent_name\": \"y\"")], 2),
-        ([row(", \"x\": {\"y\": 1}"), row(", \"x\": {\"y\": 2}")], 2),
-        ([row(""), row("").replace("How many", "how many")], 2),
-        ([row(""), row("").replace("How many", "How  many")], 2),
-        ([row(", \"x\": \"a b\""), row(", \"x\": \"a  b\"")], 2),
-        ([row(", \"index\": [1]"), row(", \"index\": [2]")], 2),
-        ([called("1"), called("2")], 2),
-        ([row(""), row("").replace("How many?", " How many? ")], 1),
-        ([row(", \"x\": {\"y\": 1, \"z\": 2}"), row(", \"x\": {\"z\": 2, \"y\": 1}")], 1),
-        ([row(", \"__index_level_0__\": 1"), row(", \"__index_level_0__\": 2")], 1),
-        ([row(", \"id\": 7"), row(", \"id\": 8")], 1),
-        ([row(", \"extra_info\": {\"index\": 1}"), row(", \"extra_info\": {\"index\": 2}")], 1),
-        ([row(""), row("").replace('1', "\"1\"")], 1),
-        ([row(", \"x\": null"), row("")], 1),
+        ([counting_row(", \"agent_name\": \"x\""), counting_row(", \"agent_name\": \"y\"")], 2),
+        ([counting_row(", \"x\": {\"y\": 1}"), counting_row(", \"x\": {\"y\": 2}")], 2),
+        ([counting_row(""), counting_row("").replace("How many", "how many")], 2),
+        ([counting_row(""), counting_row("").replace("How many", "How  many")], 2),
+        ([counting_row(", \"x\": \"a b\""), counting_row(", \"x\": \"a  b\"")], 2),
+        ([counting_row(", \"index\": [1]"), counting_row(", \"index\": [2]")], 2),
+        ([row_with_call("1"), row_with_call("2")], 2),
+        ([counting_row(""), counting_row("").replace("How many?", " How many? ")], 1),
+        (
+            [
+                counting_row(", \"x\": {\"y\": 1, \"z\": 2}"),
+                counting_row(", \"x\": {\"z\": 2, \"y\": 1}"),
+            ],
+            1,
+        ),
+        (
+            [
+                counting_row(", \"__index_level_0__\": 1"),
+                counting_row(", \"__index_level_0__\": 2"),
+            ],
+            1,
+        ),
+        ([counting_row(", \"id\": 7"), counting_row(", \"id\": 8")], 1),
+        (
+            [
+                counting_row(", \"extra_info\": {\"index\": 1}"),
+                counting_row(", \"extra_info\": {\"index\": 2}"),
+            ],
+            1,
+        ),
+        ([counting_row(""), counting_row("").replace('1', "\"1\"")], 1),
+        ([counting_row(", \"x\": null"), counting_row("")], 1),
         ([instructed_row("There is 1."), instructed_row("There is  1.")], 2),
         ([instructed_row("There is 1."), instructed_row("There is 1.")], 1),
     ] {
@@ -48,6 +51,26 @@ fn only_equal_rows_are_repeats() {
     }
 }
 
+fn counting_row(more: &str) -> String {
+    format!("{{\"question\": \"How many?\", \"answer\": 1{more}}}\n")
+}
+
+fn instructed_row(content: &str) -> String {
+    format!(
+        "{{\"question\": [{{\"role\": \"system\", \"content\": {content:?}}}, {{\"role\": \"user\", \
+             \"content\": \"How many?\"}}], \"answer\": 1}}\n"
+    )
+}
+
+fn row_with_call(x: &str) -> String {
+    let call = json!({"id": "a", "type": "function", "function": {"name": "f", "arguments": format!("{{\"x\": {x}}}")}});
+    let chat = json!([
+        {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "1", "tool_call_id": "a"},
+    ]);
+    format!("{}\n", json!({"question": chat, "answer": 1}))
+}
+
 #[test]
 fn json_text_of_messages_loads_as_messages() {
     let chat =
@@ -55,7 +78,6 @@ fn json_text_of_messages_loads_as_messages() {
     let prompt = chat.to_string();
     let model = json!({"style": "rule", "ground_truth": "2"});
     let lines = json!({"prompt": prompt, "reward_model": model.to_string()}).to_string();
-    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
     let table =
         format!("prompt,reward_model\n{},{}\n", quoted(&prompt), quoted(&model.to_string()));
     for (name, contents) in [("rows.jsonl", lines), ("rows.csv", table)] {
@@ -82,6 +104,10 @@ fn json_text_of_messages_loads_as_messages() {
     let (_dir, options) =
         file("{\"question\": \"[{\\\"name\\\": 1}] has how many?\", \"answer\": 1}");
     assert_eq!(options.load(0).unwrap().rest[0].question, "[{\"name\": 1}] has how many?");
+}
+
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
 }
 
 #[test]

@@ -163,18 +163,21 @@ fn without_arguments(chars: &[char]) -> String {
             continue;
         };
         // Adjacent digits and letters must not become part of the fraction or root.
-        let is_word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
         let is_power = found.ends_with('^') || chars.get(end) == Some(&'^');
-        if is_word(found.chars().last()) && is_word(written.chars().next()) {
+        if is_alphanumeric(found.chars().last()) && is_alphanumeric(written.chars().next()) {
             found.push(' ');
         }
         found.push_str(&parenthesize(&written, !is_power));
-        if is_word(chars.get(end).copied()) && is_word(written.chars().last()) {
+        if is_alphanumeric(chars.get(end).copied()) && is_alphanumeric(written.chars().last()) {
             found.push(' ');
         }
         at = end;
     }
     found
+}
+
+fn is_alphanumeric(c: Option<char>) -> bool {
+    c.is_some_and(char::is_alphanumeric)
 }
 
 /// Returns the index of the arguments if `command` starts at index `at`, and `None` otherwise.

@@ -156,7 +156,6 @@ fn mark(
     opened: &HashSet<String>,
     closed: &HashSet<String>,
 ) -> Option<&'static str> {
-    let is_bar = |c: char| c == '|' || c == '｜';
     if inside.chars().count() > 2 && inside.starts_with(is_bar) && inside.ends_with(is_bar) {
         return Some("\n");
     }
@@ -184,6 +183,10 @@ fn mark(
     }
 }
 
+fn is_bar(c: char) -> bool {
+    c == '|' || c == '｜'
+}
+
 /// Replaces words that switch reasoning by line breaks.
 fn without_switches(text: &str) -> Cow<'_, str> {
     if !text.contains("think") {
@@ -194,9 +197,8 @@ fn without_switches(text: &str) -> Cow<'_, str> {
         let mut from = 0;
         while let Some(at) = found[from..].find(switch).map(|at| from + at) {
             let end = at + switch.len();
-            let is_blank = |c: char| c.is_whitespace();
-            let is_word = (at == 0 || found[..at].ends_with(is_blank))
-                && (end == found.len() || found[end..].starts_with(is_blank));
+            let is_word = (at == 0 || found[..at].ends_with(char::is_whitespace))
+                && (end == found.len() || found[end..].starts_with(char::is_whitespace));
             if is_word {
                 found.replace_range(at..end, "\n");
             }

@@ -79,10 +79,11 @@ impl Syntax for Deepseek {
     fn trailer(&self, rest: &str, ended: bool) -> Trailer {
         let after = rest.strip_prefix(FENCE[1]).unwrap_or(rest);
         let before = rest.len() - after.len();
-        let is_prefix = |tag: &str, text: &str| text.len() < tag.len() && tag.starts_with(text);
         match opening(after, CLOSE, ended) {
             Some(Some(len)) => Trailer::Complete(before + len),
-            Some(None) if !ended && before == 0 && is_prefix(FENCE[1], rest) => Trailer::More,
+            Some(None) if !ended && before == 0 && is_proper_prefix(FENCE[1], rest) => {
+                Trailer::More
+            }
             Some(None) => Trailer::Broken,
             None => Trailer::More,
         }
@@ -152,4 +153,8 @@ impl Syntax for Deepseek {
             forms.arguments(at, tool, &before(&tool.name), &after)
         }))
     }
+}
+
+fn is_proper_prefix(tag: &str, text: &str) -> bool {
+    text.len() < tag.len() && tag.starts_with(text)
 }

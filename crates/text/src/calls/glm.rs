@@ -97,10 +97,15 @@ impl Syntax for Glm {
 
     fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let line = if self.lines { "\n" } else { "" };
-        let open = |key: &str| format!("{}{key}{}{line}{}", KEY[0], KEY[1], VALUE[0]);
         let close = format!("{}{line}", VALUE[1]);
         Some(forms.calls(["", line, ""], |at, tool| {
-            forms.parts((at, tool), &format!("{OPEN}{}{line}", tool.name), open, &close, CLOSE)
+            forms.parts(
+                (at, tool),
+                &format!("{OPEN}{}{line}", tool.name),
+                |key| format!("{}{key}{}{line}{}", KEY[0], KEY[1], VALUE[0]),
+                &close,
+                CLOSE,
+            )
         }))
     }
 }
@@ -119,18 +124,18 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     }
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
-        let misplaced =
-            |rest: &str, tag: &str| format!("{:?} stands where {tag} should", excerpt(rest.trim()));
         let (key, after) =
             split_between(rest, KEY[0], KEY[1]).ok_or_else(|| misplaced(rest, KEY[0]))?;
-        let is_name = |at: &usize| {
-            let parts = split_between(&after[*at..], KEY[0], KEY[1]);
-            parts.is_some_and(|(key, rest)| {
-                !key.contains('<') && rest.trim_start().starts_with(VALUE[0])
+        let end = after
+            .match_indices(KEY[0])
+            .map(|(at, _)| at)
+            .find(|at| {
+                let parts = split_between(&after[*at..], KEY[0], KEY[1]);
+                parts.is_some_and(|(key, rest)| {
+                    !key.contains('<') && rest.trim_start().starts_with(VALUE[0])
+                })
             })
-        };
-        let end =
-            after.match_indices(KEY[0]).map(|(at, _)| at).find(is_name).unwrap_or(after.len());
+            .unwrap_or(after.len());
         let value = after[..end].trim_start().strip_prefix(VALUE[0]);
         let (value, behind) = value
             .and_then(|value| value.rsplit_once(VALUE[1]))
@@ -142,4 +147,8 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
         rest = &after[end..];
     }
     Ok(call_of(name, arguments, tools))
+}
+
+fn misplaced(rest: &str, tag: &str) -> String {
+    format!("{:?} stands where {tag} should", excerpt(rest.trim()))
 }

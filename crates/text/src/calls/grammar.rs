@@ -246,12 +246,14 @@ impl GrammarContext<'_> {
         // Any text is allowed; restrictions of the text are omitted.
         let restricts = ["pattern", "minLength", "maxLength"].into_iter();
         let restricts = restricts.filter(|keyword| !schema.value[*keyword].is_null());
-        let omitted = |keyword: &str| OmittedKeyword {
-            tool: String::new(),
-            path: schema_pointer.clone(),
-            keyword: keyword.into(),
-        };
-        self.note_omitted(tool, restricts.map(omitted));
+        self.note_omitted(
+            tool,
+            restricts.map(|keyword| OmittedKeyword {
+                tool: String::new(),
+                path: schema_pointer.clone(),
+                keyword: keyword.into(),
+            }),
+        );
         self.text(name, close)
     }
 

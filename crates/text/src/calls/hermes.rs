@@ -137,41 +137,49 @@ mod tests {
 
     #[test]
     fn hermes_accepts_arguments_as_object_or_string() {
-        let wrap = |json: &str| format!("<tool_call>{json}</tool_call>");
-        assert_eq!(calls(&wrap(r#"{"name": "a"}"#)), [("a".into(), json!({}))]);
+        assert_eq!(calls(&wrap_call(r#"{"name": "a"}"#)), [("a".into(), json!({}))]);
         assert_eq!(
-            calls(&wrap(r#"{"name": "a", "arguments": "{\"x\": [1]}"}"#)),
+            calls(&wrap_call(r#"{"name": "a", "arguments": "{\"x\": [1]}"}"#)),
             [("a".into(), json!({"x": [1]}))]
         );
         assert_eq!(
-            calls(&wrap(r#"{"id": 3, "name": "a", "arguments": {}}"#)),
+            calls(&wrap_call(r#"{"id": 3, "name": "a", "arguments": {}}"#)),
             [("a".into(), json!({}))]
         );
         let tags = r#"{"name": "a", "arguments": {"t": "</tool_call><tool_call>"}}"#;
-        assert_eq!(calls(&wrap(tags)), [("a".into(), json!({"t": "</tool_call><tool_call>"}))]);
-        assert!(
-            why(&wrap(r#"{"name": "a", "arguments": "x"}"#)).contains("a string that is not JSON")
+        assert_eq!(
+            calls(&wrap_call(tags)),
+            [("a".into(), json!({"t": "</tool_call><tool_call>"}))]
         );
-        assert!(why(&wrap(r#"{"name": "a", "arguments": "[1]"}"#)).contains("holds [1]"));
-        assert!(why(&wrap(r#"{"name": "a", "arguments": [1]}"#)).contains("is [1], not an object"));
-        assert!(why(&wrap(r#"{"name": "a", "arguments": null}"#)).contains("is null"));
         assert!(
-            why(&wrap(r#"{"name": "a", "parameters": {}}"#))
+            why(&wrap_call(r#"{"name": "a", "arguments": "x"}"#))
+                .contains("a string that is not JSON")
+        );
+        assert!(why(&wrap_call(r#"{"name": "a", "arguments": "[1]"}"#)).contains("holds [1]"));
+        assert!(
+            why(&wrap_call(r#"{"name": "a", "arguments": [1]}"#)).contains("is [1], not an object")
+        );
+        assert!(why(&wrap_call(r#"{"name": "a", "arguments": null}"#)).contains("is null"));
+        assert!(
+            why(&wrap_call(r#"{"name": "a", "parameters": {}}"#))
                 .contains("\"arguments\" is missing (found \"parameters\"")
         );
     }
 
+    fn wrap_call(json: &str) -> String {
+        format!("<tool_call>{json}</tool_call>")
+    }
+
     #[test]
     fn hermes_reports_malformed_calls() {
-        let wrap = |json: &str| format!("<tool_call>{json}</tool_call>");
-        assert!(why(&wrap(r#"{"name": "a", "arguments": {"#)).contains("not valid JSON"));
-        assert!(why(&wrap("calculator(1+2)")).contains("not valid JSON"));
-        assert!(why(&wrap(" \n")).contains("nothing between the tags"));
-        assert!(why(&wrap("[]")).contains("not a JSON object"));
-        assert!(why(&wrap(r#"{"arguments": {}}"#)).contains("\"name\" is missing"));
-        assert!(why(&wrap(r#"{"name": 7}"#)).contains("\"name\" is 7"));
-        assert!(why(&wrap(r#"{"name": ""}"#)).contains("\"name\" is empty"));
-        assert!(why(&wrap(r#"{"name": "a"} and more"#)).contains("not valid JSON"));
+        assert!(why(&wrap_call(r#"{"name": "a", "arguments": {"#)).contains("not valid JSON"));
+        assert!(why(&wrap_call("calculator(1+2)")).contains("not valid JSON"));
+        assert!(why(&wrap_call(" \n")).contains("nothing between the tags"));
+        assert!(why(&wrap_call("[]")).contains("not a JSON object"));
+        assert!(why(&wrap_call(r#"{"arguments": {}}"#)).contains("\"name\" is missing"));
+        assert!(why(&wrap_call(r#"{"name": 7}"#)).contains("\"name\" is 7"));
+        assert!(why(&wrap_call(r#"{"name": ""}"#)).contains("\"name\" is empty"));
+        assert!(why(&wrap_call(r#"{"name": "a"} and more"#)).contains("not valid JSON"));
         assert_eq!(why(r#"<tool_call>{"name": "a"}"#), "</tool_call> is missing");
         assert_eq!(why("<tool_call>"), "</tool_call> is missing");
     }

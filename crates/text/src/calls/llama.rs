@@ -90,12 +90,15 @@ impl Syntax for Llama {
         if let Some(rest) = text.strip_prefix(OPEN) {
             return Some(not_json(rest));
         }
-        let find_error = |tool: &ToolSpec| {
-            let rest = text.strip_prefix('{')?.trim_start().strip_prefix("\"name\"")?;
-            let rest = rest.trim_start().strip_prefix(':')?.trim_start();
-            rest.starts_with(&python_json::dumps(&Value::String(tool.name.clone()))).then_some(())
-        };
-        tools.iter().find_map(find_error).map(|()| not_json(text))
+        tools
+            .iter()
+            .find_map(|tool| {
+                let rest = text.strip_prefix('{')?.trim_start().strip_prefix("\"name\"")?;
+                let rest = rest.trim_start().strip_prefix(':')?.trim_start();
+                rest.starts_with(&python_json::dumps(&Value::String(tool.name.clone())))
+                    .then_some(())
+            })
+            .map(|()| not_json(text))
     }
 
     fn render(&self, content: &str, calls: &[ToolCall]) -> String {

@@ -77,9 +77,9 @@ impl Syntax for Minimax {
             text.remove(0);
         }
         for call in calls {
-            let argument =
-                |key: &str, value: &str| format!("{PARAMETER}\"{key}\">{value}{PARAMETER_END}\n");
-            let arguments = write_tagged(call, "\n", argument);
+            let arguments = write_tagged(call, "\n", |key, value| {
+                format!("{PARAMETER}\"{key}\">{value}{PARAMETER_END}\n")
+            });
             text.push_str(&format!("{INVOKE}\"{}\">\n{arguments}{INVOKE_END}\n", call.name));
         }
         text + SECTION[1]
@@ -116,9 +116,9 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     let name = name_of(name)?;
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
-        let misplaced =
-            || format!("{:?} stands where {PARAMETER}\"…\"> should", excerpt(rest.trim()));
-        let (key, value) = split_between(rest, PARAMETER, ">").ok_or_else(misplaced)?;
+        let (key, value) = split_between(rest, PARAMETER, ">").ok_or_else(|| {
+            format!("{:?} stands where {PARAMETER}\"…\"> should", excerpt(rest.trim()))
+        })?;
         if !value.contains(PARAMETER_END) {
             return Err(format!("{PARAMETER_END} is missing behind {key}"));
         }

@@ -90,12 +90,16 @@ impl Syntax for Mistral {
         if calls.is_empty() {
             return Some(vec![Err(format!("there is no call behind {OPEN}").into())]);
         }
-        let read = |call: Value| {
-            let raw = Some(python_json::dumps(&call));
-            call_from(call, &["arguments", "parameters"])
-                .map_err(|why| MalformedReason { why, raw })
-        };
-        Some(calls.into_iter().map(read).collect())
+        Some(
+            calls
+                .into_iter()
+                .map(|call| {
+                    let raw = Some(python_json::dumps(&call));
+                    call_from(call, &["arguments", "parameters"])
+                        .map_err(|why| MalformedReason { why, raw })
+                })
+                .collect(),
+        )
     }
 
     fn explain_error(&self, text: &str, _: bool, _: &[ToolSpec]) -> Option<String> {
@@ -125,10 +129,13 @@ impl Syntax for Mistral {
                 }
             }
             calls => {
-                let call = |(index, call): (usize, &ToolCall)| {
-                    object(call, "arguments", &format!(", \"id\": \"{}\"", id(index)))
-                };
-                let calls: Vec<String> = calls.iter().enumerate().map(call).collect();
+                let calls: Vec<String> = calls
+                    .iter()
+                    .enumerate()
+                    .map(|(index, call)| {
+                        object(call, "arguments", &format!(", \"id\": \"{}\"", id(index)))
+                    })
+                    .collect();
                 text.push_str(&format!("{OPEN}[{}]", calls.join(", ")));
             }
         }
@@ -147,10 +154,9 @@ impl Syntax for Mistral {
 
     fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         if self.named {
-            let before = |tool: &ToolSpec| format!("{OPEN}{}{ARGUMENTS}", tool.name);
-            return Some(
-                forms.calls(["", "", ""], |at, tool| forms.arguments(at, tool, &before(tool), "")),
-            );
+            return Some(forms.calls(["", "", ""], |at, tool| {
+                forms.arguments(at, tool, &format!("{OPEN}{}{ARGUMENTS}", tool.name), "")
+            }));
         }
         let id = json!({ "id": { "type": "string", "pattern": "^[a-zA-Z0-9]{9}$" } });
         let open = format!("{OPEN}[");

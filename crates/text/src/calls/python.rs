@@ -174,17 +174,20 @@ fn escape<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
             return push(text, c, after);
         }
     };
-    let code = |text: &str, length: usize| u32::from_str_radix(text.get(..length)?, 16).ok();
-    let mut found = code(after, length)?;
+    let mut found = parse_hex(after, length)?;
     let mut after = &after[length..];
     // A surrogate pair, as JSON writes characters beyond 16 bits.
     if let (0xD800..0xDC00, Some(low @ 0xDC00..0xE000)) =
-        (found, after.strip_prefix("\\u").and_then(|low| code(low, 4)))
+        (found, after.strip_prefix("\\u").and_then(|low| parse_hex(low, 4)))
     {
         found = 0x10000 + ((found - 0xD800) << 10) + (low - 0xDC00);
         after = &after[6..];
     }
     push(text, char::from_u32(found)?, after)
+}
+
+fn parse_hex(text: &str, length: usize) -> Option<u32> {
+    u32::from_str_radix(text.get(..length)?, 16).ok()
 }
 
 fn push<'a>(text: &mut String, c: char, after: &'a str) -> Option<&'a str> {

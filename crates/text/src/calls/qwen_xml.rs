@@ -97,9 +97,9 @@ impl Syntax for QwenXml {
                 (0, false) => "\n\n",
                 _ => "\n",
             });
-            let argument =
-                |key: &str, value: &str| format!("{PARAMETER}{key}>\n{value}\n{PARAMETER_END}\n");
-            let arguments = write_tagged(call, "\n", argument);
+            let arguments = write_tagged(call, "\n", |key, value| {
+                format!("{PARAMETER}{key}>\n{value}\n{PARAMETER_END}\n")
+            });
             text.push_str(&format!(
                 "{OPEN}\n{FUNCTION}{}>\n{arguments}{FUNCTION_END}\n{CLOSE}",
                 call.name
@@ -152,7 +152,6 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
         None => return Err(format!("{FUNCTION_END} is missing")),
     };
     let known = parameters(name, tools);
-    let is_parameter = |key: &str| known.as_ref().is_none_or(|known| known.contains(&key));
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
         let (key, value) = split_between(rest, PARAMETER, ">").ok_or_else(|| {
@@ -161,7 +160,9 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
         if !value.contains(PARAMETER_END) {
             return Err(format!("{PARAMETER_END} is missing behind {PARAMETER}{}>", excerpt(key)));
         }
-        let (value, after) = value_before(value, [PARAMETER, PARAMETER_END], is_parameter);
+        let (value, after) = value_before(value, [PARAMETER, PARAMETER_END], |key| {
+            known.as_ref().is_none_or(|known| known.contains(&key))
+        });
         let value = value.strip_prefix('\n').unwrap_or(value);
         arguments.push((name_of(key, PARAMETER)?, value.strip_suffix('\n').unwrap_or(value)));
         rest = after;

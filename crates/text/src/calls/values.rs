@@ -77,12 +77,19 @@ pub(crate) fn call_of(name: &str, arguments: Vec<(&str, &str)>, tools: &[ToolSpe
     let properties =
         tool.map(|tool| Schema::from_document(&tool.parameters).properties()).unwrap_or_default();
     let unknown = Schema::from_document(&Value::Null);
-    let value = |(key, text): (&str, &str)| {
-        let schema =
-            properties.iter().find(|(name, _)| *name == key).map_or(unknown, |(_, schema)| *schema);
-        Some((key.to_owned(), parse_typed(schema, text)?))
-    };
-    (name.to_owned(), arguments.into_iter().filter_map(value).collect::<Map<String, Value>>())
+    (
+        name.to_owned(),
+        arguments
+            .into_iter()
+            .filter_map(|(key, text)| {
+                let schema = properties
+                    .iter()
+                    .find(|(name, _)| *name == key)
+                    .map_or(unknown, |(_, schema)| *schema);
+                Some((key.to_owned(), parse_typed(schema, text)?))
+            })
+            .collect::<Map<String, Value>>(),
+    )
 }
 
 /// Returns the names of a tool's parameters, or `None` if the tool is unknown.
@@ -100,8 +107,11 @@ pub(crate) fn parameters<'a>(tool: &str, tools: &'a [ToolSpec]) -> Option<Vec<&'
 /// Returns a name without surrounding quotation marks.
 pub(crate) fn strip_quotes(name: &str) -> &str {
     let name = name.trim();
-    let inner = |mark: char| name.strip_prefix(mark).and_then(|name| name.strip_suffix(mark));
-    inner('"').or_else(|| inner('\'')).map_or(name, str::trim)
+    strip_mark(name, '"').or_else(|| strip_mark(name, '\'')).map_or(name, str::trim)
+}
+
+fn strip_mark(name: &str, mark: char) -> Option<&str> {
+    name.strip_prefix(mark).and_then(|name| name.strip_suffix(mark))
 }
 
 /// Splits the text after a parameter's opening tag into the value and the rest.
@@ -116,21 +126,26 @@ pub(crate) fn value_before<'a>(
     is_parameter: impl Fn(&str) -> bool,
 ) -> (&'a str, &'a str) {
     let closes = || text.match_indices(close).map(|(at, _)| at);
-    let is_end = |at: &usize| {
+    let closed = closes().find(|at| {
         let after = text[at + close.len()..].trim_start();
         after.is_empty() || after.starts_with(open)
-    };
-    let closed = closes().find(is_end);
+    });
     let before = &text[..closed.unwrap_or(text.len())];
-    let starts_line = |at: &usize| before[..*at].trim_end_matches(' ').ends_with('\n');
-    let opened_tags = || before.match_indices(open).map(|(at, _)| at).filter(starts_line);
-    let names = |at: &usize| {
-        let after = &text[at + open.len()..];
-        after.split_once('>').is_some_and(|(name, _)| is_parameter(strip_quotes(name)))
+    let opened_tags = || {
+        before
+            .match_indices(open)
+            .map(|(at, _)| at)
+            .filter(|at| before[..*at].trim_end_matches(' ').ends_with('\n'))
     };
     // An equal number of closing tags belongs to parameters that the value only mentions.
     let is_open = opened_tags().count() > before.matches(close).count();
-    if let Some(opened) = opened_tags().find(names).filter(|_| is_open) {
+    if let Some(opened) = opened_tags()
+        .find(|at| {
+            let after = &text[at + open.len()..];
+            after.split_once('>').is_some_and(|(name, _)| is_parameter(strip_quotes(name)))
+        })
+        .filter(|_| is_open)
+    {
         return text.split_at(opened);
     }
     // The caller reports other text after a tag.
@@ -189,12 +204,10 @@ mod tests {
 
     #[test]
     fn argument_texts_are_typed_by_schema() {
-        let read = |number: &str| -> Value { serde_json::from_str(number).unwrap() };
         let string = json!({"type": "string"});
-        let typed = |schema: &Value, text: &str| parse_typed(Schema::from_document(schema), text);
         for text in ["42", "\"a\"", "null", " a\n", "{\"a\": 1}", "True", "", "['a']", "+5"] {
-            assert_eq!(typed(&string, text), Some(json!(text)));
-            assert_eq!(typed(&json!({"enum": ["a", "b"]}), text), Some(json!(text)));
+            assert_eq!(parse_as(&string, text), Some(json!(text)));
+            assert_eq!(parse_as(&json!({"enum": ["a", "b"]}), text), Some(json!(text)));
         }
         let [optional, either] =
             ["null", "array"].map(|other| json!({"anyOf": [string, {"type": other}]}));
@@ -203,9 +216,9 @@ mod tests {
         for (schema, text, want) in [
             (integer.clone(), " 42\n", json!(42)),
             (integer.clone(), "5.0", json!(5)),
-            (integer.clone(), "-0", read("-0")),
-            (integer.clone(), "12345678901234567890123", read("12345678901234567890123")),
-            (number.clone(), "1e400", read("1e400")),
+            (integer.clone(), "-0", parse_json("-0")),
+            (integer.clone(), "12345678901234567890123", parse_json("12345678901234567890123")),
+            (number.clone(), "1e400", parse_json("1e400")),
             (json!({"type": ["integer", "string"]}), "1e400", json!("1e400")),
             (integer.clone(), "1e3", json!(1000)),
             (integer.clone(), "5.5", json!(5.5)),
@@ -257,13 +270,21 @@ mod tests {
             (Value::Null, "['a']", json!("['a']")),
             (json!({}), "", json!("")),
         ] {
-            assert_eq!(typed(&schema, text), Some(want), "{schema} {text}");
+            assert_eq!(parse_as(&schema, text), Some(want), "{schema} {text}");
         }
         for schema in
             [integer, number, json!({"type": "array"}), json!({"type": ["object", "null"]})]
         {
-            assert_eq!([typed(&schema, ""), typed(&schema, " \n")], [None, None], "{schema}");
+            assert_eq!([parse_as(&schema, ""), parse_as(&schema, " \n")], [None, None], "{schema}");
         }
+    }
+
+    fn parse_json(number: &str) -> Value {
+        serde_json::from_str(number).unwrap()
+    }
+
+    fn parse_as(schema: &Value, text: &str) -> Option<Value> {
+        parse_typed(Schema::from_document(schema), text)
     }
 
     #[test]

@@ -395,8 +395,10 @@ impl<'a> Expression<'a> {
             return Err(self.tag.error("the brackets of an item must contain an index or a slice"));
         }
         parts.resize(3, None);
-        let bound = |part: &Option<String>| part.clone().unwrap_or_else(|| "none".into());
-        Ok(call_text("__levade_slice", &[of, bound(&parts[0]), bound(&parts[1]), bound(&parts[2])]))
+        Ok(call_text(
+            "__levade_slice",
+            &[of, bound_source(&parts[0]), bound_source(&parts[1]), bound_source(&parts[2])],
+        ))
     }
 
     /// Translates the arguments between the parentheses of a call.
@@ -456,6 +458,10 @@ impl<'a> Expression<'a> {
                         .contains(&token.text.as_ref()))
         })
     }
+}
+
+fn bound_source(part: &Option<String>) -> String {
+    part.clone().unwrap_or_else(|| "none".into())
 }
 
 /// Returns a call of one of our functions. The leading space separates it from a preceding word.

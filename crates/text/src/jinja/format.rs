@@ -381,8 +381,7 @@ impl Layout {
         let mut chars = spec.chars();
         let first = chars.next();
         let second = chars.next();
-        let is_align = |c: &char| "<>=^".contains(*c);
-        let (fill, align) = match (first, second.filter(is_align), first.filter(is_align)) {
+        let (fill, align) = match (first, second.filter(is_alignment), first.filter(is_alignment)) {
             (Some(fill), Some(align), _) => (Some(fill), Some(align)),
             (_, _, align) => (None, align),
         };
@@ -414,6 +413,10 @@ impl Layout {
         }
         out
     }
+}
+
+fn is_alignment(c: &char) -> bool {
+    "<>=^".contains(*c)
 }
 
 /// Implements `str.center`, `ljust` and `rjust`.

@@ -49,6 +49,7 @@ fn from_number(number: &Number) -> Value {
     let integer = number.as_i64().map(Value::from);
     let integer = integer.or_else(|| number.as_i128().map(Value::from));
     let integer = integer.or_else(|| number.as_u128().map(Value::from));
-    let float = || exact_float(number).map(Value::from);
-    integer.or_else(float).unwrap_or_else(|| Value::from_object(Digits(number.clone())))
+    integer
+        .or_else(|| exact_float(number).map(Value::from))
+        .unwrap_or_else(|| Value::from_object(Digits(number.clone())))
 }

@@ -208,8 +208,6 @@ fn string_length(source: &str) -> Option<usize> {
 /// Returns a number in the engine's notation, and its original length in bytes. After a dot, digits
 /// are an index.
 fn number(source: &str, after_dot: bool) -> Result<(Cow<'_, str>, usize), String> {
-    let digits =
-        |text: &str| text.find(|c: char| c != '_' && !c.is_ascii_digit()).unwrap_or(text.len());
     let radix = match source.as_bytes().get(..2) {
         Some(b"0x" | b"0X") => Some(16),
         Some(b"0o" | b"0O") => Some(8),
@@ -225,17 +223,17 @@ fn number(source: &str, after_dot: bool) -> Result<(Cow<'_, str>, usize), String
             value.map_err(|_| format!("{} is not a number of 128 bits", &source[..length]))?;
         return Ok((value.to_string().into(), length));
     }
-    let mut length = digits(source);
+    let mut length = digits_length(source);
     if !after_dot {
         if source[length..].starts_with('.')
             && source[length + 1..].starts_with(|c: char| c.is_ascii_digit())
         {
-            length += 1 + digits(&source[length + 1..]);
+            length += 1 + digits_length(&source[length + 1..]);
         }
         let exponent = source[length..].strip_prefix(['e', 'E']).unwrap_or_default();
         let unsigned = exponent.strip_prefix(['-', '+']).unwrap_or(exponent);
         if unsigned.starts_with(|c: char| c.is_ascii_digit()) {
-            length += 1 + exponent.len() - unsigned.len() + digits(unsigned);
+            length += 1 + exponent.len() - unsigned.len() + digits_length(unsigned);
         }
     }
     let text = source[..length].replace('_', "");
@@ -243,6 +241,10 @@ fn number(source: &str, after_dot: bool) -> Result<(Cow<'_, str>, usize), String
         return Err(format!("{text} is not a number of 128 bits"));
     }
     Ok((text.into(), length))
+}
+
+fn digits_length(text: &str) -> usize {
+    text.find(|c: char| c != '_' && !c.is_ascii_digit()).unwrap_or(text.len())
 }
 
 /// Resolves Python's escape sequences in a string.

@@ -24,9 +24,13 @@ pub(super) fn number(value: &Value) -> Option<f64> {
 /// Removes the underscores that Python allows between two digits. Returns `None` if an underscore
 /// stands anywhere else.
 pub(super) fn strip_underscores(text: &str) -> Option<String> {
-    let digit = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
-    let between = |(at, _): (usize, &str)| {
-        digit(text[..at].chars().next_back()) && digit(text[at + 1..].chars().next())
-    };
-    text.match_indices('_').all(between).then(|| text.replace('_', ""))
+    text.match_indices('_')
+        .all(|(at, _)| {
+            is_digit(text[..at].chars().next_back()) && is_digit(text[at + 1..].chars().next())
+        })
+        .then(|| text.replace('_', ""))
+}
+
+fn is_digit(c: Option<char>) -> bool {
+    c.is_some_and(char::is_alphanumeric)
 }

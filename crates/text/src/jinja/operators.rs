@@ -110,8 +110,7 @@ fn sequence(state: &mut State, items: Vec<Value>, tuple: bool) -> Result<Value, 
 }
 
 fn mul(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
-    let repeated = |value: &Value| value.as_str().is_some() || is_list(value);
-    let pair = match (repeated(&left), repeated(&right)) {
+    let pair = match (is_repeatable(&left), is_repeatable(&right)) {
         (true, _) => integer(&right).map(|count| (&left, count)),
         (_, true) => integer(&left).map(|count| (&right, count)),
         _ => return arithmetic("*", (&left, &right), i128::checked_mul, |a, b| a * b),
@@ -130,6 +129,10 @@ fn mul(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
     sequence(state, vec![items; count].concat(), value.is_tuple())
 }
 
+fn is_repeatable(value: &Value) -> bool {
+    value.as_str().is_some() || is_list(value)
+}
+
 pub(super) fn modulo(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
     if let Some(template) = left.as_str() {
         let formatted = format::printf(state, template, &right)?;
@@ -139,11 +142,7 @@ pub(super) fn modulo(state: &mut State, left: Value, right: Value) -> Result<Val
     if zero && Number::from_value(&left).is_some() {
         return Err(failure(format!("{left} % {right} divides by zero")));
     }
-    let floor = |a: i128, b: i128| {
-        a.checked_rem(b)
-            .map(|rest| if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
-    };
-    arithmetic("%", (&left, &right), floor, |a, b| {
+    arithmetic("%", (&left, &right), floor_modulo, |a, b| {
         let rest = a % b;
         if rest == 0.0 {
             0.0_f64.copysign(b)
@@ -155,6 +154,10 @@ pub(super) fn modulo(state: &mut State, left: Value, right: Value) -> Result<Val
     })
 }
 
+fn floor_modulo(a: i128, b: i128) -> Option<i128> {
+    a.checked_rem(b).map(|rest| if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
+}
+
 fn pow(left: Value, right: Value) -> Result<Value, Error> {
     if let (Some(base), Some(Number::Integer(exponent @ i128::MIN..0))) =
         (Number::from_value(&left), Number::from_value(&right))
@@ -164,8 +167,11 @@ fn pow(left: Value, right: Value) -> Result<Value, Error> {
         }
         return Ok(Value::from(base.float().powf(exponent as f64)));
     }
-    let power = |a: i128, b: i128| a.checked_pow(u32::try_from(b).ok()?);
-    arithmetic("**", (&left, &right), power, f64::powf)
+    arithmetic("**", (&left, &right), checked_power, f64::powf)
+}
+
+fn checked_power(a: i128, b: i128) -> Option<i128> {
+    a.checked_pow(u32::try_from(b).ok()?)
 }
 
 fn concat(state: &mut State, parts: Rest<Value>) -> Result<Value, Error> {
@@ -190,19 +196,9 @@ fn slice(
     stop: Value,
     step: Value,
 ) -> Result<Value, Error> {
-    let bound = |value: &Value, name: &str| match value {
-        value if value.is_none() => Ok(None),
-        value => match integer(value) {
-            Some(bound) => Ok(Some(bound)),
-            None => Err(failure(format!(
-                "{name} of a slice is of kind {}, but must be an integer",
-                value.kind()
-            ))),
-        },
-    };
-    let start = bound(&start, "the start")?;
-    let stop = bound(&stop, "the stop")?;
-    let step = bound(&step, "the step")?.unwrap_or(1);
+    let start = slice_bound(&start, "the start")?;
+    let stop = slice_bound(&stop, "the stop")?;
+    let step = slice_bound(&step, "the step")?.unwrap_or(1);
     if step == 0 {
         return Err(failure("the step of a slice is 0"));
     }
@@ -229,6 +225,19 @@ fn slice(
     let items: Vec<Value> = value.try_iter()?.collect();
     let sliced = positions(items.len(), start, stop, step).map(|at| items[at].clone()).collect();
     sequence(state, sliced, value.is_tuple())
+}
+
+fn slice_bound(value: &Value, name: &str) -> Result<Option<i64>, Error> {
+    match value {
+        value if value.is_none() => Ok(None),
+        value => match integer(value) {
+            Some(bound) => Ok(Some(bound)),
+            None => Err(failure(format!(
+                "{name} of a slice is of kind {}, but must be an integer",
+                value.kind()
+            ))),
+        },
+    }
 }
 
 /// Returns the indices of `range(*slice(start, stop, step).indices(length))`.

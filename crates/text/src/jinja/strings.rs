@@ -22,26 +22,27 @@ pub(crate) fn call(
     arguments: &[Value],
 ) -> Result<Value, Error> {
     let bound = |names: &'static [&'static str]| BoundArguments::new(method, names, arguments);
-    let made = |state: &mut State, text: String| limits::text(state, text);
     match method {
-        "upper" => bound(&[]).and_then(|_| made(state, text.to_uppercase())),
-        "lower" => bound(&[]).and_then(|_| made(state, text.to_lowercase())),
-        "casefold" => bound(&[]).and_then(|_| made(state, text.to_lowercase().replace('ß', "ss"))),
-        "title" => bound(&[]).and_then(|_| made(state, title(text))),
-        "capitalize" => bound(&[]).and_then(|_| made(state, capitalize(text))),
-        "swapcase" => bound(&[]).and_then(|_| made(state, swapcase(text))),
+        "upper" => bound(&[]).and_then(|_| limits::text(state, text.to_uppercase())),
+        "lower" => bound(&[]).and_then(|_| limits::text(state, text.to_lowercase())),
+        "casefold" => {
+            bound(&[]).and_then(|_| limits::text(state, text.to_lowercase().replace('ß', "ss")))
+        }
+        "title" => bound(&[]).and_then(|_| limits::text(state, title(text))),
+        "capitalize" => bound(&[]).and_then(|_| limits::text(state, capitalize(text))),
+        "swapcase" => bound(&[]).and_then(|_| limits::text(state, swapcase(text))),
         "strip" | "lstrip" | "rstrip" => {
             let bound = bound(&["chars"])?;
             let text = strip(text, bound.text_or_none(0)?, method != "rstrip", method != "lstrip");
-            made(state, text.to_string())
+            limits::text(state, text.to_string())
         }
         "removeprefix" => {
             let bound = bound(&["prefix"])?;
-            made(state, text.strip_prefix(bound.text(0)?).unwrap_or(text).to_string())
+            limits::text(state, text.strip_prefix(bound.text(0)?).unwrap_or(text).to_string())
         }
         "removesuffix" => {
             let bound = bound(&["suffix"])?;
-            made(state, text.strip_suffix(bound.text(0)?).unwrap_or(text).to_string())
+            limits::text(state, text.strip_suffix(bound.text(0)?).unwrap_or(text).to_string())
         }
         "replace" => {
             let bound = bound(&["old", "new", "count"])?;
@@ -92,7 +93,7 @@ pub(crate) fn call(
                 }
                 out.push_str(item);
             }
-            made(state, out)
+            limits::text(state, out)
         }
         "startswith" | "endswith" => {
             let bound = bound(&["prefix", "start", "end"])?;
@@ -108,11 +109,10 @@ pub(crate) fn call(
                          {kind}"
                     )));
                 };
-                let holds = |part: &str| match method {
+                if part.is_some_and(|(_, part)| match method {
                     "startswith" => part.starts_with(affix),
                     _ => part.ends_with(affix),
-                };
-                if part.is_some_and(|(_, part)| holds(part)) {
+                }) {
                     return Ok(Value::from(true));
                 }
             }

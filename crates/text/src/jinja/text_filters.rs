@@ -44,7 +44,6 @@ pub(super) fn as_text(
 }
 
 fn title(text: &str) -> String {
-    let starts_word = |c: char| strings::is_space(c) || "-({[<".contains(c);
     let mut out = String::with_capacity(text.len());
     let mut inside = false;
     for c in text.chars() {
@@ -53,7 +52,7 @@ fn title(text: &str) -> String {
         } else {
             out.extend(c.to_uppercase())
         }
-        inside = !starts_word(c);
+        inside = !(strings::is_space(c) || "-({[<".contains(c));
     }
     out
 }
@@ -107,30 +106,31 @@ fn strip_tags(text: &str) -> String {
 
 fn urlencode(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     BoundArguments::new("urlencode", &[], given)?;
-    let quoted = |text: &str, query: bool| {
-        let mut out = String::new();
-        for byte in text.bytes() {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' => {
-                    out.push(char::from(byte))
-                }
-                b'/' if !query => out.push('/'),
-                b' ' if query => out.push('+'),
-                byte => out.push_str(&format!("%{byte:02X}")),
-            }
-        }
-        out
-    };
     if value.kind() != ValueKind::Map {
-        return as_text(state, value, |text| quoted(text, false));
+        return as_text(state, value, |text| percent_encode(text, false));
     }
     let mut parts = Vec::new();
     for (key, item) in pairs(&value) {
         let key = text(state, &key)?;
         let item = text(state, &item)?;
-        parts.push(format!("{}={}", quoted(&key, true), quoted(&item, true)));
+        parts.push(format!("{}={}", percent_encode(&key, true), percent_encode(&item, true)));
     }
     limits::text(state, parts.join("&"))
+}
+
+fn percent_encode(text: &str, query: bool) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' => {
+                out.push(char::from(byte))
+            }
+            b'/' if !query => out.push('/'),
+            b' ' if query => out.push('+'),
+            byte => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
 }
 
 fn wordcount(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {

@@ -124,25 +124,12 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
     let [first, rest @ ..] = tokens else { return Err(tag.error("a tag is empty")) };
     let head = first.source();
     let expression = |tokens| Expression::new(tag, tokens, macros);
-    // Returns the position of a token outside of all brackets.
-    let at = |wanted: &str| {
-        let mut depth = 0;
-        rest.iter().position(|token| {
-            match token.text.as_ref() {
-                _ if token.quoted => {}
-                "(" | "[" | "{" => depth += 1,
-                ")" | "]" | "}" => depth -= 1,
-                _ => {}
-            }
-            depth == 0 && token.is(wanted)
-        })
-    };
-    let copied =
-        |tokens: &[Token<'_>]| tokens.iter().map(|token| token.source()).collect::<String>();
     Ok(match first.text.as_ref() {
         "if" | "elif" => format!("{head}{}", expression(rest).translate_tuple()?),
         "for" => {
-            let Some(of) = at("in") else { return Err(tag.error("a `for` tag has no `in`")) };
+            let Some(of) = top_level_position(rest, "in") else {
+                return Err(tag.error("a `for` tag has no `in`"));
+            };
             let (targets, after) = rest.split_at(of + 1);
             let mut after = expression(after);
             let values = format!(" {ITER}({})", after.tuple(false)?);
@@ -152,17 +139,17 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
             };
             let recursive = after.take("recursive").unwrap_or_default();
             after.end()?;
-            format!("{head}{}{values}{condition}{recursive}", copied(targets))
+            format!("{head}{}{values}{condition}{recursive}", source_of(targets))
         }
         "set" => {
-            let Some(equals) = at("=") else { return Ok(copied(tokens)) };
+            let Some(equals) = top_level_position(rest, "=") else { return Ok(source_of(tokens)) };
             let (targets, after) = rest.split_at(equals);
             let value = expression(&after[1..]).translate_tuple()?;
             let value = match targets {
                 [_, dot, _] if dot.is(".") => format!("{KEEP}({value})"),
                 _ => value,
             };
-            format!("{head}{} = {value}", copied(targets))
+            format!("{head}{} = {value}", source_of(targets))
         }
         "with" => {
             let mut rest = expression(rest);
@@ -209,11 +196,13 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
         }
         "call" => {
             let parameters = match rest.first() {
-                Some(token) if token.is("(") => at(")").map_or(0, |end| end + 1),
+                Some(token) if token.is("(") => {
+                    top_level_position(rest, ")").map_or(0, |end| end + 1)
+                }
                 _ => 0,
             };
             let (parameters, call) = rest.split_at(parameters);
-            format!("{head}{}{}", copied(parameters), expression(call).translate()?)
+            format!("{head}{}{}", source_of(parameters), expression(call).translate()?)
         }
         // A scope, as in transformers: a name that is set inside is not visible outside.
         "generation" => head.replace("generation", "with"),
@@ -226,8 +215,26 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
         "do" => {
             return Err(tag.error("the tag \"do\" is not supported, as in transformers"));
         }
-        _ => copied(tokens),
+        _ => source_of(tokens),
     })
+}
+
+/// Returns the position of a token outside of all brackets.
+fn top_level_position(rest: &[Token<'_>], wanted: &str) -> Option<usize> {
+    let mut depth = 0;
+    rest.iter().position(|token| {
+        match token.text.as_ref() {
+            _ if token.quoted => {}
+            "(" | "[" | "{" => depth += 1,
+            ")" | "]" | "}" => depth -= 1,
+            _ => {}
+        }
+        depth == 0 && token.is(wanted)
+    })
+}
+
+fn source_of(tokens: &[Token<'_>]) -> String {
+    tokens.iter().map(|token| token.source()).collect::<String>()
 }
 
 impl Token<'_> {

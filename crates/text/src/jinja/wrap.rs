@@ -13,23 +13,20 @@ pub(crate) fn wrap(
     let width = width.max(1);
     let mut chunks = chunks(line, break_hyphens);
     chunks.reverse();
-    let blank = |chunk: &str| chunk.chars().all(is_space);
-    // Returns the offset at which a chunk exceeds `max_len` characters. The search stops there.
-    let over = |chunk: &str, max_len: usize| chunk.char_indices().nth(max_len).map(|(at, _)| at);
     let mut lines: Vec<String> = Vec::new();
     while let Some(chunk) = chunks.last() {
-        if !lines.is_empty() && blank(chunk) {
+        if !lines.is_empty() && is_blank(chunk) {
             chunks.pop();
         }
         let (mut current, mut length): (Vec<&str>, usize) = (Vec::new(), 0);
         while let Some(chunk) = chunks.pop() {
-            let Some(room) = over(chunk, width - length) else {
+            let Some(room) = byte_offset(chunk, width - length) else {
                 length += chunk.chars().count();
                 current.push(chunk);
                 continue;
             };
             // A word that fits on no line is split, or gets a line of its own.
-            let too_long = over(chunk, width).is_some();
+            let too_long = byte_offset(chunk, width).is_some();
             if too_long && break_words {
                 let head = &chunk[..room];
                 let hyphen = head
@@ -45,7 +42,7 @@ pub(crate) fn wrap(
             }
             break;
         }
-        if current.last().is_some_and(|chunk| blank(chunk)) {
+        if current.last().is_some_and(|chunk| is_blank(chunk)) {
             current.pop();
         }
         if !current.is_empty() {
@@ -53,6 +50,15 @@ pub(crate) fn wrap(
         }
     }
     lines
+}
+
+fn is_blank(chunk: &str) -> bool {
+    chunk.chars().all(is_space)
+}
+
+/// Returns the offset at which a chunk exceeds `max_len` characters. The search stops there.
+fn byte_offset(chunk: &str, max_len: usize) -> Option<usize> {
+    chunk.char_indices().nth(max_len).map(|(at, _)| at)
 }
 
 /// Returns the words and the white space between them. Hyphenated words are split if

@@ -113,9 +113,11 @@ fn read(server: &str, result: Value) -> ToolOutput {
             text.push('\n');
         }
     }
-    let is_blank =
-        |part: &ContentPart| matches!(part, ContentPart::Text(text) if text.trim().is_empty());
-    if is_error && parts.iter().all(is_blank) {
+    if is_error
+        && parts
+            .iter()
+            .all(|part| matches!(part, ContentPart::Text(text) if text.trim().is_empty()))
+    {
         return ToolOutput::error(CallError::Failed, "the tool failed");
     }
     let error = is_error.then_some(CallError::Failed);
@@ -143,22 +145,27 @@ fn contains_structured(structured: &Value, parts: &[ContentPart]) -> bool {
             ContentPart::Other(_) => None,
         })
         .collect();
-    let is = |value: &Value, text: &str| {
-        value.as_str().is_some_and(|value| value == text)
-            || lenient::parse(text.as_bytes()).is_ok_and(|text| equal(&text, value))
-    };
     let all = |items: &Value| {
         let items =
             items.as_array().filter(|items| !items.is_empty() && items.len() == texts.len());
-        items.is_some_and(|items| items.iter().zip(&texts).all(|(item, text)| is(item, text)))
+        items.is_some_and(|items| {
+            items.iter().zip(&texts).all(|(item, text)| text_equals(item, text))
+        })
     };
     let is_in_text = |value: &Value| {
-        texts.iter().any(|text| is(value, text)) || is(value, &texts.concat()) || all(value)
+        texts.iter().any(|text| text_equals(value, text))
+            || text_equals(value, &texts.concat())
+            || all(value)
     };
     let wrapped = structured.as_object().filter(|fields| fields.len() == 1);
     let wrapped = wrapped.and_then(|fields| fields.get("result"));
     let is_empty = structured.is_null() || structured.as_object().is_some_and(Map::is_empty);
     is_in_text(structured) || wrapped.is_some_and(is_in_text) || (is_empty && !texts.is_empty())
+}
+
+fn text_equals(value: &Value, text: &str) -> bool {
+    value.as_str().is_some_and(|value| value == text)
+        || lenient::parse(text.as_bytes()).is_ok_and(|text| equal(&text, value))
 }
 
 /// Returns whether two values are equal JSON, ignoring the order of keys and the format of numbers.
@@ -179,23 +186,13 @@ fn equal(a: &Value, b: &Value) -> bool {
 
 /// Converts a content block.
 fn part(block: Value) -> ContentPart {
-    let other = |value: Value| match value {
-        Value::Object(part) => ContentPart::Other(part),
-        _ => ContentPart::Other(Map::new()),
-    };
-    let text = |value: &Value| match value {
-        Value::Null => String::new(),
-        Value::String(text) => text.clone(),
-        value => value.to_string(),
-    };
-    let Value::Object(fields) = &block else { return ContentPart::Text(text(&block)) };
+    let Value::Object(fields) = &block else { return ContentPart::Text(text_of(&block)) };
     let resource = if block["resource"].is_object() { &block["resource"] } else { &block };
-    let mime_type = |of: &Value| of.get("mimeType").cloned().unwrap_or_default();
     match fields.get("type").and_then(Value::as_str) {
-        Some("text") => ContentPart::Text(fields.get("text").map(text).unwrap_or_default()),
+        Some("text") => ContentPart::Text(fields.get("text").map(text_of).unwrap_or_default()),
         // The data is dropped, because it would only enlarge the recorded attempt.
         Some(kind @ ("image" | "audio")) => {
-            other(json!({ "type": kind, "mime_type": mime_type(&block) }))
+            other_part(json!({ "type": kind, "mime_type": mime_type(&block) }))
         }
         Some("resource_link") => {
             let of = |key: &str| block[key].as_str().unwrap_or_default();
@@ -204,22 +201,43 @@ fn part(block: Value) -> ContentPart {
             ContentPart::Text(format!("[{name}]({}){about}{}", of("uri"), of("description")))
         }
         Some("resource") => match &resource["text"] {
-            Value::Null => other(
+            Value::Null => other_part(
                 json!({ "type": "resource", "uri": resource["uri"], "mime_type": mime_type(resource) }),
             ),
-            shown => ContentPart::Text(text(shown)),
+            shown => ContentPart::Text(text_of(shown)),
         },
         // A block of an unknown type is shown as its text, if it has one.
         Some(kind) => match fields.get("text") {
             Some(Value::String(text)) => ContentPart::Text(text.clone()),
-            _ => other(json!({ "type": shorten(kind) })),
+            _ => other_part(json!({ "type": shorten(kind) })),
         },
         // This is not a content block but the value that the tool means to return.
         None => match fields.get("text") {
-            Some(found @ Value::String(_)) if fields.len() == 1 => ContentPart::Text(text(found)),
+            Some(found @ Value::String(_)) if fields.len() == 1 => {
+                ContentPart::Text(text_of(found))
+            }
             _ => ContentPart::Text(block.to_string()),
         },
     }
+}
+
+fn other_part(value: Value) -> ContentPart {
+    match value {
+        Value::Object(part) => ContentPart::Other(part),
+        _ => ContentPart::Other(Map::new()),
+    }
+}
+
+fn text_of(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    }
+}
+
+fn mime_type(of: &Value) -> Value {
+    of.get("mimeType").cloned().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -296,23 +314,21 @@ mod tests {
 
     #[test]
     fn errors_show_text_and_structured_content() {
-        let failed = |result: Value| {
-            let output = read("s", result);
-            assert_eq!(output.error, Some(CallError::Failed));
-            output.read()
-        };
         let both = json!({ "content": [text("no such city")], "structuredContent": { "near": "Rome" }, "isError": true });
-        assert_eq!(failed(both), "no such city\n{\"near\":\"Rome\"}");
+        assert_eq!(failed_text(both), "no such city\n{\"near\":\"Rome\"}");
         assert_eq!(
-            failed(json!({ "structuredContent": { "code": 7 }, "isError": true })),
+            failed_text(json!({ "structuredContent": { "code": 7 }, "isError": true })),
             "{\"code\":7}"
         );
         for empty in [json!([]), json!([text(" \n")]), json!(null), json!([{ "type": "text" }])] {
-            assert_eq!(failed(json!({ "content": empty, "isError": true })), "the tool failed");
+            assert_eq!(
+                failed_text(json!({ "content": empty, "isError": true })),
+                "the tool failed"
+            );
         }
         let image =
             json!({ "content": [{ "type": "image", "mimeType": "image/png" }], "isError": true });
-        assert!(failed(image).contains("\"image\""));
+        assert!(failed_text(image).contains("\"image\""));
         for (flag, error) in [
             (json!(1), Some(CallError::Failed)),
             (json!("True"), Some(CallError::Failed)),
@@ -329,17 +345,28 @@ mod tests {
         }
     }
 
+    fn failed_text(result: Value) -> String {
+        let output = read("s", result);
+        assert_eq!(output.error, Some(CallError::Failed));
+        output.read()
+    }
+
     #[test]
     fn every_block_type_is_shown_or_named() {
-        let named = |kind: &str| format!("[a part of type {kind:?}, which cannot be shown]\n");
         for (content, want) in [
-            (json!([{ "type": "video", "data": "AAAA" }, text("after")]), named("video") + "after"),
+            (
+                json!([{ "type": "video", "data": "AAAA" }, text("after")]),
+                unshown("video") + "after",
+            ),
             (
                 json!([text("before"), { "type": "chart_v2" }]),
-                format!("before\n{}", named("chart_v2")),
+                format!("before\n{}", unshown("chart_v2")),
             ),
-            (json!([{ "type": "image", "data": "AAAA" }, text("a cat")]), named("image") + "a cat"),
-            (json!([{ "type": "image", "data": 5 }]), named("image")),
+            (
+                json!([{ "type": "image", "data": "AAAA" }, text("a cat")]),
+                unshown("image") + "a cat",
+            ),
+            (json!([{ "type": "image", "data": 5 }]), unshown("image")),
             (json!("plain"), "plain".to_owned()),
             (json!(text("single")), "single".to_owned()),
             (json!(["a", "b"]), "a\nb".to_owned()),
@@ -354,7 +381,7 @@ mod tests {
             ),
             (
                 json!([{ "type": "resource", "resource": { "uri": "f:1", "blob": "AA" } }]),
-                named("resource"),
+                unshown("resource"),
             ),
             (
                 json!([{ "type": "resource_link", "uri": "x:1", "name": "report" }]),
@@ -380,5 +407,9 @@ mod tests {
         let input_required =
             read("s", json!({ "resultType": "input_required", "inputRequests": {} }));
         assert_eq!(input_required.error, Some(CallError::Unavailable));
+    }
+
+    fn unshown(kind: &str) -> String {
+        format!("[a part of type {kind:?}, which cannot be shown]\n")
     }
 }

@@ -91,10 +91,9 @@ struct OpenFailure {
 
 impl OpenFailure {
     fn from_error(error: &ClientInitializeError, ledger: &Ledger) -> Self {
-        let newer = || ClientLifecycleMode::Discover {
+        let generation = ledger.was_discovered_late().then(|| ClientLifecycleMode::Discover {
             preferred_versions: vec![ProtocolVersion::V_2026_07_28],
-        };
-        let generation = ledger.was_discovered_late().then(newer);
+        });
         OpenFailure { why: reasons::start_reason(error, ledger), generation }
     }
 }

@@ -21,10 +21,6 @@ fn register(ledger: &Ledger, request: ClientRequest, id: i64) {
 
 /// Returns each response as its id with the result of the call, or with the error's message.
 fn read(ledger: &Ledger, text: &[u8], request: Option<i64>) -> Vec<(i64, Result<Value, String>)> {
-    let number = |id: &RequestId| match id {
-        RequestId::Number(id) => *id,
-        RequestId::String(id) => panic!("{id}"),
-    };
     let messages = ledger.read(text, request.map(RequestId::Number).as_ref());
     let each = messages.into_iter().filter_map(|message| match message {
         JsonRpcMessage::Response(response) => {
@@ -42,6 +38,13 @@ fn read(ledger: &Ledger, text: &[u8], request: Option<i64>) -> Vec<(i64, Result<
         _ => None,
     });
     each.collect()
+}
+
+fn number(id: &RequestId) -> i64 {
+    match id {
+        RequestId::Number(id) => *id,
+        RequestId::String(id) => panic!("{id}"),
+    }
 }
 
 #[test]
@@ -357,13 +360,6 @@ fn instead_describes_noise_and_waits_since_call() {
 
 #[test]
 fn rejected_handshake_keeps_reason() {
-    let initialize = || {
-        let params = InitializeRequestParams::new(
-            Default::default(),
-            rmcp::model::Implementation::new("x", "1"),
-        );
-        ClientRequest::InitializeRequest(InitializeRequest::new(params))
-    };
     for (answer, want) in [
         (
             r#"{"id":2,"error":{"code":-32602,"message":"Unsupported protocol version","data":{"supported":["2024-11-05"]}}}"#,
@@ -378,7 +374,7 @@ fn rejected_handshake_keeps_reason() {
         (r#"{"id":2,"result":{"protocolVersion":"2025-06-18"}}"#, None),
     ] {
         let ledger = Ledger::default();
-        register(&ledger, initialize(), 2);
+        register(&ledger, initialize_request(), 2);
         let read = ledger.read(answer.as_bytes(), None);
         match want {
             Some(want) => {
@@ -386,15 +382,21 @@ fn rejected_handshake_keeps_reason() {
             }
             None => assert!(matches!(read[..], [JsonRpcMessage::Response(_)]), "{read:?}"),
         }
-        register(&ledger, initialize(), 3);
+        register(&ledger, initialize_request(), 3);
         assert_eq!(ledger.rejection(), None, "a new handshake forgets it");
     }
 }
 
+fn initialize_request() -> ClientRequest {
+    let params = InitializeRequestParams::new(
+        Default::default(),
+        rmcp::model::Implementation::new("x", "1"),
+    );
+    ClientRequest::InitializeRequest(InitializeRequest::new(params))
+}
+
 #[test]
 fn late_discovery_does_not_answer_handshake() {
-    let discovery =
-        || ClientRequest::DiscoverRequest(DiscoverRequest::new(DiscoverRequestParams {}));
     let params = InitializeRequestParams::new(
         Default::default(),
         rmcp::model::Implementation::new("x", "1"),
@@ -404,7 +406,7 @@ fn late_discovery_does_not_answer_handshake() {
         (r#"{"jsonrpc":"2.0","id":0,"error":{"code":-32601,"message":"no such method"}}"#, false),
     ] {
         let ledger = Ledger::default();
-        register(&ledger, discovery(), 0);
+        register(&ledger, discovery_request(), 0);
         register(
             &ledger,
             ClientRequest::InitializeRequest(InitializeRequest::new(params.clone())),
@@ -414,6 +416,10 @@ fn late_discovery_does_not_answer_handshake() {
         assert!(ledger.is_pending(&RequestId::Number(1)) && !ledger.is_doubtful());
         assert_eq!(ledger.was_discovered_late(), is_newer);
     }
+}
+
+fn discovery_request() -> ClientRequest {
+    ClientRequest::DiscoverRequest(DiscoverRequest::new(DiscoverRequestParams {}))
 }
 
 #[test]

@@ -91,20 +91,21 @@ async fn hanging_call_does_not_affect_next_call() {
     let toolbox: Arc<dyn Toolbox> = Arc::new(mcp(bad()));
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(8)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
-    let call = |name: &str| {
-        let call = levade_text::ToolCall {
-            id: String::new(),
-            name: name.into(),
-            arguments: Map::new().into(),
-        };
-        levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() }
-    };
-    let late = open.execute_calls(&call("hangs"), true).await;
+    let late = open.execute_calls(&call_without_arguments("hangs"), true).await;
     assert_eq!(late[0].kind, ObservationKind::Timeout, "{late:?}");
-    let next = open.execute_calls(&call("count"), true).await;
+    let next = open.execute_calls(&call_without_arguments("count"), true).await;
     assert_eq!(next[0].kind, ObservationKind::Ok, "{next:?}");
     assert!(next[0].text.contains("did not answer any more]"), "{next:?}");
     open.close().await.unwrap();
+}
+
+fn call_without_arguments(name: &str) -> levade_text::ParsedCompletion {
+    let call = levade_text::ToolCall {
+        id: String::new(),
+        name: name.into(),
+        arguments: Map::new().into(),
+    };
+    levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() }
 }
 
 #[tokio::test]
@@ -177,17 +178,9 @@ async fn announced_tool_can_be_called_in_same_attempt() {
     let toolbox: Arc<dyn Toolbox> = Arc::new(mcp(McpKeys { deny: vec!["dies".into()], ..bad() }));
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(30)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
-    let call = |name: &str| {
-        let call = levade_text::ToolCall {
-            id: String::new(),
-            name: name.into(),
-            arguments: Map::new().into(),
-        };
-        levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() }
-    };
-    let unknown = open.execute_calls(&call("grown"), true).await;
+    let unknown = open.execute_calls(&call_without_arguments("grown"), true).await;
     assert_eq!(unknown[0].kind, ObservationKind::UnknownTool);
-    let grows = open.execute_calls(&call("grows"), true).await;
+    let grows = open.execute_calls(&call_without_arguments("grows"), true).await;
     assert!(
         grows[0]
             .text
@@ -195,7 +188,7 @@ async fn announced_tool_can_be_called_in_same_attempt() {
         "{grows:?}"
     );
     assert!(!grows[0].text.contains("dies"), "{grows:?}");
-    let grown = open.execute_calls(&call("grown"), true).await;
+    let grown = open.execute_calls(&call_without_arguments("grown"), true).await;
     assert_eq!(grown[0].text, "it grew");
     open.close().await.unwrap();
 }
@@ -317,12 +310,10 @@ async fn attempts_share_server_only_if_configured() {
 
 #[tokio::test]
 async fn tools_are_allowed_and_denied_by_name() {
-    let names =
-        |session: Box<dyn Session>| session.specs().into_iter().map(|s| s.name).collect::<Vec<_>>();
     let some = McpKeys { allow: vec!["echo".into(), "count".into()], ..bad() };
-    assert_eq!(names(mcp(some.clone()).open(&context("a")).await.unwrap()), ["count", "echo"]);
+    assert_eq!(tool_names(mcp(some.clone()).open(&context("a")).await.unwrap()), ["count", "echo"]);
     assert_eq!(
-        names(
+        tool_names(
             mcp(McpKeys { deny: vec!["echo".into()], ..some }).open(&context("a")).await.unwrap()
         ),
         ["count"]
@@ -332,20 +323,20 @@ async fn tools_are_allowed_and_denied_by_name() {
     assert!(error.contains("it has no tool \"ecko\"; it has count, echo"), "{error}");
 }
 
+fn tool_names(session: Box<dyn Session>) -> Vec<String> {
+    session.specs().into_iter().map(|s| s.name).collect()
+}
+
 #[tokio::test]
 async fn open_explains_failed_start() {
-    let open = async |script: &str| {
-        let opened = mcp(server(script)).open(&context("a")).await;
-        opened.err().expect("it does not start").to_string()
-    };
-    let error = open("import nothing_of_this_name").await;
+    let error = opening_error("import nothing_of_this_name").await;
     assert!(error.contains("code 1") && error.contains("ModuleNotFoundError"), "{error}");
-    let error = open("import sys; sys.stdin.readline(); print('hello')").await;
+    let error = opening_error("import sys; sys.stdin.readline(); print('hello')").await;
     assert!(
         error.contains("tool \"tests\" could not be opened") && error.contains("hello"),
         "{error}"
     );
-    let error = open(
+    let error = opening_error(
         "import sys\nfor line in range(40): print('step', line, file=sys.stderr)\nsys.exit(4)",
     )
     .await;
@@ -360,7 +351,7 @@ for line in sys.stdin:
     print(json.dumps({'jsonrpc': '2.0', 'id': json.loads(line).get('id'), 'error': error}), \
     flush=True)
 ";
-    let error = open(rejecting_script).await;
+    let error = opening_error(rejecting_script).await;
     assert!(
         error.contains("Unsupported protocol version ({\"supported\":[\"2024-11-05\"]})"),
         "{error}"
@@ -368,17 +359,14 @@ for line in sys.stdin:
     assert!(!error.contains("signal") && !error.contains("::"), "{error}");
 }
 
+async fn opening_error(script: &str) -> String {
+    let opened = mcp(server(script)).open(&context("a")).await;
+    opened.err().expect("it does not start").to_string()
+}
+
 #[tokio::test]
 async fn open_timeout_reports_server_output() {
-    let late = async |script: &str| {
-        let toolbox: Arc<dyn Toolbox> = Arc::new(mcp(server(script)));
-        let set = ToolSet::new(vec![toolbox], Duration::from_secs(3)).unwrap();
-        let since = std::time::Instant::now();
-        let error = set.open(&context("a")).await.unwrap_err().to_string();
-        assert!(since.elapsed() < Duration::from_secs(8), "{error}: {:?}", since.elapsed());
-        error
-    };
-    let error = late(
+    let error = timeout_error(
         "
 import sys, time
 print('listening', flush=True)
@@ -392,7 +380,7 @@ time.sleep(60)
     {
         assert!(error.contains(part), "{part}: {error}");
     }
-    let error = late(
+    let error = timeout_error(
         "
 import os
 while True: os.write(1, b'more\\n' * 10000)
@@ -400,6 +388,15 @@ while True: os.write(1, b'more\\n' * 10000)
     )
     .await;
     assert!(error.contains("not ready within 3s") && error.contains("\"more\""), "{error}");
+}
+
+async fn timeout_error(script: &str) -> String {
+    let toolbox: Arc<dyn Toolbox> = Arc::new(mcp(server(script)));
+    let set = ToolSet::new(vec![toolbox], Duration::from_secs(3)).unwrap();
+    let since = std::time::Instant::now();
+    let error = set.open(&context("a")).await.unwrap_err().to_string();
+    assert!(since.elapsed() < Duration::from_secs(8), "{error}: {:?}", since.elapsed());
+    error
 }
 
 #[tokio::test]

@@ -238,9 +238,10 @@ impl Mcp {
     /// Returns an error if `allow`, `deny` or `rename` contains an unknown tool, or if two tools
     /// would have the same name.
     fn offered_tools(&self, tools: &[ToolSpec]) -> Result<Vec<ToolSpec>, String> {
-        let exists = |name: &&String| tools.iter().any(|tool| tool.name == **name);
         let named = self.keys.allow.iter().chain(&self.keys.deny).chain(self.keys.rename.keys());
-        if let Some(missing) = named.into_iter().find(|name| !exists(name)) {
+        if let Some(missing) =
+            named.into_iter().find(|name| !tools.iter().any(|tool| tool.name == **name))
+        {
             let all: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
             return Err(format!("it has no tool {missing:?}; it has {}", all.join(", ")));
         }
@@ -260,9 +261,9 @@ impl Mcp {
     /// Returns the tools that `allow` and `deny` leave, with their names for agents.
     fn selected_tools<'a>(&'a self, tools: &'a [ToolSpec]) -> impl Iterator<Item = ToolSpec> + 'a {
         let McpKeys { allow, deny, rename, .. } = &self.keys;
-        let is_allowed = |name: &String| allow.is_empty() || allow.contains(name);
-        let kept =
-            tools.iter().filter(move |tool| is_allowed(&tool.name) && !deny.contains(&tool.name));
+        let kept = tools.iter().filter(move |tool| {
+            (allow.is_empty() || allow.contains(&tool.name)) && !deny.contains(&tool.name)
+        });
         kept.map(|tool| {
             let name = rename.get(&tool.name).unwrap_or(&tool.name).clone();
             ToolSpec { name, ..tool.clone() }

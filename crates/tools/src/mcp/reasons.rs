@@ -50,21 +50,18 @@ fn initialize_reason(error: &ClientInitializeError) -> String {
             client_supported,
             server_supported,
         } => {
-            let all = |versions: &[rmcp::model::ProtocolVersion]| {
-                versions
-                    .iter()
-                    .map(|version| version.as_str().to_owned())
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            };
             format!(
                 "it speaks the versions {} of the protocol, and none of {}",
-                all(server_supported),
-                all(client_supported)
+                join_versions(server_supported),
+                join_versions(client_supported)
             )
         }
         other => other.to_string(),
     }
+}
+
+fn join_versions(versions: &[rmcp::model::ProtocolVersion]) -> String {
+    versions.iter().map(|version| version.as_str().to_owned()).collect::<Vec<_>>().join(", ")
 }
 
 /// Describes why a request has no valid response.

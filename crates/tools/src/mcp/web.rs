@@ -87,11 +87,6 @@ impl HttpTransport {
         headers: Headers,
         body: Bytes,
     ) -> Result<Response<Incoming>, Error> {
-        let invalid = |error: &dyn std::fmt::Display| {
-            StreamableHttpError::Client(HttpError::Invalid(format!(
-                "{uri} cannot be asked: {error}"
-            )))
-        };
         let mut request = Request::builder().method(&method).uri(uri).header(ACCEPT, accept);
         if !body.is_empty() {
             request = request.header(CONTENT_TYPE, JSON_MIME_TYPE);
@@ -105,7 +100,11 @@ impl HttpTransport {
         for (name, value) in headers {
             request = request.header(name, value);
         }
-        let request = request.body(Full::new(body)).map_err(|error| invalid(&error))?;
+        let request = request.body(Full::new(body)).map_err(|error| {
+            StreamableHttpError::Client(HttpError::Invalid(format!(
+                "{uri} cannot be asked: {error}"
+            )))
+        })?;
         let mut wait = INITIAL_RETRY_WAIT;
         let mut tries = 0;
         loop {

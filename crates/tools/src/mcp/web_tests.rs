@@ -510,14 +510,18 @@ async fn event_size_is_bounded_but_stream_is_not() {
 
 #[tokio::test]
 async fn invalid_utf8_in_events_becomes_replacement_character() {
-    let read = async |chunks: &[&'static [u8]]| {
-        let chunks: Vec<std::io::Result<Bytes>> =
-            chunks.iter().map(|chunk| Ok(Bytes::from_static(chunk))).collect();
-        let read: Vec<Bytes> =
-            replace_invalid_utf8(futures_util::stream::iter(chunks)).try_collect().await.unwrap();
-        String::from_utf8(read.concat()).unwrap()
-    };
-    assert_eq!(read(&[b"data: caf\xe9 x\n\n"]).await, "data: caf\u{fffd} x\n\n");
-    assert_eq!(read(&[b"\xf0\x9f", b"\x98", b"\x80 \xc3", b"\xbc"]).await, "\u{1f600} \u{fc}");
-    assert_eq!(read(&[b"a\xc3", b"\xffb\n"]).await, "a\u{fffd}\u{fffd}b\n");
+    assert_eq!(repair_events(&[b"data: caf\xe9 x\n\n"]).await, "data: caf\u{fffd} x\n\n");
+    assert_eq!(
+        repair_events(&[b"\xf0\x9f", b"\x98", b"\x80 \xc3", b"\xbc"]).await,
+        "\u{1f600} \u{fc}"
+    );
+    assert_eq!(repair_events(&[b"a\xc3", b"\xffb\n"]).await, "a\u{fffd}\u{fffd}b\n");
+}
+
+async fn repair_events(chunks: &[&'static [u8]]) -> String {
+    let chunks: Vec<std::io::Result<Bytes>> =
+        chunks.iter().map(|chunk| Ok(Bytes::from_static(chunk))).collect();
+    let read: Vec<Bytes> =
+        replace_invalid_utf8(futures_util::stream::iter(chunks)).try_collect().await.unwrap();
+    String::from_utf8(read.concat()).unwrap()
 }

@@ -113,9 +113,13 @@ impl PythonKeys {
         }
         let start =
             Duration::try_from_secs_f64(self.start_seconds).ok().filter(|start| !start.is_zero());
-        let wrong =
-            || format!("`start_seconds` is {}, but must be more than 0", self.start_seconds);
-        Ok((file, config, start.ok_or_else(wrong)?))
+        Ok((
+            file,
+            config,
+            start.ok_or_else(|| {
+                format!("`start_seconds` is {}, but must be more than 0", self.start_seconds)
+            })?,
+        ))
     }
 }
 
@@ -163,12 +167,11 @@ impl PythonTools {
             0 => default_workers(),
             count => count,
         };
-        let shown = |path: Option<&Path>| path.map(|path| path.display().to_string());
         let base_dir = file.or(config).and_then(Path::parent);
         let first = json!({
             "key": "id",
-            "file": shown(file),
-            "config": shown(config),
+            "file": shown_path(file),
+            "config": shown_path(config),
             "functions": keys.functions,
         });
         let name = name.into();
@@ -199,6 +202,10 @@ impl PythonTools {
     fn open_error(&self, why: String) -> ToolError {
         ToolError::Open { tool: self.name.clone(), why }
     }
+}
+
+fn shown_path(path: Option<&Path>) -> Option<String> {
+    path.map(|path| path.display().to_string())
 }
 
 /// Checks the start report of a worker, which lists its tools.

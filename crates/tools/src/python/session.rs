@@ -126,16 +126,13 @@ impl Session for PythonSession {
         };
         let order = json!({ "do": "call", "tool": tool, "arguments": arguments });
         let response = match &self.pinned {
-            Some(pinned) if self.schemas.is_stateful(tool) => {
-                let name = |order: &mut Value| {
+            Some(pinned) if self.schemas.is_stateful(tool) => pinned
+                .send_request(tool, "call", |order| {
                     order["tool"] = json!(tool);
                     order["arguments"] = json!(arguments);
-                };
-                pinned
-                    .send_request(tool, "call", name)
-                    .await
-                    .map_err(|why| self.lost_state().unwrap_or(why))
-            }
+                })
+                .await
+                .map_err(|why| self.lost_state().unwrap_or(why)),
             _ => match self.pool.slot().await {
                 Ok(slot) => slot.send(Request::new(tool, order)).response().await.map_err(describe),
                 Err(error) => Err(describe(error)),
@@ -165,8 +162,7 @@ impl Session for PythonSession {
         let Some(mut pinned) = self.pinned.take() else { return Ok(()) };
         let closed = pinned.send_request("close", "close", |_| {}).await.and_then(check_response);
         pinned.is_closed = true;
-        let wrong = |why| ToolError::Close { tool: self.toolbox.clone(), why };
-        closed.map(drop).map_err(wrong)
+        closed.map(drop).map_err(|why| ToolError::Close { tool: self.toolbox.clone(), why })
     }
 }
 
@@ -202,12 +198,16 @@ fn output(response: &Value) -> ToolOutput {
         Some(_) => return ToolOutput::error(CallError::Failed, text()),
         None => {}
     }
-    let part = |part: &Value| match (part["text"].as_str(), part) {
-        (Some(text), _) => Some(ContentPart::Text(text.to_owned())),
-        (None, Value::Object(part)) => Some(ContentPart::Other(part.clone())),
-        _ => None,
-    };
-    let parts = response["parts"].as_array().into_iter().flatten().filter_map(part).collect();
+    let parts = response["parts"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|part| match (part["text"].as_str(), part) {
+            (Some(text), _) => Some(ContentPart::Text(text.to_owned())),
+            (None, Value::Object(part)) => Some(ContentPart::Other(part.clone())),
+            _ => None,
+        })
+        .collect();
     let metrics = response["metrics"].as_object().into_iter().flatten();
     let metrics: BTreeMap<String, f64> =
         metrics.filter_map(|(name, value)| Some((name.clone(), number(value)?))).collect();

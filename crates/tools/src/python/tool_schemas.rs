@@ -34,20 +34,26 @@ impl ToolSchemas {
         let mut arguments = BTreeMap::new();
         for tool in &tools {
             let read = Arguments::new(&tool.parameters);
-            let wrong = |why| format!("the schema of {}'s parameters is wrong: {why}", tool.name);
-            arguments.insert(tool.name.clone(), read.map_err(wrong)?);
+            arguments.insert(
+                tool.name.clone(),
+                read.map_err(|why| {
+                    format!("the schema of {}'s parameters is wrong: {why}", tool.name)
+                })?,
+            );
         }
         Ok(ToolSchemas { tools, arguments })
     }
 
     /// Returns the descriptions for the model.
     pub fn specs(&self) -> Vec<ToolSpec> {
-        let spec = |tool: &ToolDescription| ToolSpec {
-            name: tool.name.clone(),
-            description: tool.description.clone(),
-            parameters: tool.parameters.clone(),
-        };
-        self.tools.iter().map(spec).collect()
+        self.tools
+            .iter()
+            .map(|tool| ToolSpec {
+                name: tool.name.clone(),
+                description: tool.description.clone(),
+                parameters: tool.parameters.clone(),
+            })
+            .collect()
     }
 
     /// Returns whether any tool has an instance per attempt.

@@ -99,11 +99,10 @@ impl PythonUsers {
     /// Creates the users `name`. No process is started yet.
     pub fn new(name: &str, keys: &PythonUserKeys, supervisor: Supervisor) -> Self {
         let source = if is_empty(&keys.file) { &keys.config } else { &keys.file };
-        let shown = |path: &Path| (!is_empty(path)).then(|| path.display().to_string());
         let first = json!({
             "key": "id",
-            "file": shown(&keys.file),
-            "config": shown(&keys.config),
+            "file": shown_path(&keys.file),
+            "config": shown_path(&keys.config),
             "class": keys.class,
             "options": keys.options,
         });
@@ -148,6 +147,10 @@ impl PythonUsers {
         user.send("open", json!({ "task": task, "opens": opens })).await?;
         Ok(user)
     }
+}
+
+fn shown_path(path: &Path) -> Option<String> {
+    (!is_empty(path)).then(|| path.display().to_string())
 }
 
 /// Response of a user.

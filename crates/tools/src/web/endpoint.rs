@@ -372,14 +372,15 @@ mod tests {
 
     #[test]
     fn placeholder_is_encoded_unless_it_is_full_url() {
-        let of = |url: &str| {
-            let endpoint = endpoint(Method::GET, url.into());
-            let values = json!({"url": "http://h/a b", "id": "../x"});
-            endpoint.address(values.as_object().unwrap()).unwrap().0
-        };
-        assert_eq!(of("{url}"), "http://h/a b");
-        assert_eq!(of("{url}{id}"), "http%3A%2F%2Fh%2Fa%20b..%2Fx");
-        assert_eq!(of("http://h/{id}?p={page}#{"), "http://h/..%2Fx?p=1#{");
+        assert_eq!(address_of("{url}"), "http://h/a b");
+        assert_eq!(address_of("{url}{id}"), "http%3A%2F%2Fh%2Fa%20b..%2Fx");
+        assert_eq!(address_of("http://h/{id}?p={page}#{"), "http://h/..%2Fx?p=1#{");
+    }
+
+    fn address_of(url: &str) -> String {
+        let endpoint = endpoint(Method::GET, url.into());
+        let values = json!({"url": "http://h/a b", "id": "../x"});
+        endpoint.address(values.as_object().unwrap()).unwrap().0
     }
 
     #[test]

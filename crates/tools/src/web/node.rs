@@ -151,8 +151,8 @@ impl Toolbox for Node {
     }
 
     async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
-        let wrong = |why| ToolError::Open { tool: self.name.clone(), why };
-        let specs = self.tools().await.map_err(wrong)?;
+        let specs =
+            self.tools().await.map_err(|why| ToolError::Open { tool: self.name.clone(), why })?;
         Ok(Box::new(NodeSession { node: self.clone(), specs }))
     }
 }
@@ -236,11 +236,8 @@ mod tests {
     async fn node_lists_and_calls_tools() {
         let (address, heard) = service(|_, path| match path {
             "/mcpapi/tools" => {
-                let tool = |name: &str| {
-                    json!({"type": "function", "function": {"name": name, "description": "d", "parameters": {"type": "object"}}})
-                };
                 let bare = json!({"type": "function", "function": {"name": "web.back", "description": null}});
-                (200, json!({"tools": [tool("web.search"), tool("file.read_file"), bare]}).to_string())
+                (200, json!({"tools": [listed_tool("web.search"), listed_tool("file.read_file"), bare]}).to_string())
             }
             "/mcpapi/tool/web.search" => (200, json!({"content": {"hits": [1]}}).to_string()),
             _ => (200, json!({"status_code": 500, "detail": "no session"}).to_string()),
@@ -262,15 +259,25 @@ mod tests {
         assert_eq!(heard.lock().await[1].1, "{\"query\":[\"x\"]}");
     }
 
+    fn listed_tool(name: &str) -> Value {
+        json!({"type": "function", "function": {"name": name, "description": "d", "parameters": {"type": "object"}}})
+    }
+
     #[test]
     fn output_accepts_all_content_formats() {
-        let read = |response: Value| output(200, response).read();
-        assert_eq!(read(json!({"content": "plain"})), "plain");
-        assert_eq!(read(json!({"content": [1, 2]})), "[1,2]");
+        assert_eq!(read_output(json!({"content": "plain"})), "plain");
+        assert_eq!(read_output(json!({"content": [1, 2]})), "[1,2]");
         let parts = json!({"content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,"}}]});
-        assert_eq!(read(parts), "a\n[a part of type \"image_url\", which cannot be shown]\n");
+        assert_eq!(
+            read_output(parts),
+            "a\n[a part of type \"image_url\", which cannot be shown]\n"
+        );
         assert_eq!(output(200, json!({"content": {}})).error, Some(CallError::Failed));
         assert_eq!(output(422, json!({"detail": "bad"})).error, Some(CallError::Failed));
         assert_eq!(output(500, json!({})).error, Some(CallError::Unavailable));
+    }
+
+    fn read_output(response: Value) -> String {
+        output(200, response).read()
     }
 }

@@ -22,17 +22,18 @@ mod tests {
 
     #[test]
     fn retry_after_accepts_only_seconds() {
-        let of = |value: &str| {
-            retry_after(&HeaderMap::from_iter([(RETRY_AFTER, value.parse().unwrap())]))
-        };
         assert_eq!(
-            (of("2"), of(" 0.5 ")),
+            (retry_after_text("2"), retry_after_text(" 0.5 ")),
             (Some(Duration::from_secs(2)), Some(Duration::from_millis(500)))
         );
         // For a date, the caller uses its own wait.
         for value in ["Sat, 28 Nov 2026 12:00:00 GMT", "-1", "soon"] {
-            assert_eq!(of(value), None, "{value}");
+            assert_eq!(retry_after_text(value), None, "{value}");
         }
         assert_eq!(retry_after(&HeaderMap::new()), None);
+    }
+
+    fn retry_after_text(value: &str) -> Option<Duration> {
+        retry_after(&HeaderMap::from_iter([(RETRY_AFTER, value.parse().unwrap())]))
     }
 }

@@ -83,29 +83,29 @@ impl Services {
         key: &str,
         extra_headers: &BTreeMap<String, String>,
     ) -> Result<HeaderMap, String> {
-        let value = |variable: &str, before: &str| {
-            let value = std::env::var(variable).map_err(|_| {
-                format!("the environment variable {variable}, which holds a key, is not set")
-            })?;
-            let mut value =
-                HeaderValue::from_str(&format!("{before}{}", value.trim())).map_err(|_| {
-                    format!(
-                        "the value of the environment variable {variable} is not valid in an \
-                         HTTP header"
-                    )
-                })?;
-            value.set_sensitive(true);
-            Ok::<_, String>(value)
-        };
         let mut headers = HeaderMap::new();
         if !key.is_empty() {
-            headers.insert(AUTHORIZATION, value(key, "Bearer ")?);
+            headers.insert(AUTHORIZATION, secret_header(key, "Bearer ")?);
         }
         for (name, variable) in extra_headers {
             let header = HeaderName::try_from(name.as_str())
                 .map_err(|_| format!("{name:?} is not a valid header name"))?;
-            headers.insert(header, value(variable, "")?);
+            headers.insert(header, secret_header(variable, "")?);
         }
         Ok(headers)
     }
+}
+
+fn secret_header(variable: &str, before: &str) -> Result<HeaderValue, String> {
+    let value = std::env::var(variable).map_err(|_| {
+        format!("the environment variable {variable}, which holds a key, is not set")
+    })?;
+    let mut value = HeaderValue::from_str(&format!("{before}{}", value.trim())).map_err(|_| {
+        format!(
+            "the value of the environment variable {variable} is not valid in an \
+                         HTTP header"
+        )
+    })?;
+    value.set_sensitive(true);
+    Ok::<_, String>(value)
 }

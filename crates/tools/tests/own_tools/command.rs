@@ -96,11 +96,10 @@ async fn timeout_ends_program_and_descendants() {
         (late.text.as_str(), late.kind),
         ("Error: run did not answer within 2s", ObservationKind::Timeout)
     );
-    let is_running = |process: &str| Path::new(&format!("/proc/{process}")).exists();
     let children = std::fs::read_to_string(&file).unwrap();
     assert_eq!(children.lines().count(), 2, "{children}");
     let start = Instant::now();
-    while children.lines().any(is_running) {
+    while children.lines().any(|process| Path::new(&format!("/proc/{process}")).exists()) {
         assert!(start.elapsed() < Duration::from_secs(20), "{children}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -282,16 +282,19 @@ def fresh(x: list = []) -> list:
 ";
     let set = python(dir.path(), text, LONG);
     let mut open = open(&set, "a").await;
-    let of = |number: &str| serde_json::from_str(&format!("{{\"x\": {number}}}")).unwrap();
     for (tool, arguments, want) in [
         ("keys", json!({ "x": { "1": "a" }, "y": { "c": 2 } }), "({1: 'a'}, {<Unit.C: 'c'>: 2.0})"),
         ("money", json!({ "x": 1.5 }), "Decimal('1.5')"),
         ("money", json!({ "x": "1.50" }), "Decimal('1.50')"),
-        ("money", of("123456789.123456789123456789"), "Decimal('123456789.123456789123456789')"),
-        ("money", of("1.10"), "Decimal('1.10')"),
-        ("maybe", of("1.10"), "Decimal('1.10')"),
-        ("real", of("1.10"), "1.1"),
-        ("kinds", of("{\"a\": [1.10]}"), "['dict', 'float']"),
+        (
+            "money",
+            number("123456789.123456789123456789"),
+            "Decimal('123456789.123456789123456789')",
+        ),
+        ("money", number("1.10"), "Decimal('1.10')"),
+        ("maybe", number("1.10"), "Decimal('1.10')"),
+        ("real", number("1.10"), "1.1"),
+        ("kinds", number("{\"a\": [1.10]}"), "['dict', 'float']"),
         (
             "when",
             json!({ "x": "2024-02-03T04:05:06Z" }),
@@ -314,6 +317,10 @@ def fresh(x: list = []) -> list:
         assert!(observation.text.contains(why), "{}", observation.text);
     }
     open.close().await.unwrap();
+}
+
+fn number(number: &str) -> Value {
+    serde_json::from_str(&format!("{{\"x\": {number}}}")).unwrap()
 }
 
 #[tokio::test]
@@ -426,29 +433,30 @@ async fn tools_are_listed_marked_or_public_functions() {
                 def one(): return 1\n\
                 def two(): return 2\n\
                 def _hidden(): return 3\n";
-    let names = async |set: ToolSet| {
-        let open = open(&set, "a").await;
-        let names: Vec<String> = open.specs().iter().map(|spec| spec.name.clone()).collect();
-        open.close().await.unwrap();
-        names
-    };
-    assert_eq!(names(python(dir.path(), text, LONG)).await, ["one", "two"]);
+    assert_eq!(tool_names(python(dir.path(), text, LONG)).await, ["one", "two"]);
     let marked = format!(
         "{text}@tool\ndef three(): return 3\n@function_tool(strict=True)\ndef four(): return 4\n"
     );
-    assert_eq!(names(python(dir.path(), &marked, LONG)).await, ["three", "four"]);
+    assert_eq!(tool_names(python(dir.path(), &marked, LONG)).await, ["three", "four"]);
     let of = |functions: &[&str]| {
         let file = write(dir.path(), "own.py", text);
         let functions = functions.iter().map(|name| (*name).to_owned()).collect();
         set_of(PythonKeys { functions, ..keys(file) }, LONG)
     };
-    assert_eq!(names(of(&["two", "_hidden"])).await, ["two", "_hidden"]);
+    assert_eq!(tool_names(of(&["two", "_hidden"])).await, ["two", "_hidden"]);
     let error = of(&["tow"]).open(&attempt("a", json!({}))).await.unwrap_err().to_string();
     assert!(
         error
             .contains("`functions` names 'tow', which is not defined in own.py; there is one, two"),
         "{error}"
     );
+}
+
+async fn tool_names(set: ToolSet) -> Vec<String> {
+    let open = open(&set, "a").await;
+    let names: Vec<String> = open.specs().iter().map(|spec| spec.name.clone()).collect();
+    open.close().await.unwrap();
+    names
 }
 
 #[tokio::test]

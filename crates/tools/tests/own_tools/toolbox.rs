@@ -250,28 +250,26 @@ async fn scorer_input_has_final_and_expected_state() {
     let set = python(dir.path(), DESK, LONG);
     let orders = json!({ "1": { "status": "open" }, "2": { "status": "open" } });
     let row = |actions: Value| json!({ "orders": orders, "expected_actions": actions });
-    let cancel = |order: u32| json!([{ "name": "cancel", "arguments": { "order": order } }]);
-    let mut open = open_for(&set, "a", row(cancel(2))).await;
+    let mut open = open_for(&set, "a", row(cancel_calls(2))).await;
     assert_eq!(names(&open), ["cancel"], "the state is no tool");
     call_tool(&mut open, "cancel", json!({ "order": 1 })).await;
     let (found, errors) = open.scorer_input().await;
-    let statuses = |a: &str, b: &str| json!({ "1": { "status": a }, "2": { "status": b } });
     assert_eq!(errors.len(), 0);
     assert_eq!(
         Value::Object(found)["own"]["Desk"],
         json!({
-            "state": statuses("cancelled", "open"),
-            "expected_state": statuses("open", "cancelled"),
+            "state": order_states("cancelled", "open"),
+            "expected_state": order_states("open", "cancelled"),
         })
     );
     // The expected calls start from the row, not from what the agent has made of it.
-    let mut open = open_for(&set, "b", row(cancel(1))).await;
+    let mut open = open_for(&set, "b", row(cancel_calls(1))).await;
     call_tool(&mut open, "cancel", json!({ "order": 1 })).await;
     let found = Value::Object(open.scorer_input().await.0);
     assert_eq!(found["own"]["Desk"]["state"], found["own"]["Desk"]["expected_state"]);
     for (actions, why) in [
         (
-            cancel(3),
+            cancel_calls(3),
             "call 0 of `expected_actions`, of cancel, failed: ValueError: there is no order 3",
         ),
         (json!([{ "name": "pay" }]), "call 0 of `expected_actions` is of 'pay'; Desk has cancel"),
@@ -287,4 +285,12 @@ async fn scorer_input_has_final_and_expected_state() {
     let mut open = open_for(&set, "d", json!({ "orders": orders })).await;
     let found = Value::Object(open.scorer_input().await.0);
     assert_eq!(found["own"]["Desk"], json!({ "state": orders }));
+}
+
+fn cancel_calls(order: u32) -> Value {
+    json!([{ "name": "cancel", "arguments": { "order": order } }])
+}
+
+fn order_states(a: &str, b: &str) -> Value {
+    json!({ "1": { "status": a }, "2": { "status": b } })
 }

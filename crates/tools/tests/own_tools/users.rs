@@ -122,17 +122,11 @@ async fn verl_interactions_run_unchanged() {
     ] });
     let config = write(dir.path(), "interaction.json", &config.to_string());
     let users = users(PythonUserKeys { config, ..PythonUserKeys::default() });
-    let row = |name: &str| json!({ "extra_info": { "interaction_kwargs": { "name": name, "ground_truth": "7" } } });
     for (name, wrong, right) in [("plain", "7 kg", "7"), ("metric", "7", "7 kg")] {
-        let context = attempt(name, row(name));
+        let context = attempt(name, interaction_row(name));
         let opens = users.open(&context, true).await.err().unwrap();
         assert!(opens.contains("set `opens = false`"), "{opens}");
         let user = users.open(&context, false).await.unwrap();
-        let response = |text: &str, ends, score| PythonUserResponse {
-            text: Some(text.to_owned()),
-            ends,
-            score: Some(score),
-        };
         assert_eq!(
             user.respond_to(agent_message(wrong)).await.unwrap(),
             response("Try again.", false, 0.0)
@@ -143,6 +137,14 @@ async fn verl_interactions_run_unchanged() {
         );
         assert_eq!(user.finish().await, Ok(Some(1.0)));
     }
-    let unknown = users.open(&attempt("c", row("other")), false).await.err().unwrap();
+    let unknown = users.open(&attempt("c", interaction_row("other")), false).await.err().unwrap();
     assert!(unknown.contains("'other', but must be one of plain, metric"), "{unknown}");
+}
+
+fn interaction_row(name: &str) -> Value {
+    json!({ "extra_info": { "interaction_kwargs": { "name": name, "ground_truth": "7" } } })
+}
+
+fn response(text: &str, ends: bool, score: f64) -> PythonUserResponse {
+    PythonUserResponse { text: Some(text.to_owned()), ends, score: Some(score) }
 }

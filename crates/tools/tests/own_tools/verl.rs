@@ -38,14 +38,8 @@ fn as_json(dir: &Path) -> PathBuf {
 async fn attempt_instance_gets_kwargs_from_row() {
     let dir = tempfile::tempdir().unwrap();
     let set = verl(dir.path(), as_json(dir.path()));
-    let row = |truth: &str| {
-        let kwargs = json!({ "calc_gsm8k_reward": {
-            "create_kwargs": { "ground_truth": truth }, "execute_kwargs": { "mark": "!" },
-        } });
-        json!({ "extra_info": { "need_tools_kwargs": true, "tools_kwargs": kwargs } })
-    };
-    let mut x = set.open(&attempt("x", row("7"))).await.unwrap();
-    let mut y = set.open(&attempt("y", row("8"))).await.unwrap();
+    let mut x = set.open(&attempt("x", row_with_truth("7"))).await.unwrap();
+    let mut y = set.open(&attempt("y", row_with_truth("8"))).await.unwrap();
     let parameters = &x.specs()[0].parameters;
     // Misspelled schema keywords are corrected.
     assert_eq!(
@@ -83,6 +77,13 @@ async fn attempt_instance_gets_kwargs_from_row() {
         assert!(start.elapsed() < Duration::from_secs(20));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+fn row_with_truth(truth: &str) -> Value {
+    let kwargs = json!({ "calc_gsm8k_reward": {
+            "create_kwargs": { "ground_truth": truth }, "execute_kwargs": { "mark": "!" },
+        } });
+    json!({ "extra_info": { "need_tools_kwargs": true, "tools_kwargs": kwargs } })
 }
 
 /// Tools that get the data of their row as from verl's agent loop: `create(create_kwargs={…})`.

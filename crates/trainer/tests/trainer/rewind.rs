@@ -152,19 +152,19 @@ async fn rewind_takes_nearest_checkpoint_before_and_names_all() {
     let dir = root.path().join("run");
     let every = ["run.checkpoint_every=4", "eval.every=0"];
     train(recipe_of(&dir, 4, &every), StartMode::Fresh).await;
-    let go_back = |step| rewind(recipe_for(&dir, &every), step);
-    let error = go_back(3).await.unwrap_err();
+    let rewind_to = |step| rewind(recipe_for(&dir, &every), step);
+    let error = rewind_to(3).await.unwrap_err();
     let TrainerError::NoCheckpoint { step, kept, .. } = &error else { panic!("{error}") };
     assert_eq!((*step, &kept[..]), (3, &[4, 6, 8, 10][..]));
     let text = error.to_string();
     assert!(text.contains("step 3 or before; it has those at 4, 6, 8, 10"), "{text}");
-    let error = go_back(11).await.unwrap_err();
+    let error = rewind_to(11).await.unwrap_err();
     assert!(error.is_user_error());
     let text = error.to_string();
     assert!(text.contains("has 10 steps, so it cannot go back to step 11"), "{text}");
     assert_eq!(num_steps(&dir), 10, "the run is unchanged");
     assert!(!root.path().join("run.superseded-1").exists());
-    let rewound = go_back(7).await.unwrap();
+    let rewound = rewind_to(7).await.unwrap();
     assert_eq!((rewound.step, rewound.superseded_steps, num_steps(&dir)), (6, 4, 6));
 }
 
@@ -179,15 +179,15 @@ async fn rewind_rejects_other_changes_and_stores_outside() {
     let dir = root.path().join("run");
     let outside = format!("run.store=sqlite:{}", root.path().join("outside.db").display());
     train(recipe_of(&dir, 1, &[&outside]), StartMode::Fresh).await;
-    let go_back = |overrides: &[&str]| {
+    let rewind_with = |overrides: &[&str]| {
         rewind(recipe_for(&dir, &[&["phase.1.steps=1"], overrides].concat()), SFT)
     };
-    let error = go_back(&[&outside, "run.seed=9"]).await.unwrap_err().to_string();
+    let error = rewind_with(&[&outside, "run.seed=9"]).await.unwrap_err().to_string();
     assert!(error.contains("`run.seed` is 9 now and was 3"), "{error}");
-    let error = go_back(&[&outside]).await.unwrap_err();
+    let error = rewind_with(&[&outside]).await.unwrap_err();
     assert!(matches!(&error, TrainerError::StoreOutside { .. }), "{error}");
     assert!(error.to_string().contains("outside.db"), "{error}");
-    go_back(&["run.store=sqlite:run.db"]).await.unwrap();
+    rewind_with(&["run.store=sqlite:run.db"]).await.unwrap();
     assert_eq!(num_steps(&dir), SFT as usize);
     // Without --from, a new reward is an error that names --from.
     let changed = recipe_of(&dir, 1, &["run.store=sqlite:run.db", REWARD]);

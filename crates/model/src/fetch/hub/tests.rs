@@ -100,16 +100,8 @@ fn respond(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     }
     let mut state = state.lock().unwrap();
     state.requests.push(seen);
-    let respond =
-        |stream: &mut TcpStream, status: &str, extra: &str, length: usize, body: &[u8]| {
-            write!(
-                stream,
-                "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n{extra}\r\n"
-            )?;
-            stream.write_all(body)
-        };
     if let Some(status) = state.refusals.pop() {
-        return respond(&mut stream, &format!("{status} No"), "", 0, b"");
+        return write_response(&mut stream, &format!("{status} No"), "", 0, b"");
     }
     let target = first.split(' ').nth(1).unwrap_or_default().to_string();
     if target.starts_with("/api/models/owner/name/revision/main") {
@@ -129,14 +121,14 @@ fn respond(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
             })
             .collect();
         let body = json!({ "sha": COMMIT, "siblings": siblings }).to_string();
-        return respond(&mut stream, "200 OK", "", body.len(), body.as_bytes());
+        return write_response(&mut stream, "200 OK", "", body.len(), body.as_bytes());
     }
     let name = target.strip_prefix(&format!("/owner/name/resolve/{COMMIT}/")).unwrap_or_default();
     let Some(bytes) = state.files.get(name).cloned() else {
-        return respond(&mut stream, "404 Not Found", "", 0, b"");
+        return write_response(&mut stream, "404 Not Found", "", 0, b"");
     };
     if from > 0 && from >= bytes.len() {
-        return respond(&mut stream, "416 Range Not Satisfiable", "", 0, b"");
+        return write_response(&mut stream, "416 Range Not Satisfiable", "", 0, b"");
     }
     let from = if state.ignore_ranges { 0 } else { from };
     let rest = &bytes[from..];
@@ -145,10 +137,24 @@ fn respond(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
         .remove(name)
         .map_or(rest, |truncate_at| &rest[..truncate_at.min(rest.len())]);
     if from == 0 {
-        return respond(&mut stream, "200 OK", "", rest.len(), sent);
+        return write_response(&mut stream, "200 OK", "", rest.len(), sent);
     }
     let range = format!("Content-Range: bytes {from}-{}/{}\r\n", bytes.len() - 1, bytes.len());
-    respond(&mut stream, "206 Partial Content", &range, rest.len(), sent)
+    write_response(&mut stream, "206 Partial Content", &range, rest.len(), sent)
+}
+
+fn write_response(
+    stream: &mut TcpStream,
+    status: &str,
+    extra: &str,
+    length: usize,
+    body: &[u8],
+) -> std::io::Result<()> {
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n{extra}\r\n"
+    )?;
+    stream.write_all(body)
 }
 
 fn weights() -> Vec<u8> {

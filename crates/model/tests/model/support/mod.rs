@@ -240,7 +240,6 @@ fn interleave(values: &[f32], heads: usize, head_dim: usize) -> Vec<f32> {
 pub fn gguf(config: &ModelConfig) -> Gguf {
     let own = config.family.traits().gguf.as_ref();
     let architecture = own.map_or("llama", |gguf| gguf.architecture);
-    let text = |text: &str| Meta::Text(text.into());
     let mut metadata = vec![("general.architecture".to_string(), text(architecture))];
     for (key, value) in [
         ("block_count", config.layers),
@@ -299,6 +298,10 @@ pub fn gguf(config: &ModelConfig) -> Gguf {
         })
         .collect();
     Gguf { magic: *b"GGUF", version: 3, alignment: 32, metadata, tensors }
+}
+
+fn text(text: &str) -> Meta {
+    Meta::Text(text.into())
 }
 
 fn gguf_name(config: &ModelConfig, name: &str) -> String {

@@ -51,15 +51,15 @@ impl ReplicaSelector for Prefix {
             candidates.iter().map(|candidate| candidate.running).min().unwrap_or_default();
         let max_running = min_running as f64 * self.options.ratio + self.options.slack as f64;
         let shared_blocks = self.index.shared_blocks(prompt);
-        let blocks = |replica| shared_blocks.get(&replica).copied().unwrap_or_default();
-        let worth = |candidate: &&Candidate| {
+        let near = candidates.iter().filter(|candidate| candidate.running as f64 <= max_running);
+        near.max_by_key(|candidate| {
             let Candidate { replica, running } = **candidate;
             let reversed_load =
                 std::cmp::Reverse((running, self.index.blocks_of(replica), replica));
-            (blocks(replica), reversed_load)
-        };
-        let near = candidates.iter().filter(|candidate| candidate.running as f64 <= max_running);
-        near.max_by_key(worth).map(|candidate| candidate.replica).unwrap_or_default()
+            (shared_blocks.get(&replica).copied().unwrap_or_default(), reversed_load)
+        })
+        .map(|candidate| candidate.replica)
+        .unwrap_or_default()
     }
 
     fn record_tokens(&mut self, replica: usize, tokens: &[u32]) {

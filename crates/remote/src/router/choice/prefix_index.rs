@@ -213,19 +213,22 @@ mod tests {
 
     #[test]
     fn index_evicts_least_recently_used_blocks() {
-        let tokens = |token: u32| vec![token; 2 * BLOCK];
         let mut index = PrefixIndex::new(4);
-        index.insert(0, &tokens(1));
-        index.insert(0, &tokens(2));
-        index.insert(0, &tokens(1));
-        index.insert(1, &tokens(3));
-        assert_eq!(index.shared_blocks(&tokens(1)), [(0, 2)].into());
-        assert_eq!(index.shared_blocks(&tokens(2)), [].into());
-        index.insert(1, &tokens(4)[..BLOCK]);
+        index.insert(0, &two_blocks(1));
+        index.insert(0, &two_blocks(2));
+        index.insert(0, &two_blocks(1));
+        index.insert(1, &two_blocks(3));
+        assert_eq!(index.shared_blocks(&two_blocks(1)), [(0, 2)].into());
+        assert_eq!(index.shared_blocks(&two_blocks(2)), [].into());
+        index.insert(1, &two_blocks(4)[..BLOCK]);
         assert_eq!(
-            index.shared_blocks(&tokens(1)),
+            index.shared_blocks(&two_blocks(1)),
             [(0, 1)].into(),
             "its end is gone, its beginning is not"
         );
+    }
+
+    fn two_blocks(token: u32) -> Vec<u32> {
+        vec![token; 2 * BLOCK]
     }
 }

@@ -19,7 +19,6 @@ pub(super) async fn generate_tokens(
 ) {
     let Generation { mut path, temperature, limit, top, stops, of_adapter } = generation;
     let (mut spans, mut all): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
-    let label = || state.life.lock().unwrap().weights.clone();
     let lie = behavior.lie;
     let limit = lie.map_or(limit, |lie| lie.limit(limit));
     for sampled in 0..=limit {
@@ -39,7 +38,7 @@ pub(super) async fn generate_tokens(
         let id = likely(&logprobs, 1 + path.len() % 5)[path.len() % 5];
         let ends = sampled + 1 >= limit || stops.contains(&u64::from(id));
         path.push(id);
-        let now = label();
+        let now = state.life.lock().unwrap().weights.clone();
         match spans.last_mut().filter(|span| span["version"] == now) {
             Some(span) => span["end"] = json!(sampled + 1),
             None => spans.push(json!({ "version": now, "start": sampled, "end": sampled + 1 })),

@@ -22,18 +22,19 @@ pub fn publish(root: &Path, version: u64) -> WeightsRef {
         "bos_token_id": 0, "eos_token_id": 1,
     });
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
-    let layer = |name: &str| format!("model.layers.0.{name}.weight");
-    let square = |name: &str| (layer(&format!("self_attn.{name}")), vec![hidden, hidden]);
     let mut tensors = vec![
         ("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, hidden]),
         ("model.norm.weight".to_owned(), vec![hidden]),
-        (layer("input_layernorm"), vec![hidden]),
-        (layer("post_attention_layernorm"), vec![hidden]),
-        (layer("mlp.gate_proj"), vec![8, hidden]),
-        (layer("mlp.up_proj"), vec![8, hidden]),
-        (layer("mlp.down_proj"), vec![hidden, 8]),
+        (layer_weight("input_layernorm"), vec![hidden]),
+        (layer_weight("post_attention_layernorm"), vec![hidden]),
+        (layer_weight("mlp.gate_proj"), vec![8, hidden]),
+        (layer_weight("mlp.up_proj"), vec![8, hidden]),
+        (layer_weight("mlp.down_proj"), vec![hidden, 8]),
     ];
-    tensors.extend(["q_proj", "k_proj", "v_proj", "o_proj"].map(square));
+    tensors.extend(
+        ["q_proj", "k_proj", "v_proj", "o_proj"]
+            .map(|name| (layer_weight(&format!("self_attn.{name}")), vec![hidden, hidden])),
+    );
     let mut header = serde_json::Map::new();
     let mut end = 0;
     for (name, shape) in tensors {
@@ -54,4 +55,8 @@ pub fn publish(root: &Path, version: u64) -> WeightsRef {
     let names = ["config.json", "model.safetensors", PROBE].map(str::to_owned);
     let manifest = Manifest::from_files(&dir, Content::Full, &names).unwrap();
     WeightsRef { version, at: WeightsAt::Manifest(manifest) }
+}
+
+fn layer_weight(name: &str) -> String {
+    format!("model.layers.0.{name}.weight")
 }

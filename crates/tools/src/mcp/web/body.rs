@@ -89,8 +89,9 @@ pub(super) async fn read(mut body: Incoming, max_bytes: usize) -> Result<(Vec<u8
 pub(super) fn chunks(
     body: Incoming,
 ) -> impl Stream<Item = std::io::Result<Bytes>> + Send + 'static {
-    let broken = |error: hyper::Error| std::io::Error::other(levade_http::causes(&error));
-    let frames = TryStreamExt::map_err(BodyStream::new(body), broken);
+    let frames = TryStreamExt::map_err(BodyStream::new(body), |error| {
+        std::io::Error::other(levade_http::causes(&error))
+    });
     frames.try_filter_map(|frame| future::ready(Ok(frame.into_data().ok())))
 }
 
