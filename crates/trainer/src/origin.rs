@@ -471,9 +471,9 @@ mod tests {
         assert_eq!(rules(), Rules::default());
         assert_ne!(Rules::default(), Rules::CURRENT);
         // A build between the two had only some of the rules.
-        older["rules"] = json!({});
+        older["rules"] = json!({ "chained_prompts": true });
         fs::write(dir.path().join(FILE), older.to_string()).unwrap();
-        assert_eq!(rules(), Rules::default());
+        assert_eq!(rules(), Rules { chained_prompts: true, ..Rules::default() });
     }
 
     /// A run that an older build started trains on the tasks that it started with.

@@ -10,9 +10,12 @@ pub(crate) struct Rules {
     /// Whether a prompt phase starts from the prompt that earlier phases left. Otherwise, it starts
     /// from the prompt of the recipe.
     pub chained_prompts: bool,
+    /// Whether an attempt in which other policies acted, but not a policy itself, is no sample of
+    /// that policy. Otherwise, it is a sample, unless another policy was selected for an agent.
+    pub only_acting: bool,
 }
 
 impl Rules {
     /// The rules of new runs.
-    pub const CURRENT: Self = Rules { chained_prompts: true };
+    pub const CURRENT: Self = Rules { chained_prompts: true, only_acting: true };
 }

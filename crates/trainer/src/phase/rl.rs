@@ -65,6 +65,7 @@ impl Rl {
             &taken,
             rollouts,
             tasks,
+            run.origin.rules,
         )
         .await?;
         run.past.reset_results();
