@@ -21,7 +21,6 @@ mod editor;
 mod search;
 mod texts;
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::future::try_join_all;
@@ -162,14 +161,7 @@ impl PromptPhase {
         let agent = agent_name(&keys, agents).to_owned();
         let tasks = PhaseTasks::select(index, &keys, run.rollouts.seed, &run.tasks, agents)?;
         let editor = Editor::new(&agent, &keys, run)?;
-        let mut chats = Chats::default();
-        for agent in agents.roster.agents() {
-            for player in &agent.players {
-                if let Some(format) = &player.format {
-                    chats.insert(&agent.name, &player.policy, Arc::clone(format.chat()));
-                }
-            }
-        }
+        let chats = agents.chats();
         if done == 0 && keys.rounds > 0 {
             // Without an editor, all attempts with the given prompts are in vain.
             tokio::select! {
