@@ -174,7 +174,10 @@ impl Rl {
         describe::oversampled(&lengths, &taken.excluded, &mut metrics);
         let several = plan.policies.len() > 1;
         for (policy, outcome) in plan.policies.iter().zip(&outcomes) {
-            let found = context.describe(step, policy, outcome, &attempts);
+            let mut found = context.describe(step, policy, outcome, &attempts);
+            if several {
+                found.add("timing_s/update_actor", outcome.update_seconds);
+            }
             metrics.extend(several.then_some(policy.policy.as_str()), found);
         }
         if keys.needs_baseline() {
