@@ -189,6 +189,8 @@ fn baseline_is_greedy_attempt_of_same_policy() {
     assert_eq!(rival(&long, &RlKeys { overlong: buffer, ..keys.clone() }), Some(0.5));
     assert_eq!(rival(&cast(long.clone(), "opponent"), &keys), None);
     assert_eq!(rival(&cast(long.clone(), "default"), &keys), Some(1.0));
+    // An attempt in which the agent of another policy did not call the agent is a baseline.
+    assert_eq!(rival(&written(0, 0.5, false), &keys), Some(0.5));
     // Truncated samples are dropped, but not their baseline.
     assert_eq!(
         rival(&truncated_attempt(long), &RlKeys { overlong: OverlongAttempts::Drop, ..keys }),
