@@ -41,7 +41,7 @@ pub struct PromptKeys {
     /// Search algorithm.
     #[serde(default)]
     pub algorithm: PromptAlgorithm,
-    /// Prompts that compete with the agent's own prompt from the start.
+    /// Prompts that compete from the start with the one that the agent has then.
     #[serde(default)]
     pub candidates: Vec<String>,
     /// Number of steps that make new prompts; 0 to only select the best of the given prompts.

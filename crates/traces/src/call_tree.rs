@@ -5,9 +5,11 @@
 //! its tokens, and their results from the context tokens that follow it: the chat template renders
 //! placeholders there, which show where the results stand.
 
+use std::collections::BTreeMap;
+
 use levade_call::ExternalCall;
 use levade_store::Attempt;
-use levade_text::{Chat, Message, ToolCall};
+use levade_text::{Chat, MalformedCall, Message, ToolCall};
 use levade_tree::{Kind, Segment, SegmentId, TimeInterval, TimedPart};
 use serde_json::Value;
 
@@ -298,7 +300,56 @@ impl CallTree {
     }
 }
 
+/// The tool calls of each agent in an attempt, in the order of the record: their names and
+/// arguments.
+pub type AgentCalls = BTreeMap<String, Vec<(String, String)>>;
+
+/// Returns the tool calls of an attempt without their results. An agent that acted without a call
+/// has an empty list. `chats` decodes and parses the tokens; without the format of a policy, calls
+/// in its completions are not found.
+pub fn tool_calls(attempt: &Attempt, chats: &Chats) -> AgentCalls {
+    let mut calls = AgentCalls::new();
+    let mut add = |agent: &str, tools: Vec<ToolNode>| {
+        let tools = tools.into_iter().map(|tool| (tool.name, tool.arguments));
+        calls.entry(agent.to_owned()).or_default().extend(tools);
+    };
+    for segment in attempt.trajectory.segments() {
+        if segment.kind != Kind::Context {
+            let format = chats.find(&segment.agent, &segment.policy);
+            add(&segment.agent, format.map_or_else(Vec::new, |format| tools_of(segment, format)));
+        }
+    }
+    let mut external = CallTree::default();
+    external.add_external(attempt);
+    for call in external.calls {
+        add(&call.agent, call.tools);
+    }
+    calls
+}
+
+/// Returns the tool calls of a completion.
+fn tools_of(completion: &Segment, format: &ChatFormat) -> Vec<ToolNode> {
+    let text = format.chat.decode_completion(&completion.tokens);
+    let parsed = format.chat.parse(&text, format.opens_reasoning, &[]);
+    parsed.calls.iter().map(ToolNode::from_parsed).collect()
+}
+
 impl ToolNode {
+    fn from_parsed(parsed: &Result<ToolCall, MalformedCall>) -> Self {
+        match parsed {
+            Ok(parsed) => ToolNode::new(parsed),
+            Err(malformed) => ToolNode {
+                id: String::new(),
+                name: String::new(),
+                arguments: malformed.raw.clone(),
+                result: None,
+                status: Some("malformed".to_owned()),
+                interval: None,
+                time: TimeSource::Unknown,
+            },
+        }
+    }
+
     fn new(call: &ToolCall) -> Self {
         ToolNode {
             id: call.id.clone(),
@@ -319,20 +370,7 @@ fn parse_completion(call: &mut CallNode, completion: &Segment, format: &ChatForm
     let parsed = chat.parse(&text, *opens_reasoning, &[]);
     call.reasoning = chat.reasoning(&text, *opens_reasoning);
     call.content = parsed.content;
-    for parsed in &parsed.calls {
-        call.tools.push(match parsed {
-            Ok(parsed) => ToolNode::new(parsed),
-            Err(malformed) => ToolNode {
-                id: String::new(),
-                name: String::new(),
-                arguments: malformed.raw.clone(),
-                result: None,
-                status: Some("malformed".to_owned()),
-                interval: None,
-                time: TimeSource::Unknown,
-            },
-        });
-    }
+    call.tools = parsed.calls.iter().map(ToolNode::from_parsed).collect();
     let has_ended = completion.tokens.last().is_some_and(|last| chat.stop_ids().contains(last));
     call.finish = match (has_ended || completion.kind == Kind::Demonstrated, &call.tools[..]) {
         (false, _) => "length",
@@ -419,6 +457,35 @@ mod tests {
         let tree = CallTree::new(&attempt, &chats);
         assert_eq!(tree.calls[0].interval, None);
         assert_eq!(tree.calls[0].tools[0].time, TimeSource::Unknown);
+    }
+
+    #[test]
+    fn tool_calls_lists_names_and_arguments_by_agent() {
+        let (chat, chats) = chats();
+        let mut attempt = attempt(&chat);
+        let leaf = attempt.trajectory.leaves()[0];
+        let broken = completion(leaf, sampled(&chat, "<tool_call>{oops}</tool_call>"), 2);
+        attempt.trajectory.push(Segment { agent: "checker".into(), ..broken }).unwrap();
+        let external = json!([
+            {"agent": "judge", "policy": "api", "messages": [{"role": "user", "content": "Hi"}],
+             "reply": {"role": "assistant", "content": "Good."}, "finish": "stop_id",
+             "prompt_tokens": 3, "tokens": 4},
+        ]);
+        attempt.outcome.scorer_inputs.insert("program".into(), json!({ "external": external }));
+        let found = tool_calls(&attempt, &chats);
+        let call = |name: &str, arguments: &str| (name.to_owned(), arguments.to_owned());
+        let expected = [
+            ("checker", vec![call("", "<tool_call>{oops}</tool_call>")]),
+            ("default", vec![call("add", r#"{"a": 2}"#), call("add", r#"{"a": 3}"#)]),
+            ("judge", vec![]),
+        ];
+        let expected = expected.map(|(agent, calls)| (agent.to_owned(), calls));
+        assert_eq!(found, AgentCalls::from(expected));
+        // The tree has the same calls.
+        let tree = CallTree::new(&attempt, &chats);
+        let tools = tree.calls.iter().flat_map(|call| &call.tools);
+        let tools: Vec<_> = tools.map(|tool| call(&tool.name, &tool.arguments)).collect();
+        assert_eq!(tools, [&found["default"][..], &found["checker"]].concat());
     }
 
     #[test]

@@ -26,7 +26,7 @@ mod testing;
 mod times;
 mod times_file;
 
-pub use call_tree::{CallNode, CallTree, ToolNode};
+pub use call_tree::{AgentCalls, CallNode, CallTree, ToolNode, tool_calls};
 pub use chats::Chats;
 pub use collector::{Collector, CollectorError, CollectorOptions};
 pub use exporter::{ExportReport, Exporter};

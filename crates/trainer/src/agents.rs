@@ -14,6 +14,7 @@ use levade_recipe::{AgentKeys, EvalKeys, Recipe, SourceKeys};
 use levade_tasks::Task;
 use levade_text::Chat;
 use levade_tools::{ToolSet, Usage};
+use levade_traces::Chats;
 use levade_tree::DEFAULT;
 
 use crate::TrainerError;
@@ -361,6 +362,19 @@ impl Agents {
             *sum = sum.plus(used);
         }
         all
+    }
+
+    /// Returns the formats in which the agents talk to the policies that play them.
+    pub(crate) fn chats(&self) -> Chats {
+        let mut chats = Chats::default();
+        for agent in self.roster.agents() {
+            for player in &agent.players {
+                if let Some(format) = &player.format {
+                    chats.insert(&agent.name, &player.policy, Arc::clone(format.chat()));
+                }
+            }
+        }
+        chats
     }
 
     /// Returns these agents with a teacher that generates completions in place of their trained

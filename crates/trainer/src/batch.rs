@@ -53,12 +53,15 @@ pub(crate) struct Targets<'a> {
     pub policy: &'a str,
     /// Names of the agents that are not trained, in all their seats.
     pub untrained: &'a [String],
+    /// Whether an attempt in which only other policies acted is no sample of the policy. False in
+    /// runs that an earlier build started.
+    pub only_acting: bool,
 }
 
 #[cfg(test)]
 impl Targets<'static> {
     /// All tokens of the policy that a recipe has if it names none.
-    pub const DEFAULT: Self = Targets { policy: DEFAULT, untrained: &[] };
+    pub const DEFAULT: Self = Targets { policy: DEFAULT, untrained: &[], only_acting: true };
 }
 
 impl Targets<'_> {
@@ -343,7 +346,7 @@ mod tests {
             (input.targets.iter().map(|t| t.index).collect::<Vec<_>>(), input.tokens.to_vec())
         };
         let untrained = ["z".to_owned()];
-        let of = |policy, untrained| indices(Targets { policy, untrained });
+        let of = |policy, untrained| indices(Targets { policy, untrained, only_acting: true });
         assert_eq!(of("a", &[]), (vec![1, 3, 4], vec![1, 10, 11, 12, 13]));
         assert_eq!(of("a", &untrained), (vec![1, 3], vec![1, 10, 11, 12]));
         assert_eq!(of("b", &untrained), (vec![2, 5], vec![1, 10, 11, 12, 13, 14]));

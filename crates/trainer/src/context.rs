@@ -40,6 +40,7 @@ pub(crate) struct RunContext {
 impl RunContext {
     /// Returns the selection of tokens that a policy learns from.
     pub fn targets<'a>(&'a self, policy: &'a str) -> Targets<'a> {
-        Targets { policy, untrained: &self.untrained }
+        let only_acting = self.origin.rules.only_acting;
+        Targets { policy, untrained: &self.untrained, only_acting }
     }
 }

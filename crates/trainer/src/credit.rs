@@ -7,8 +7,8 @@
 //! or of the agent's part of a sequence. A part without an action before it stays with the outcome,
 //! which is assigned to the end of every sequence. If agents are compared within their role, each
 //! agent's part of an attempt is a separate sample, and the parts of agents that another policy
-//! plays, or that are not trained, belong to no sample. An attempt in which another policy played
-//! an agent, and in which the policy did not act, is not a sample of that policy.
+//! plays, or that are not trained, belong to no sample. An attempt in which another policy acted or
+//! was selected for an agent, and in which the policy did not act, is not a sample of that policy.
 
 use levade_recipe::GroupBy;
 use levade_rl::Rollout;

@@ -52,6 +52,8 @@ pub(crate) struct UpdateOutcome {
     critic_grad_norms: f64,
     /// Time that the critic took, in seconds.
     pub critic_seconds: f64,
+    /// Time that the policy's optimizer steps took, in seconds, without the three times above.
+    pub update_seconds: f64,
     /// Mismatch between the policies that sampled the tokens and the weights that are trained.
     /// `None` if it was not computed.
     mismatch: Option<(Mismatch, MismatchBreakdown)>,
@@ -195,6 +197,7 @@ pub(crate) async fn run_plan(
     observer: &mut dyn Observer,
 ) -> Result<UpdateOutcome, TrainerError> {
     let mut outcome = UpdateOutcome::default();
+    let started = Instant::now();
     let loss = loss_of(settings.phase);
     let mut preparer = match settings.phase {
         Phase::Rl(keys) => Some(Preparer::new(
@@ -307,6 +310,9 @@ pub(crate) async fn run_plan(
         outcome.out_of_bounds_fraction = preparer.out_of_bounds_fraction();
         outcome.rejected = preparer.rejected;
     }
+    let other_seconds =
+        outcome.reference_seconds + outcome.prepare_seconds + outcome.critic_seconds;
+    outcome.update_seconds = started.elapsed().as_secs_f64() - other_seconds;
     Ok(outcome)
 }
 

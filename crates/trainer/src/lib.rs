@@ -144,6 +144,7 @@ mod rescore;
 mod rewards;
 mod rewind;
 mod rollout;
+mod rules;
 mod run_dir;
 mod save;
 mod scheduler;

@@ -22,6 +22,7 @@ use serde_json::json;
 use crate::TrainerError;
 use crate::agents::Agents;
 use crate::files::{file_error, write_atomically};
+use crate::rules::Rules;
 use crate::run_dir::RECIPE;
 use crate::tasks::{ListedTasks, Tasks};
 
@@ -56,6 +57,9 @@ pub(crate) struct Origin {
     /// Rules that decide which tasks are duplicates or leak held-out tasks.
     #[serde(default = "earlier_matching")]
     matching: MatchingRule,
+    /// Rules that earlier builds did not have.
+    #[serde(default)]
+    pub rules: Rules,
 }
 
 /// Returns the rules of builds that did not record them.
@@ -284,7 +288,8 @@ impl Origin {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let tools = Some(tools);
         let lengths = Vec::new();
-        Ok(Origin { schema: SCHEMA, started_at, version, files, tools, lengths, matching })
+        let rules = Rules::CURRENT;
+        Ok(Origin { schema: SCHEMA, started_at, version, files, tools, lengths, matching, rules })
     }
 
     /// Reads the recorded inputs of the run in `dir`. Returns `None` if an older build started
@@ -449,7 +454,26 @@ mod tests {
         let files = Vec::new();
         let lengths = Vec::new();
         let matching = MatchingRule::default();
-        Origin { schema: SCHEMA, started_at: 0, version, files, tools, lengths, matching }
+        let rules = Rules::CURRENT;
+        Origin { schema: SCHEMA, started_at: 0, version, files, tools, lengths, matching, rules }
+    }
+
+    /// A run that an older build started keeps the rules of that build.
+    #[test]
+    fn resumed_run_keeps_original_rules() {
+        let dir = tempfile::tempdir().unwrap();
+        let rules = || Origin::read(dir.path()).unwrap().unwrap().rules;
+        origin(None).write(dir.path()).unwrap();
+        assert_eq!(rules(), Rules::CURRENT);
+        let mut older = json!(origin(None));
+        older.as_object_mut().unwrap().remove("rules");
+        fs::write(dir.path().join(FILE), older.to_string()).unwrap();
+        assert_eq!(rules(), Rules::default());
+        assert_ne!(Rules::default(), Rules::CURRENT);
+        // A build between the two had only some of the rules.
+        older["rules"] = json!({ "chained_prompts": true });
+        fs::write(dir.path().join(FILE), older.to_string()).unwrap();
+        assert_eq!(rules(), Rules { chained_prompts: true, ..Rules::default() });
     }
 
     /// A run that an older build started trains on the tasks that it started with.

@@ -181,12 +181,14 @@ impl<'a> Rollout<'a> {
 }
 
 /// Returns the reward of the greedy attempt that serves as a baseline. It is computed like the
-/// rewards of samples, except that its length does not exclude it. Returns `None` if the attempt
-/// failed, or if another policy made it.
+/// rewards of samples, except that neither its length nor other policies that acted exclude it.
+/// Returns `None` if the attempt failed, or if another policy was selected to make it.
 fn rival_score(plan_input: &PlanInput<'_>, baseline: &Attempt) -> Option<f64> {
     let keys = plan_input.keys;
+    // Without a baseline, the complete group would be left out.
+    let targets = Targets { only_acting: false, ..plan_input.targets };
     match keys.overlong {
-        _ if !is_sample(baseline, plan_input.targets) => None,
+        _ if !is_sample(baseline, targets) => None,
         OverlongAttempts::Drop => baseline.reward,
         _ => reward_of(baseline, keys, plan_input.limits).map(|(reward, _)| reward),
     }

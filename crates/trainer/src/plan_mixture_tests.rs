@@ -33,6 +33,12 @@ fn mixed() -> Vec<Attempt> {
     ]
 }
 
+/// Returns the plan of a run that an earlier build started.
+fn plan_of_older_run(group: Vec<Attempt>, keys: &RlKeys) -> PolicyPlan {
+    let targets = Targets { only_acting: false, ..Targets::DEFAULT };
+    plan_for(targets, &[group], keys, 1000, &|_, _| Signals::default()).unwrap()
+}
+
 #[test]
 fn attempts_of_another_policy_are_not_samples() {
     let w = 1.0 / 2.0;
@@ -57,8 +63,68 @@ fn attempts_of_another_policy_are_not_samples() {
             attempt
         })
         .collect();
-    let plan = plan_of(&[older], &keys(), 1000).unwrap();
+    let plan = plan_of_older_run(older, &keys());
     assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.25, w), (0, 2, -0.75, w)].to_vec()]);
+}
+
+/// Returns an attempt in which the agent `writer` acts, which another policy plays, and after it
+/// the agent `default`, if `is_called`.
+fn written(sample: u32, reward: f64, is_called: bool) -> Attempt {
+    let mut attempt = resampled(&attempt(0, sample, &[1], &[2], Some(reward)), |segment| {
+        (segment.agent, segment.policy) = ("writer".into(), "other".into());
+    });
+    if is_called {
+        let completion = Segment {
+            kind: Kind::Sampled,
+            logprobs: vec![-1.0],
+            versions: vec![VersionRun { version: 0, len: 1 }],
+            ..Segment::context(Some(SegmentId(1)), vec![3 + sample], 1)
+        };
+        attempt.trajectory.push(completion).unwrap();
+    }
+    attempt
+}
+
+/// If the agent of another policy does not call a policy's agent, the attempt is no sample of the
+/// policy: its tokens are compared only among attempts in which it acted.
+#[test]
+fn attempts_without_call_of_agent_are_not_samples() {
+    let group = vec![
+        written(0, 1.0, false),
+        written(1, 1.0, true),
+        written(2, 1.0, false),
+        written(3, 0.0, true),
+    ];
+    let w = 1.0 / 2.0;
+    for group_by in [GroupBy::Task, GroupBy::Step, GroupBy::Agent] {
+        let keys = RlKeys { group_by, ..keys() };
+        let plan = plan_of(std::slice::from_ref(&group), &keys, 1000).unwrap();
+        let want = vec![(0, 1, 0.5, w), (0, 3, -0.5, w)];
+        assert_eq!(rows(&plan.updates[0]), [want], "{group_by:?}");
+        // In runs of earlier builds, the mean is over all attempts: 3/4.
+        let older = plan_of_older_run(group.clone(), &keys);
+        let want = vec![(0, 1, 0.25, w), (0, 3, -0.75, w)];
+        assert_eq!(rows(&older.updates[0]), [want], "{group_by:?}");
+    }
+    // The other policy acts in all of them.
+    let other = Targets { policy: "other", ..Targets::DEFAULT };
+    let plan = plan_for(other, &[group], &keys(), 1000, &|_, _| Signals::default()).unwrap();
+    let w = 1.0 / 4.0;
+    let want = vec![(0, 0, 0.25, w), (0, 1, 0.25, w), (0, 2, 0.25, w), (0, 3, -0.75, w)];
+    assert_eq!(rows(&plan.updates[0]), [want]);
+}
+
+/// An attempt that ended before any policy acted is a sample of every policy.
+#[test]
+fn attempts_without_completion_are_samples() {
+    let mut empty = written(1, 0.0, false);
+    let context = empty.trajectory.segments()[0].clone();
+    empty.trajectory = Trajectory::new();
+    empty.trajectory.push(context).unwrap();
+    assert!(is_sample(&empty, Targets::DEFAULT));
+    let group = vec![written(0, 1.0, true), empty];
+    let plan = plan_of(&[group], &keys(), 1000).unwrap();
+    assert_eq!(rows(&plan.updates[0]), [vec![(0, 0, 0.5, 1.0)]]);
 }
 
 /// Context tokens can carry the name of a policy, but reading them is not acting.
@@ -123,6 +189,8 @@ fn baseline_is_greedy_attempt_of_same_policy() {
     assert_eq!(rival(&long, &RlKeys { overlong: buffer, ..keys.clone() }), Some(0.5));
     assert_eq!(rival(&cast(long.clone(), "opponent"), &keys), None);
     assert_eq!(rival(&cast(long.clone(), "default"), &keys), Some(1.0));
+    // An attempt in which the agent of another policy did not call the agent is a baseline.
+    assert_eq!(rival(&written(0, 0.5, false), &keys), Some(0.5));
     // Truncated samples are dropped, but not their baseline.
     assert_eq!(
         rival(&truncated_attempt(long), &RlKeys { overlong: OverlongAttempts::Drop, ..keys }),

@@ -89,10 +89,19 @@ fn plan_with(
     budget: usize,
     signals: SignalsOf<'_>,
 ) -> Result<PolicyPlan, TrainerError> {
+    plan_for(Targets::DEFAULT, groups, keys, budget, signals)
+}
+
+fn plan_for(
+    targets: Targets<'_>,
+    groups: &[Vec<Attempt>],
+    keys: &RlKeys,
+    budget: usize,
+    signals: SignalsOf<'_>,
+) -> Result<PolicyPlan, TrainerError> {
     let greedy = |group, reward| attempt(group, 99, &[1], &[2], Some(reward));
     let baselines = &[Some(greedy(0, 0.25)), None, Some(greedy(2, 1.0))];
     let kl_coefficient = 0.5;
-    let targets = Targets::DEFAULT;
     let version = 9;
     let seed = 7;
     let limits = &TokenLimits { default: 4, by_agent: [("writer".to_owned(), 8)].into() };

@@ -233,9 +233,10 @@ impl<'a> ReplayRun<'a> {
             {
                 copy_weights(models.policy, reference, &self.scratch.0).await?;
             }
-            let targets = Targets { policy: name, untrained: &self.untrained };
-            let at = (plan.phase, phase);
             let origin = self.origin.as_ref();
+            let only_acting = origin.is_some_and(|origin| origin.rules.only_acting);
+            let targets = Targets { policy: name, untrained: &self.untrained, only_acting };
+            let at = (plan.phase, phase);
             let settings =
                 UpdateSettings::new(at, plan.step, origin, targets, policy.version, self.recipe);
             match &mut terms {

@@ -39,11 +39,15 @@ pub(crate) fn reward_of(
     }
 }
 
-/// Returns whether an attempt is a sample of a policy. It is not if another policy was selected for
-/// an agent and the policy itself did not act.
+/// Returns whether an attempt is a sample of a policy. It is not if another policy acted or was
+/// selected for an agent, and the policy itself did not act: its completions cannot have changed
+/// the reward. An attempt in which no policy acted is a sample of each.
 pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
-    attempt.outcome.cast.values().all(|cast| cast == targets.policy)
-        || acts(&attempt.trajectory, targets)
+    let is_other = |policy: &String| policy != targets.policy;
+    let is_selected = attempt.outcome.cast.values().any(is_other);
+    let mut acting = attempt.trajectory.segments().iter().filter(|s| s.kind != Kind::Context);
+    let is_acting = targets.only_acting && acting.any(|segment| is_other(&segment.policy));
+    !(is_selected || is_acting) || acts(&attempt.trajectory, targets)
 }
 
 /// Returns whether a policy acted in a trajectory, trained or greedy.

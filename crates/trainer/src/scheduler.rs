@@ -42,6 +42,7 @@ use crate::metrics::Metrics;
 use crate::observe::{Event, Observer};
 use crate::rewards;
 use crate::rollout::{AttemptMaker, ScorerOutage};
+use crate::rules::Rules;
 use crate::tasks::{TaskOrder, Tasks};
 pub(crate) use group::ExcludedAttempts;
 use group::{Group, GroupMember, group_len};
@@ -74,6 +75,7 @@ pub(crate) struct GroupScheduler {
     completions: u64,
     /// Maximum number of sampled tokens per attempt, by agent.
     limits: TokenLimits,
+    rules: Rules,
 }
 
 /// The groups that a step takes.
@@ -108,6 +110,7 @@ impl GroupScheduler {
         taken: &[u64],
         rollouts: &AttemptMaker,
         tasks: &Tasks,
+        rules: Rules,
     ) -> Result<Self, TrainerError> {
         let mut scheduler = GroupScheduler {
             phase,
@@ -125,6 +128,7 @@ impl GroupScheduler {
             scorer_outage: ScorerOutage::default(),
             completions: 0,
             limits: rollouts.agents.token_limits(),
+            rules,
         };
         scheduler.measure_taken(taken, rollouts).await?;
         scheduler.admit_until(end_position(taken), taken, rollouts, tasks).await?;
@@ -405,7 +409,8 @@ impl GroupScheduler {
         self.open.get(&position).filter(|_| refills).is_some_and(|group| {
             // The group is informative for any policy whose own attempts got different rewards.
             self.initial_versions.keys().all(|policy| {
-                let targets = Targets { policy, untrained: &[] };
+                let only_acting = self.rules.only_acting;
+                let targets = Targets { policy, untrained: &[], only_acting };
                 let samples =
                     group.attempts.iter().flatten().filter(|a| rewards::is_sample(a, targets));
                 rewards::is_uninformative(

@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use levade_recipe::{Recipe, TracesKeys};
 use levade_store::Attempt;
 use levade_traces::{
-    Chats, Collector, CollectorError, CollectorOptions, Exporter, TimesFile, TraceBuilder,
-    TraceOptions,
+    Collector, CollectorError, CollectorOptions, Exporter, TimesFile, TraceBuilder, TraceOptions,
 };
 use levade_tree::Purpose;
 
@@ -41,20 +40,12 @@ impl Tracer {
         if recipe.metrics.traces.otlp.is_empty() {
             return Ok(Tracer { times, exporter: None });
         }
-        let mut chats = Chats::default();
-        for agent in agents.roster.agents() {
-            for player in &agent.players {
-                if let Some(format) = &player.format {
-                    chats.insert(&agent.name, &player.policy, Arc::clone(format.chat()));
-                }
-            }
-        }
         let connect = connect(recipe)?;
         let TracesKeys { text, max_text_chars, .. } = recipe.metrics.traces;
         let builder = TraceBuilder {
             run: recipe.run.name.clone(),
             started_at,
-            chats,
+            chats: agents.chats(),
             options: TraceOptions { text, max_text_chars, mlflow_tags: has_mlflow(recipe) },
         };
         let exporter = Exporter::start(builder, connect).map_err(failed)?;

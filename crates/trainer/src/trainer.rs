@@ -38,6 +38,7 @@ use crate::prompt_version::PromptVersion;
 use crate::reference::restore_references;
 use crate::reporter::Reporter;
 use crate::rollout::{AttemptMaker, AttemptWarnings};
+use crate::rules::Rules;
 use crate::run_dir::{LockedRunDir, StartMode};
 use crate::save::save_checkpoint;
 use crate::scoring::{CustomScorers, Scorers};
@@ -485,7 +486,11 @@ async fn resume_run(
             let notes = origin.check_unchanged(&current, dir.root())?;
             (origin, notes)
         }
-        None => (current, Vec::new()),
+        None => {
+            let mut origin = current;
+            origin.rules = Rules::default();
+            (origin, Vec::new())
+        }
     };
     let store = dir.open_store(&recipe.run, StartMode::Resume).await?;
     // The directory is locked or the run is leased, so no other process is generating attempts.

@@ -19,8 +19,10 @@ pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, rep
         report.note("time", "the recipe has no phase to measure");
         return;
     };
+    let trained = small.phase.iter().flat_map(|phase| small.trained_policies_in(phase));
+    let policies: Vec<String> = trained.collect();
     let measured = measure_step(small, environments, host).await;
-    report.item("time", measured, |metrics| describe_time(metrics, groups));
+    report.item("time", measured, |metrics| describe_time(metrics, groups, &policies));
 }
 
 /// Returns the recipe with a single step of one group, and the number of groups of a full step. The
@@ -87,24 +89,31 @@ impl Observer for FirstStep {
 
 /// Describes the estimated time of a step. Attempts of several groups are sampled concurrently, so
 /// a step of n groups takes at most n times as long as a step of one group. If the measured group
-/// left nothing to learn, its step had no update, and the description says so.
-fn describe_time(metrics: &Metrics, groups: usize) -> String {
-    let seconds = |name: &str| metrics.get(name).unwrap_or(0.0);
-    let step_seconds = seconds("timing_s/step");
-    let updates = ["actor/updates", "actor/skipped_updates"];
-    let lacks_update = updates.iter().all(|name| metrics.get(name) == Some(0.0));
-    let parts: Vec<String> = [("sampling", "timing_s/gen"), ("update", "timing_s/update_actor")]
-        .iter()
-        .filter(|(name, key)| metrics.get(key).is_some() && !(lacks_update && *name == "update"))
-        .map(|(name, key)| format!("{name} {:.1} s", seconds(key)))
-        .collect();
+/// left a policy nothing to learn, the policy had no update, and the description says so.
+/// `policies` are the policies that the step trains.
+fn describe_time(metrics: &Metrics, groups: usize, policies: &[String]) -> String {
+    let step_seconds = metrics.get("timing_s/step").unwrap_or(0.0);
+    let mut parts = Vec::new();
+    if let Some(seconds) = metrics.get("timing_s/gen") {
+        parts.push(format!("sampling {seconds:.1} s"));
+    }
+    let mut missing = Vec::new();
+    for policy in policies {
+        // With one policy, no metric has its name.
+        let (prefix, update) = match policies {
+            [_] => (String::new(), "update".to_owned()),
+            _ => (format!("{policy}/"), format!("update of {policy}")),
+        };
+        let number = |name: &str| metrics.get(&format!("{prefix}{name}"));
+        let updates = ["actor/updates", "actor/skipped_updates"];
+        if updates.iter().all(|name| number(name) == Some(0.0)) {
+            missing.push(format!("the {update}"));
+        } else if let Some(seconds) = number("timing_s/update_actor") {
+            parts.push(format!("{update} {seconds:.1} s"));
+        }
+    }
     let parts = parts.join(", ");
-    let missing = if lacks_update {
-        "; the update is not included, because the group left nothing to learn, as with equal \
-         rewards: try another seed (--set run.seed=N), or a model that solves some of the tasks"
-    } else {
-        ""
-    };
+    let missing = describe_missing(&missing, policies.len() > 1);
     match groups {
         1 => format!("a step took {step_seconds:.1} s ({parts}){missing}"),
         _ => format!(
@@ -116,12 +125,35 @@ fn describe_time(metrics: &Metrics, groups: usize) -> String {
     }
 }
 
+/// Describes the updates that the measured step did not have. Returns an empty text if there are
+/// none. `has_several` states whether the step trains several policies.
+fn describe_missing(updates: &[String], has_several: bool) -> String {
+    let verb = match updates.len() {
+        0 => return String::new(),
+        1 => "is",
+        _ => "are",
+    };
+    let (policy, reason) = if has_several {
+        ("the policy ", ", or with a task at which the policy does not act")
+    } else {
+        ("", "")
+    };
+    format!(
+        "; {} {verb} not included, because the group left {policy}nothing to learn, as with equal \
+         rewards{reason}: try another seed (--set run.seed=N), or a model that solves some of the \
+         tasks",
+        updates.join(" and ")
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn describe_time_reports_update_that_is_not_included() {
+        let describe_time =
+            |metrics: &Metrics, groups| describe_time(metrics, groups, &["default".to_owned()]);
         let metrics = |updates: f64, skipped: f64, seconds: f64| {
             let mut metrics = Metrics::default();
             metrics.add("timing_s/gen", 2.0);
@@ -142,5 +174,33 @@ mod tests {
         assert!(text.contains("--set run.seed=N"), "{text}");
         let text = describe_time(&metrics(0.0, 0.0, 0.0), 1);
         assert!(text.starts_with("a step took 2.0 s (sampling 2.0 s); the update"), "{text}");
+    }
+
+    #[test]
+    fn describe_time_reports_update_of_each_policy() {
+        let policies = ["read", "write"].map(str::to_owned);
+        let describe = |updates: [f64; 2]| {
+            let mut metrics = Metrics::default();
+            metrics.add("timing_s/gen", 2.0);
+            metrics.add("timing_s/update_actor", 1.8);
+            metrics.add("timing_s/step", 3.8);
+            for (policy, (updates, seconds)) in
+                policies.iter().zip(updates.into_iter().zip([0.5, 1.5]))
+            {
+                metrics.add(format!("{policy}/actor/updates"), updates);
+                metrics.add(format!("{policy}/actor/skipped_updates"), 0.0);
+                metrics.add(format!("{policy}/timing_s/update_actor"), seconds);
+            }
+            describe_time(&metrics, 1, &policies)
+        };
+        let text = describe([1.0, 2.0]);
+        let parts = "(sampling 2.0 s, update of read 0.5 s, update of write 1.5 s)";
+        assert!(text.ends_with(parts), "{text}");
+        let text = describe([1.0, 0.0]);
+        let parts = "(sampling 2.0 s, update of read 0.5 s); the update of write is not included";
+        assert!(text.contains(parts) && text.contains("does not act"), "{text}");
+        let text = describe([0.0, 0.0]);
+        let parts = "(sampling 2.0 s); the update of read and the update of write are not included";
+        assert!(text.contains(parts), "{text}");
     }
 }

@@ -104,6 +104,21 @@ fn adapters(workspace: &Workspace) -> [Vec<u8>; 2] {
     [adapter(workspace, 3, None), adapter(workspace, 3, Some("solver"))]
 }
 
+/// The tasks of one group are those of one agent, so the other agent's policy has no update.
+#[test]
+fn check_measure_reports_update_of_each_policy() {
+    let workspace = new_workspace();
+    let output = workspace.levade().args(["check", "recipe.toml", "--measure"]).output().unwrap();
+    let report = stdout(&output);
+    assert!(output.status.success(), "{report}{}", stderr(&output));
+    let time = report.lines().find(|line| line.contains("a step of 4 groups may take"));
+    let time = time.unwrap_or_else(|| panic!("{report}"));
+    for policy in ["checker", "solver"] {
+        assert!(time.contains(&format!("update of {policy}")), "{report}");
+    }
+    assert!(time.contains("not included, because the group left the policy"), "{report}");
+}
+
 fn train_both_adapters() -> Workspace {
     let workspace = new_workspace();
     let output = command(&workspace).output().unwrap();

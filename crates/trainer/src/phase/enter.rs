@@ -1,7 +1,7 @@
 //! Loads the weights that a phase starts with.
 
 use crate::TrainerError;
-use crate::checkpoint::Position;
+use crate::checkpoint::{Checkpoint, Position};
 use crate::context::RunContext;
 use crate::policies::{CRITIC, Models};
 use crate::progress::RunProgress;
@@ -21,13 +21,8 @@ pub(crate) async fn enter(
     if starts_phase {
         progress.position = Position { phase: phase as u32, step: 0, ..progress.position };
     }
-    // The checkpoint at the end of the previous phase. The first phase has none: it starts from the
-    // model.
     let found = run.checkpoints.find()?.complete;
-    let before = found
-        .iter()
-        .rfind(|checkpoint| checkpoint.phase_end && checkpoint.position.phase + 1 == phase as u32);
-    let Some(before) = before else {
+    let Some(before) = start_of(&found, phase as u32) else {
         return match phase {
             0 => Ok(()),
             _ => Err(TrainerError::Damaged {
@@ -67,4 +62,10 @@ pub(crate) async fn enter(
         }
     }
     Ok(())
+}
+
+/// Returns the checkpoint from which a phase starts: the one at the end of the previous phase. The
+/// first phase has none: it starts from the model.
+pub(super) fn start_of(checkpoints: &[Checkpoint], phase: u32) -> Option<&Checkpoint> {
+    checkpoints.iter().rfind(|before| before.phase_end && before.position.phase + 1 == phase)
 }

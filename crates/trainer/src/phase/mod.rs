@@ -1,6 +1,7 @@
 //! Runs the steps of a phase: selects what each step trains on, and trains on it.
 
 mod describe;
+mod diversity;
 mod enter;
 mod imitate;
 mod prompt;

@@ -5,9 +5,10 @@ use std::time::Instant;
 use levade_policy::crash_point;
 use levade_recipe::{Phase, RlKeys};
 use levade_store::{Attempt, PolicyPlan, StepPlan};
+use levade_traces::Chats;
 
 use super::describe::SamplerSnapshot;
-use super::{by_id, describe, reject_withdrawn};
+use super::{by_id, describe, diversity, reject_withdrawn};
 use crate::TrainerError;
 use crate::batch::Census;
 use crate::context::RunContext;
@@ -27,6 +28,8 @@ pub(crate) struct Rl {
     index: u32,
     keys: RlKeys,
     scheduler: GroupScheduler,
+    /// Formats in which tool calls are read.
+    chats: Chats,
 }
 
 impl Rl {
@@ -65,6 +68,7 @@ impl Rl {
             &taken,
             rollouts,
             tasks,
+            run.origin.rules,
         )
         .await?;
         run.past.reset_results();
@@ -74,7 +78,7 @@ impl Rl {
                 run.past.measure(attempts.iter());
             }
         }
-        Ok(Rl { phase, index, keys, scheduler })
+        Ok(Rl { phase, index, keys, scheduler, chats: rollouts.agents.chats() })
     }
 
     pub async fn step(
@@ -121,7 +125,7 @@ impl Rl {
         let groups: Vec<&[Attempt]> = taken.groups.iter().map(Vec::as_slice).collect();
 
         // Attempts continue while the weights are trained.
-        let Rl { scheduler, phase, index, keys } = self;
+        let Rl { scheduler, phase, index, keys, chats } = self;
         let has_reward =
             |baseline: &&Option<Attempt>| baseline.as_ref().is_some_and(|b| b.reward.is_some());
         let missing = taken.baselines.len() - taken.baselines.iter().filter(has_reward).count();
@@ -161,6 +165,7 @@ impl Rl {
 
         let mut metrics = Metrics::default();
         describe::attempts(&groups, &mut metrics);
+        diversity::report(&groups, chats, &mut metrics);
         run.past.describe(attempts.iter(), |policy| progress.version(policy), &mut metrics);
         scheduler.describe(&mut metrics);
         let lengths =
@@ -169,7 +174,10 @@ impl Rl {
         describe::oversampled(&lengths, &taken.excluded, &mut metrics);
         let several = plan.policies.len() > 1;
         for (policy, outcome) in plan.policies.iter().zip(&outcomes) {
-            let found = context.describe(step, policy, outcome, &attempts);
+            let mut found = context.describe(step, policy, outcome, &attempts);
+            if several {
+                found.add("timing_s/update_actor", outcome.update_seconds);
+            }
             metrics.extend(several.then_some(policy.policy.as_str()), found);
         }
         if keys.needs_baseline() {

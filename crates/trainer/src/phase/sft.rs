@@ -238,6 +238,9 @@ impl Sft {
                     .await?;
             let mut found = Metrics::default();
             outcome.report(&self.phase, settings.policy, &mut found);
+            if several {
+                found.add("timing_s/update_actor", outcome.update_seconds);
+            }
             metrics.extend(several.then_some(name), found);
             forward_tokens += outcome.all.tokens;
         }

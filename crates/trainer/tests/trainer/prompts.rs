@@ -85,6 +85,18 @@ async fn run(
     policy: &Arc<Simulator>,
     editor: Teacher,
     start: StartMode,
+    with: (&[&str], &StopFlag),
+) -> Result<RunEnd, TrainerError> {
+    run_to((2, 1), dir, policy, editor, start, with).await
+}
+
+/// Runs the recipe, and stops the run after a step, given by its phase and its number from 1.
+async fn run_to(
+    last: (usize, u32),
+    dir: &Path,
+    policy: &Arc<Simulator>,
+    editor: Teacher,
+    start: StartMode,
     (overrides, stop): (&[&str], &StopFlag),
 ) -> Result<RunEnd, TrainerError> {
     let scorer: Arc<dyn Scorer> = Arc::new(RuleScorer);
@@ -94,17 +106,20 @@ async fn run(
         ..parts(policy, Duration::ZERO)
     };
     let overrides = [&IMPROVED[..], overrides].concat();
-    let mut observer = StopAtStep(stop.clone());
+    let mut observer = StopAtStep { last, stop: stop.clone() };
     Trainer::new(recipe(dir, &overrides), parts, start).await?.run(&mut observer, stop).await
 }
 
-/// Stops the run at the first step of the phase that is imitated without the prompt.
-struct StopAtStep(StopFlag);
+/// Stops the run after a step, given by its phase and its number from 1.
+struct StopAtStep {
+    last: (usize, u32),
+    stop: StopFlag,
+}
 
 impl Observer for StopAtStep {
     fn event(&mut self, event: &Event) {
-        if matches!(event, Event::Step { phase: 2, step: 1, .. }) {
-            self.0.stop();
+        if matches!(event, Event::Step { phase, step, .. } if (*phase, *step) == self.last) {
+            self.stop.stop();
         }
     }
 }
@@ -116,8 +131,19 @@ fn attempts(dir: &Path, purpose: Purpose) -> Vec<Attempt> {
 }
 
 fn pool(dir: &Path) -> Value {
-    let text = std::fs::read_to_string(dir.join("prompts/phase-0.json")).unwrap();
+    pool_of(dir, 0)
+}
+
+/// Returns the prompts of a phase.
+fn pool_of(dir: &Path, phase: usize) -> Value {
+    let text = std::fs::read_to_string(dir.join(format!("prompts/phase-{phase}.json"))).unwrap();
     serde_json::from_str(&text).unwrap()
+}
+
+/// Returns the prompt with which a phase started.
+fn start_prompt(pool: &Value) -> &str {
+    let prompts = pool["prompts"].as_array().unwrap();
+    prompts.iter().find(|prompt| prompt["version"] == 0).unwrap()["text"].as_str().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -262,6 +288,99 @@ async fn resumed_prompt_phase_repeats_no_request_and_ends_the_same() {
     let mut slots: Vec<_> = recorded.iter().map(|attempt| attempt.slot).collect();
     slots.dedup();
     assert_eq!(slots.len(), attempts(&whole, Purpose::Prompt).len());
+}
+
+/// Two prompt phases, one after the other.
+const TWICE: &str = "phase=[{kind='prompt', editor='editor', rounds=1, beam_width=2, \
+    branch_factor=2, gradient_tasks=2, selection_tasks=4}, {kind='prompt', editor='editor', \
+    rounds=2, beam_width=2, branch_factor=2, gradient_tasks=2, selection_tasks=4}]";
+
+/// A run that is stopped between two prompt phases, or within the second one when that phase
+/// already has a better prompt, ends like an uninterrupted run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prompt_phase_starts_from_prompt_of_earlier_phase() {
+    let root = tempfile::tempdir().unwrap();
+    let policy = simulator(Duration::ZERO, 0.0);
+    let num_requests = Arc::new(AtomicUsize::new(0));
+    let uninterrupted = root.path().join("uninterrupted");
+    let never = StopFlag::default();
+    let with = (&[TWICE][..], &never);
+    run(&uninterrupted, &policy, editor(&num_requests), StartMode::Fresh, with).await.unwrap();
+    let [first, second] = [0, 1].map(|phase| pool_of(&uninterrupted, phase));
+    let best = first["prompts"][0]["text"].as_str().unwrap();
+    assert!(best.starts_with("Use the tool.") && best.contains("RULE"), "{first:#}");
+    assert_eq!(start_prompt(&first), "Use the tool.");
+    assert_eq!(start_prompt(&second), best);
+    // The prompt was scored, and the later ones are rewritten from it.
+    let started = attempts(&uninterrupted, Purpose::Prompt);
+    let mut started =
+        started.iter().filter(|attempt| (attempt.slot.phase, attempt.slot.step) == (1, 0));
+    assert!(started.clone().count() > 0);
+    assert!(started.all(|attempt| prompt_text(&attempt.trajectory).contains(best)));
+    let prompts = second["prompts"].as_array().unwrap();
+    assert!(prompts.len() > 1);
+    assert!(prompts.iter().all(|prompt| prompt["text"].as_str().unwrap().starts_with(best)));
+
+    let interrupted = root.path().join("interrupted");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let mut start = StartMode::Fresh;
+    for last in [Some((0, 2)), Some((1, 1)), Some((1, 2)), None] {
+        let (stop, editor) = (StopFlag::default(), editor(&num_requests));
+        let with = (&[TWICE][..], &stop);
+        let last_step = last.unwrap_or((9, 9));
+        let ended = run_to(last_step, &interrupted, &policy, editor, start, with).await.unwrap();
+        assert_eq!(matches!(ended, RunEnd::Finished(_)), last.is_none(), "{last:?}");
+        start = StartMode::Resume;
+    }
+    for phase in [0, 1] {
+        assert_eq!(pool_of(&interrupted, phase), pool_of(&uninterrupted, phase));
+    }
+}
+
+/// A run that an older build started keeps starting its prompt phases from the recipe's prompt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prompt_phase_of_older_run_starts_from_recipe() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let num_requests = Arc::new(AtomicUsize::new(0));
+    let stop = StopFlag::default();
+    let with = (&[TWICE][..], &stop);
+    let first = editor(&num_requests);
+    run_to((0, 2), &dir, &policy, first, StartMode::Fresh, with).await.unwrap();
+    let file = dir.join("origin.json");
+    let mut origin: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert!(origin.as_object_mut().unwrap().remove("rules").is_some());
+    std::fs::write(&file, origin.to_string()).unwrap();
+
+    let never = StopFlag::default();
+    let with = (&[TWICE][..], &never);
+    run(&dir, &policy, editor(&num_requests), StartMode::Resume, with).await.unwrap();
+    assert!(pool_of(&dir, 0)["prompts"][0]["text"].as_str().unwrap().contains("RULE"));
+    assert_eq!(start_prompt(&pool_of(&dir, 1)), "Use the tool.");
+}
+
+/// A given prompt, a phase that imitates its completions under another prompt, and a prompt phase.
+const AFTER_SFT: &str = "phase=[{kind='prompt', editor='editor', rounds=0, gradient_tasks=2, \
+    selection_tasks=4, candidates=['RULE RULE RULE']}, \
+    {kind='sft', source={policy='default', tasks=64}, system='Be brief.', demonstrations=1, \
+    batch=1, epochs=1, learning_rate=0.05}, \
+    {kind='prompt', editor='editor', rounds=0, gradient_tasks=2, selection_tasks=4, \
+    candidates=['RULE']}]";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prompt_phase_starts_from_prompt_of_sft_phase() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let num_requests = Arc::new(AtomicUsize::new(0));
+    let never = StopFlag::default();
+    let with = (&[AFTER_SFT][..], &never);
+    let last = (9, 9);
+    run_to(last, &dir, &policy, editor(&num_requests), StartMode::Fresh, with).await.unwrap();
+    assert_eq!(pool_of(&dir, 0)["prompts"][0]["text"], "RULE RULE RULE");
+    assert_eq!(start_prompt(&pool_of(&dir, 2)), "Be brief.");
+    assert_eq!(num_requests.load(Ordering::Relaxed), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,7 +13,8 @@ use levade_policy::{
 use levade_rl::Loss;
 use levade_store::testing::wait;
 use levade_store::{Attempt, EvalKey, Sqlite, Status, Store};
-use levade_text::testing::VOCABULARY;
+use levade_text::testing::{VOCABULARY, tiny_chat};
+use levade_traces::{Chats, tool_calls};
 use levade_trainer::{Event, Observer, RunEnd, StartMode, StopFlag, Trainer, TrainerError, replay};
 use levade_tree::{
     AttemptId, AttemptSlot, Purpose, RunId, Segment, SegmentId, Trajectory, TreeBatch, VersionRun,
@@ -110,10 +111,29 @@ async fn run_trains_evaluates_and_checkpoints() {
     assert_eq!(wait(store.summaries(Purpose::Eval)).unwrap().len(), 5 * 9);
     assert_eq!(wait(store.planned_steps()).unwrap().len(), 11);
     assert_eq!(wait(store.evals()).unwrap().len(), 5);
+    // The diversity of tool calls, computed from the record.
+    let attempt = |id: &AttemptId| wait(store.attempt(id)).unwrap().unwrap();
+    let attempts: Vec<Attempt> = trained.iter().map(|summary| attempt(&summary.id)).collect();
+    let mut chats = Chats::default();
+    chats.insert("default", "default", Arc::new(tiny_chat().unwrap()));
+    for step in 0..5 {
+        let fraction = |group: u32| {
+            let members = attempts.iter().filter(|a| (a.slot.step, a.slot.group) == (step, group));
+            let calls =
+                members.map(|a| tool_calls(a, &chats).remove("default").unwrap_or_default());
+            let mut calls: Vec<_> = calls.collect();
+            assert_eq!(calls.len(), 4);
+            calls.sort();
+            calls.dedup();
+            (calls.len() - 1) as f64 / 3.0
+        };
+        let wanted = (0..3).map(fraction).sum::<f64>() / 3.0;
+        let found = get(6 + step as usize, "diversity/calls");
+        assert!((found - wanted).abs() < 1e-12, "step {step}: {found} instead of {wanted}");
+    }
     // Tokens carry the version of the weights that sampled them: the number of steps finished
     // before.
-    for summary in &trained {
-        let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
+    for (summary, attempt) in trained.iter().zip(&attempts) {
         for segment in attempt.trajectory.segments() {
             assert!(segment.token_versions().all(|v| v == u64::from(6 + summary.slot.step)));
         }

@@ -1,16 +1,19 @@
 //! A phase that improves the system prompt of an agent: textual gradients with beam search, or
 //! reflective evolution with a Pareto front.
 //!
-//! The first step scores the given prompts at tasks that are reserved for selection. In each
-//! further step, the agent attempts training tasks with parent prompts, the editor criticizes every
-//! parent in view of its attempts and rewrites it, and the new prompts are scored. All new prompts
-//! of a step are made at the same time.
+//! The first step scores the given prompts at tasks that are reserved for selection: the one that
+//! the agent has when the phase starts, and the candidates of the recipe. In each further step, the
+//! agent attempts training tasks with parent prompts, the editor criticizes every parent in view of
+//! its attempts and rewrites it, and the new prompts are scored. All new prompts of a step are made
+//! at the same time.
 //!
 //! # Guarantees
 //! - **Everything is in the record**: attempts, critiques and new prompts are attempts of purpose
 //!   [`Prompt`](Purpose::Prompt). A resumed run reads them and repeats none.
 //! - **The search is deterministic**: it depends on the seed and the recorded attempts alone.
 //! - **A prompt without enough scores never wins.**
+//! - **A resumed phase starts from the same prompt**: the one in the checkpoint at the end of the
+//!   previous phase.
 //!
 //! No weights change. Out of scope: descriptions of tools, instructions of summaries.
 
@@ -18,7 +21,6 @@ mod editor;
 mod search;
 mod texts;
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::future::try_join_all;
@@ -42,6 +44,7 @@ use crate::random::order;
 use crate::rollout::AttemptMaker;
 use crate::tasks::Tasks;
 
+use super::enter::start_of;
 use editor::Editor;
 use search::{Candidate, is_better, mean_score, parents, ranked};
 
@@ -158,14 +161,7 @@ impl PromptPhase {
         let agent = agent_name(&keys, agents).to_owned();
         let tasks = PhaseTasks::select(index, &keys, run.rollouts.seed, &run.tasks, agents)?;
         let editor = Editor::new(&agent, &keys, run)?;
-        let mut chats = Chats::default();
-        for agent in agents.roster.agents() {
-            for player in &agent.players {
-                if let Some(format) = &player.format {
-                    chats.insert(&agent.name, &player.policy, Arc::clone(format.chat()));
-                }
-            }
-        }
+        let chats = agents.chats();
         if done == 0 && keys.rounds > 0 {
             // Without an editor, all attempts with the given prompts are in vain.
             tokio::select! {
@@ -216,14 +212,26 @@ impl PromptPhase {
         Ok((metrics, attempts))
     }
 
-    /// Scores the agent's own prompt and the candidates of the recipe.
+    /// Returns the prompt with which the phase starts: the one that earlier phases left, or else
+    /// that of the recipe. The agents of a resumed run already have a prompt that the phase found,
+    /// so it is read from the checkpoint at the end of the previous phase.
+    fn start_prompt(&self, run: &RunContext) -> Result<String, TrainerError> {
+        let checkpoints = run.checkpoints.find()?.complete;
+        let start = start_of(&checkpoints, self.index).filter(|_| run.origin.rules.chained_prompts);
+        if let Some(prompt) = start.and_then(|start| start.prompts.get(&self.agent)) {
+            return Ok(prompt.text.clone());
+        }
+        let keys = run.recipe.agent_named(&self.agent);
+        Ok(keys.map(|keys| keys.system.clone()).unwrap_or_default())
+    }
+
+    /// Scores the prompt with which the phase starts, and the candidates of the recipe.
     async fn score_given(
         &mut self,
         run: &RunContext,
         stop: &StopFlag,
     ) -> Result<Vec<Attempt>, Exit> {
-        let own = run.recipe.agent_named(&self.agent).map(|keys| keys.system.clone());
-        let mut texts = vec![own.unwrap_or_default()];
+        let mut texts = vec![self.start_prompt(run)?];
         texts.extend(self.keys.candidates.iter().cloned());
         let selection = &self.tasks.selection;
         let score = texts.iter().enumerate().map(|(i, text)| {

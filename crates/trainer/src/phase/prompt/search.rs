@@ -10,7 +10,7 @@ use levade_recipe::{PromptAlgorithm, PromptKeys};
 /// A version of a prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Candidate {
-    /// Number of the version: 0 is the agent's own prompt.
+    /// Number of the version: 0 is the prompt with which the phase started.
     pub version: u32,
     /// Version that this one was rewritten from. `None` for a given prompt.
     pub parent: Option<u32>,
