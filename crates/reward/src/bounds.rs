@@ -310,8 +310,9 @@ const JOINED: &[(&str, &str)] = &[
 ];
 
 /// Like [`JOINED`], but only directly after the number.
-const JOINED_BEHIND: [(&str, &str); 12] = [
+const JOINED_BEHIND: [(&str, &str); 13] = [
     ("分之", "part"),
+    ("以外", "≠"),
     ("多", ">"),
     ("余", ">"),
     ("几", ">"),

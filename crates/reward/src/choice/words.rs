@@ -75,7 +75,8 @@ pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
 pub(super) static IS_CORRECT_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?-i:([A-Z]))\s*(?:选项|選項|项|項)?\s*(?:是\s*(?:正确|正確|对|對)的?|(?:正确|正確)(?:[。.,;!]|$|\n)|が(?:正解|正しい)",
-        r"|[가이은는]\s*정답|\s(?:ist|es|est|è)?\s+(?:(?:la|le|el|die)\s+)?(?:richtig|korrekt|correct[aeo]?|corrett[ao])(?:[.,!]|$|\n))",
+        r"|[가이은는]\s*정답|\s(?:ist|es|est|è)?\s+(?:(?:la|le|el|die)\s+)?(?:richtig|korrekt|correct[aeo]?|corrett[ao])(?:[.,!]|$|\n)",
+        r"|\s+(?:ist|es|est|è)\s+(?:la|die)\s+(?:(?:richtige|korrekte|bonne)\s+)?(?i:antwort|réponse|respuesta|risposta)(?:\s+(?:correct[ae]|corretta))?(?:[.,!]|$|\n))",
     ))
 });
 

@@ -473,10 +473,10 @@ static RANGE: LazyLock<Regex> = LazyLock::new(|| {
 /// (3).
 static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)(\b[a-z]+(?:['’]s)?[ \t]+)?\b(score|(?:最终|最后|综合|总)?(?:评分|得分|分数)|总分|punktzahl|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
+        r"(?i)(\b[a-z]+(?:['’]s)?[ \t]+)?(?:\b|\b(?:final|overall|total)_)(score|(?:最终|最后|综合|总)?(?:评分|得分|分数)|总分|punktzahl|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
         r"|assessment|final)s?\b(?:\s+after\s+[a-z]+(?:\s+[a-z]+)?)?(?:\s*[(\[]?\s*(?:out\s+of|max(?:imum)?|/)\s*\d+|\s*[(\[])?",
         r"(?:[*_\x22'`)\]\s]*([:：=–—]|-\s|\bis\b:?)|[*_\x22'`)\]]*\s+(?:of|would\s+be|should\s+be)\b)?",
-        r"(?:\s+(?-i:an?|only|just)\b)?",
+        r"(?:\s+(?-i:an?|only|just|therefore|thus)\b)?",
     ))
 });
 /// Phrases that assign a score, such as `I give it` or `deserves`.

@@ -420,6 +420,9 @@ fn last_value_of(text: &str) -> Option<String> {
     let start = sentence.as_ptr() as usize - text.as_ptr() as usize;
     let offset = sentence.rfind(&value).map(|at| at + value.rfind(digits).unwrap_or(0));
     let offset = offset.or_else(|| sentence.rfind(digits))?;
+    if doubts::is_condition(&text[..start + offset], &text[start + offset + digits.len()..]) {
+        return None;
+    }
     let found =
         numbers::at(text, start + offset).filter(|_| is_bare && numbers::count(&value) == 1);
     match found {

@@ -254,6 +254,7 @@ fn changes(chunk: &Chunk) -> bool {
     let word = chunk.text.to_lowercase();
     chunk.kind == Kind::Word
         && (LEADS.contains(&word.as_str())
+            || languages::SIGNS.contains(&word.as_str())
             || words::multiplier(&word).is_some()
             || words::bound(&[&word], true).is_some())
 }
