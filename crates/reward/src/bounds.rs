@@ -98,7 +98,13 @@ const PHRASES: &[(Position, &str, &str)] = &[
     (Any, "doubled", "doubled"),
     (Any, "tripled", "tripled"),
     (Any, "halved", "halved"),
-    (Any, "divisible", "divisible by"),
+    (Any, "divisible", "divisible by|coprime to|relatively prime to"),
+    (
+        Any,
+        "next",
+        "number after|integer after|prime after|number following|integer following|successor \
+         of|predecessor of",
+    ),
     (Any, "modulo", "modulo|mod"),
     (Any, "first", "of the first"),
     (
@@ -187,12 +193,14 @@ const PHRASES: &[(Position, &str, &str)] = &[
          aan|до|maximal|máximo|massimo|upto|as many as|as much as|as high as",
     ),
     (Before, "≥", "min|minimum|minimal|mínimo|minimo|from|as few as|as little as|as low as"),
-    (Before, "≠", "no|non|non è|mai|no es|no son|versus|vs|wrong to say|nobody says"),
+    (Before, "≠", "no|no longer|non|non è|mai|no es|no son|versus|vs|wrong to say|nobody says"),
+    (Before, "base", "hexadecimal|hex|octal|binary"),
     // Directly after a number.
     (Behind, "<", "under"),
     (Behind, "≥", "minimum|plus|upwards|upward|au moins"),
     (Behind, "≤", "maximum|max|tops|at best"),
     (Behind, "≈", "ish|give or take|not exactly|but not exactly"),
+    (Behind, "maybe", "perhaps|maybe|i guess|i suppose"),
 ];
 
 /// Phrases of the table by their first word, in descending order of length.
@@ -302,8 +310,9 @@ const JOINED: &[(&str, &str)] = &[
 ];
 
 /// Like [`JOINED`], but only directly after the number.
-const JOINED_BEHIND: [(&str, &str); 12] = [
+const JOINED_BEHIND: [(&str, &str); 13] = [
     ("分之", "part"),
+    ("以外", "≠"),
     ("多", ">"),
     ("余", ">"),
     ("几", ">"),
@@ -413,7 +422,19 @@ pub(crate) fn joined_behind(text: &str) -> Option<&'static str> {
         text.strip_prefix(particle)
             .is_some_and(|rest| DENIALS.iter().any(|own| rest.starts_with(own)))
     });
-    found.or(denial.then_some("≠"))
+    found.or(denial.then_some("≠")).or(is_multiple_behind(text).then_some("multiple"))
+}
+
+/// Returns whether `text`, directly after a number, starts with a word that changes its value.
+/// `text` has no spaces between words.
+pub(crate) fn is_multiple_behind(text: &str) -> bool {
+    let word: String = text.chars().take_while(|c| c.is_alphanumeric()).collect();
+    names_multiple(&word)
+}
+
+/// Returns whether a word after a number changes its value: 的两倍.
+fn names_multiple(word: &str) -> bool {
+    MULTIPLES.iter().any(|end| word.strip_suffix(end).is_some_and(|rest| rest.starts_with('的')))
 }
 
 /// Returns the bound that `text`, directly before a number, ends with. `text` has no spaces between
@@ -452,10 +473,7 @@ pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize
         return Some(("≠", 1));
     }
     let is_multiple = |word: &str| {
-        MULTIPLES
-            .iter()
-            .any(|end| word.strip_suffix(end).is_some_and(|rest| rest.starts_with('的')))
-            || ["平方", "立方", "非"].contains(&word)
+        names_multiple(word) || word.starts_with("分之") || ["平方", "立方", "非"].contains(&word)
     };
     // 最大 means "at most", 最大值 means "maximum", and 最大公约数 means "greatest common divisor".
     let is_part = |part: &str| {

@@ -6,11 +6,16 @@
 //! content.
 
 use std::ops::Range;
+use std::sync::LazyLock;
+
+use regex::Regex;
 
 use crate::context::{
     is_relation, starts_factor, starts_operation, starts_relation, without_latex,
 };
-use crate::{doubts, languages, words};
+use crate::pattern::pattern;
+use crate::retraction::retracts;
+use crate::{bounds, doubts, languages, words};
 
 /// Maximum number of characters before and after a box that are examined.
 const REACH: usize = 300;
@@ -70,6 +75,26 @@ const PREPOSITIONS: [&str; 12] = [
     "but",
 ];
 
+/// Effects of the words before a box that make its content no answer.
+const CHANGES: [&str; 16] = [
+    "≠",
+    "≥",
+    "≤",
+    ">",
+    "<",
+    "between",
+    "next",
+    "divisible",
+    "factorial",
+    "square",
+    "cube",
+    "root",
+    "multiple",
+    "factor",
+    "divisor",
+    "reciprocal",
+];
+
 /// Returns the answer that `inside`, the content at `range` in `text`, states together with the
 /// text around it. Returns `None` if the surrounding text shows that the content is not an answer.
 pub(crate) fn answer_in_context(text: &str, inside: &str, range: &Range<usize>) -> Option<String> {
@@ -78,11 +103,56 @@ pub(crate) fn answer_in_context(text: &str, inside: &str, range: &Range<usize>) 
     let after = &text[range.end..];
     let after = &after[..after.char_indices().nth(REACH).map_or(after.len(), |(at, _)| at)];
     let prefixed = with_prefix(before, inside)?;
-    if is_denied(before) {
+    if is_denied(before) || is_operand(before, after) {
         return None;
     }
+    let is_positive = inside.starts_with(|c: char| c.is_ascii_digit());
+    let prefixed =
+        if is_positive && NEGATIVE.is_match(before) { format!("-{prefixed}") } else { prefixed };
     with_suffix(after, prefixed)
 }
+
+/// Returns whether the text after the box at `range` denies or retracts the answer in the box.
+pub(crate) fn is_retracted(text: &str, range: &Range<usize>) -> bool {
+    let after = &text[range.end..];
+    let behind = after.trim_start_matches(|c: char| c.is_whitespace() || "$.!)]*\\".contains(c));
+    retracts(behind) || doubts::is_taken_back(after, false)
+}
+
+/// Returns whether words or digits next to a box make it a part of another value: "half of",
+/// "squared", the `12` of `12,000`.
+fn is_operand(before: &str, after: &str) -> bool {
+    let line = after.split('\n').next().unwrap_or_default();
+    let plain = without_latex(line);
+    OPERAND_BEFORE.is_match(&without_latex(before))
+        || DIGITS_BEFORE.is_match(before)
+        || DIGITS_AFTER.is_match(line)
+        || OPERAND_AFTER.is_match(&plain)
+        || bounds::is_multiple_behind(plain.trim_start())
+}
+
+/// Words before a box that change its value.
+static OPERAND_BEFORE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)(?:\b(?:half|twice|thrice|double|triple)(?:\s+of)?|\b(?:third|quarter|fifth|tenth|percent)s?\s+of|%\s+of)\s*$",
+        r"|\b(?:suppose|assume|imagine|if)\s+(?:that\s+)?(?:the\s+(?:\w+\s+)?(?:answer|result|value)|it)\s+(?:is|was|were)\s*$",
+    ))
+});
+/// Digits that continue on the left of a box: `0.\boxed{12}`.
+static DIGITS_BEFORE: LazyLock<Regex> = LazyLock::new(|| pattern(r"\d[.,]$"));
+/// Digits that continue on the right of a box: `\boxed{12}.5`, `\boxed{12}\,000`, `\boxed{1}½`.
+static DIGITS_AFTER: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^(?:(?:\\,|\{,\}|[.,:])?\d|[eE][+-]?\d|[¼½¾⅓⅔⅛]|\\[dt]?frac)"));
+/// Words after a box that change its value.
+static OPERAND_AFTER: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^[\s*)\\\]]*(?:(?:squared|cubed|factorial)\b|(?:more|less|fewer|greater|higher|lower)\s+than\s+[$\\]?\d",
+        r"|or\s+(?:maybe\s+|perhaps\s+|possibly\s+)?\d)",
+    ))
+});
+/// A word of sign before a box.
+static NEGATIVE: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)(?:^|[^\d\s$})])\s*\b(?:minus|negative)[\s$]*$"));
 
 /// Returns the LaTeX command at the end of a text, without its backslash. Returns an empty text if
 /// there is none.
@@ -210,16 +280,13 @@ fn is_denied(before: &str) -> bool {
     if is_extreme || PREPOSITIONS.contains(&last(0)) {
         return false;
     }
-    match doubts::governing(plain) {
-        Some("≠" | "≥" | "≤" | ">" | "<") => true,
-        // An unreal condition: "If x were 2, the answer would be 5."
-        _ => {
-            let sentence =
-                plain.rsplit(['.', '!', '?', ';']).next().unwrap_or_default().to_lowercase();
-            let words: Vec<&str> = sentence.split_whitespace().collect();
-            words.first() == Some(&"if") && words.contains(&"were") && words.contains(&"would")
-        }
+    if doubts::governing(plain).is_some_and(|effect| CHANGES.contains(&effect)) {
+        return true;
     }
+    // An unreal condition: "If x were 2, the answer would be 5."
+    let sentence = plain.rsplit(['.', '!', '?', ';']).next().unwrap_or_default().to_lowercase();
+    let words: Vec<&str> = sentence.split_whitespace().collect();
+    words.first() == Some(&"if") && words.contains(&"were") && words.contains(&"would")
 }
 
 /// Returns the answer with a magnitude or a unit after it. Returns `None` if the box is an operand.
@@ -236,6 +303,15 @@ fn with_suffix(after: &str, inside: String) -> Option<String> {
         let close =
             if own[1..].starts_with('{') { own.find('}').map(|at| at + 1) } else { Some(2) };
         return Some(format!("{inside}{}", &own[..close?]));
+    }
+    // In `\boxed{12}\% of 50`, the box is an operand.
+    let plain = without_latex(line);
+    let percent = plain.trim_start().trim_start_matches('\\').strip_prefix('%');
+    if percent
+        .and_then(|rest| rest.trim_start().strip_prefix("of "))
+        .is_some_and(|rest| rest.trim_start().starts_with(|c: char| c.is_ascii_digit()))
+    {
+        return None;
     }
     let is_factorial = own.starts_with('!') && end < line.len();
     if is_factorial || starts_operation(own) || starts_relation(own) || starts_factor(own) {
@@ -262,6 +338,9 @@ fn with_suffix(after: &str, inside: String) -> Option<String> {
         || (lower.ends_with("ths") && words::denominator(&word).is_some())
     {
         return Some(format!("{inside} {word}"));
+    }
+    if word == "k" && line.starts_with('k') {
+        return Some(format!("{inside}k"));
     }
     if languages::leading_magnitude(&word).is_some() {
         return Some(format!("{inside}{word}"));
@@ -320,6 +399,21 @@ mod tests {
             ("$\\boxed{5}\\sqrt{2}$", None),
             ("$\\boxed{5}x + 3$", None),
             ("$\\boxed{5}^2$", None),
+            ("\\boxed{5}k", Some("5k")),
+            ("It is minus \\boxed{5}", Some("-5")),
+            ("\\boxed{5} is more than enough", Some("5")),
+            ("twice \\boxed{5}", None),
+            ("the square of $\\boxed{5}$", None),
+            ("If it were \\boxed{5}, it would be odd.", None),
+            ("\\boxed{5} squared", None),
+            ("\\boxed{5} more than 3", None),
+            ("$\\boxed{5}$ or maybe 6", None),
+            ("\\boxed{5},000", None),
+            ("0.\\boxed{5}", None),
+            ("\\boxed{5}的一半", None),
+            ("$\\boxed{5}\\%$ of 20", None),
+            ("$\\boxed{5}\\%$ of them", Some("5")),
+            ("<s>\\boxed{5}</s>", Some("<s> 5")),
             ("The answer is not \\boxed{5}.", None),
             ("at least $\\boxed{5}$", None),
         ] {

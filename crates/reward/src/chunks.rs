@@ -255,6 +255,10 @@ pub(crate) fn without_marks(sentence: &str) -> String {
                 && name.chars().all(|c| c.is_ascii_alphanumeric())
             {
                 rest = &rest[tag.len() + "<>".len()..];
+                // Struck text stays marked.
+                if ["s", "del", "strike"].contains(&name) {
+                    out.push_str("~~");
+                }
                 continue;
             }
         }

@@ -67,6 +67,7 @@ pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
                 !is_denied(&text[..*start], &text[word.min(owner)..])
                     && is_own_value(*start..end)
                     && (want.text != "no" || AFTER_STANDALONE_NO.is_match(&text[word.min(owner)..]))
+                    && (want.text != "yes" || !AND_NO.is_match(&text[word.min(owner)..]))
             };
             let is_any = is_it(end)
                 || (owner != end && is_it(owner))
@@ -126,6 +127,7 @@ fn is_denied(before: &str, after: &str) -> bool {
     let after = &after[..end];
     let mut later = SENTENCE.find_iter(after).map(|end| &after[end.end()..]);
     DENIES.is_match(&clause)
+        || (FORMERLY.is_match(&clause) && BUT_ANOTHER.is_match(after))
         || CALLED_WRONG.is_match(after)
         || doubts::governing(&near) == Some("≠")
         || doubts::is_taken_back(after, false)
@@ -153,6 +155,15 @@ static AFTER_STANDALONE_NO: LazyLock<Regex> = LazyLock::new(|| {
         r#"(?i)^\W*$|^['"*_`]*\s*[.,;:!\n)–—-]|^\s+(?:it|they|he|she|we|i|this|that|there|because|since)\b"#,
     )
 });
+/// A "no" that joins a "yes": "yes and no".
+static AND_NO: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^\W*(?:and|or)\s+no\b"));
+/// Words before an answer that another answer replaces: "it was thought to be Paris, but".
+static FORMERLY: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)\b(?:(?:was|were)\s+(?:\w+\s+)?(?:thought|believed|assumed|supposed)|used)\s+to\s+be\W*$",
+    )
+});
+static BUT_ANOTHER: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^[^.!?;\n]*\bbut\b"));
 /// A "but" that excludes the word after it: `anything but Paris`.
 static BUT: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\banything\s+but\b"));
 /// The end of a clause. A comma ends a clause only if a subject follows.
@@ -230,6 +241,8 @@ mod tests {
     fn contains_finds_only_separate_words() {
         for (answer, text) in [
             ("Paris", "It is Paris."),
+            ("Paris", "It used to be Paris."),
+            ("yes", "Yes, and nobody doubts it."),
             ("Paris", "Paris's mayor"),
             ("Paris", "(Paris), I think"),
             ("Paris", "the city\u{2014}Paris\u{2014}is old"),
@@ -248,6 +261,8 @@ mod tests {
         }
         for (answer, text) in [
             ("ice", "nice"),
+            ("yes", "yes and no"),
+            ("Paris", "It was thought to be Paris, but it is Lyon."),
             ("Paris", "a comparison of Parisians"),
             ("5", "It is 15."),
             ("5", "5-6"),

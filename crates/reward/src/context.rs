@@ -95,6 +95,10 @@ static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
+/// The first numbers of a line that is a list: the `41, ` of `41, 42`.
+static LISTED: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^\s*(?:[$*]*[-−]?\d[\d.]*[$*]*[,;]\s+)+[$*]*$"));
+
 /// Closing marks after a number: the second `**` of `**42** million`.
 const CLOSERS: [&str; 14] =
     ["**", "__", "\\)", "\\]", "*", "_", "$", "}", "\"", "”", "»", "`", "」", "』"];
@@ -181,6 +185,7 @@ impl NumberPosition<'_> {
             || FUNCTION_OF.is_match(raw)
             || self.is_argument()
             || (!self.formula && is_one_of_several(&text))
+            || LISTED.is_match(line)
             || line.trim_end().ends_with("-(")
             || self.is_joined(-1)
         {
@@ -385,6 +390,7 @@ impl NumberPosition<'_> {
             || languages::is_joined(&plain)
             || bounds::joined_behind(plain.trim_start()).is_some()
             || doubts::is_taken_back(&self.text_after(end), true)
+            || doubts::is_doubted(&rest)
         {
             return false;
         }

@@ -96,6 +96,9 @@ const NO: &str = "no nope not nein non não нет nee wrong";
 const YES: &str =
     "yes yeah yep correct right indeed ja oui sí sim да tak evet 是 对 是的 对的 はい 네";
 
+/// Clauses after a number that doubt the number: 5, I guess.
+const DOUBTS: [&str; 4] = ["i guess", "i suppose", "perhaps", "maybe"];
+
 /// Words for "too": `5 is too low`.
 const TOO: [&str; 5] = ["too", "zu", "trop", "demasiado", "слишком"];
 
@@ -423,6 +426,13 @@ pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
         || retracts(next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']))
 }
 
+/// Returns whether a clause after a number, in its sentence, doubts the number: "5, I guess".
+pub(crate) fn is_doubted(after: &str) -> bool {
+    let after = first_chars(after, REACH);
+    let clauses = after[..sentence_end(after)].split([',', ';', '(', ')', '—', '-', ':']);
+    clauses.skip(1).take(3).any(|clause| DOUBTS.contains(&split_words(clause).join(" ").as_str()))
+}
+
 /// Returns whether the words at index `at` deny the number before them: is wrong, isn't right,
 /// doesn't work. Plural verbs do not count, because the subject is then a noun: 12 answers are
 /// wrong.
@@ -524,6 +534,19 @@ mod tests {
             ("I was unable to solve it. ", true),
         ] {
             assert_eq!(gives_up(before), want, "{before}");
+        }
+    }
+
+    #[test]
+    fn is_doubted_detects_clause_after_number() {
+        for (after, want) in [
+            (", I guess.", true),
+            (" apples (perhaps)", true),
+            (", I guess you know.", false),
+            (". Perhaps 3 of them are red.", false),
+            (" apples.", false),
+        ] {
+            assert_eq!(is_doubted(after), want, "{after}");
         }
     }
 

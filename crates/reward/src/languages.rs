@@ -273,8 +273,10 @@ pub(crate) fn chinese_number(text: &str) -> Option<String> {
         return Some("1/2".into());
     }
     if let Some((bottom, top)) = text.split_once("分之") {
-        let bottom = if bottom == "百" { 100 } else { chinese_integer(bottom)? };
-        return Some(format!("{}/{bottom}", chinese_integer(top)?));
+        // 18分之1 mixes digits and words.
+        let integer = |text: &str| text.parse().ok().or_else(|| chinese_integer(text));
+        let bottom = if bottom == "百" { 100 } else { integer(bottom)? };
+        return Some(format!("{}/{bottom}", integer(top)?));
     }
     if let Some((integer, decimals)) = text.split_once(['点', '點']) {
         let digits: Option<String> =

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::box_context::answer_in_context;
+use crate::box_context::{answer_in_context, is_retracted};
 use crate::boxed::{last_box, last_box_and_range, only_number};
 use crate::maths::{first_sentence, stated_answer, statement, to_readable};
 use crate::numbers::{self, Found};
@@ -122,6 +122,9 @@ impl NumericScorer {
             }
             NumberLocation::Boxed => {
                 let (inside, range) = last_box_and_range(text)?;
+                if is_retracted(text, &range) {
+                    return None;
+                }
                 only_number(&answer_in_context(text, inside, &range)?)
             }
         }
@@ -191,10 +194,20 @@ fn first_stated(text: &str) -> Option<Found> {
     // In 12 = 3 × 4 and 2/3 ≈ 0.67, the number is the left side.
     let is_first = |at: &usize| stated[..*at].contains(|c: char| c.is_ascii_digit());
     let sign = stated.find(['=', '≈']).filter(is_first).unwrap_or(stated.len());
+    // In 9 × 2 = 18, the number is the right side.
+    let left = &stated[..sign];
+    if numbers::count(left) > 1
+        && !left.contains(char::is_alphabetic)
+        && !left.contains(", ")
+        && let Some((_, right)) = stated.rsplit_once('=')
+        && numbers::count(right) == 1
+    {
+        return numbers::last(&stated);
+    }
     // The context of the number does not include the text before the line.
     let start = line.trim_start_matches([':', ' ', '*', '_', '$']);
     let is_compared = start.starts_with("> ") || start.starts_with("< ");
-    found.value.take_if(|_| is_compared || numbers::count(&stated[..sign]) > 1);
+    found.value.take_if(|_| is_compared || numbers::count(left) > 1);
     Some(found)
 }
 

@@ -139,6 +139,26 @@ fn option_of(text: &str, options: &[String]) -> Option<usize> {
     same.next().is_none().then_some(found.0)
 }
 
+/// Returns the index of the only option that consists of this number and a unit, if all options are
+/// numbers with the same unit: 20 is "20 m".
+fn option_of_number(text: &str, options: &[String]) -> Option<usize> {
+    let is_digit = |c: char| c.is_ascii_digit() || matches!(c, '-' | '.');
+    let number = with_signs(text);
+    let split = |option: &String| {
+        let option = with_signs(option);
+        let end = option.find(|c: char| !is_digit(c))?;
+        Some((option[..end].to_owned(), option[end..].to_owned()))
+    };
+    let split: Vec<(String, String)> = options.iter().map(split).collect::<Option<_>>()?;
+    let (_, unit) = split.first()?;
+    let is_unit = unit.chars().all(|c| c.is_alphabetic() || matches!(c, '%' | '°' | '.'))
+        && split.iter().all(|(_, other)| other == unit);
+    let is_number = number.contains(|c: char| c.is_ascii_digit()) && number.chars().all(is_digit);
+    let mut same = split.iter().enumerate().filter(|(_, (own, _))| *own == number);
+    let (found, _) = same.next().filter(|_| is_number && is_unit)?;
+    same.next().is_none().then_some(found)
+}
+
 /// Returns a text in lower case, without thousands separators, without spaces (except between
 /// digits), and without characters that mean nothing next to a number.
 fn with_signs(text: &str) -> String {

@@ -18,15 +18,15 @@ use regex::Regex;
 use super::options::{LETTERED, Options};
 use super::patterns::{
     AGAINST, BEHIND, BEHIND_CAPITAL, BOUNDARY, BRACKETED, CLOSING_MARKS, CONDITION, COUNTERFACTUAL,
-    DENIES, IGNORES, INSTEAD, IS_RIGHT, ITEM, ITEMS, JOINS, LABEL_BEHIND, LEAD, LETTER,
-    OPENING_MARKS, SENTENCE, SENTENCE_END, SINGLE_LETTER, SURE,
+    DENIES, IGNORES, INSTEAD, IS_RIGHT, ITEM, ITEM_IN_BOX, ITEMS, JOINS, LABEL_BEHIND, LEAD,
+    LETTER, OPENING_MARKS, SENTENCE, SENTENCE_END, SINGLE_LETTER, SURE,
 };
 use super::plain::plain;
 use super::words::{
     AFTER_ANOTHER, ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, ANOTHER, BEFORE_OPTION,
     CALLED_WRONG, CHOSEN, DENIED, ENDS_ELSEWHERE, FALSE_IS, IS_CORRECT, IS_CORRECT_ELSEWHERE,
-    IS_DENIED, IS_TRUE, JOINED, NAMES_ANSWER, NUMBERED, OTHER, OWN, OWN_SUBJECTS, REPORTED,
-    RULED_OUT, STATES, SUPPOSED, UNDONE,
+    IS_DENIED, IS_TRUE, JOINED, LIMITED, NAMES_ANSWER, NUMBERED, OTHER, OWN, OWN_SUBJECTS,
+    REPORTED, RULED_OUT, STATES, SUPPOSED, UNDONE,
 };
 use crate::boxed::last_box_and_range;
 use crate::retraction::takes_back;
@@ -94,7 +94,7 @@ impl Reader<'_> {
         };
         let ends: Vec<_> = SENTENCE_END.find_iter(rest).collect();
         let own = ends.first().map_or(rest, |end| &rest[..end.start()]);
-        if names_other(&JOINED, own) {
+        if names_other(&JOINED, own) || LIMITED.is_match(own) {
             return true;
         }
         // "Answer: C", with the text of another option on the next line.
@@ -198,6 +198,16 @@ impl Reader<'_> {
         let inside = inside.trim().trim_start_matches(['{', '$', '*']).trim_end_matches('~');
         let lines = inside.lines().filter(|line| !line.trim().is_empty()).count();
         let short = self.leading_option(inside, LetterCase::Any);
+        let short = short.or_else(|| {
+            let found = super::option_of_number(inside, &self.options.texts)?;
+            (found < self.count).then(|| (found, inside.trim().to_owned()))
+        });
+        // "D) 5", if the task does not list its options.
+        let short = short.or_else(|| {
+            let is_one = self.options.texts.is_empty() && ITEMS.find_iter(inside).count() == 1;
+            let item = ITEM_IN_BOX.captures(inside).filter(|_| is_one)?;
+            self.letter(&item[1])
+        });
         // A tag with several lines is read like a complete text.
         short.or_else(|| {
             (lines > 1).then(|| self.find_stated(inside)).flatten().map(|(_, found)| found)

@@ -109,6 +109,9 @@ pub(super) static SINGLE_LETTER: LazyLock<Regex> = LazyLock::new(|| {
 /// Matches a line that starts with the letter of an option and its text: "B) Paris".
 pub(super) static ITEM: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^[*_\x22(\[{`$\s-]*([A-Z])[*_`]*(?:[)\].:]|\s[-–—])[*_`]*\s*\S"));
+/// Matches a letter in parentheses, or before one, with a number or a formula: "D) 5".
+pub(super) static ITEM_IN_BOX: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^[*_(\[{\s]*([A-Z])\)[*_}]*\s*[\d$\\-]"));
 /// Matches letters that start items of a list, including items within a line.
 pub(super) static ITEMS: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?:^|[\s*_(\[])([A-Z])[*_]*(?:[)\]]|[.:](?:\s|$))"));

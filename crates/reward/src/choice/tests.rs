@@ -42,6 +42,21 @@ fn grade_finds_option_by_letter_or_text() {
 }
 
 #[test]
+fn grade_matches_handwritten_pairs() {
+    let scorer = ChoiceScorer { options: 10 };
+    let mut wrong = Vec::new();
+    for line in include_str!("../../tests/data/choice_pairs.jsonl").lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let options = Options::from_task(&row);
+        let score = scorer.grade(row["text"].as_str().unwrap(), &row["answer"], &options).unwrap();
+        if Some(score.value) != row["right"].as_f64() {
+            wrong.push(format!("{line}  got {} for {:?}", score.value, score.extracted));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
 fn grade_uses_last_stated_option() {
     let options = texts(&["11 cm", "cheesecake", "-84", "Paris"]);
     let mut failures = Vec::new();

@@ -40,7 +40,8 @@ pub(super) static IS_CORRECT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?-i:\b([A-Z]))\b[)\]}\x22'*_`.]*\s+(?i:is|was|must\s+be|should\s+be|has\s+to\s+be)",
         r"(?i:\s+(?:therefore|thus|hence|clearly|indeed|definitely|obviously|the|my|our|only|most\s+likely|best|final))*",
-        r"\s+[\x22'*_`]*(?i:correct|right|answer|choice|best)(?i:\s+(?:answer|option|choice|one))?[\x22'*_`]*",
+        r"\s+[\x22'*_`]*(?i:correct|right|answer|choice|best|most\s+(?:appropriate|accurate|plausible|likely))",
+        r"(?i:\s+(?:answer|option|choice|one))?[\x22'*_`]*",
         r"(?:[.,;:!)]|$|\s*\n|\s+(?i:because|since|as|here)\b|\s+[-–—(])",
     ))
 });
@@ -50,7 +51,7 @@ pub(super) static IS_CORRECT: LazyLock<Regex> = LazyLock::new(|| {
 pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         // Languages with spaces between words: an adjective, a verb and an article may follow.
-        r"(?i)(?:\b(?:richtig\s+ist|antwort|respuesta|réponse|reponse|jawaban(?:nya)?|risposta|resposta|jibu|ìdáhùn|idahun|ìdáhun",
+        r"(?i)(?:\b(?:richtig\s+ist|ich\s+wähle|je\s+choisis|elijo|escolho|scelgo|antwort|respuesta|réponse|reponse|jawaban(?:nya)?|risposta|resposta|jibu|ìdáhùn|idahun|ìdáhun",
         r"|ответ(?:ом)?|правильный\s+вариант|alternativa|opción|opção|opzione|l'option|option|lösung|solución|soluzione|solução)\b[*_]*",
         r"(?:\s+(?:richtige|korrekte|endgültige|correcta|correcte|correta|corretta|final|finale|yang|benar|tepat|sahihi",
         r"|náà|naa|tó|tọ́|правильный|верный|lautet|ist|wäre|es|est|è|é|sería|serait|sarebbe|seria|ni|adalah|ialah|это",
@@ -74,7 +75,8 @@ pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
 pub(super) static IS_CORRECT_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?-i:([A-Z]))\s*(?:选项|選項|项|項)?\s*(?:是\s*(?:正确|正確|对|對)的?|(?:正确|正確)(?:[。.,;!]|$|\n)|が(?:正解|正しい)",
-        r"|[가이은는]\s*정답|\s(?:ist|es|est|è)?\s+(?:(?:la|le|el|die)\s+)?(?:richtig|korrekt|correct[aeo]?|corrett[ao])(?:[.,!]|$|\n))",
+        r"|[가이은는]\s*정답|\s(?:ist|es|est|è)?\s+(?:(?:la|le|el|die)\s+)?(?:richtig|korrekt|correct[aeo]?|corrett[ao])(?:[.,!]|$|\n)",
+        r"|\s+(?:ist|es|est|è)\s+(?:la|die)\s+(?:(?:richtige|korrekte|bonne)\s+)?(?i:antwort|réponse|respuesta|risposta)(?:\s+(?:correct[ae]|corretta))?(?:[.,!]|$|\n))",
     ))
 });
 
@@ -104,7 +106,7 @@ pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
 /// Matches words directly before "answer" that make it a different answer: "the other answer".
 pub(super) static OTHER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)오\s*$|\bleast\s+\w+\s*$|\b(?:they|he|she|who|someone|everyone|first|initial|other|another|second|third|(?:second|next|third)-best|previous|earlier|tempting|common|worst|bad|eliminated|excluded|discarded|rejected|dismissed",
+        r"(?i)오\s*$|\bleast\s+\w+\s*$|\b(?:they|he|she|who|someone|everyone|first|initial|other|another|second|third|(?:second|next|third)[\s-]best|previous|earlier|tempting|common|worst|bad|eliminated|excluded|discarded|rejected|dismissed",
         r"|naive|alternative|next|each|every|no|his|her|their|your|student's|should|shall|do|did|can|no\s+es|si)\s*$|[不别非勿没](?:应该|應該|应当|应|應|能|可以|可|会|要|宜)?\s*$",
     ))
 });
@@ -125,6 +127,14 @@ pub(super) static RULED_OUT: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
+/// Matches a condition or a doubt after an option: "B, unless x is 0", "B is correct only if",
+/// "B, perhaps".
+pub(super) static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^[\W_]*(?:is\s+(?:the\s+)?(?:correct|right|true)(?:\s+(?:answer|option|choice))?[\W_]*)?",
+        r"(?:unless|only\s+(?:if|when)|perhaps|maybe|possibly)\b",
+    ))
+});
 /// Matches another option directly after an option, with its letter in group 1: "B or C", "B, C",
 /// "B/C".
 pub(super) static ALTERNATIVE: LazyLock<Regex> = LazyLock::new(|| {

@@ -174,14 +174,15 @@ static CONTINUES: LazyLock<Regex> = LazyLock::new(|| {
 });
 static RETRACTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?im)(?:^|[.!?;])[\s*_]*(?:but\s+|no,?\s+|sorry,?\s+)?(?:i\s+(?:retract|(?:must\s+)?take\s+(?:that|it|this)\s+back)|just\s+kidding|(?:scratch|strike)\s+that",
+        r"(?im)(?:^|[.!?;])[\s*_]*(?:but\s+|no,?\s+|sorry,?\s+)?(?:i\s+(?:retract|(?:must\s+)?take\s+(?:that|it|this)\s+back)|just\s+kidding|(?:scratch|strike|disregard|forget)\s+(?:that|this|it)",
         r"|never\s*mind)\b[\s.,:;!)]*",
     ))
 });
 static RECONSIDERS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)[.!?;\n*][\s*_(]*(?:(?:actually|wait|hold\s+on|oops|hmm+|sorry|nope|correct(?:ion|ed)|edit|update|on\s+(?:second\s+thought|reflection)|except)\b|no\s*[,.!]|no\s+wait\b|i\s+mis\w+",
-        r"|(?:i|let\s+me)(?:\s+would|\s+will|'ll|'d|\s+must|\s+should)?\s+(?:lower|raise|reduce|increase|change|adjust|revise|correct)\b",
+        r"(?i)[.!?;\n*][\s*_(]*(?:(?:actually|wait|hold\s+on|oops|hmm+|sorry|nope|correct(?:ion|ed)|edit|update|reconsider\w*|on\s+(?:second\s+thought|reflection)|except)\b|no\s*[,.!]|no\s+wait\b|i\s+mis\w+",
+        r"|(?:i|let\s+me)(?:\s+would|\s+will|'ll|'d|\s+must|\s+should)?\s+(?:lower|raise|reduce|increase|change|adjust|revise|correct|reconsider|rethink)\b",
+        r"|(?:i\s+meant|make\s+(?:that|it)|better\s*:|should\s+(?:be|have\s+been))\s+\d|(?:that|this|it)(?:'s|\s+(?:is|was))\s+a\s+typo\b",
         r"|not\s+(?:really|quite)\b|i\s+(?:was\s+(?:wrong|asked)|made\s+a|will\s+not|cannot\s+judge|refuse))",
     ))
 });

@@ -90,7 +90,7 @@ impl Scale {
             let is_weak = WEAK.contains(&&*name);
             let word = found.get(1).map_or("", |word| word.as_str());
             let Some(mut rank) = Rank::from_label(word, sign, has_colon) else { continue };
-            if REVISED.is_match(&all.as_str().to_lowercase()) {
+            if REVISED.is_match(&all.as_str().to_lowercase()) || name.starts_with(['总', '最']) {
                 rank = Rank::Total;
             }
             // "Criterion 1 score".
@@ -100,7 +100,12 @@ impl Scale {
                 rank = Rank::Part;
             }
             let line = before.rsplit('\n').next().unwrap_or_default();
+            // "Final: 6" after other sentences.
+            if name == "final" && has_colon {
+                rank = Rank::Total;
+            }
             let is_label = match (rank, is_weak) {
+                (Rank::Total, true) => has_colon,
                 (Rank::Part, _) => has_colon && !is_weak,
                 (_, true) => has_colon && !line.contains(char::is_alphanumeric),
                 _ => true,
@@ -363,8 +368,8 @@ const OPENING_MARKS: [char; 11] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{
 /// The number of a score, with a percent sign in group 2 or the end of its scale in group 3.
 static NUMBER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)^([-−]?\d+(?:\.\d{1,15}|,\d{1,2})?)[*_$)}\]\x22'`]*",
-        r"(?:\s*(%|\\%|percent\b)|[\s(]*(?:/|\bout\s+of\b|\bof\b)[\s*_${\[(]*(\d+(?:[.,]\d+)?))?",
+        r"(?i)^([-−]?\d+(?:\.\d{1,15}|,\d{1,2})?)分?[*_$)}\]\x22'`]*",
+        r"(?:\s*(%|\\%|percent\b)|[\s(]*(?:/|\bout\s+of\b|\bof\b)[\s*_${\[(]*(\d+(?:[.,]\d+)?)分?)?",
     ))
 });
 /// Text after a number that makes it unusable: more digits, a letter, the end of a range, another
@@ -401,6 +406,7 @@ static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i)^[^\w.!;]*\b(?:if|unless|only|provided|assuming|when|at\s+(?:best|most|least)|minus",
         r"|(?:for|of)\s+(?:an?\s*other|other|the\s+(?:other|reference)))\b",
         r"|^[^\w\n.!;]*\(\s*(?:max(?:imum)?|possible|just\s+kidding|claimed|requested|demanded|desired)\b",
+        r"|^,\s+(?:it|he|she|the\s+\w+)\s+(?:says?|said|claims?|claimed|asks?|demands?)\s*[.!]?\s*(?:$|\n)",
         r"|^\W*\b(?:no\s*[,.:;]|(?:wait|actually|rather|correction|make\s+that|or)\b)",
     ))
 });
@@ -459,18 +465,18 @@ static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
 static RANGE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)((?:\bon\s+)?(?:\ba\s+)?\bscale\s*(?:of|from|:)?\s*|\brange\s*(?:of|from|:)?\s*",
-        r"|(\b(?:score|rating|grade)\s*[(\[]\s*))?(?:\bfrom\s+|\bbetween\s+)?",
-        r"(-?\b\d+(?:\.\d+)?)\s*(?:-|–|—|\.\.+|\bto\b|\band\b)\s*(\d+(?:\.\d+)?)\b",
+        r"|(\b(?:score|rating|grade)\s*[(\[]\s*))?(?:\bfrom\s+|\bbetween\s+|\bon\s+an?\s+)?",
+        r"(-?\b\d+(?:\.\d+)?)\s*(?:-|–|—|\.\.+|\bto\b|\band\b)\s*(\d+(?:\.\d+)?)\b(?:\s+scale\b)?",
     ))
 });
 /// The label of a score: the word before it (group 1), its name (2), and the sign before its number
 /// (3).
 static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)(\b[a-z]+(?:['’]s)?[ \t]+)?\b(score|评分|得分|punktzahl|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
+        r"(?i)(\b[a-z]+(?:['’]s)?[ \t]+)?(?:\b|\b(?:final|overall|total)_)(score|(?:最终|最后|综合|总)?(?:评分|得分|分数)|总分|punktzahl|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
         r"|assessment|final)s?\b(?:\s+after\s+[a-z]+(?:\s+[a-z]+)?)?(?:\s*[(\[]?\s*(?:out\s+of|max(?:imum)?|/)\s*\d+|\s*[(\[])?",
         r"(?:[*_\x22'`)\]\s]*([:：=–—]|-\s|\bis\b:?)|[*_\x22'`)\]]*\s+(?:of|would\s+be|should\s+be)\b)?",
-        r"(?:\s+(?-i:an?|only|just)\b)?",
+        r"(?:\s+(?-i:an?|only|just|therefore|thus)\b)?",
     ))
 });
 /// Phrases that assign a score, such as `I give it` or `deserves`.
@@ -478,7 +484,7 @@ static GIVES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:(?:i|we)(?:\s+would|\s+will|['’]d|['’]ll)?\s+(?:give|rate|score|grade|assign|award)",
         r"|scores|deserves|earns|merits|gets|receives|rated|scored|graded)\b",
-        r"(?:\s+(?:it|this|that|them|the|answer|response|reply|solution|an?|at|as|score|rating|of|only|with|grade)\b)*",
+        r"(?:\s+(?:it|this|that|them|the|answer|response|reply|solution|an?|at|as|score|rating|of|only|with|grade|solid|strong)\b)*",
     ))
 });
 

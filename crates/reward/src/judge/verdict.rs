@@ -260,6 +260,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn verdicts_match_handwritten_completions() {
+        let mut wrong = Vec::new();
+        for line in include_str!("../../tests/data/judge_completions.jsonl").lines() {
+            let row: Value = serde_json::from_str(line).unwrap();
+            let verdict: Verdict = serde_json::from_value(row["verdict"].clone()).unwrap();
+            let found = verdict.read(row["text"].as_str().unwrap());
+            let is_same = match (found, row["right"].as_f64()) {
+                (Some(found), Some(right)) => (found - right).abs() < 1e-9,
+                (found, right) => found == right,
+            };
+            if !is_same {
+                wrong.push(format!("{line}  got {found:?}"));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+
+    #[test]
     fn verdict_rules_parse_only_unambiguous_completions() {
         let pattern = Verdict::Pattern { right: r"\[正确\]".into(), wrong: r"\[错误\]".into() };
         let number = Verdict::Number { min: 1.0, max: 5.0 };

@@ -100,12 +100,23 @@ impl ExplicitVerdict {
                 leading_verdict(before.trim(), true).is_some_and(|other| other != is_correct);
             self.add(offset, Some(is_correct).filter(|_| !is_list));
         }
+        // "correct: yes", as the judges of HLE write.
+        if let Some(field) = FIELD.captures(text)
+            && !SPEAKS.is_match(before)
+            && !is_quotation(before)
+            && !continues(&completion[..offset])
+        {
+            self.add(offset, Some(field.get(1).is_some()));
+        }
         for label in LABEL.captures_iter(line) {
             let Some(all) = label.get(0) else { continue };
             let is_of_another = label
                 .get(1)
                 .is_some_and(|owner| !owner.as_str().to_lowercase().starts_with("judge's"));
-            if is_of_another || !is_own(&completion[..offset + all.start()]) {
+            // "Step 1 result" is not the verdict.
+            let is_part =
+                label.get(2).is_some() && line[..all.start()].contains(char::is_alphanumeric);
+            if is_of_another || is_part || !is_own(&completion[..offset + all.start()]) {
                 continue;
             }
             // The verdict can be on the next line.
@@ -120,7 +131,7 @@ impl ExplicitVerdict {
             };
             let is_correct =
                 leading_verdict(behind, false).or_else(|| statement_verdict(behind.trim(), true));
-            if is_correct.is_some() || ANY.is_match(behind) {
+            if is_correct.is_some() || (label.get(2).is_none() && ANY.is_match(behind)) {
                 self.add(offset + all.start(), is_correct);
             }
         }
@@ -247,20 +258,28 @@ const ENDS: [char; 5] = ['.', '!', '…', '。', '！'];
 const YES: [char; 4] = ['✅', '✔', '☑', '✓'];
 const NO: [char; 4] = ['❌', '✗', '✘', '✖'];
 
-/// A label of a verdict. If group 1 matches, the verdict is not the judge's.
+/// A line that consists of the field `correct` with "yes" or "true" (group 1), or "no" or "false".
+static FIELD: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r#"(?i)^[*_\x22'`{\s]*(?:is[_ ])?correct["'*_`]*\s*[:：=]["'*_`\s]*(?:(yes|true)|no|false)[*_\x22'`}.,!\s]*$"#,
+    )
+});
+/// A label of a verdict. If group 1 matches, the verdict is not the judge's. A label in group 2
+/// counts only at the start of its line.
 static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(\b(?:expected|reference|previous|initial|first|original|if\s+the|\w+'s)\s+)?",
         r"\b(?:final\s+(?:verdict|grade|judge?ment|decision|assessment|evaluation|conclusion|result)",
-        r"|verdict|grade|judge?ment|final|decision|assessment|evaluation|conclusion|correction)",
-        r#"["'*_`)\]\s]*(?:[:：=]|–|—|\s-\s|\bis\b:?)"#,
+        r"|verdict|grade|judge?ment|final|decision|assessment|evaluation|conclusion|correction",
+        r"|(?:最终)?(?:判定|判断|结论|裁决)|(result|outcome|rating|correctness))",
+        r#"["'*_`)\]\s]*(?:->|=>|→|[:：=]|–|—|\s-\s|\bis\b:?)"#,
     ))
 });
 
 /// "correct". A match of group 1 (`in`) or group 2 (`not`) negates the word.
 static WORD: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)^(?:(?:completely|totally|absolutely|fully|entirely|clearly|definitely)\s+)?",
+        r"(?i)^(?:(?:completely|totally|absolutely|fully|entirely|clearly|definitely|100\s*%)\s+)?",
         r"(?:(in)correct|(not\s+)?correct)",
     ))
 });
@@ -276,7 +295,7 @@ static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
 const LIMITING: &str = concat!(
     r"(?i)\b(?:but|however|although|though|yet|except|only|unless|if|partial|partially|partly|mostly|nearly|almost|vs",
     r"|wrong|incorrect|incomplete|otherwise|assuming|half|not\s+(?:quite|really|entirely|fully|completely|strictly)",
-    r"|mistaken|should\s+have|with\s+(?:\w+\s+)?(?:errors?|mistakes?|flaws?|caveats?)|or|apart|aside|save|never\s*mind|as\s+(?:far|long)\s+as)\b|^\W*not?\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
+    r"|mistaken|should\s+have|with\s+(?:\w+\s+)?(?:errors?|mistakes?|flaws?|caveats?)|or|apart|aside|save|never\s*mind|i\s+guess|as\s+(?:far|long)\s+as)\b|^\W*not?\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
 );
 static LIMITS: LazyLock<Regex> = LazyLock::new(|| pattern(LIMITING));
 /// Words that leave the verdict "incorrect" open.
@@ -329,9 +348,9 @@ static STATEMENT: LazyLock<Regex> = LazyLock::new(|| {
         r"|i\s+(?:conclude|judge|find)\s+that|based\s+on[^,.;]*)\b[,:]?\s+)*",
         r"(?:(it|this|that)|(?:the|this|their|his|her)\s+(?:(?:given|provided|submitted|proposed|final|judged",
         r"|(?:student|model|candidate|assistant|user|respondent)(?:'s)?)\s+){0,2}",
-        r"(?:answer|response|solution|reply|result|submission|completion)",
+        r"(?:answer|response|solution|reply|result|submission|completion|student|candidate)",
         r"(?:\s+(?:to\s+be\s+judged|given|provided))?)",
-        r"(?:(?:\s+(?:is|was)|'s)\s+(?:(?:clearly|indeed|therefore|thus|hence|completely|entirely|fully|totally",
+        r"(?:(?:\s+(?:is|was)|'s|\s+(?:should|must)\s+be\s+(?:graded|marked|judged|scored|rated|considered)(?:\s+as)?)\s+(?:(?:clearly|indeed|therefore|thus|hence|completely|entirely|fully|totally",
         r"|absolutely|definitely|exactly)\s+)?[*_\x22'`(\[{]*(?:(in)correct|correct)",
         r"|(\s+(?:is\s+not|isn't|was\s+not|wasn't))\s+[*_\x22'`(\[{]*correct)",
         r"[*_\x22'`)\]}]*(,?\s+(?:because|since|as)\b.*)?[.!;。！…\s]*[*_\x22'`)\]}]*\s*$",

@@ -128,6 +128,7 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
     {
         return answer(inner, depth + 1);
     }
+    let tokens = without_integer_condition(tokens);
     if let Some(words) = text(tokens) {
         return Some(Answer::Words(words));
     }
@@ -203,6 +204,43 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
     }
 }
 
+/// Removes the condition that a variable of the answer is an integer: `2k\pi, k \in \mathbb{Z}`. An
+/// inequality keeps the condition, because it has other solutions without it.
+fn without_integer_condition(tokens: &[Token]) -> &[Token] {
+    let is_set = |set: &str| ["\\mathbb{Z}", "Z", "ℤ"].contains(&set);
+    let is_article = |word: &str| word == "an";
+    let (body, name) = match tokens {
+        [body @ .., name, Token::Sign('∈'), Token::Letter(set)] if is_set(set) => (body, name),
+        [
+            body @ ..,
+            Token::Open('('),
+            name,
+            Token::Sign('∈'),
+            Token::Letter(set),
+            Token::Close(')'),
+        ] if is_set(set) => (body, name),
+        [body @ .., name, Token::Text(is), Token::Text(an), Token::Text(kind)]
+            if is == "is" && is_article(an) && kind == "integer" =>
+        {
+            (body, name)
+        }
+        [body @ .., name, Token::Text(an), Token::Text(kind)]
+            if is_article(an) && kind == "integer" =>
+        {
+            (body, name)
+        }
+        _ => return tokens,
+    };
+    let body = match body {
+        [body @ .., Token::Separator] => body,
+        [body @ .., Token::Text(word)] if ["for", "where", "with"].contains(&word.as_str()) => body,
+        body => body,
+    };
+    let is_bound = |token: &Token| matches!(token, Token::Sign('<' | '>' | '≤' | '≥' | '≠'));
+    let is_variable = matches!(name, Token::Letter(_)) && body.contains(name);
+    if is_variable && !body.iter().any(is_bound) { body } else { tokens }
+}
+
 /// Adds the name in an equation to the values after it: x = 1, 2 becomes x = 1, x = 2.
 fn with_name(items: Vec<Answer>) -> Vec<Answer> {
     let Some((Answer::Relation(parts, signs, _), values)) = items.split_first() else {
@@ -246,7 +284,8 @@ fn text(tokens: &[Token]) -> Option<String> {
     let words = words.filter(|_| is_text)?;
     let words: Vec<String> = words.into_iter().filter(|word| !word.is_empty()).collect();
     let article = usize::from(words.len() > 1 && ["a", "an", "the"].contains(&words[0].as_str()));
-    Some(words[article..].join(" "))
+    let words = words[article..].join(" ");
+    Some(if words == "dne" { "does not exist".into() } else { words })
 }
 
 /// Returns the name that tokens spell, if all of them are words or letters.

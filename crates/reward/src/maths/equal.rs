@@ -97,10 +97,22 @@ impl Rules {
             (A::Named(..) | A::List(_) | A::Set(_), A::Named(..) | A::List(_) | A::Set(_)) => {
                 self.several(gold, answer)
             }
-            // A half-open interval is not a list.
+            // A matrix as a list of rows.
+            (A::Matrix(rows), A::Tuple { open: '[', items, .. })
+            | (A::Tuple { open: '[', items, .. }, A::Matrix(rows)) => {
+                let value = |of: &Expr| A::Value(Quantity::plain(of.clone()));
+                let is_row = |(row, item): (&Vec<Expr>, &Answer)| {
+                    let row: Vec<Answer> = row.iter().map(value).collect();
+                    matches!(item, A::Tuple { open: '[', items, .. }
+                        if self.is_same_in_order(&row, items))
+                };
+                rows.len() == items.len() && rows.iter().zip(items).all(is_row)
+            }
+            // A half-open or closed interval is not a list.
             (A::Tuple { items, open, close }, A::List(list))
             | (A::List(list), A::Tuple { items, open, close })
                 if (*open == '(') == (*close == ')')
+                    && (*open == '(' || items.len() != 2)
                     && self.is_same_in_order(items, &members::by_variable(list)) =>
             {
                 true

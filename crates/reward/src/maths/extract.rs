@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::statement::{last_value, statement};
 use crate::answer::text_in_tag;
 use crate::bounds::bound;
-use crate::box_context::answer_in_context;
+use crate::box_context::{answer_in_context, is_retracted};
 use crate::boxed::last_box_and_range;
 use crate::characters::spelled;
 use crate::context::is_one_of_several;
@@ -104,10 +104,8 @@ impl MathsLocation {
 fn stated_boxes(text: &str) -> Option<Result<String, &str>> {
     let inside = boxes(text)?;
     let (last, range) = last_box_and_range(text)?;
-    let after = &text[range.end..];
-    let behind = after.trim_start_matches(|c: char| c.is_whitespace() || "$.!)]*\\".contains(c));
-    if retracts(behind) || doubts::is_taken_back(after, false) {
-        return Some(Err(after));
+    if is_retracted(text, &range) {
+        return Some(Err(&text[range.end..]));
     }
     // Several boxes form a list.
     let stated =
@@ -334,7 +332,7 @@ fn announced_answer(text: &str) -> Option<Result<String, &str>> {
         .into_iter()
         .rev()
         .take(MAX_ANNOUNCEMENTS)
-        .find(|(start, _)| is_stated(&text[..*start]))
+        .find(|(start, end)| is_stated(&text[..*start]) && !is_unreal(text, *end))
     else {
         // Only another clause can contain the answer.
         let rest = &text[last..];
@@ -356,7 +354,8 @@ fn announced_answer(text: &str) -> Option<Result<String, &str>> {
     if is_question
         || found.starts_with("~~")
         || retracts(after)
-        || doubts::is_taken_back(behind, false)
+        || doubts::is_taken_back(behind, true)
+        || doubts::is_doubted(behind)
         || doubts::gives_up(before)
     {
         Some(Err(after))
@@ -376,7 +375,15 @@ pub(crate) fn stated_answer(text: &str) -> Option<&str> {
         matches.map(|(start, phrase)| (start, start + phrase.len())).collect();
     matches.sort_unstable();
     let mut last = matches.into_iter().rev().take(MAX_ANNOUNCEMENTS);
-    last.find(|(start, _)| is_stated(&text[..*start])).map(|(_, end)| &text[end..])
+    last.find(|(start, end)| is_stated(&text[..*start]) && !is_unreal(text, *end))
+        .map(|(_, end)| &text[end..])
+}
+
+/// Returns whether the announcement that ends at `end` depends on a condition after the answer:
+/// "The answer would be 5 if it rained".
+fn is_unreal(text: &str, end: usize) -> bool {
+    text[..end].to_ascii_lowercase().ends_with("would be")
+        && doubts::is_condition(&text[..end], &text[end..])
 }
 
 /// Returns the first sentence of a line.
@@ -413,6 +420,9 @@ fn last_value_of(text: &str) -> Option<String> {
     let start = sentence.as_ptr() as usize - text.as_ptr() as usize;
     let offset = sentence.rfind(&value).map(|at| at + value.rfind(digits).unwrap_or(0));
     let offset = offset.or_else(|| sentence.rfind(digits))?;
+    if doubts::is_condition(&text[..start + offset], &text[start + offset + digits.len()..]) {
+        return None;
+    }
     let found =
         numbers::at(text, start + offset).filter(|_| is_bare && numbers::count(&value) == 1);
     match found {

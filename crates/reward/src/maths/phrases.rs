@@ -181,6 +181,9 @@ impl Reader<'_> {
             {
                 return self.replace(1, [Token::Sign('*')]);
             }
+            if self.is_at(&["per", "cent"]) {
+                return self.replace(2, [Token::Sign('%')]);
+            }
             // 5 per mille.
             let next: Vec<String> = (0..2).map_while(|by| self.word(by)).collect();
             let next = next.join(" ");
@@ -227,7 +230,10 @@ impl Reader<'_> {
             &["all", "reals"],
             &["real", "numbers"],
         ];
-        const EMPTY: [&[&str]; 6] = [
+        const EMPTY: [&[&str]; 9] = [
+            &["there", "is", "no", "solution"],
+            &["there", "are", "no", "solutions"],
+            &["there", "are", "no", "real", "solutions"],
             &["no", "real", "solutions"],
             &["no", "real", "solution"],
             &["no", "solutions"],

@@ -82,9 +82,9 @@ const TAILS: [&str; 67] = [
 ];
 
 /// Words that join two values to one expression, which is not evaluated.
-const JOINS: [&str; 14] = [
+const JOINS: [&str; 20] = [
     "vs", "versus", "to", "times", "plus", "minus", "over", "divided", "out", "of", "by", "mod",
-    "choose", "base",
+    "choose", "base", "fois", "mal", "veces", "vezes", "volte", "point",
 ];
 
 /// Words before a value that change it, in addition to those of [`words`].
@@ -254,6 +254,7 @@ fn changes(chunk: &Chunk) -> bool {
     let word = chunk.text.to_lowercase();
     chunk.kind == Kind::Word
         && (LEADS.contains(&word.as_str())
+            || languages::SIGNS.contains(&word.as_str())
             || words::multiplier(&word).is_some()
             || words::bound(&[&word], true).is_some())
 }

@@ -61,7 +61,10 @@ pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Opti
     }
     let before = sides[..sides.len() - 1].iter();
     let parts: Option<Vec<Expr>> = before
-        .map(|side| Some(strip_modifiers(expression(side)?, &mut About::default())))
+        .map(|side| {
+            let name = name_of_event(side).filter(|_| is_equal);
+            name.or_else(|| Some(strip_modifiers(expression(side)?, &mut About::default())))
+        })
         .collect();
     let mut parts = parts?;
     if let Some(value) = value {
@@ -79,6 +82,30 @@ pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Opti
         return Some(Answer::List(several.into_iter().map(each).collect()));
     }
     is_consistent(&parts, &signs).then_some(Answer::Relation(parts, signs, about))
+}
+
+/// Returns the name that the left side `P(A \cap B)` or `\frac{dy}{dx}` gives to a value.
+fn name_of_event(side: &[Token]) -> Option<Expr> {
+    let is_letter = |token: &Token, name: &str| matches!(token, Token::Letter(own) if own == name);
+    let is_event = match side {
+        [Token::Letter(_), Token::Open('('), inner @ .., Token::Close(')')] => {
+            inner.iter().any(|token| matches!(token, Token::Sign('∩' | '∪' | '|')))
+                && closing(&side[1..])? + 2 == side.len()
+        }
+        [
+            Token::Command(name),
+            Token::GroupOpen,
+            top,
+            Token::Letter(_),
+            Token::GroupClose,
+            Token::GroupOpen,
+            bottom,
+            Token::Letter(_),
+            Token::GroupClose,
+        ] => name == "frac" && is_letter(top, "d") && is_letter(bottom, "d"),
+        _ => false,
+    };
+    is_event.then(|| Expr::Symbol(format!("{side:?}")))
 }
 
 /// Returns whether the stated equalities can hold: each value must equal the value before it, up to

@@ -21,7 +21,7 @@ impl Lexer<'_> {
         if let Some(rest) = self.rest.strip_prefix('.')
             && (rest.starts_with(|c: char| c.is_ascii_digit())
                 || period(rest).is_some()
-                || (!rest.trim_start().is_empty() && rest.trim_start().starts_with("\\overline")))
+                || ["\\overline", "\\dot{"].iter().any(|mark| rest.trim_start().starts_with(mark)))
         {
             self.rest = rest;
             let decimals = self.run_of_digits();
