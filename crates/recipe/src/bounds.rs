@@ -87,6 +87,7 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("tool.*.max_tokens", COUNT, ""),
     ("tool.*.max_characters", COUNT, ""),
     ("tool.*.at_once", COUNT, ""),
+    ("tool.*.leases", COUNT, ""),
     // From about one call per day to more than any toolbox can serve.
     ("tool.*.calls_per_second", closed_range(0.00001, 1e6), ""),
     ("tool.*.summarize.above", COUNT, ""),
