@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::{ContextPolicy, Limits, MixtureScope, Truncation};
+use levade_agent::{ContextPolicy, Limits, MixtureScope, MixtureSeats, Truncation};
 use levade_conversation::{CompletionMatching, Format, History, Options};
 use levade_policy::SamplingParams;
 use levade_tasks::Task;
@@ -93,6 +93,9 @@ pub struct AgentKeys {
     pub policy: PolicyChoice,
     /// Whether a policy of a list is selected for each attempt or for each group of attempts. In a
     /// game, it is selected for each seat.
+    /// Whether a policy of a list is selected for each seat of the agent in a game, or for all of
+    /// them together.
+    pub mixture_seats: MixtureSeats,
     pub mixture: MixtureScope,
     /// Whether the policy is trained on what this agent does. If not, or if the policy is not
     /// trained, the agent acts, but its tokens are not training targets.
@@ -171,6 +174,7 @@ impl Default for AgentKeys {
             worker_attempts: 1,
             matches: MatchKeys::default(),
             policy: PolicyChoice::default(),
+            mixture_seats: MixtureSeats::default(),
             mixture: MixtureScope::default(),
             train: true,
             sampling: SamplingKeys::default(),
