@@ -158,6 +158,8 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("phase.*.curriculum.back", closed_range(0.0, 1.0), ""),
     ("phase.*.curriculum.retest", closed_range(0.0, 1.0), ""),
     ("phase.*.curriculum.memory", DECAY, ""),
+    ("phase.*.experience.attempts", COUNT, ""),
+    ("phase.*.experience.max_characters", COUNT, ""),
     ("phase.*.only.reward_from", FINITE, ": all rewards are finite"),
     ("phase.*.only.reward_to", FINITE, ": all rewards are finite"),
     ("phase.*.critic.learning_rate", POSITIVE, ""),
