@@ -18,7 +18,7 @@ use levade_tools::ToolContext;
 
 use crate::agent_loop::AttemptContext;
 use crate::context::summary_agent;
-use crate::roster::{Agent, Limits, MixtureScope, Player, Roster};
+use crate::roster::{Agent, Limits, MixtureScope, MixtureSeats, Player, Roster};
 
 /// Kind of agent loop that calls the parties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -189,7 +189,7 @@ impl AttemptContext {
     }
 
     /// Returns the policy that plays an agent under its recorded name `role`. Seats of one agent
-    /// are picked independently.
+    /// are picked independently, unless the agent's mixture is selected for all of them together.
     ///
     /// # Errors
     /// Returns a message if the mixture has no policy at the selected index.
@@ -197,6 +197,10 @@ impl AttemptContext {
         let stream = match agent.mixture {
             MixtureScope::Attempt => self.stream,
             MixtureScope::Group => self.group_stream,
+        };
+        let role = match agent.mixture_seats {
+            MixtureSeats::Each => role,
+            MixtureSeats::Together => &agent.name,
         };
         let picked = agent.picker.as_ref().map_or(0, |pick| pick(self.seed, stream, role));
         let is_measured = self.is_evaluation && agent.name == self.agent;

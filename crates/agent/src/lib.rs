@@ -85,7 +85,9 @@ pub use helper_agent::{HelperAgent, PromptBuilder};
 pub use levade_call::{Backend, ChatApi, OpeningLimit, Truncation, probe_agent};
 pub use levade_gateway::CallPattern;
 pub use program::Program;
-pub use roster::{Agent, Limits, MixtureScope, Player, PolicyPicker, Roster, SamplingMap};
+pub use roster::{
+    Agent, Limits, MixtureScope, MixtureSeats, Player, PolicyPicker, Roster, SamplingMap,
+};
 pub use sessions::{SOURCE as SESSION_SOURCE, Sessions, SessionsOptions};
 pub use taken_session::TakenSession;
 pub use talk::Talk;

@@ -28,6 +28,17 @@ pub enum MixtureScope {
     Group,
 }
 
+/// Seats of a game for which a policy of a mixture is selected.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MixtureSeats {
+    /// Each seat of the agent independently.
+    #[default]
+    Each,
+    /// All seats of the agent together.
+    Together,
+}
+
 /// Function that converts the sampling parameters of a phase into those of an agent.
 pub type SamplingMap = Arc<dyn Fn(SamplingParams) -> SamplingParams + Send + Sync>;
 
@@ -75,6 +86,8 @@ pub struct Agent {
     pub picker: Option<PolicyPicker>,
     /// Attempts for which the player is selected together.
     pub mixture: MixtureScope,
+    /// Seats for which the player is selected together.
+    pub mixture_seats: MixtureSeats,
     /// Limits of attempts of this agent. Its completions have at most `limits.tokens` tokens in
     /// every attempt.
     pub limits: Limits,
@@ -118,6 +131,7 @@ impl Agent {
             players: vec![player],
             picker: None,
             mixture: MixtureScope::default(),
+            mixture_seats: MixtureSeats::default(),
             limits,
             samples: Arc::new(|params| params),
             tools: ToolSet::default(),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use levade_conversation::{Budget, Format};
 use levade_policy::{Sampler, SamplingParams};
+use levade_tree::{parse_seat, seat_name};
 
 use crate::api_error::ApiError;
 use crate::chat_api::ChatApi;
@@ -87,6 +88,24 @@ pub struct TokenBackend<'a> {
 }
 
 impl Party {
+    /// Returns the party under the recorded name of a seat, counted from 1. Summaries are recorded
+    /// by seat, too, so that the histories of two seats stay apart.
+    pub fn in_seat(&self, seat: usize) -> Party {
+        let summarizer = self.summarizer.as_ref().map(|summarizer| {
+            let party = Party {
+                agent: seat_name(&summarizer.party.agent, seat),
+                ..(*summarizer.party).clone()
+            };
+            Arc::new(Summarizer { party: Arc::new(party), ..(**summarizer).clone() })
+        });
+        Party { agent: seat_name(&self.agent, seat), summarizer, ..self.clone() }
+    }
+
+    /// Returns whether `name` is that of the party's agent, or that of a seat of the agent.
+    pub fn answers_as(&self, name: &str) -> bool {
+        name == self.agent || parse_seat(name).is_some_and(|(agent, _)| agent == self.agent)
+    }
+
     /// Creates a party for calls outside of attempts, whose policy and model have the same name. It
     /// has no agent and no context policy.
     pub fn new(

@@ -20,7 +20,16 @@ pub fn read_options<T: DeserializeOwned>(game: &str, options: &Value) -> Result<
             return Err(invalid(format!("{other} is no object, such as {{\"name\": value}}")));
         }
     };
-    serde_json::from_value(options).map_err(|error| invalid(error.to_string()))
+    serde_json::from_value(options.clone()).map_err(|error| {
+        // Each option has a default, so the wrong option is rejected on its own, too.
+        let is_wrong = |(name, value): &(&String, &Value)| {
+            let alone = Map::from_iter([((*name).clone(), (*value).clone())]);
+            serde_json::from_value::<T>(Value::Object(alone)).is_err()
+        };
+        let wrong = options.as_object().and_then(|options| options.iter().find(is_wrong));
+        let name = wrong.map(|(name, value)| format!("`{name}` is {value}: ")).unwrap_or_default();
+        invalid(format!("{name}{error}"))
+    })
 }
 
 /// Reads a saved position of a game.
@@ -58,6 +67,10 @@ mod tests {
         let read = |options| read_options::<Options>("g", &options);
         assert_eq!(read(Value::Null).unwrap(), Options { seats: 2 });
         assert_eq!(read(json!({ "seats": 3 })).unwrap(), Options { seats: 3 });
+        let error = read(json!({ "seats": -1 })).unwrap_err().to_string();
+        assert!(error.starts_with("options of the game g: `seats` is -1: "), "{error}");
+        let error = read(json!({ "seats": 3, "sets": 2 })).unwrap_err().to_string();
+        assert!(error.contains("`sets` is 2: unknown field `sets`"), "{error}");
         for wrong in [json!([]), json!([3]), json!(3), json!("seats")] {
             let error = read(wrong.clone()).unwrap_err().to_string();
             assert!(error.contains(&format!("{wrong} is no object")), "{error}");

@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::call::Call;
 use crate::key;
 use crate::responses::Memory;
-use crate::route::choose;
+use crate::route::{choose, find_party};
 use crate::session::{Session, SessionOptions};
 use crate::session_host::{EndRequest, SessionHost};
 
@@ -307,9 +307,7 @@ impl Gateway {
             return Ok(Arc::clone(&self.model(&call.model)?.party));
         };
         let routes = &session.options.routes;
-        let found =
-            choose(routes, caller.agent.as_deref(), call).map(|route| Arc::clone(&route.party));
-        found.ok_or_else(|| {
+        find_party(routes, caller.agent.as_deref(), call).ok_or_else(|| {
             let names: Vec<&str> = routes.iter().map(|route| route.party.agent.as_str()).collect();
             let agent = caller.agent.as_deref().unwrap_or_default();
             let message = format!(

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use levade_call::{Input, Party};
+use levade_tree::parse_seat;
 use regex::Regex;
 
 use crate::call::Call;
@@ -56,6 +57,18 @@ fn instructions(input: &Input) -> String {
     let texts: Vec<&str> =
         messages.iter().take_while(|m| m.role.instructs()).map(|m| m.content.as_str()).collect();
     texts.join("\n")
+}
+
+/// Returns the party that answers a call: that of its route, or if `named` is the name of a seat,
+/// `AGENT@NUMBER`, that of the seat's agent under this name. Returns `None` if the attempt has no
+/// such agent.
+pub(crate) fn find_party(routes: &[Route], named: Option<&str>, call: &Call) -> Option<Arc<Party>> {
+    if let Some(route) = choose(routes, named, call) {
+        return Some(Arc::clone(&route.party));
+    }
+    let (agent, seat) = parse_seat(named?)?;
+    let route = routes.iter().find(|route| route.party.agent == agent)?;
+    Some(Arc::new(route.party.in_seat(seat)))
 }
 
 /// Returns the route of a call. If `named` is set, this is the route of that agent, or `None` if

@@ -135,7 +135,7 @@ impl Session {
             ));
         }
         if let Some(agent) = &reward.agent
-            && self.options.routes.iter().all(|route| route.party.agent != *agent)
+            && !self.options.routes.iter().any(|route| route.party.answers_as(agent))
         {
             return Err(ApiError::field(
                 "agent",

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::{ContextPolicy, Limits, MixtureScope, Truncation};
+use levade_agent::{ContextPolicy, Limits, MixtureScope, MixtureSeats, Truncation};
 use levade_conversation::{CompletionMatching, Format, History, Options};
 use levade_policy::SamplingParams;
 use levade_tasks::Task;
@@ -91,9 +91,11 @@ pub struct AgentKeys {
     /// Name of the policy that generates the agent's completions. It can be left out if there is
     /// only one policy. With a list of policies, each is used in its fraction of the attempts.
     pub policy: PolicyChoice,
-    /// Whether a policy of a list is selected for each attempt or for each group of attempts. In a
-    /// game, it is selected for each seat.
+    /// Whether a policy of a list is selected for each attempt or for each group of attempts.
     pub mixture: MixtureScope,
+    /// Whether a policy of a list is selected for each seat of the agent in a game, or for all of
+    /// them together.
+    pub mixture_seats: MixtureSeats,
     /// Whether the policy is trained on what this agent does. If not, or if the policy is not
     /// trained, the agent acts, but its tokens are not training targets.
     pub train: bool,
@@ -172,6 +174,7 @@ impl Default for AgentKeys {
             matches: MatchKeys::default(),
             policy: PolicyChoice::default(),
             mixture: MixtureScope::default(),
+            mixture_seats: MixtureSeats::default(),
             train: true,
             sampling: SamplingKeys::default(),
             system: String::new(),
@@ -228,6 +231,11 @@ impl AgentKeys {
                 last.content = fill_prompt(&last.content).into()
             }
             Some(_) => {}
+        }
+        if let Some(experience) = &task.experience
+            && let Some(last) = messages.last_mut().filter(|last| last.role == Role::User)
+        {
+            last.content = format!("{}\n\n{experience}", last.content.as_str()).into();
         }
         if !self.system.is_empty() && !messages.iter().any(|message| message.role.instructs()) {
             messages.insert(0, Message::system(self.system.as_str()));

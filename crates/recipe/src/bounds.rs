@@ -87,6 +87,7 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("tool.*.max_tokens", COUNT, ""),
     ("tool.*.max_characters", COUNT, ""),
     ("tool.*.at_once", COUNT, ""),
+    ("tool.*.leases", COUNT, ""),
     // From about one call per day to more than any toolbox can serve.
     ("tool.*.calls_per_second", closed_range(0.00001, 1e6), ""),
     ("tool.*.summarize.above", COUNT, ""),
@@ -157,6 +158,8 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("phase.*.curriculum.back", closed_range(0.0, 1.0), ""),
     ("phase.*.curriculum.retest", closed_range(0.0, 1.0), ""),
     ("phase.*.curriculum.memory", DECAY, ""),
+    ("phase.*.experience.attempts", COUNT, ""),
+    ("phase.*.experience.max_characters", COUNT, ""),
     ("phase.*.only.reward_from", FINITE, ": all rewards are finite"),
     ("phase.*.only.reward_to", FINITE, ": all rewards are finite"),
     ("phase.*.critic.learning_rate", POSITIVE, ""),

@@ -166,6 +166,7 @@ impl Checker<'_> {
         )?;
         self.seat_groups(phase, keys)?;
         self.curriculum(phase, keys.curriculum.as_ref())?;
+        self.experience(recipe, phase, keys)?;
         self.step_attempts(phase, keys)?;
         let estimator = keys.estimator();
         let passes = keys.algorithm == Algorithm::PassK && keys.advantage.is_none();

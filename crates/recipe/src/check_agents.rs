@@ -240,7 +240,7 @@ impl Checker<'_> {
     /// Checks the weights of a mixture of policies.
     fn mixture(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
         let weights = agent.policy.weights();
-        for (at, PolicyWeight { name, weight }) in weights.iter().enumerate() {
+        for (at, PolicyWeight { name, weight, .. }) in weights.iter().enumerate() {
             let ok = *weight > 0.0 && weight.is_finite();
             self.check(ok, key(&format!("policy.{at}.weight")), weight, "more than 0 and finite")?;
             let is_repeated = weights[..at].iter().any(|other| other.name == *name);

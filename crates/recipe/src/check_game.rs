@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use levade_agent::game::{GameLoop, GameOptions, GameWorkers, INSTRUCTIONS, Rules};
+use levade_agent::MixtureSeats;
+use levade_agent::game::{GameLoop, GameOptions, GameWorkers, INSTRUCTIONS, PolicyPrompts, Rules};
 use levade_tree::DEFAULT;
 
 use super::RecipeError;
@@ -10,7 +11,7 @@ use super::agent::{AgentKeys, AgentKind};
 use super::check::Checker;
 use super::check_agents::format_choices;
 use super::game::{GameKeys, OTHER};
-use super::keys::{Recipe, TaskSource};
+use super::keys::{Phase, Recipe, TaskSource};
 use super::read::ReadError;
 use super::rl::{GroupBy, RlKeys};
 
@@ -39,9 +40,19 @@ impl Recipe {
         let mut agents = keys.agents.clone();
         let other = agents.remove(OTHER).unwrap_or_else(|| DEFAULT.to_owned());
         let prompts = self.agents().into_iter().filter(|(_, keys)| !keys.system.is_empty());
+        let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let policy_prompts = self.agents().into_iter().flat_map(|(agent, keys)| {
+            let own = keys.policy.weights().iter().filter(|policy| policy.has_prompts());
+            own.map(move |policy| {
+                let (system, format) = (text(&policy.system), text(&policy.format));
+                let key = (agent.to_owned(), policy.name.clone());
+                (key, PolicyPrompts { system, format })
+            })
+        });
         GameOptions {
             agents,
             systems: prompts.map(|(name, keys)| (name.to_owned(), keys.system.clone())).collect(),
+            policy_prompts: policy_prompts.collect(),
             retries: keys.retries,
             illegal_reward: keys.illegal,
             default_reward: keys.default,
@@ -66,6 +77,9 @@ impl Checker<'_> {
             format!("\"{}\"", recipe.agent.kind.name()),
             "\"game\" if the recipe has a table [game]",
         )?;
+        for (name, keys) in &agents {
+            self.seated_agent(name, keys, &recipe.phase)?;
+        }
         self.seats_of(recipe, &recipe.reward.of, "reward.of")?;
         for (index, source) in recipe.tasks.iter().enumerate() {
             let TaskSource::Seeds(seeds) = source else { continue };
@@ -130,6 +144,45 @@ impl Checker<'_> {
                 self.check(unknown.is_empty(), format!("game.agents.{unknown}"), "set", range)
             }
         }
+    }
+
+    /// Checks the keys of an agent that mean something else in a game, or only something there.
+    fn seated_agent(
+        &self,
+        name: &str,
+        agent: &AgentKeys,
+        phases: &[Phase],
+    ) -> Result<(), RecipeError> {
+        let table = if name == DEFAULT { "agent".into() } else { format!("agent.{name}") };
+        let is_game = agent.kind == AgentKind::Game;
+        self.check(
+            is_game || agent.mixture_seats == MixtureSeats::Each,
+            format!("{table}.mixture_seats"),
+            "\"together\"",
+            "left out for an agent that plays no game",
+        )?;
+        for (at, policy) in agent.policy.weights().iter().enumerate() {
+            let texts =
+                [("system", &policy.system, INSTRUCTIONS), ("format", &policy.format, FORMAT)];
+            for (key, text, slot) in texts.into_iter().filter(|(_, text, _)| !text.is_empty()) {
+                let range = if is_game {
+                    format!("a text that contains {slot}")
+                } else {
+                    "left out for an agent that plays no game".to_owned()
+                };
+                let key = format!("{table}.policy.{at}.{key}");
+                self.check(is_game && text.contains(slot), key, format!("{text:?}"), range)?;
+            }
+        }
+        let by_seat =
+            |phase: &Phase| matches!(phase, Phase::Rl(keys) if keys.group_by == GroupBy::Agent);
+        self.check(
+            !is_game || !agent.context.trains_summaries() || !phases.iter().any(by_seat),
+            format!("{table}.context.train"),
+            true,
+            "false in a game with `group_by = \"agent\"`: the reward of a seat reaches only the \
+             tokens of its moves",
+        )
     }
 
     /// Checks that a group of seats can be compared.

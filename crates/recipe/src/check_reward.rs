@@ -5,8 +5,8 @@ use levade_reward::ScorerKind;
 use super::RecipeError;
 use super::check::Checker;
 use super::game::SeedKeys;
-use super::keys::{Recipe, TaskSource};
-use super::reward::{RewardKeys, ScorerKeys};
+use super::keys::{Phase, Recipe, TaskSource};
+use super::reward::{RewardKeys, ScorerKeys, WhenKeys};
 
 impl Checker<'_> {
     /// Checks that scorers have valid options, unique names and known task sources.
@@ -25,7 +25,53 @@ impl Checker<'_> {
                 "a name that no other scorer has, of letters, digits, `_` and `-`",
             )?;
             self.sources(recipe, &key("when.source"), scorer)?;
+            self.moments(recipe, &|name| key(&format!("when.{name}")), &scorer.when)?;
             self.scorer(&format!("reward.scorers.{i}"), kind)?;
+        }
+        Ok(())
+    }
+
+    /// Checks the phases, steps and measured successes to which a scorer is limited.
+    fn moments(
+        &self,
+        recipe: &Recipe,
+        key: &dyn Fn(&str) -> String,
+        when: &WhenKeys,
+    ) -> Result<(), RecipeError> {
+        let phases = recipe.phase.len() as u32;
+        let bounds = [("from_phase", when.from_phase), ("until_phase", when.until_phase)];
+        for (name, phase) in bounds {
+            let Some(phase) = phase else { continue };
+            let range = format!("the index of a phase: at least 0, and less than {phases}");
+            self.check(phase < phases, key(name), phase, range)?;
+            let range = "left out if run.skip_phases is set, which changes the indices of phases";
+            self.check(recipe.run.skip_phases == 0, key(name), phase, range)?;
+        }
+        let numbers = |bound: Option<u32>| bound.map(f64::from);
+        let ranges = [
+            ("phase", numbers(when.from_phase), numbers(when.until_phase)),
+            ("step", numbers(when.from_step), numbers(when.until_step)),
+            ("success", when.from_success, when.until_success),
+        ];
+        for (name, from, until) in ranges {
+            let Some(until) = until else { continue };
+            let (from_name, until_name) = (format!("from_{name}"), format!("until_{name}"));
+            let start = from.unwrap_or(0.0);
+            let range = format!("more than `{from_name}`, {start}: the range excludes its end");
+            self.check(start < until, key(&until_name), until, range)?;
+        }
+        let bounds = [("from_success", when.from_success), ("until_success", when.until_success)];
+        for (name, success) in bounds {
+            let Some(success) = success else { continue };
+            self.check((0.0..=1.0).contains(&success), key(name), success, "in 0..=1")?;
+            let measures = recipe.phase.iter().zip(0..).any(|(phase, index)| {
+                let starts = when.from_phase.is_none_or(|from| from <= index);
+                let ends = when.until_phase.is_some_and(|until| until <= index);
+                matches!(phase, Phase::Rl(keys) if keys.curriculum.is_some()) && starts && !ends
+            });
+            let range = "left out unless an RL phase in which the scorer applies measures the \
+                         success at tasks; set its `curriculum`, at least `curriculum = {}`";
+            self.check(measures, key(name), success, range)?;
         }
         Ok(())
     }
@@ -78,4 +124,65 @@ fn names_of(recipe: &Recipe) -> Vec<(String, Vec<String>)> {
         }
     };
     recipe.tasks.iter().map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Override, Recipe};
+
+    const TWO_PHASES: &str = "[[phase]]\nkind = 'rl'\nsteps = 9\ngroups = 1\ngroup_size = 2\n\
+                              learning_rate = 1e-5\n[[phase]]\nkind = 'rl'\nsteps = 9\n\
+                              groups = 1\ngroup_size = 2\nlearning_rate = 1e-5\n\
+                              curriculum = {}\n";
+
+    fn load(when: &str, overrides: &[&str]) -> Result<Recipe, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("recipe.toml");
+        let text = format!(
+            "run = {{ name = 'x' }}\nmodel = {{ source = './m' }}\n\
+             tasks = [{{ kind = 'arithmetic' }}]\n[[reward.scorers]]\nname = 'a'\n\
+             kind = 'numeric'\nwhen = {{ {when} }}\n{TWO_PHASES}"
+        );
+        std::fs::write(&file, text).unwrap();
+        let overrides: Vec<Override> =
+            overrides.iter().map(|change| change.parse().unwrap()).collect();
+        Recipe::load(&file, &overrides).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn moments_of_scorers_round_trip() {
+        let when = "row = { level = ['1', '2'] }, from_phase = 1, from_step = 3, until_step = 5, \
+                    until_success = 0.5";
+        let recipe = load(when, &[]).unwrap();
+        let keys = &recipe.reward.scorers[0].when;
+        assert!(keys.row["level"].contains("2") && !keys.row["level"].contains("3"));
+        let applies = |phase, step, success| keys.includes(phase, step, success);
+        assert!(applies(1, 3, 0.0) && applies(7, 4, 0.49));
+        assert!(!applies(0, 3, 0.0) && !applies(1, 2, 0.0));
+        assert!(!applies(1, 5, 0.0) && !applies(1, 3, 0.5));
+        assert!(keys.depends_on_success() && !keys.is_constant());
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("recipe.toml");
+        std::fs::write(&file, recipe.to_toml().unwrap()).unwrap();
+        assert_eq!(Recipe::load(&file, &[]).unwrap(), recipe);
+    }
+
+    #[test]
+    fn empty_and_unmeasured_moments_are_rejected_by_key() {
+        let cases: [(&str, &[&str], &str); 8] = [
+            ("from_phase = 2", &[], "from_phase` is 2, but must be the index of a phase"),
+            ("from_phase = 1", &["run.skip_phases=1"], "left out if run.skip_phases is set"),
+            ("from_step = 4, until_step = 4", &[], "until_step` is 4, but must be more than"),
+            ("until_step = 0", &[], "until_step` is 0, but must be more than"),
+            ("until_success = 1.5", &[], "until_success` is 1.5, but must be in 0..=1"),
+            ("from_success = -0.1", &[], "from_success` is -0.1, but must be in 0..=1"),
+            ("from_success = 0.5, until_phase = 1", &[], "measures the success at tasks"),
+            ("row = { level = [] }", &[], "when.row.level` is a list"),
+        ];
+        for (when, overrides, wrong) in cases {
+            let error = load(when, overrides).unwrap_err();
+            assert!(error.contains("`reward.scorers.0.") && error.contains(wrong), "{error}");
+        }
+        load("from_success = 0.5", &[]).unwrap();
+    }
 }

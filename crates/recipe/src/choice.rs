@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::read::one_or_several;
 
-/// One policy of a mixture, `{ name, share }`.
+/// One policy of a mixture, `{ name, weight }`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyWeight {
@@ -16,6 +16,19 @@ pub struct PolicyWeight {
     /// Relative weight, more than 0. Weights of a mixture need not add up to 1.
     #[serde(alias = "share")]
     pub weight: f64,
+    /// System prompt of the policy in a game, in place of the agent's. Empty for the agent's.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub system: String,
+    /// Format text of the policy in a game, in place of the game's. Empty for the game's.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub format: String,
+}
+
+impl PolicyWeight {
+    /// Returns whether the policy has prompts of its own.
+    pub fn has_prompts(&self) -> bool {
+        !self.system.is_empty() || !self.format.is_empty()
+    }
 }
 
 /// Policies of an agent: none if the recipe names none, one by its name, or a mixture.
@@ -47,7 +60,7 @@ impl fmt::Display for PolicyChoice {
 
 impl From<String> for PolicyWeight {
     fn from(name: String) -> Self {
-        PolicyWeight { name, weight: 1.0 }
+        PolicyWeight { name, weight: 1.0, system: String::new(), format: String::new() }
     }
 }
 
@@ -55,7 +68,9 @@ impl Serialize for PolicyChoice {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match &self.0[..] {
             [] => serializer.serialize_str(""),
-            [PolicyWeight { name, weight: 1.0 }] => serializer.serialize_str(name),
+            [only] if only.weight == 1.0 && !only.has_prompts() => {
+                serializer.serialize_str(&only.name)
+            }
             fractions => fractions.serialize(serializer),
         }
     }

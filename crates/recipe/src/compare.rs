@@ -64,8 +64,15 @@ const FREE_SAMPLERS_KEYS: [&str; 15] = [
 ];
 
 /// Keys of a toolbox that may change when a run resumes.
-const FREE_TOOL_KEYS: [&str; 6] =
-    ["seconds", "calls_per_second", "at_once", "workers", "worker_calls", "start_seconds"];
+const FREE_TOOL_KEYS: [&str; 7] = [
+    "seconds",
+    "calls_per_second",
+    "at_once",
+    "leases",
+    "workers",
+    "worker_calls",
+    "start_seconds",
+];
 
 /// Returns whether a key, of any agent or scorer, may change when a run resumes.
 fn can_differ(key: &str) -> bool {

@@ -18,6 +18,36 @@ fn game_round_trips_and_builds_loop() {
 }
 
 #[test]
+fn prompts_of_policies_need_game_and_slots() {
+    let own = |prompts: &str| {
+        format!(
+            "agent.good.policy=[{{name='wolf', weight=0.5, {prompts}}}, {{name='api', weight=0.5}}, \
+             {{name='past', weight=1}}]"
+        )
+    };
+    let bold = own("system='{instructions} Be bold.', format='JSON: {format}'");
+    let recipe = load(GAME, &[&bold, "agent.good.mixture_seats='together'"]).unwrap();
+    assert_eq!(load(&recipe.to_toml().unwrap(), &[]).unwrap(), recipe);
+    let built = recipe.game_loop(|_, _| panic!("werewolf is built in")).unwrap();
+    assert_eq!(built.options.policy_prompts.len(), 1);
+    let prompts = &built.options.policy_prompts[&("good".to_owned(), "wolf".to_owned())];
+    assert_eq!(prompts.system.as_deref(), Some("{instructions} Be bold."));
+    assert_eq!(prompts.format.as_deref(), Some("JSON: {format}"));
+    for (key, slot) in [("system", "{instructions}"), ("format", "{format}")] {
+        let error = load(GAME, &[&own(&format!("{key}='Be bold.'"))]).unwrap_err();
+        let key = format!("`agent.good.policy.0.{key}`");
+        assert!(error.contains(&key) && error.contains(slot), "{error}");
+    }
+    for change in [
+        "agent.mixture_seats='together'",
+        "agent.policy=[{name='default', weight=1, format='{format}'}]",
+    ] {
+        let error = load(SMALL, &[change]).unwrap_err();
+        assert!(error.contains("left out for an agent that plays no game"), "{error}");
+    }
+}
+
+#[test]
 fn seeds_of_training_and_evaluation_are_separate() {
     let keys = SeedKeys { train: 20, agent: String::new() };
     let seed = |task: &levade_tasks::Task| task.row["seed"].as_u64().unwrap();
@@ -39,6 +69,10 @@ fn game_errors_name_key_and_choices() {
         ("reward.of='wolves'", &["`reward.of`", "`good`"]),
         ("agent.kind='tools'", &["`agent.kind`", "\"game\""]),
         ("agent.good.system='Be brief.'", &["`agent.good.system`", "{instructions}"]),
+        (
+            "agent.context={kind='summarize', train=true}",
+            &["`agent.context.train` is true", "the reward of a seat"],
+        ),
         ("tasks.0={kind='arithmetic'}", &["`tasks`", "\"seeds\""]),
         ("phase.0.group_size=1", &["`phase.0.group_size`", "at least 2"]),
         ("agent.policy='api'", &["`agent.policy`"]),

@@ -55,6 +55,7 @@ mod check_agents;
 mod check_args;
 mod check_cluster;
 mod check_curriculum;
+mod check_experience;
 mod check_game;
 mod check_helpers;
 mod check_prompt;
@@ -71,6 +72,7 @@ mod context;
 mod curriculum;
 mod defaults;
 mod environments;
+mod experience;
 mod game;
 mod keys;
 mod named;
@@ -106,6 +108,7 @@ pub use cluster::{
 pub use compare::Difference;
 pub use context::{ContextKeys, KeepKeys, SummarizeKeys};
 pub use curriculum::CurriculumKeys;
+pub use experience::ExperienceKeys;
 pub use game::{GameKeys, SeedKeys};
 pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, Phase, Recipe, RunKeys, SftKeys, SourceKeys,

@@ -104,7 +104,9 @@ fn one() -> f64 {
     1.0
 }
 
-/// `when`: fields of a task, each with its allowed values. All conditions that are set must hold.
+/// `when`: fields of a task, each with its allowed values, and a part of the training. All
+/// conditions that are set must hold. A range contains its start (`from_…`), and not its end
+/// (`until_…`).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WhenKeys {
@@ -117,9 +119,43 @@ pub struct WhenKeys {
     /// Field `data_source` of the task's row, as in verl's files.
     #[serde(skip_serializing_if = "Values::is_empty")]
     pub data_source: Values,
+    /// Other fields of the task's row, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub row: BTreeMap<String, Values>,
+    /// Index of a phase, from 0.
+    pub from_phase: Option<u32>,
+    /// Index of a phase.
+    pub until_phase: Option<u32>,
+    /// Index of a step of a phase, from 0.
+    pub from_step: Option<u32>,
+    /// Index of a step of a phase.
+    pub until_step: Option<u32>,
+    /// Success at the task that a curriculum had measured when the attempt was started, in 0..=1.
+    pub from_success: Option<f64>,
+    /// Success at the task.
+    pub until_success: Option<f64>,
 }
 
 impl WhenKeys {
+    /// Returns whether the scorer applies at every moment of the training.
+    pub fn is_constant(&self) -> bool {
+        let steps = [self.from_phase, self.until_phase, self.from_step, self.until_step];
+        steps.iter().all(Option::is_none) && !self.depends_on_success()
+    }
+
+    /// Returns whether a condition refers to the measured success at a task.
+    pub fn depends_on_success(&self) -> bool {
+        self.from_success.is_some() || self.until_success.is_some()
+    }
+
+    /// Returns whether the scorer applies to an attempt that was started in this step of this phase
+    /// at a task of this measured success.
+    pub fn includes(&self, phase: u32, step: u32, success: f64) -> bool {
+        is_within(self.from_phase, self.until_phase, phase)
+            && is_within(self.from_step, self.until_step, step)
+            && is_within(self.from_success, self.until_success, success)
+    }
+
     /// Returns the fields that have a condition, each with its allowed values.
     pub fn fields(&self) -> impl Iterator<Item = (&'static str, &[String])> {
         let all =
@@ -130,12 +166,21 @@ impl WhenKeys {
     }
 }
 
+fn is_within<T: PartialOrd>(from: Option<T>, until: Option<T>, value: T) -> bool {
+    from.is_none_or(|from| value >= from) && until.is_none_or(|until| value < until)
+}
+
 /// A string or a list of strings.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 #[serde(transparent)]
 pub struct Values(Vec<String>);
 
 impl Values {
+    /// Returns whether `value` is one of the strings.
+    pub fn contains(&self, value: &str) -> bool {
+        self.0.iter().any(|allowed| allowed == value)
+    }
+
     fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

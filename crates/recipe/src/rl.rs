@@ -11,6 +11,7 @@ use levade_tree::agent_of;
 use serde::{Deserialize, Serialize};
 
 use super::curriculum::CurriculumKeys;
+use super::experience::ExperienceKeys;
 use super::optimizer::OptimizerKeys;
 pub use algorithm::Algorithm;
 
@@ -116,6 +117,10 @@ pub struct RlKeys {
     /// Selection of the training tasks. By default, every task is trained on once per epoch.
     #[serde(default)]
     pub curriculum: Option<CurriculumKeys>,
+    /// What an attempt reads about the earlier attempts of its group. By default, attempts are
+    /// independent.
+    #[serde(default)]
+    pub experience: Option<ExperienceKeys>,
     /// Filter on the attempts that are trained. The remaining attempts still count in the
     /// baselines.
     #[serde(default)]

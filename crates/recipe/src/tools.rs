@@ -39,6 +39,10 @@ pub struct ToolKeys {
     /// Maximum number of concurrent calls over all attempts; unlimited by default.
     #[serde(default)]
     pub at_once: Option<usize>,
+    /// Maximum number of attempts that have the toolbox open; further attempts wait. Unlimited by
+    /// default.
+    #[serde(default)]
+    pub leases: Option<usize>,
     /// Agent that summarizes long tool results; by default they are shown unchanged.
     #[serde(default)]
     #[serde(alias = "condense")]
@@ -80,6 +84,7 @@ impl From<ToolKind> for ToolKeys {
             truncate: Side::default(),
             calls_per_second: None,
             at_once: None,
+            leases: None,
             summarize: None,
             on_failure: ToolFailureEffect::default(),
             options,
@@ -127,6 +132,7 @@ impl ToolKeys {
     /// Returns the limits on concurrency and rate of calls.
     pub fn limits(&self) -> CallLimits {
         CallLimits {
+            max_sessions: self.leases,
             max_concurrent: self.at_once,
             per_second: self.calls_per_second,
             is_sequential: !self.parallel,

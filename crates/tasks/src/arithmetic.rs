@@ -120,6 +120,8 @@ impl Arithmetic {
             answer: Value::String(answer),
             answer_number: None,
             row: TaskRow::default(),
+            measured_success: None,
+            experience: None,
         }
     }
 

@@ -100,6 +100,13 @@ pub struct Task {
     /// generated.
     #[serde(default, skip_serializing_if = "TaskRow::is_empty")]
     pub row: TaskRow,
+    /// Success of the policy at the task in 0..=1, measured before the attempt was started. `None`
+    /// unless the scorers of the attempt depend on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_success: Option<f64>,
+    /// Text about earlier attempts at the task, which the agent reads after the question.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experience: Option<String>,
 }
 
 impl Task {

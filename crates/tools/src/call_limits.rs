@@ -1,4 +1,4 @@
-//! A toolbox with limits on concurrency and call rate.
+//! A toolbox with limits on sessions, concurrency and call rate.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,10 +10,12 @@ use tokio::time::{Instant, sleep_until};
 use super::middleware::{MiddlewareToolbox, ToolMiddleware};
 use super::{Permit, Toolbox};
 
-/// Limits on the calls of a toolbox, over all its sessions. Calls wait for a permit before their
+/// Limits on a toolbox, over all its sessions. Sessions and calls wait for a permit before their
 /// timeouts start.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CallLimits {
+    /// Maximum number of open sessions. `None` means no limit.
+    pub max_sessions: Option<usize>,
     /// Maximum number of concurrent calls. `None` means no limit.
     pub max_concurrent: Option<usize>,
     /// Maximum number of calls that start per second, evenly spaced. It must be finite and
@@ -26,8 +28,9 @@ pub struct CallLimits {
 /// A toolbox whose calls obey [`CallLimits`].
 pub type LimitedToolbox = MiddlewareToolbox<Gate>;
 
-/// Semaphore and rate limiter that calls wait for.
+/// Semaphores and rate limiter that sessions and calls wait for.
 pub struct Gate {
+    sessions: Option<Arc<Semaphore>>,
     permits: Option<Arc<Semaphore>>,
     /// Interval between two call starts, and the earliest time of the next start.
     pace: Option<(Duration, Mutex<Instant>)>,
@@ -37,13 +40,7 @@ pub struct Gate {
 impl Gate {
     /// Waits for a semaphore permit, and then for the time at which the call can start.
     async fn acquire_permit(&self) -> Permit {
-        let mut permit = Permit::default();
-        if let Some(permits) = &self.permits
-            // The semaphore is never closed, so a permit is always granted in the end.
-            && let Ok(acquired) = Arc::clone(permits).acquire_owned().await
-        {
-            permit.add(acquired);
-        }
+        let permit = acquire(self.permits.as_ref()).await;
         if let Some((interval, next)) = &self.pace {
             let start_at = {
                 let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,18 +54,30 @@ impl Gate {
     }
 }
 
+/// Waits for a permit of a semaphore, if there is one.
+async fn acquire(semaphore: Option<&Arc<Semaphore>>) -> Permit {
+    let mut permit = Permit::default();
+    if let Some(semaphore) = semaphore
+        // The semaphore is never closed, so a permit is always granted in the end.
+        && let Ok(acquired) = Arc::clone(semaphore).acquire_owned().await
+    {
+        permit.add(acquired);
+    }
+    permit
+}
+
 impl LimitedToolbox {
     /// Wraps `toolbox` so that all its sessions together obey `limits`.
     pub fn new(toolbox: Arc<dyn Toolbox>, limits: CallLimits) -> Self {
-        let permits = limits
-            .max_concurrent
-            .map(|limit| Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS))));
+        let semaphore = |limit: usize| Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
+        let sessions = limits.max_sessions.map(semaphore);
+        let permits = limits.max_concurrent.map(semaphore);
         let pace = limits
             .per_second
             .map(|limit| (Duration::from_secs_f64(1.0 / limit), Mutex::new(Instant::now())));
         MiddlewareToolbox::with_middleware(
             toolbox,
-            Gate { permits, pace, is_sequential: limits.is_sequential },
+            Gate { sessions, permits, pace, is_sequential: limits.is_sequential },
         )
     }
 }
@@ -77,6 +86,10 @@ impl LimitedToolbox {
 impl ToolMiddleware for Gate {
     fn allows_parallel(&self) -> bool {
         !self.is_sequential
+    }
+
+    async fn admit_session(&self, permit: Permit) -> Permit {
+        permit.merge(acquire(self.sessions.as_ref()).await)
     }
 
     async fn admit(&self, permit: Permit) -> Permit {

@@ -61,6 +61,7 @@ mod call_limits;
 mod command;
 mod delay;
 mod helper;
+mod lease;
 mod mcp;
 mod middleware;
 mod nested;
@@ -322,6 +323,11 @@ pub trait Toolbox: Send + Sync {
     /// Returns an error if a resource cannot be started. Then no attempt can start.
     async fn check_ready(&self) -> Result<(), ToolError> {
         Ok(())
+    }
+
+    /// Waits until another session may be opened. The permit is kept until that session is closed.
+    async fn admit_session(&self) -> Permit {
+        Permit::default()
     }
 
     /// Opens a session for an attempt.

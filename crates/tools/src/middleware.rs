@@ -17,6 +17,12 @@ pub trait ToolMiddleware: Send + Sync {
         true
     }
 
+    /// Waits for further permits before a session is opened. `permit` is the permit of the wrapped
+    /// toolbox; the returned permit must include it.
+    async fn admit_session(&self, permit: Permit) -> Permit {
+        permit
+    }
+
     /// Waits for further permits before a call. `permit` is the permit of the wrapped toolbox; the
     /// returned permit must include it.
     async fn admit(&self, permit: Permit) -> Permit {
@@ -79,6 +85,10 @@ impl<A: ToolMiddleware + 'static> Toolbox for MiddlewareToolbox<A> {
 
     async fn check_ready(&self) -> Result<(), ToolError> {
         self.toolbox.check_ready().await
+    }
+
+    async fn admit_session(&self) -> Permit {
+        self.middleware.admit_session(self.toolbox.admit_session().await).await
     }
 
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::helper::{HelperCaller, HelperSlot};
 use super::middleware::{ToolMiddleware, WrappedSession};
 use super::output::Branch;
-use super::{ResultTruncation, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::{Permit, ResultTruncation, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
 
 /// `summarize`: another agent summarizes long tool results before the model reads them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -72,6 +72,10 @@ impl Toolbox for SummarizedToolbox {
 
     async fn check_ready(&self) -> Result<(), ToolError> {
         self.toolbox.check_ready().await
+    }
+
+    async fn admit_session(&self) -> Permit {
+        self.toolbox.admit_session().await
     }
 
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {

@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tracing::{debug, trace};
 
+use super::lease::acquire_leases;
 use super::observation::{Observation, ObservationKind};
 use super::offer::{NAME_SEPARATOR, Offer, Offers};
 use super::usage::{Meter, Usage};
@@ -193,7 +194,10 @@ impl ToolSet {
         open: &mut OpenTools,
         attempt: &ToolContext,
     ) -> Result<(), ToolError> {
-        for Entry { toolbox, deadline, strict, meter } in &self.boxes {
+        let toolboxes: Vec<&Arc<dyn Toolbox>> =
+            self.boxes.iter().map(|entry| &entry.toolbox).collect();
+        let leases = acquire_leases(&toolboxes, attempt).await?;
+        for (Entry { toolbox, deadline, strict, meter }, lease) in self.boxes.iter().zip(leases) {
             let name = toolbox.name().to_owned();
             toolbox.check_ready().await?;
             let opened = with_timeout(*deadline, toolbox.open(attempt)).await;
@@ -217,6 +221,7 @@ impl ToolSet {
                 strict,
                 permit_timeout,
                 meter,
+                lease,
             });
         }
         open.offer = self.offers.freeze(&attempt.task, || {
@@ -255,6 +260,8 @@ struct OpenBox {
     /// Maximum wait for a permit: the maximum duration of the attempt.
     permit_timeout: Duration,
     meter: Arc<Meter>,
+    /// Permit to have the session open.
+    lease: Permit,
 }
 
 impl fmt::Debug for OpenTools {
@@ -581,11 +588,12 @@ impl Drop for OpenTools {
 
 async fn close_all(sessions: Vec<OpenBox>) -> Result<(), ToolError> {
     let mut first = Ok(());
-    for OpenBox { name, mut session, deadline, .. } in sessions {
+    for OpenBox { name, mut session, deadline, lease, .. } in sessions {
         let closed = with_timeout(deadline, session.close()).await;
         first = first.and(closed.unwrap_or_else(|| {
             Err(ToolError::Close { tool: name, why: format!("not done within {deadline:?}") })
         }));
+        drop(lease);
     }
     first
 }

@@ -280,6 +280,7 @@ impl Agents {
                 players,
                 picker: player_picker(parts.pick.clone(), of_policies),
                 mixture: keys.mixture,
+                mixture_seats: keys.mixture_seats,
                 limits: keys.limits(),
                 samples: Arc::new(move |params| sampling.params(params)),
                 tools: parts.tools.clone(),

@@ -102,7 +102,7 @@ pub(crate) async fn score_group(
         }
     }
     if let Some((_, first)) = scored.first()
-        && scorers.compares_group(&first.task)
+        && scorers.compares_group(first)
     {
         let mut scored_attempts: Vec<&mut Attempt> =
             scored.iter_mut().map(|(_, attempt)| attempt).collect();

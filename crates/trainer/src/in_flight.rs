@@ -127,8 +127,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
         let handle = self.generating.spawn(async move {
             let made = async {
                 let made = making.await?;
-                if made.attempt.status == Status::Unscored && scorers.can_defer(&made.attempt.task)
-                {
+                if made.attempt.status == Status::Unscored && scorers.can_defer(&made.attempt) {
                     store.end(&made.attempt.id, &made.attempt.end()).await?;
                     crash_point("attempt_unscored");
                 }
@@ -247,7 +246,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
                     let is_baseline = attempt.slot.purpose == Purpose::Baseline;
                     let compares = job.compared_with.is_none()
                         && !is_baseline
-                        && self.scorers.compares_group(&attempt.task);
+                        && self.scorers.compares_group(&attempt);
                     self.ended.push(if compares {
                         AttemptEvent::NeedsComparison(key, attempt)
                     } else {

@@ -22,6 +22,7 @@
 //! oversampling, the order in which attempts end decides which groups a step takes. Such a run is a
 //! function of its store, not of its recipe, and `replay` repeats it from the store.
 
+mod experience;
 mod group;
 mod restore;
 
@@ -185,7 +186,14 @@ impl GroupScheduler {
         let recorded = recorded.map(|attempt| &attempt.task);
         let busy: Vec<usize> = self.open.values().map(|group| group.task_index).collect();
         let task_index = self.order.task_index(position, recorded, &busy);
-        let Some(task) = tasks.train(task_index) else { return Ok(()) };
+        let Some(mut task) = tasks.train(task_index) else { return Ok(()) };
+        if rollouts.scorers.depend_on_success() {
+            // All attempts of a group have the same scorers, also if the run was resumed.
+            task.measured_success = match recorded {
+                Some(recorded) => recorded["measured_success"].as_f64(),
+                None => self.order.success(task_index),
+            };
+        }
         let keys = (0..num_started as u32).map(GroupMember::Sample).chain([GroupMember::Baseline]);
         let mut unscored = Vec::new();
         for (member, recorded) in keys.zip(attempts.iter_mut().chain([&mut baseline])) {
@@ -254,17 +262,27 @@ impl GroupScheduler {
             self.admit_until(self.capacity(), &[], rollouts, tasks).await?;
         }
         while self.in_flight.num_generating() < rollouts.concurrency
-            && let Some((position, member)) = self.waiting.pop_front()
+            && let Some(index) = self.next_waiting()
+            && let Some((position, member)) = self.waiting.remove(index)
         {
             let slot = self.slot(position, member);
             let Some(group) = self.open.get(&position) else { continue };
             let temperature =
                 if member == GroupMember::Baseline { 0.0 } else { self.keys.temperature };
             let params = SamplingParams { temperature, ..SamplingParams::default() };
-            let attempt = rollouts.attempt(&slot, &group.task, params, true)?;
+            let task = group.task_of(member, self.keys.experience.as_ref());
+            let attempt = rollouts.attempt(&slot, &task, params, true)?;
             self.in_flight.generate((position, member), attempt);
         }
         Ok(())
+    }
+
+    /// Returns the index of the first waiting attempt that can start.
+    fn next_waiting(&self) -> Option<usize> {
+        let experience = self.keys.experience.as_ref();
+        self.waiting.iter().position(|(position, member)| {
+            self.open.get(position).is_none_or(|group| group.can_start(*member, experience))
+        })
     }
 
     /// Waits for the next event of an attempt in progress, and records the attempt if it has ended.

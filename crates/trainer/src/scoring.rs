@@ -7,6 +7,7 @@
 //! - **Scoring changes no sampled token**, and can be repeated: the store contains everything that
 //!   a scorer reads.
 
+mod moment;
 mod step_rewards;
 
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ use serde_json::Value;
 
 use crate::TrainerError;
 use crate::panics::catch_panic;
+use moment::{Moment, first_gap};
 pub(crate) use step_rewards::sum_of_components;
 use step_rewards::{call_rewards, component_reward, score_of};
 
@@ -106,7 +108,13 @@ impl NamedScorer {
                 values.iter().any(|value| value == found || is_file(value, found))
             })
         };
+        let mut row = self.when.row.iter();
         self.when.fields().all(matches_field)
+            && row.all(|(name, values)| match &task["row"][name] {
+                Value::Null => false,
+                Value::String(text) => values.contains(text),
+                other => values.contains(&other.to_string()),
+            })
     }
 
     /// Returns the components as they are recorded: prefixed with the name of the scorer, with
@@ -274,9 +282,22 @@ impl Scorers {
         Duration::from_secs_f64(self.0.keys.timeout_seconds)
     }
 
-    /// Returns the scorers of a task: the scorers that it names, otherwise those whose `when`
-    /// matches it.
-    fn scorers_for<'a>(&'a self, task: &'a Value) -> impl Iterator<Item = &'a NamedScorer> {
+    /// Returns whether the scorers of an attempt depend on the measured success at its task.
+    pub(crate) fn depend_on_success(&self) -> bool {
+        self.0.scorers.iter().any(|named| named.when.depends_on_success())
+    }
+
+    /// Returns the scorers of an attempt: the scorers that its task names, otherwise those whose
+    /// `when` matches the task and the moment at which the attempt was started.
+    fn scorers_of<'a>(&'a self, attempt: &Attempt) -> impl Iterator<Item = &'a NamedScorer> {
+        let moment = chosen(&attempt.task).is_none().then(|| Moment::of_attempt(attempt));
+        self.scorers_for(&attempt.task)
+            .filter(move |named| moment.is_none_or(|moment| moment.is_in(&named.when)))
+    }
+
+    /// Returns the scorers of a task at any moment of the training: the scorers that it names,
+    /// otherwise those whose `when` matches the task.
+    fn scorers_for<'a>(&'a self, task: &Value) -> impl Iterator<Item = &'a NamedScorer> {
         let chosen = chosen(task);
         self.0.scorers.iter().filter(move |named| match &chosen {
             Some(names) => names.contains(&named.name.as_str()),
@@ -293,24 +314,24 @@ impl Scorers {
             .map(|named| named.name.as_str())
     }
 
-    /// Returns whether the attempts at a task are scored together, after each has been scored
-    /// independently.
-    pub(crate) fn compares_group(&self, task: &Value) -> bool {
-        self.scorers_for(task).any(|named| named.scorer.scores_groups())
+    /// Returns whether an attempt is scored together with those of its group, after each has been
+    /// scored independently.
+    pub(crate) fn compares_group(&self, attempt: &Attempt) -> bool {
+        self.scorers_of(attempt).any(|named| named.scorer.scores_groups())
     }
 
-    /// Returns whether an attempt at a task may have to wait for its score. Such an attempt is
-    /// recorded before it has a score.
-    pub(crate) fn can_defer(&self, task: &Value) -> bool {
-        self.scorers_for(task)
+    /// Returns whether an attempt may have to wait for its score. Such an attempt is recorded
+    /// before it has a score.
+    pub(crate) fn can_defer(&self, attempt: &Attempt) -> bool {
+        self.scorers_of(attempt)
             .any(|named| named.unscored == UnscoredEffect::Defer || named.scorer.scores_groups())
     }
 
     /// Checks that a task can be scored. `sources` are the sources of all tasks, for messages.
     ///
     /// # Errors
-    /// Returns an error if the task names an unknown scorer, if no scorer applies to it, or if a
-    /// scorer rejects it.
+    /// Returns an error if the task names an unknown scorer, if no scorer applies to it at some
+    /// moment of the training, or if a scorer rejects it.
     pub(crate) fn check_task(
         &self,
         id: &str,
@@ -341,7 +362,18 @@ impl Scorers {
             of: source(),
             sources: sources.join(", "),
         };
-        if some { Ok(()) } else { Err(none()) }
+        if !some {
+            return Err(none());
+        }
+        let conditions: Vec<&WhenKeys> = self.scorers_for(task).map(|named| &named.when).collect();
+        match first_gap(&conditions).filter(|_| chosen(task).is_none()) {
+            None => Ok(()),
+            Some(gap) => {
+                let why = format!("no scorer applies {gap}; widen `when` of [[reward.scorers]]");
+                let (task, source) = (id.to_owned(), ScoreError::Unusable(why));
+                Err(TrainerError::AnswerKey { task, source })
+            }
+        }
     }
 
     /// Checks that the scorers of a task are ready to score it. Skips the scorers in `checked`, and
@@ -391,13 +423,12 @@ impl Scorers {
     /// # Errors
     /// Returns an error if a scorer fails and the recipe has no substitute value for this case.
     pub(crate) async fn score(&self, attempt: &mut Attempt) -> Result<(), ScoringFailure> {
-        let task = attempt.task.clone();
+        let single_scorers: Vec<&NamedScorer> =
+            self.scorers_of(attempt).filter(|named| !named.scorer.scores_groups()).collect();
         let scorer_input = Arc::new(scorer_input(attempt));
         let mut components = Vec::new();
         let mut warnings = Vec::new();
         let mut failed = None;
-        let single_scorers: Vec<&NamedScorer> =
-            self.scorers_for(&task).filter(|named| !named.scorer.scores_groups()).collect();
         for named in single_scorers {
             let input = scorer_input.clone();
             let make_call = |scorer: Arc<dyn Scorer>| {
@@ -439,9 +470,9 @@ impl Scorers {
         attempts: &mut [&mut Attempt],
         other_attempts: &[Attempt],
     ) -> Result<(), ScoringFailure> {
-        let Some(task) = attempts.first().map(|attempt| attempt.task.clone()) else {
-            return Ok(());
-        };
+        let Some(first) = attempts.first() else { return Ok(()) };
+        let comparing: Vec<&NamedScorer> =
+            self.scorers_of(first).filter(|named| named.scorer.scores_groups()).collect();
         let mut other_attempts = other_attempts.to_vec();
         // Sorted by sample index, so that the result does not depend on which of them already have
         // scores.
@@ -453,8 +484,6 @@ impl Scorers {
         let mut components_by_attempt: Vec<Vec<Component>> = vec![Vec::new(); group_attempts.len()];
         let mut warnings = Vec::new();
         let mut failed = None;
-        let comparing: Vec<&NamedScorer> =
-            self.scorers_for(&task).filter(|named| named.scorer.scores_groups()).collect();
         for named in comparing {
             let make_call = |scorer: Arc<dyn Scorer>| {
                 let group = group.clone();

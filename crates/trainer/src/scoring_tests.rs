@@ -124,6 +124,49 @@ fn scorers_apply_to_matching_and_named_tasks() {
     assert!(matches!(error, TrainerError::AnswerKey { .. }), "{error}");
 }
 
+#[test]
+fn scorers_apply_to_their_part_of_training() {
+    let scorer =
+        |name: &str, when: &str| ScorerKeys { when: toml::from_str(when).unwrap(), ..scorer(name) };
+    let all = scorers(
+        vec![
+            scorer("form", "until_step = 5"),
+            scorer("exact", "from_step = 5\nfrom_success = 0.5"),
+            scorer("loose", "from_step = 5\nuntil_success = 0.5"),
+            scorer("level", "row = { level = \"2\" }"),
+        ],
+        Vec::new(),
+    );
+    let at = |purpose, step, task: Value| -> Vec<String> {
+        let unplaced = attempt(task);
+        let slot = AttemptSlot { purpose, step, ..unplaced.slot };
+        let attempt = Attempt { slot, ..unplaced };
+        all.scorers_of(&attempt).map(|named| named.name.clone()).collect()
+    };
+    assert_eq!(at(Purpose::Train, 4, json!({"measured_success": 0.9})), ["form"]);
+    assert_eq!(at(Purpose::Train, 5, json!({"measured_success": 0.4})), ["loose"]);
+    assert_eq!(at(Purpose::Train, 5, json!({"measured_success": 0.5})), ["exact"]);
+    // A task without a measurement counts as 0.5.
+    assert_eq!(at(Purpose::Train, 9, json!({"row": {"level": 2}})), ["exact", "level"]);
+    // Evaluations have the scorers of the end, whenever they are made.
+    assert_eq!(at(Purpose::Eval, 0, json!({"measured_success": 0.1})), ["exact"]);
+    // A task that names its scorers uses them at any moment.
+    assert_eq!(at(Purpose::Train, 9, json!({"row": {"scorer": "form"}})), ["form"]);
+    assert!(all.depend_on_success());
+}
+
+#[test]
+fn task_without_scorer_at_some_step_is_rejected() {
+    let early = ScorerKeys { when: toml::from_str("until_step = 5").unwrap(), ..scorer("form") };
+    let task = json!({"answer": 1, "source": "file"});
+    let alone = scorers(vec![early.clone()], Vec::new());
+    let error = alone.check_task("t", &task, &[]).unwrap_err().to_string();
+    assert!(error.contains("no scorer applies from phase 0, step 5"), "{error}");
+    assert!(!alone.depend_on_success());
+    let whole = scorers(vec![early, scorer("right")], Vec::new());
+    whole.check_task("t", &task, &[]).unwrap();
+}
+
 #[tokio::test]
 async fn score_is_weighted_sum_of_components() {
     let parts = vec![

@@ -51,7 +51,7 @@ pub use batch::{Node, SequenceInput, SequenceTarget, Target, Term, TreeBatch};
 pub use component::{Component, CreditTarget};
 pub use identity::{AttemptId, AttemptSlot, DEFAULT, InvalidAttemptId, Purpose, RunId};
 pub use outcome::{AttemptWarning, CallCounts, ContextTruncation, Drift, Finish, Outcome};
-pub use seat::{SEAT_SEPARATOR, agent_of, is_seat, seat_name};
+pub use seat::{SEAT_SEPARATOR, agent_of, is_seat, parse_seat, seat_name};
 pub use segment::{Kind, MaskReason, Part, Segment, SegmentId, Trajectory, VersionRun};
 pub use timing::{TimeInterval, TimedPart, Timing, Timings};
 pub use tokens::Tokens;

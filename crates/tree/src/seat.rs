@@ -16,6 +16,14 @@ pub fn agent_of(recorded: &str) -> &str {
     recorded.split_once(SEAT_SEPARATOR).map_or(recorded, |(agent, _)| agent)
 }
 
+/// Returns the agent and the number of a seat, counted from 1, given the recorded name. Returns
+/// `None` if the name is not one that [`seat_name`] returns.
+pub fn parse_seat(recorded: &str) -> Option<(&str, usize)> {
+    let (agent, seat) = recorded.split_once(SEAT_SEPARATOR)?;
+    let seat = seat.parse::<usize>().ok().filter(|seat| *seat > 0)?;
+    (seat_name(agent, seat) == recorded).then_some((agent, seat))
+}
+
 /// Returns whether a recorded name is that of a seat.
 pub fn is_seat(recorded: &str) -> bool {
     recorded.contains(SEAT_SEPARATOR)
@@ -30,5 +38,13 @@ mod tests {
         assert_eq!(agent_of(&seat_name("wolf", 3)), "wolf");
         assert_eq!(agent_of("solver"), "solver");
         assert!(is_seat("wolf@3") && !is_seat("wolf"));
+    }
+
+    #[test]
+    fn parse_seat_accepts_only_names_of_seats() {
+        assert_eq!(parse_seat(&seat_name("wolf", 12)), Some(("wolf", 12)));
+        for name in ["wolf", "wolf@", "wolf@0", "wolf@03", "wolf@+3", "wolf@x", "wolf@1@2"] {
+            assert_eq!(parse_seat(name), None, "{name}");
+        }
     }
 }

@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use levade_call::{ApiError, Backend, ChatApi, ChatCompletion, ChatDelta, ChatQuery, ErrorKind};
+use levade_conversation::Overflow;
 use levade_policy::{FinishReason, Simulator, SimulatorConfig};
 use levade_tasks::Task;
 use levade_text::testing::{VOCABULARY, tiny_chat};
@@ -12,7 +13,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
-use crate::roster::{MixtureScope, Player};
+use crate::roster::{MixtureScope, MixtureSeats, Player};
 use crate::teacher::Teacher;
 use crate::testing;
 
@@ -198,6 +199,8 @@ async fn illegal_move_gets_reason_and_penalty() {
     let moves = metrics["game/default.moves"];
     assert_eq!(metrics["game/default.legal"], moves / (moves + 1.0));
     assert_eq!(metrics["game/default.no_default"], 1.0);
+    let rewards_of_seats = ["game/seat.1.reward", "game/seat.2.reward"].map(|name| metrics[name]);
+    assert_eq!(rewards_of_seats[0], -rewards_of_seats[1]);
     assert!(rewards(&attempt).contains(&("default@1".to_owned(), -0.25)));
     let retry_message = last_text(&api.queries.lock().unwrap()[1]);
     assert!(
@@ -417,26 +420,68 @@ async fn rules_of_program_play_match() {
     }
 }
 
-/// Mixtures are selected for each seat, and with the scope `group` for a group of attempts.
+/// Mixtures are selected for each seat or for all, and with the scope `group` for a group.
 #[tokio::test]
 async fn mixture_is_selected_per_seat_and_scope() {
     let picker = |seed: u64, stream: u64, role: &str| {
         ((seed + stream) as usize + role.len() + usize::from(role.ends_with('1'))) % 2
     };
-    let run = async |scope: MixtureScope, stream: u64| {
+    let run = async |scope: MixtureScope, seats: MixtureSeats, stream: u64| {
         let mut agent = simulated_agent("default");
         let mut other = agent.players[0].clone();
         other.policy = "other".to_owned();
         agent.players.push(other);
         agent.picker = Some(Arc::new(picker));
         agent.mixture = scope;
+        agent.mixture_seats = seats;
         let context = AttemptContext { stream, group_stream: 4, ..context(vec![agent], 1) };
         game("kuhn", Value::Null, &[]).run(context).await.outcome.cast
     };
-    let first = run(MixtureScope::Attempt, 1).await;
+    let by_seat = async |scope, stream| run(scope, MixtureSeats::Each, stream).await;
+    let first = by_seat(MixtureScope::Attempt, 1).await;
     assert_ne!(first["default@1"], first["default@2"]);
-    assert_ne!(first, run(MixtureScope::Attempt, 2).await);
-    assert_eq!(run(MixtureScope::Group, 1).await, run(MixtureScope::Group, 2).await);
+    assert_ne!(first, by_seat(MixtureScope::Attempt, 2).await);
+    assert_eq!(by_seat(MixtureScope::Group, 1).await, by_seat(MixtureScope::Group, 2).await);
+    let together = run(MixtureScope::Attempt, MixtureSeats::Together, 1).await;
+    assert_eq!(together["default@1"], together["default@2"]);
+    assert_ne!(together, run(MixtureScope::Attempt, MixtureSeats::Together, 2).await);
+}
+
+#[tokio::test]
+async fn policy_prompts_replace_those_of_agent_and_game() {
+    let play = async |policy: &str| {
+        let api = ScriptedApi::new(|_, query| Some(Ok(legal(query))));
+        let (system, format) =
+            (format!("Bluff. {INSTRUCTIONS}"), format!("ONLY. {DEFAULT_FORMAT}"));
+        let prompts = PolicyPrompts { system: Some(system), format: Some(format) };
+        let game = with_options(game("kuhn", Value::Null, &[]), |options| {
+            let key = ("default".to_owned(), policy.to_owned());
+            options.policy_prompts = [(key, prompts)].into();
+        });
+        let attempt = game.run(context(vec![api_agent("default", api.clone())], 1)).await;
+        assert_eq!(attempt.outcome.error, None);
+        let queries = api.queries.lock().unwrap();
+        let system = queries[0].messages[0].content.as_str();
+        assert!(system.contains("Kuhn"), "{system}");
+        (system.starts_with("Bluff. "), last_text(&queries[0]).contains("ONLY. "))
+    };
+    assert_eq!(play("default").await, (true, true));
+    assert_eq!(play("other").await, (false, false));
+}
+
+#[test]
+fn summaries_are_recorded_by_seat() {
+    let mut agent = simulated_agent("wolf");
+    agent.players[0].context_policy.budget.overflow = Overflow::Summarize;
+    let context = testing::context(vec![agent]);
+    let parties = PartyBuilder::new(&context, Caller::ToolLoop).unwrap();
+    let agent = context.own_agent().unwrap();
+    for seat in [1, 2] {
+        let party = parties.party(agent, &agent.players[0]).unwrap().in_seat(seat);
+        let summarizer = party.summarizer.unwrap().party.agent.clone();
+        assert_eq!(party.agent, format!("wolf@{seat}"));
+        assert_eq!(summarizer, format!("wolf.summary@{seat}"));
+    }
 }
 
 /// Returns the loop of a game with changed options.

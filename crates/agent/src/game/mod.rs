@@ -33,7 +33,7 @@ use levade_tasks::Task;
 use levade_tree::{Finish, Outcome, seat_name};
 use tracing::{Instrument, debug_span};
 
-pub use options::{DEFAULT_FORMAT, GameOptions, INSTRUCTIONS, Rules};
+pub use options::{DEFAULT_FORMAT, GameOptions, INSTRUCTIONS, PolicyPrompts, Rules};
 pub use probabilities::{MoveProbabilities, move_probabilities};
 pub use versus::{Contestant, MatchSeeds, play_versus};
 pub use workers::GameWorkers;
@@ -179,7 +179,7 @@ impl GameLoop {
             if context.teacher.is_some() && player.is_trained {
                 imitating.extend(ImitatingPolicy::new(&name, player));
             }
-            cast.push(Arc::new(Party { agent: name.clone(), ..party }));
+            cast.push(Arc::new(party.in_seat(seat.index + 1)));
             let mut player = SeatPlayer::new(name, seat, (agent, player), options);
             player.limits = *context.limits_of(agent);
             player.is_constrained = is_constrained;

@@ -56,6 +56,15 @@ impl Rules {
     }
 }
 
+/// Prompts of one policy of an agent, in place of those of the agent and the game.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PolicyPrompts {
+    /// System prompt. `{instructions}` stands for the rules' instructions of the seat.
+    pub system: Option<String>,
+    /// Text that follows every request; `{format}` stands for the format of the completion.
+    pub format: Option<String>,
+}
+
 /// Game of a run, and the agents that play it.
 #[derive(Clone)]
 pub struct GameOptions {
@@ -70,6 +79,8 @@ pub struct GameOptions {
     /// System prompts by agent. `{instructions}` stands for the rules' instructions of the seat,
     /// which are the system prompt of the remaining agents.
     pub systems: BTreeMap<String, String>,
+    /// Prompts of single policies, by agent and policy.
+    pub policy_prompts: BTreeMap<(String, String), PolicyPrompts>,
     /// Maximum number of completions to one request after the first one.
     pub retries: u32,
     /// Reward of a completion that is no legal move.
@@ -96,6 +107,7 @@ impl GameOptions {
             agents: BTreeMap::new(),
             other: Some(agent.to_owned()),
             systems: BTreeMap::new(),
+            policy_prompts: BTreeMap::new(),
             retries: 2,
             illegal_reward: 0.0,
             default_reward: -0.1,
@@ -104,6 +116,15 @@ impl GameOptions {
             has_reasoning: true,
             format: DEFAULT_FORMAT.to_owned(),
         }
+    }
+
+    /// Returns the system prompt and the format text of an agent that a policy plays. The system
+    /// prompt is `None` if it consists of the rules' instructions.
+    pub(super) fn prompts(&self, agent: &str, policy: &str) -> (Option<&str>, &str) {
+        let own = self.policy_prompts.get(&(agent.to_owned(), policy.to_owned()));
+        let system = own.and_then(|own| own.system.as_ref()).or_else(|| self.systems.get(agent));
+        let format = own.and_then(|own| own.format.as_ref()).unwrap_or(&self.format);
+        (system.map(String::as_str), format)
     }
 
     /// Returns the name of the agent that plays a seat.

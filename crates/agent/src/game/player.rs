@@ -21,6 +21,8 @@ pub(super) struct SeatPlayer {
     pub limits: Limits,
     /// Whether the sampler restricts completions to the schema of the request.
     pub is_constrained: bool,
+    /// Text that follows every request.
+    format: String,
     history: Vec<Message>,
     /// Events that the seat may observe, and that no request has shown to it yet.
     unseen: Vec<String>,
@@ -46,7 +48,8 @@ impl SeatPlayer {
         (agent, player): (&Agent, &Player),
         options: &GameOptions,
     ) -> Self {
-        let system = match options.systems.get(&agent.name) {
+        let (system, format) = options.prompts(&agent.name, &player.policy);
+        let system = match system {
             Some(system) => system.replace(INSTRUCTIONS, &seat.instructions),
             None => seat.instructions.clone(),
         };
@@ -57,6 +60,7 @@ impl SeatPlayer {
             policy: player.policy.clone(),
             limits: agent.limits,
             is_constrained: false,
+            format: format.to_owned(),
             history,
             unseen: Vec::new(),
             tokens: 0,
@@ -79,7 +83,7 @@ impl SeatPlayer {
         let mut message = std::mem::take(&mut self.unseen);
         message.push(move_request.prompt.clone());
         let format = describe_format(move_request, options.has_reasoning);
-        message.push(options.format.replace("{format}", &format));
+        message.push(self.format.replace("{format}", &format));
         message.join("\n")
     }
 

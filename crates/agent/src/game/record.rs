@@ -68,6 +68,15 @@ impl MatchRecord {
         let mut metrics: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for ((seat, player), result) in self.seats.iter().zip(players).zip(outcomes) {
             rewards.push(json!({"agent": player.name, "value": result.reward}));
+            let moves = player.turns.len();
+            let missing = result.transitions.iter().find(|(index, _)| *index as usize >= moves);
+            if let Some((index, reward)) = missing {
+                return Err(format!(
+                    "the game {game} reports the reward {reward} for the move {index} of the seat \
+                     {}, which made {moves} moves; moves are counted from 0",
+                    player.name
+                ));
+            }
             let transitions = result.transitions.iter().map(|(index, reward)| {
                 (player.turns.get(*index as usize).copied().flatten(), *reward)
             });
@@ -89,6 +98,8 @@ impl MatchRecord {
                 }
                 metrics.entry(format!("game/{}.{name}", player.agent)).or_default().push(value);
                 metrics.entry(format!("game/role.{}.{name}", seat.role)).or_default().push(value);
+                let seat = seat.index + 1;
+                metrics.entry(format!("game/seat.{seat}.{name}")).or_default().push(value);
             }
         }
         for (agent, [moves, illegal, defaults]) in moves_of_agents(players) {
@@ -136,5 +147,42 @@ impl MatchRecord {
         // The scorer `program` takes these rewards.
         outcome.scorer_inputs.insert("program".to_owned(), json!({"rewards": rewards}));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use levade_policy::{Simulator, SimulatorConfig};
+
+    use super::*;
+    use crate::game::options::{GameOptions, Rules};
+    use crate::testing;
+
+    #[test]
+    fn reward_of_missing_move_is_rejected() {
+        let options = GameOptions::new(Rules::built_in("kuhn").unwrap(), Value::Null, "default");
+        let simulator = Arc::new(Simulator::new(SimulatorConfig::default()));
+        let agent = testing::agent("default", testing::player("p", simulator), Vec::new());
+        let start = levade_game::find("kuhn").unwrap().start(&Value::Null, 1).unwrap();
+        let player = |seat: &Seat| {
+            SeatPlayer::new("default@1".to_owned(), seat, (&agent, &agent.players[0]), &options)
+        };
+        let players: Vec<SeatPlayer> = start.seats.iter().map(player).collect();
+        let record = MatchRecord::new("kuhn", 1, start.seats, &Table::BuiltIn(start.state));
+        let outcomes = |transitions: &[(u32, f64)]| {
+            [0, 1].map(|seat| SeatOutcome {
+                seat,
+                reward: 1.0,
+                parts: Vec::new(),
+                transitions: transitions.to_vec(),
+            })
+        };
+        record.apply(&players, &outcomes(&[]), &mut Outcome::initial()).unwrap();
+        let error = record.apply(&players, &outcomes(&[(2, 0.5)]), &mut Outcome::initial());
+        let error = error.unwrap_err();
+        assert!(error.contains("for the move 2 of the seat default@1"), "{error}");
+        assert!(error.contains("made 0 moves"), "{error}");
     }
 }

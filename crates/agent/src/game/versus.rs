@@ -81,8 +81,16 @@ pub async fn play_versus(
     let systems = options.systems.iter().flat_map(|(agent, system)| {
         contestants.map(|contestant| (contestant.agent_name(agent), system.clone()))
     });
-    let match_options =
-        GameOptions { agents: seated, other: None, systems: systems.collect(), ..options.clone() };
+    let policy_prompts = options.policy_prompts.iter().flat_map(|((agent, policy), prompts)| {
+        contestants.map(|one| ((one.agent_name(agent), policy.clone()), prompts.clone()))
+    });
+    let match_options = GameOptions {
+        agents: seated,
+        other: None,
+        systems: systems.collect(),
+        policy_prompts: policy_prompts.collect(),
+        ..options.clone()
+    };
     let agents: Vec<Agent> = contestants.iter().flat_map(|one| one.named_agents()).collect();
     let [own, opponents] = &names;
     let first = own.first().filter(|_| !opponents.is_empty());

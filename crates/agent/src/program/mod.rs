@@ -20,6 +20,7 @@ mod environment;
 mod outcome;
 mod process;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +29,7 @@ use async_trait::async_trait;
 use levade_call::{ExternalCall, Recording};
 use levade_gateway::{Gateway, Reward, Route, Session, SessionOptions};
 use levade_process::{Pool, RunOutput, Supervisor};
-use levade_tree::Outcome;
+use levade_tree::{Outcome, agent_of};
 use tracing::{Instrument, debug_span};
 
 pub use dry_run::DryRunResult;
@@ -136,8 +137,11 @@ impl OpenProgram<'_> {
     /// demonstrations.
     async fn demonstrated_attempt(&self, outcome: Outcome, external: &[ExternalCall]) -> Attempt {
         let trained = self.played.iter().filter(|(_, player)| player.is_trained);
-        let policies =
-            trained.filter_map(|(agent, player)| ImitatingPolicy::new(&agent.name, player));
+        let callers: BTreeSet<&str> = external.iter().map(|call| call.agent.as_str()).collect();
+        let policies = trained.flat_map(|(agent, player)| {
+            let own = callers.iter().filter(move |name| agent_of(name) == agent.name);
+            own.filter_map(move |name| ImitatingPolicy::new(name, player))
+        });
         create_attempt(outcome, policies.collect(), external.to_vec()).await
     }
 }

@@ -6,6 +6,10 @@ use super::NAME;
 use super::role::{Role, Side};
 use crate::GameError;
 
+/// Largest number of days, and of rounds of a discussion. All positions of a match are recorded.
+const MAX_DAYS: u32 = 100;
+const MAX_DISCUSSION_ROUNDS: u32 = 20;
+
 /// Language of prompts and announcements.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Language {
@@ -121,8 +125,15 @@ impl Rules {
         if self.counts().is_empty() {
             return Err(error(format!("players is {}, but it must be 7, 9 or 12", self.players)));
         }
-        if self.max_days == 0 {
-            return Err(error("max_days is 0, but it must be at least 1".to_owned()));
+        let ranges = [
+            ("max_days", self.max_days, 1, MAX_DAYS),
+            ("discussion_rounds", self.discussion_rounds, 0, MAX_DISCUSSION_ROUNDS),
+        ];
+        for (name, value, min, max) in ranges {
+            if !(min..=max).contains(&value) {
+                let message = format!("{name} is {value}, but it must be in {min}..={max}");
+                return Err(error(message));
+            }
         }
         let repeated = |(role, count): &(Role, usize)| std::iter::repeat_n(*role, *count);
         Ok(self.counts().iter().flat_map(repeated).collect())

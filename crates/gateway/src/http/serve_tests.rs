@@ -249,3 +249,32 @@ async fn agent_header_has_two_names() {
         }
     }
 }
+
+#[tokio::test]
+async fn seat_of_agent_is_recorded_under_its_own_name() {
+    let served = TestGateway::scripted(&["Yes.", "No."]);
+    let key = format!("Bearer {}", served.session.key());
+    for (agent, expected) in [
+        ("default@2", StatusCode::OK),
+        ("default@1", StatusCode::OK),
+        ("default@0", StatusCode::NOT_FOUND),
+        ("nobody@1", StatusCode::NOT_FOUND),
+    ] {
+        let headers = [
+            ("content-type", "application/json"),
+            ("authorization", key.as_str()),
+            ("x-levade-agent", agent),
+        ];
+        let (status, ..) = send(&served.gateway, ("POST", CHAT), &headers, body()).await;
+        assert_eq!(status, expected, "{agent}");
+    }
+    let reward = |agent: &str| {
+        let (name, agent) = ("reward".to_owned(), Some(agent.to_owned()));
+        served.session.reward(crate::Reward { value: 1.0, name, agent, turn: None })
+    };
+    reward("default@2").unwrap();
+    assert!(reward("nobody@2").is_err());
+    let recorded = served.session.close(std::time::Duration::from_secs(5)).await.0;
+    let agents: Vec<&str> = recorded.calls.iter().map(|call| call.agent.as_str()).collect();
+    assert_eq!(agents, ["default@2", "default@1"]);
+}

@@ -96,11 +96,12 @@ class CountInteraction(BaseInteraction):
         self.known, self.unit = {}, config.get("unit", "")
 
     async def start_interaction(self, instance_id=None, ground_truth=None, **kwargs):
-        self.known[instance_id] = [ground_truth, 0.0]
+        self.known[instance_id] = [ground_truth, 0.0, kwargs["name"]]
         return instance_id
 
     async def generate_response(self, instance_id, messages, **kwargs):
         known = self.known[instance_id]
+        assert kwargs["name"] == known[2], "the row's arguments contain the name"
         known[1] = float(messages[-1]["content"] == known[0] + self.unit)
         done = known[1] == 1.0
         return done, "Right." if done else "Try again.", known[1], {"turns": len(messages)}

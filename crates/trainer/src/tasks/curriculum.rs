@@ -183,6 +183,13 @@ impl Curriculum {
             if pool.is_open { success >= self.keys.back } else { success >= self.keys.gate };
     }
 
+    /// Returns the estimated success at a task, rounded to four decimals: the number is recorded,
+    /// and must be read back unchanged.
+    pub fn success(&self, task_index: usize) -> Option<f64> {
+        let success = self.tasks.get(task_index)?.success()?;
+        Some((success * 1e4).round() / 1e4)
+    }
+
     /// Returns the metrics of the estimates: how many tasks are in each class, and how many stages
     /// are reached.
     pub fn metrics(&self) -> Vec<(&'static str, f64)> {

@@ -61,6 +61,11 @@ impl TaskOrder {
         self.epoch.as_ref().map_or(0, |(_, order)| order[within] as usize)
     }
 
+    /// Returns the measured success at a task in 0..=1, if a curriculum has measured it.
+    pub(crate) fn success(&self, task_index: usize) -> Option<f64> {
+        self.curriculum.as_ref()?.success(task_index)
+    }
+
     /// Returns whether the order depends on the results of attempts.
     pub(crate) fn needs_results(&self) -> bool {
         self.curriculum.is_some()

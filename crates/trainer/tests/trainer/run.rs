@@ -272,6 +272,40 @@ async fn stopped_and_resumed_curriculum_matches_uninterrupted() {
     assert!(last["curriculum/unknown"].as_f64().unwrap() < 12.0, "{last}");
 }
 
+/// Scorers that depend on the success that the curriculum has measured.
+const SCORERS_BY_SUCCESS: &str = "reward={scorers=[\
+     {name='low', kind='numeric', weight=0.5, when={until_success=0.5}}, \
+     {name='high', kind='numeric', when={from_success=0.5}}]}";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopped_and_resumed_scorers_by_success_match_uninterrupted() {
+    let known = stop_and_resume(&[CURRICULUM[0], CURRICULUM[1], SCORERS_BY_SUCCESS]).await;
+    // A task without a measurement counts as 0.5.
+    assert!(known.iter().any(|line| line.get("reward/high/mean").is_some()), "{known:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_read_earlier_answers_also_after_resume() {
+    let overrides = ["phase.1.experience={attempts=2, max_characters=40}"];
+    stop_and_resume(&overrides).await;
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    run(&dir, &policy, StartMode::Fresh, &overrides).await.unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
+    for (sample, heading) in (0..4).zip([None, Some(1), Some(1), Some(2)]) {
+        let slot = AttemptSlot { purpose: Purpose::Train, phase: 1, step: 0, group: 2, sample };
+        let attempt = wait(store.last_try(&slot)).unwrap().unwrap();
+        let experience = attempt.task["experience"].as_str();
+        let expected = heading
+            .map(|number| format!("Earlier attempts at this task:\n\nAttempt {number} (score "));
+        assert_eq!(experience.is_some(), expected.is_some(), "{sample}");
+        let starts =
+            expected.is_none_or(|start| experience.unwrap_or_default().starts_with(&start));
+        assert!(starts, "{sample}: {experience:?}");
+    }
+}
+
 /// Stops and resumes a run many times, and compares it with one that is not stopped. Returns its
 /// metrics.
 async fn stop_and_resume(overrides: &[&str]) -> Vec<Value> {

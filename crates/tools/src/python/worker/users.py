@@ -44,12 +44,14 @@ class Interaction:
 
     async def start(self, session, row, run):
         begin = self.one.start_interaction
-        made = await run(lambda: begin(session, **self.given(row)), inspect.iscoroutinefunction(begin))
+        given = self.given(row, begin)
+        made = await run(lambda: begin(session, **given), inspect.iscoroutinefunction(begin))
         return session if made is None else made
 
     async def respond(self, user, messages, row, run):
         reply = self.one.generate_response
-        found = await run(lambda: reply(user, messages, **self.given(row)), inspect.iscoroutinefunction(reply))
+        given = self.given(row, reply)
+        found = await run(lambda: reply(user, messages, **given), inspect.iscoroutinefunction(reply))
         if not isinstance(found, tuple) or len(found) != 4 or not isinstance(found[1], str):
             raise schema.Unusable(
                 f"{self.name}.generate_response gave {found!r}, but must give (ends, text, score, metrics)"
@@ -70,17 +72,20 @@ class Interaction:
             return None
         parameters = inspect.signature(method).parameters.values()
         kinds = {p.kind for p in parameters}
-        given = self.given(row) if inspect.Parameter.VAR_KEYWORD in kinds else {}
+        given = self.given(row, method) if inspect.Parameter.VAR_KEYWORD in kinds else {}
         takes = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
         positional = (user,) if takes else ()
         return await run(lambda: method(*positional, **given), inspect.iscoroutinefunction(method))
 
     @staticmethod
-    def given(row):
-        """The arguments that the row has for its interaction."""
+    def given(row, method):
+        """The arguments that the row has for a method of its interaction. As in verl, the name of the interaction is
+        one of them; a method that does not take it runs, too."""
         extra = row.get("extra_info")
         found = extra.get("interaction_kwargs") if isinstance(extra, dict) else None
-        return {key: value for key, value in (found or {}).items() if key != "name"}
+        parameters = inspect.signature(method).parameters.values()
+        takes_name = any(p.name == "name" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        return {key: value for key, value in (found or {}).items() if key != "name" or takes_name}
 
 
 def is_interaction(value):

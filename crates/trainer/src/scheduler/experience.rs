@@ -1,0 +1,62 @@
+//! Attempts that are made one after another, and read the final answers of earlier ones.
+
+use levade_recipe::ExperienceKeys;
+use levade_tools::{ResultTruncation, Side};
+
+use super::*;
+
+impl Group {
+    /// Returns whether an attempt can start: with `experience`, after all earlier samples of the
+    /// group have ended.
+    pub(super) fn can_start(
+        &self,
+        member: GroupMember,
+        experience: Option<&ExperienceKeys>,
+    ) -> bool {
+        experience.is_none() || self.earlier(member).iter().all(Option::is_some)
+    }
+
+    /// Returns the task of an attempt, with what the attempt reads about earlier ones.
+    pub(super) fn task_of(&self, member: GroupMember, experience: Option<&ExperienceKeys>) -> Task {
+        let experience = experience.and_then(|keys| describe(self.earlier(member), keys));
+        Task { experience, ..self.task.clone() }
+    }
+
+    /// Returns the samples of the group that start before an attempt.
+    fn earlier(&self, member: GroupMember) -> &[Option<Attempt>] {
+        match member {
+            GroupMember::Sample(sample) => &self.attempts[..sample as usize],
+            GroupMember::Baseline => &[],
+        }
+    }
+}
+
+/// Describes earlier attempts, or returns `None` if none of them has ended without a failure.
+fn describe(earlier: &[Option<Attempt>], keys: &ExperienceKeys) -> Option<String> {
+    let ended = earlier.iter().zip(1..).filter_map(|(attempt, number)| {
+        let attempt = attempt.as_ref().filter(|attempt| attempt.status != Status::Failed)?;
+        Some((attempt, number))
+    });
+    let ended: Vec<(&Attempt, usize)> = ended.collect();
+    let newest = &ended[ended.len().saturating_sub(keys.attempts)..];
+    let truncation = ResultTruncation {
+        characters: Some(keys.max_characters),
+        side: Side::Middle,
+        ..ResultTruncation::default()
+    };
+    let entry = |(attempt, number): &(&Attempt, usize)| {
+        let answer = attempt.outcome.final_text.trim();
+        let answer = truncation.truncate(answer).unwrap_or_else(|| answer.to_owned());
+        match attempt.score.filter(|_| keys.scores) {
+            // Three decimals, without zeros at the end.
+            Some(score) => {
+                let score = (score * 1e3).round() / 1e3 + 0.0;
+                format!("Attempt {number} (score {score}):\n{answer}")
+            }
+            None => format!("Attempt {number}:\n{answer}"),
+        }
+    };
+    let described: Vec<String> = newest.iter().map(entry).collect();
+    let text = || format!("{}\n\n{}", keys.instruction, described.join("\n\n"));
+    (!described.is_empty()).then(text)
+}
