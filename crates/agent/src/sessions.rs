@@ -4,7 +4,8 @@
 //! and ends the session. Each session becomes an attempt of purpose
 //! [`Session`](Purpose::Session), with all of its tokens and log-probabilities. Its slot is the
 //! hash of its key. If traffic is recorded, calls without a session are recorded, too: those with
-//! the same id of a conversation as one session, every other call as a session of its own.
+//! the same id of a conversation (and the same person) as one session, every other call as a
+//! session of its own.
 //!
 //! # Guarantees
 //! - **A session that is not ended is closed** when its time is over, and its tokens are recorded.
@@ -29,7 +30,7 @@ use levade_gateway::{
 };
 use levade_policy::{process_time, random_hex};
 use levade_store::{Attempt, AttemptStart, End, Status, Store, StoreError};
-use levade_tasks::Task;
+use levade_tasks::{PERSON, Task};
 use levade_tree::{AttemptId, AttemptSlot, DEFAULT, Finish, Outcome};
 use serde_json::{Map, Value, json};
 use tokio::sync::Mutex as AsyncMutex;
@@ -77,9 +78,12 @@ pub struct Sessions {
 struct State {
     /// Open sessions by id.
     open: HashMap<String, OpenSession>,
-    /// Ids of sessions by the id of their conversation.
-    conversations: HashMap<String, String>,
+    /// Ids of sessions by their conversation.
+    conversations: HashMap<Conversation, String>,
 }
+
+/// Id of a conversation in traffic, and the key of the person who has it.
+type Conversation = (String, Option<String>);
 
 struct OpenSession {
     session: Arc<Session>,
@@ -138,7 +142,7 @@ impl Sessions {
     async fn create(
         &self,
         request: StartRequest,
-        conversation: Option<&str>,
+        conversation: Option<Conversation>,
         is_started: bool,
         seed: Option<u64>,
     ) -> Result<Arc<Session>, ApiError> {
@@ -181,7 +185,7 @@ impl Sessions {
             OpenSession { session: session.clone(), start, is_started, deadline },
         );
         if let Some(conversation) = conversation {
-            state.conversations.insert(conversation.to_owned(), id);
+            state.conversations.insert(conversation, id);
         }
         Ok(session)
     }
@@ -206,6 +210,13 @@ impl Sessions {
         open.deadline = None;
         // A failure is logged.
         let _ = self.finish(open, Ending::Timeout(timeout)).await;
+    }
+
+    /// Returns the open session of a conversation.
+    fn session_of(&self, conversation: &Conversation) -> Option<Arc<Session>> {
+        let state = self.state();
+        let open = state.open.get(state.conversations.get(conversation)?)?;
+        Some(Arc::clone(&open.session))
     }
 
     fn remove(&self, id: &str) -> Option<OpenSession> {
@@ -311,22 +322,26 @@ impl SessionHost for Sessions {
     async fn traffic(
         &self,
         id: Option<&str>,
+        person: Option<&str>,
         seed: Option<u64>,
     ) -> Result<Option<Arc<Session>>, ApiError> {
         if !self.options.records_traffic {
             return Ok(None);
         }
-        let _creating = match id {
-            Some(id) => {
+        let person = person.map(str::to_owned);
+        let conversation = id.map(|id| (id.to_owned(), person.clone()));
+        let _creating = match &conversation {
+            Some(conversation) => {
                 let creating = self.creating.lock().await;
-                if let Some(session) = self.find(id) {
+                if let Some(session) = self.session_of(conversation) {
                     return Ok(Some(session));
                 }
                 Some(creating)
             }
             None => None,
         };
-        let created = self.create(StartRequest::default(), id, id.is_some(), seed).await;
+        let request = StartRequest { person, ..StartRequest::default() };
+        let created = self.create(request, conversation, id.is_some(), seed).await;
         Ok(created
             .inspect_err(|error| tracing::error!(error = error.message, "traffic is not recorded"))
             .ok())
@@ -334,7 +349,12 @@ impl SessionHost for Sessions {
 
     fn find(&self, id: &str) -> Option<Arc<Session>> {
         let state = self.state();
-        let id = state.conversations.get(id).map_or(id, String::as_str);
+        let mut named = state.conversations.iter().filter(|((known, _), _)| known == id);
+        let id = match (named.next(), named.next()) {
+            (None, _) => id,
+            (Some((_, session)), None) => session.as_str(),
+            (Some(_), Some(_)) => return None,
+        };
         state.open.get(id).map(|open| Arc::clone(&open.session))
     }
 }
@@ -347,7 +367,10 @@ async fn record_end(store: &dyn Store, attempt: &Attempt) -> Result<(), StoreErr
 }
 
 /// Returns the task of a session.
-fn task_of(id: &str, StartRequest { task_id, task }: StartRequest) -> Task {
+fn task_of(id: &str, StartRequest { task_id, mut task, person }: StartRequest) -> Task {
+    if let Some(person) = person {
+        task.insert(PERSON.to_owned(), person.into());
+    }
     let text = |task: &Map<String, Value>, name: &str| {
         task.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
     };

@@ -294,6 +294,36 @@ async fn traffic_is_recorded_by_conversation_or_by_call() {
 }
 
 #[tokio::test]
+async fn sessions_and_traffic_name_their_person() {
+    let server = Server::new(TIMEOUT, true).await;
+    let named = json!({ "task": { "person": "task", "question": "?" }, "person": "alice" });
+    let started = server.ok("/rl/start_session", KEY, &named).await;
+    let key = started["api_key"].as_str().unwrap();
+    server.ok("/v1/chat/completions", key, &question("a?")).await;
+    server.ok("/rl/end_session", key, &json!({})).await;
+    let path = "/v1/chat/completions";
+    for (person, text) in [("bob", "b?"), ("eve", "c?"), ("bob", "d?")] {
+        let headers = format!("x-session-id: chat\r\nx-person-id: {person}\r\n");
+        let (status, response) = server.post_with(path, KEY, &headers, &question(text)).await;
+        assert_eq!(status, 200, "{response}");
+    }
+    // Two people have a conversation with this id.
+    let reward = json!({ "reward": 1.0, "session_id": "chat" });
+    assert_eq!(server.post("/rl/set_reward", KEY, &reward).await.0, 404);
+    let headers = "x-person-id: \u{e9}ve\r\n";
+    let (status, error) = server.post_with(path, KEY, headers, &question("e?")).await;
+    assert!(status == 400 && error.to_string().contains("x-person-id"), "{status} {error}");
+    server.pass_timeout().await;
+    let mut found = Vec::new();
+    for summary in server.summaries().await {
+        let session = server.store.attempt(&summary.id).await.unwrap().unwrap();
+        found.push((levade_tasks::persons(&session.task).concat(), session.outcome.turns));
+    }
+    found.sort();
+    assert_eq!(found, [("alice".to_owned(), 1), ("bob".to_owned(), 2), ("eve".to_owned(), 1)]);
+}
+
+#[tokio::test]
 async fn conversation_after_its_deadline_is_another_session() {
     let server = Server::new(TIMEOUT, true).await;
     let id = "x-session-id: chat\r\n";

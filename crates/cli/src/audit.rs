@@ -2,30 +2,33 @@
 //! weights.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use levade_run::dir::RunDir;
-use levade_store::{Attempt, Store, Withdrawal};
+use levade_store::{Attempt, Store, Withdrawal, person_subject};
+use levade_tasks::persons;
 use levade_trainer::{Descendant, Trained, checkpoints, descendants, trained, with_copies};
 use levade_tree::{AttemptId, AttemptSlot, Kind, Purpose};
 use serde_json::{Value, json};
 
 use crate::failure::unusable;
+use crate::inspect::credit_target;
 use crate::screen;
 
 /// Trace weights back to the attempts that made them, or attempts forward to the weights they
 /// trained
 ///
 /// With --step or --version, lists every step up to these weights with the attempts that it trained
-/// on. With --task or --attempt, lists the steps that trained on the attempts, the versions that
-/// descend from them, and their checkpoints.
+/// on. With --task, --attempt or --person, lists the steps that trained on the attempts, the
+/// versions that descend from them, and their checkpoints.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade audit runs/calculator --step 20            what made checkpoint step-000020
   levade audit runs/calculator --version 12 --json
   levade audit runs/calculator --task gsm8k-17      what was trained on a task
+  levade audit runs/calculator --person alice       what was trained on a person's data
   levade audit runs/calculator --attempt train/1/3/0/2")]
 #[command(group = clap::ArgGroup::new("subject").required(true))]
 pub struct Args {
@@ -47,6 +50,10 @@ pub struct Args {
     /// Slot of an attempt, such as train/1/3/0/2, or its id
     #[arg(long, group = "subject", value_name = "ID")]
     attempt: Option<String>,
+
+    /// Key of a person, as the field `person` of tasks and sessions has it
+    #[arg(long, group = "subject", value_name = "KEY")]
+    person: Option<String>,
 
     /// Only this policy
     #[arg(long, value_name = "NAME")]
@@ -77,10 +84,16 @@ async fn audit(args: Args) -> anyhow::Result<ExitCode> {
     steps.retain(|step| args.policy.as_ref().is_none_or(|name| *name == step.policy));
     let withdrawn: BTreeMap<AttemptId, Withdrawal> =
         store.withdrawals().await?.into_iter().map(|entry| (entry.id, entry)).collect();
-    let found = match (&args.task, &args.attempt) {
-        (None, None) => backward(&args, &*store, &steps, &withdrawn).await?,
-        (task, attempt) => {
-            let attempts = select(&*store, task.as_deref(), attempt.as_deref()).await?;
+    let subject = match (&args.task, &args.attempt, &args.person) {
+        (Some(id), _, _) => Some(Subject::Task(id)),
+        (_, Some(name), _) => Some(Subject::Attempt(name)),
+        (_, _, Some(key)) => Some(Subject::Person(key)),
+        (None, None, None) => None,
+    };
+    let found = match subject {
+        None => backward(&args, &*store, &steps, &withdrawn).await?,
+        Some(subject) => {
+            let attempts = select(&*store, subject).await?;
             forward(&args.run, &*store, &steps, &attempts, &withdrawn).await?
         }
     };
@@ -89,18 +102,66 @@ async fn audit(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the attempts at a task, or the tries of an attempt. Withdrawn ones are included, and so
-/// are copies that a phase imitates.
+/// Attempts that belong together.
+#[derive(Debug, Clone, Copy)]
+pub enum Subject<'a> {
+    /// All attempts at the task with this id.
+    Task(&'a str),
+    /// All tries of the attempt with this slot, or the try with this id.
+    Attempt(&'a str),
+    /// All attempts at tasks of the person with this key.
+    Person(&'a str),
+}
+
+impl Subject<'_> {
+    /// Returns whether all attempts at a task belong to the subject.
+    pub fn has_task(&self, task: &Value) -> bool {
+        match self {
+            Subject::Task(id) => task_id(task) == *id,
+            Subject::Person(key) => persons(task).iter().any(|person| person == key),
+            Subject::Attempt(_) => false,
+        }
+    }
+
+    /// Returns the subject of tombstones, if all attempts of the subject are withdrawn together.
+    pub fn withdrawn_as(&self) -> Option<String> {
+        match self {
+            Subject::Task(id) => Some((*id).to_owned()),
+            Subject::Person(key) => Some(person_subject(key)),
+            Subject::Attempt(_) => None,
+        }
+    }
+
+    /// Returns the error for a run without attempts of the subject.
+    pub fn missing(&self) -> anyhow::Error {
+        unusable(match self {
+            Subject::Task(id) => {
+                format!(
+                    "the run has no attempt at the task {id:?}; `levade inspect` lists attempts"
+                )
+            }
+            Subject::Attempt(name) => {
+                format!("the run has no attempt {name}; `levade inspect` lists attempts")
+            }
+            Subject::Person(key) => format!(
+                "the run has no attempt at a task of the person {key:?}; the key of a person is in \
+                 the field `person` of a task's row, which `levade inspect --attempt` shows"
+            ),
+        })
+    }
+}
+
+/// Returns the attempts of a subject. Withdrawn ones are included, and so are copies that a phase
+/// imitates.
 ///
 /// # Errors
 /// Returns an error if the store cannot be read or contains none.
 pub async fn select(
     store: &dyn Store,
-    task: Option<&str>,
-    attempt: Option<&str>,
+    subject: Subject<'_>,
 ) -> anyhow::Result<BTreeSet<AttemptId>> {
     let mut found = BTreeSet::new();
-    if let Some(name) = attempt {
+    if let Subject::Attempt(name) = subject {
         if let Some(slot) = AttemptSlot::parse(name) {
             let tries = store.tries(&slot).await?.next;
             found.extend((0..tries).map(|number| AttemptId::new(store.run(), &slot, number)));
@@ -114,23 +175,28 @@ pub async fn select(
             found.extend(store.attempt(&id).await?.map(|attempt| attempt.id));
         }
     }
-    if let Some(task) = task {
+    if let Some(withdrawn_as) = subject.withdrawn_as() {
         for purpose in Purpose::ALL {
+            // Reads attempts only if one can belong to the subject.
+            if !store.tasks(purpose).await?.iter().any(|task| subject.has_task(task)) {
+                continue;
+            }
             for summary in store.summaries(purpose).await? {
                 let attempt = store.attempt(&summary.id).await?;
-                found.extend(attempt.filter(|a| task_id(&a.task) == task).map(|a| a.id));
+                found.extend(attempt.filter(|a| subject.has_task(&a.task)).map(|a| a.id));
             }
         }
-        let of_task = store.withdrawals().await?.into_iter();
-        found.extend(of_task.filter(|w| w.task.as_deref() == Some(task)).map(|w| w.id));
+        // The attempts are in no list any more, and the tasks of erased ones are gone.
+        for Withdrawal { id, task, .. } in store.withdrawals().await? {
+            let is_withdrawn_with = task.as_ref() == Some(&withdrawn_as);
+            let attempt = if is_withdrawn_with { None } else { store.attempt(&id).await? };
+            if is_withdrawn_with || attempt.is_some_and(|a| subject.has_task(&a.task)) {
+                found.insert(id);
+            }
+        }
     }
     let found = with_copies(store, &found).await?;
-    if found.is_empty() {
-        let what = task.map(|task| format!("attempt at the task {task:?}"));
-        let what = what.unwrap_or_else(|| format!("attempt {}", attempt.unwrap_or_default()));
-        return Err(unusable(format!("the run has no {what}; `levade inspect` lists attempts")));
-    }
-    Ok(found)
+    if found.is_empty() { Err(subject.missing()) } else { Ok(found) }
 }
 
 /// Returns the id of a task as text.
@@ -159,14 +225,44 @@ async fn backward(
             && args.version.is_none_or(|last| step.version == last)
     });
     if !exists {
-        let last = steps.last().map_or(0, |step| step.global_step);
-        return Err(unusable(format!("no step made these weights; the run has {last} steps")));
+        return Err(no_weights(args, steps));
     }
     let mut listed = Vec::new();
     for step in reached.into_iter().rev() {
         listed.push(step_document(store, step, withdrawn).await?);
     }
     Ok(json!({ "made_by": listed }))
+}
+
+/// Returns the error for a step or version that `steps` did not make.
+fn no_weights(args: &Args, steps: &[Trained]) -> anyhow::Error {
+    if let Some(step) = args.step {
+        let known: BTreeSet<u32> = steps.iter().map(|step| step.global_step).collect();
+        return unusable(format!(
+            "--step {step}: no such step trained a policy; the steps that did are {}",
+            range(&known)
+        ));
+    }
+    let mut known: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
+    for step in steps {
+        known.entry(&step.policy).or_default().insert(step.version);
+    }
+    let known: Vec<String> =
+        known.iter().map(|(policy, versions)| format!("{} of {policy}", range(versions))).collect();
+    unusable(format!(
+        "--version {}: no step made it; the versions that steps made are {}",
+        args.version.unwrap_or_default(),
+        if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+    ))
+}
+
+/// Returns the first and the last of ascending numbers as text.
+fn range<N: Display + Ord>(numbers: &BTreeSet<N>) -> String {
+    match (numbers.first(), numbers.last()) {
+        (Some(first), Some(last)) if numbers.len() > 1 => format!("{first} to {last}"),
+        (Some(only), _) => only.to_string(),
+        _ => "none".to_owned(),
+    }
 }
 
 /// Returns the weights that descend from attempts, with their checkpoints.
@@ -228,12 +324,16 @@ fn attempt_document(attempt: &Attempt, withdrawal: Option<&Withdrawal>) -> Value
     }
     // Context after the first segment is what tools and other parties returned.
     let returned = segments.iter().filter(|s| s.kind == Kind::Context && s.parent.is_some());
-    let scores: BTreeMap<&str, f64> =
-        attempt.outcome.components.iter().map(|c| (c.name.as_str(), c.value)).collect();
+    // Components of several agents or turns can have the same name.
+    let scores = attempt.outcome.components.iter().map(|component| {
+        let target = component.credit_target.as_ref().map(credit_target);
+        json!({ "name": component.name, "value": component.value, "for": target })
+    });
+    let scores: Vec<Value> = scores.collect();
     json!({
         "id": attempt.id, "attempt": attempt.slot.name(), "try": attempt.number,
         "status": attempt.status, "task": task_id(&attempt.task),
-        "source": attempt.task["source"],
+        "source": attempt.task["source"], "persons": persons(&attempt.task),
         "tokens": { "context": tokens(Kind::Context), "sampled": tokens(Kind::Sampled),
             "demonstrated": tokens(Kind::Demonstrated),
             "tool_results": returned.map(|s| s.tokens.len()).sum::<usize>() },
@@ -279,6 +379,9 @@ fn format_step(text: &mut String, step: &Value) {
     for attempt in step["attempts"].as_array().into_iter().flatten() {
         let word = |field: &str| attempt[field].as_str().unwrap_or_default().to_owned();
         let tokens = &attempt["tokens"];
+        let persons = attempt["persons"].as_array().map_or(&[][..], Vec::as_slice);
+        let persons: Vec<&str> = persons.iter().filter_map(Value::as_str).collect();
+        let of = if persons.is_empty() { "" } else { " of " };
         let note = match &attempt["withdrawn"] {
             Value::Null => "",
             withdrawal if withdrawal["erased"] == true => ", withdrawn and erased",
@@ -286,16 +389,65 @@ fn format_step(text: &mut String, step: &Value) {
         };
         let _ = writeln!(
             text,
-            "  {} {} task {} · {} sampled, {} demonstrated, {} of tool results · score {} \
-             {}{note}",
+            "  {} {} task {}{of}{} · {} sampled, {} demonstrated, {} of tool results · score \
+             {}{}{note}",
             word("attempt"),
             word("id"),
             word("task"),
+            persons.join(" and "),
             tokens["sampled"],
             tokens["demonstrated"],
             tokens["tool_results"],
             attempt["score"],
-            attempt["scores"],
+            format_scores(&attempt["scores"]),
         );
+    }
+}
+
+/// Returns the scores of each scorer, in parentheses. Returns an empty string if there are none.
+fn format_scores(scores: &Value) -> String {
+    let one = |score: &Value| {
+        let name = score["name"].as_str().unwrap_or_default();
+        let target = score["for"].as_str().map_or(String::new(), |target| format!(" for {target}"));
+        format!("{name} {}{target}", score["value"])
+    };
+    let all: Vec<String> = scores.as_array().into_iter().flatten().map(one).collect();
+    if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use levade_store::AttemptStart;
+    use levade_tree::{Component, CreditTarget, RunId};
+
+    use super::*;
+
+    #[test]
+    fn scores_of_several_agents_with_one_name_are_all_listed() {
+        let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
+        let id = AttemptId::new(&RunId("r".into()), &slot, 0);
+        let task = json!({ "id": "t", "row": { "person": ["alice", "bob"] } });
+        let mut attempt = Attempt::from_start(&AttemptStart { id, slot, number: 0, task });
+        let of = |agent: &str, value| Component {
+            credit_target: Some(CreditTarget::Agent(agent.into())),
+            ..Component::new("program", value)
+        };
+        attempt.outcome.components = vec![of("first", 1.0), of("second", -1.0)];
+        let attempts = json!([attempt_document(&attempt, None)]);
+        let step = json!({
+            "global_step": 1, "phase": 0, "step": 0, "version": 1, "policy": "p",
+            "attempts": attempts,
+        });
+        let text = format_report(&json!({ "made_by": [step] }));
+        let want = "score null (program 1.0 for first, program -1.0 for second)";
+        assert!(text.contains(want), "{text}");
+        assert!(text.contains("task t of alice and bob · "), "{text}");
+    }
+
+    #[test]
+    fn range_names_first_and_last() {
+        assert_eq!(range(&BTreeSet::from([1, 2, 9])), "1 to 9");
+        assert_eq!(range(&BTreeSet::from([4])), "4");
+        assert_eq!(range(&BTreeSet::<u32>::new()), "none");
     }
 }

@@ -423,7 +423,8 @@ fn components(components: &[Component]) -> String {
     format!(", of {}", components.iter().map(one).collect::<Vec<_>>().join(", "))
 }
 
-fn credit_target(by: &CreditTarget) -> String {
+/// Formats the part of an attempt that a score or a reward is about.
+pub fn credit_target(by: &CreditTarget) -> String {
     match by {
         CreditTarget::Segment(SegmentId(segment)) => format!("segment {segment}"),
         CreditTarget::Turn(turn) => format!("turn {turn}"),

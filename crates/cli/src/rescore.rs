@@ -77,6 +77,7 @@ async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
         *reasons.entry(reason).or_default() += 1;
     }
     let unscored: u64 = reasons.values().sum();
+    let compared = num_compared(&found);
     let steps = step_means(&found);
     let before = match &found.parting {
         Some(parting) => checkpoint_before(&args, &found, parting)?,
@@ -101,7 +102,8 @@ async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
         });
         let attempts = found.attempts.len();
         let document = json!({
-            "attempts": attempts, "unscored": unscored, "steps": steps, "parting": parting,
+            "attempts": attempts, "unscored": unscored, "compared": compared, "steps": steps,
+            "parting": parting,
         });
         screen::print_line(&document.to_string());
     } else {
@@ -117,10 +119,39 @@ async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
         }
         screen::print_line(&conclusion(&found, dir.as_deref().zip(command.as_deref())));
     }
-    for (reason, count) in &reasons {
-        eprintln!("{} {count} without a new score: {reason}", Style::stderr().dim("note:"));
+    for note in notes(&reasons) {
+        eprintln!("{} {note}", Style::stderr().dim("note:"));
     }
-    Ok(ExitCode::SUCCESS)
+    // Scores that were not compared say nothing about a hack.
+    Ok(if compared == 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Maximum number of reasons that are printed.
+const MAX_REASONS: usize = 5;
+
+/// Returns sentences about the attempts without a new score, by the number of each reason. Reasons
+/// can name tasks, so there can be as many as tasks.
+fn notes(reasons: &BTreeMap<&str, u64>) -> Vec<String> {
+    let mut sorted: Vec<(&str, u64)> = reasons.iter().map(|(why, count)| (*why, *count)).collect();
+    sorted.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let (shown, remaining) = sorted.split_at(sorted.len().min(MAX_REASONS));
+    let mut notes: Vec<String> = shown
+        .iter()
+        .map(|(reason, count)| format!("{count} without a new score: {reason}"))
+        .collect();
+    if !remaining.is_empty() {
+        notes.push(format!(
+            "{} without a new score for {} other reasons; --out FILE writes the reason of each",
+            remaining.iter().map(|(_, count)| count).sum::<u64>(),
+            remaining.len()
+        ));
+    }
+    notes
+}
+
+/// Returns the number of attempts that have an old and a new score.
+fn num_compared(found: &Rescored) -> usize {
+    found.attempts.iter().filter(|it| it.old.is_some() && it.new.is_some()).count()
 }
 
 /// Returns the mean old and new score of each step, over the attempts that have both.
@@ -164,8 +195,18 @@ fn command_from(args: &Args, recipe: &Recipe, checkpoint: &Checkpoint) -> anyhow
 }
 
 fn conclusion(found: &Rescored, way_back: Option<(&str, &str)>) -> String {
+    let (compared, all) = (num_compared(found), found.attempts.len());
+    if compared == 0 {
+        return format!(
+            "nothing was compared: none of {all} attempts has an old and a new score, so nothing \
+             is known about a hack; correct the reward by the notes, and repeat the command"
+        );
+    }
     let Some(Parting { step, low, high, change, p_value }) = found.parting else {
-        return "the scores do not part: no step is named".into();
+        return format!(
+            "the scores do not part: no step is named, from {compared} of {all} attempts with both \
+             scores"
+        );
     };
     let name =
         |index: usize| format!("phase {} step {}", found.steps[index].0, found.steps[index].1);
@@ -183,4 +224,46 @@ fn conclusion(found: &Rescored, way_back: Option<(&str, &str)>) -> String {
         name(low),
         name(high)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use levade_trainer::RescoredAttempt;
+    use levade_tree::AttemptId;
+
+    use super::*;
+
+    fn found(scores: &[(Option<f64>, Option<f64>)]) -> Rescored {
+        let attempt = |(index, (old, new)): (usize, &(Option<f64>, Option<f64>))| RescoredAttempt {
+            id: AttemptId::from_bytes([index as u8; 16]),
+            attempt: format!("train/0/0/0/{index}"),
+            phase: 0,
+            step: 0,
+            old: *old,
+            new: *new,
+            error: new.is_none().then(|| format!("task {index}: no answer")),
+        };
+        let attempts = scores.iter().enumerate().map(attempt).collect();
+        Rescored { attempts, steps: Vec::new(), parting: None }
+    }
+
+    #[test]
+    fn conclusion_without_new_scores_claims_nothing() {
+        let text = conclusion(&found(&[(Some(1.0), None), (None, Some(1.0))]), None);
+        assert!(text.starts_with("nothing was compared: none of 2 attempts"), "{text}");
+        let text = conclusion(&found(&[(Some(1.0), Some(1.0)), (Some(1.0), None)]), None);
+        assert!(text.contains("no step is named, from 1 of 2 attempts"), "{text}");
+    }
+
+    #[test]
+    fn notes_list_most_common_reasons_first() {
+        let names: Vec<String> = (0..9).map(|index| format!("task {index}")).collect();
+        let mut reasons: BTreeMap<&str, u64> = names.iter().map(|it| (it.as_str(), 2)).collect();
+        reasons.insert("the service does not respond", 7);
+        let notes = notes(&reasons);
+        assert_eq!(notes.len(), MAX_REASONS + 1);
+        assert_eq!(notes[0], "7 without a new score: the service does not respond");
+        assert!(notes[5].starts_with("10 without a new score for 5 other reasons"), "{notes:?}");
+        assert!(super::notes(&BTreeMap::new()).is_empty());
+    }
 }

@@ -1,6 +1,7 @@
 //! Implements `levade withdraw`, which adds tombstones for attempts, and erases them on request.
 
 use std::collections::{BTreeSet, HashSet};
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -11,9 +12,9 @@ use levade_store::{Access, WithdrawRequest, erase_quotes};
 use levade_trainer::{Descendant, LockedRunDir, descendants, seconds, trained};
 use levade_tree::{AttemptId, Purpose};
 use serde_json::Value;
+use tempfile::NamedTempFile;
 
-use crate::audit::{select, task_id};
-use crate::failure::unusable;
+use crate::audit::{Subject, select};
 use crate::screen;
 
 /// Withdraw attempts, so that they are never used again, and list what was trained on them
@@ -24,6 +25,7 @@ use crate::screen;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade withdraw runs/calculator --task gsm8k-17 --reason 'consent was withdrawn' --erase
+  levade withdraw runs/calculator --person alice --erase
   levade withdraw runs/calculator --attempt train/1/3/0/2")]
 #[command(group = clap::ArgGroup::new("subject").required(true))]
 pub struct Args {
@@ -37,6 +39,11 @@ pub struct Args {
     /// Slot of an attempt, such as train/1/3/0/2, or its id
     #[arg(long, group = "subject", value_name = "ID")]
     attempt: Option<String>,
+
+    /// Key of a person, as the field `person` of tasks and sessions has it: all attempts at the
+    /// person's tasks
+    #[arg(long, group = "subject", value_name = "KEY")]
+    person: Option<String>,
 
     /// Reason, which the tombstone keeps
     #[arg(long, value_name = "TEXT", default_value = "")]
@@ -58,36 +65,42 @@ async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
     let location = Recipe::store_location(&run.root().join(RECIPE))?;
     let id = run.recipe()?.run.id();
     let store = levade_store_client::open(&location, run.root(), Access::Resume(&id)).await?;
+    let subject = match (&args.task, &args.person) {
+        (Some(id), _) => Subject::Task(id),
+        (None, Some(key)) => Subject::Person(key),
+        (None, None) => Subject::Attempt(args.attempt.as_deref().unwrap_or_default()),
+    };
     let mut request = WithdrawRequest {
-        task: args.task.clone(),
+        task: subject.withdrawn_as(),
         reason: args.reason.clone(),
         at: seconds(SystemTime::now()),
         erase: args.erase,
         ..WithdrawRequest::default()
     };
-    if let Some(task) = &args.task {
+    if let Some(name) = &request.task {
         let mut tasks: Vec<Value> = Vec::new();
         for purpose in Purpose::ALL {
             tasks.extend(store.tasks(purpose).await?);
         }
-        tasks.retain(|known| task_id(known) == *task);
-        request.tasks = tasks;
+        tasks.retain(|known| subject.has_task(known));
         let earlier = store.withdrawals().await?.into_iter();
-        let earlier = earlier.filter(|earlier| earlier.task.as_ref() == Some(task));
+        let earlier = earlier.filter(|earlier| earlier.task.as_ref() == Some(name));
         request.attempts = earlier.map(|earlier| earlier.id).collect();
-        if request.tasks.is_empty() && request.attempts.is_empty() {
-            let run = args.run.display();
-            return Err(unusable(format!("the run in {run} has no attempt at the task {task:?}")));
+        if tasks.is_empty() && request.attempts.is_empty() {
+            return Err(subject.missing());
         }
+        request.tasks = tasks;
     } else {
-        let found = select(&*store, None, args.attempt.as_deref()).await?;
-        request.attempts = found.into_iter().collect();
+        request.attempts = select(&*store, subject).await?.into_iter().collect();
     }
     let added = store.withdraw(&request).await?;
     let withdrawn: BTreeSet<AttemptId> =
         added.iter().map(|entry| entry.id).chain(request.attempts.iter().copied()).collect();
     if args.erase {
-        let names = added.iter().map(|entry| entry.slot.name()).collect();
+        // Also those that a command erased which was interrupted before it reached the file.
+        let erased = store.withdrawals().await?.into_iter();
+        let erased = erased.filter(|entry| entry.erased && withdrawn.contains(&entry.id));
+        let names = erased.map(|entry| entry.slot.name()).collect();
         erase_quotes_in_lines(&run.root().join("events.jsonl"), &names)?;
     }
     for entry in &added {
@@ -111,10 +124,24 @@ async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes quotes of attempts from a file with one JSON document per line. A missing file is
-/// accepted.
+/// Removes quotes of attempts from a file with one JSON document per line, which is replaced by a
+/// rename. A missing file is accepted.
+///
+/// # Errors
+/// Returns an error if the file cannot be read or replaced.
 fn erase_quotes_in_lines(file: &Path, names: &HashSet<String>) -> anyhow::Result<()> {
-    let Ok(text) = std::fs::read_to_string(file) else { return Ok(()) };
+    let text = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => {
+            let why = format!(
+                "cannot erase quotes of the attempts in {}; make the file readable and repeat the \
+                 command",
+                file.display()
+            );
+            return Err(anyhow::Error::new(error).context(why));
+        }
+    };
     let mut changed = false;
     let mut lines = String::with_capacity(text.len());
     for line in text.lines() {
@@ -127,7 +154,34 @@ fn erase_quotes_in_lines(file: &Path, names: &HashSet<String>) -> anyhow::Result
         lines.push('\n');
     }
     if changed {
-        std::fs::write(file, lines)?;
+        let mut new = NamedTempFile::new_in(file.parent().unwrap_or(Path::new(".")))?;
+        new.write_all(lines.as_bytes())?;
+        new.as_file().set_permissions(std::fs::metadata(file)?.permissions())?;
+        new.as_file().sync_data()?;
+        new.persist(file)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotes_of_named_attempts_are_erased_line_by_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("events.jsonl");
+        let names = HashSet::from(["train/0/0/0/0".to_owned()]);
+        erase_quotes_in_lines(&file, &names).unwrap();
+        assert!(!file.exists(), "a missing file is accepted");
+        let lines = "{\"attempt\":\"train/0/0/0/0\",\"why\":\"secret\"}\nno JSON\n\
+                     {\"attempt\":\"train/0/0/0/1\",\"why\":\"kept\"}\n";
+        std::fs::write(&file, lines).unwrap();
+        erase_quotes_in_lines(&file, &names).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), lines.replace("secret", ""));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        std::fs::write(&file, b"\xff\n").unwrap();
+        let error = erase_quotes_in_lines(&file, &names).unwrap_err().to_string();
+        assert!(error.contains("events.jsonl") && error.contains("repeat the command"), "{error}");
+    }
 }

@@ -8,13 +8,13 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use levade_store::{Attempt, Code, StoreError};
+use levade_store::{Attempt, Code, Status, StoreError};
 use levade_tree::{AttemptId, RunId};
 use serde_json::Value;
 
 use crate::error::ExportError;
 use crate::filter::Filter;
-use crate::format::{ExportedAttempt, Format, RowOptions, Rows};
+use crate::format::{ExportedAttempt, Format, RowKey, RowOptions, Rows};
 use crate::parquet_file::ParquetFile;
 use crate::part::{Part, Progress, for_each_row};
 use crate::sequence::SequenceReader;
@@ -68,7 +68,7 @@ pub struct Exporter<'a> {
     sequences: SequenceReader<'a>,
     read: &'a ReadAttempt<'a>,
     /// Keys of the rows so far, for formats that keep only the first of equal rows.
-    written: BTreeSet<String>,
+    written: BTreeSet<RowKey>,
 }
 
 /// Reads an attempt of the run. Returns `None` if it is not recorded.
@@ -123,7 +123,9 @@ impl<'a> Exporter<'a> {
         target: &Target,
         report: &mut dyn FnMut(&Progress),
     ) -> Result<Progress, ExportError> {
-        self.written = part.keys(|row| self.format.distinct_key(row))?;
+        if self.format.has_distinct_rows() {
+            self.written = part.keys(|row| self.format.distinct_key(row))?;
+        }
         while let Some(group) = part.next_group() {
             let Rows { rows, skipped } = self.rows(group)?;
             part.write_group(&rows, &skipped)?;
@@ -144,15 +146,16 @@ impl<'a> Exporter<'a> {
         }
     }
 
-    /// Returns the rows of a group. An attempt that the store cannot read is skipped and named.
+    /// Returns the rows of a group. An attempt that the store cannot read, or that was withdrawn
+    /// since the export started, is skipped and named.
     fn rows(&mut self, group: &[AttemptId]) -> Result<Rows, ExportError> {
         let mut exported = Vec::with_capacity(group.len());
-        let mut damaged = Vec::new();
+        let mut skipped = Vec::new();
         for id in group {
             let attempt = match (self.read)(id) {
                 Ok(attempt) => attempt,
                 Err(error) if error.code() == Code::Corrupt => {
-                    damaged.push(error.to_string());
+                    skipped.push(error.to_string());
                     continue;
                 }
                 Err(error) => return Err(error.into()),
@@ -160,6 +163,10 @@ impl<'a> Exporter<'a> {
             let Some(attempt) = attempt.filter(|attempt| self.filter.includes_task(attempt)) else {
                 continue;
             };
+            if attempt.status == Status::Withdrawn {
+                skipped.push(format!("{}: it was withdrawn", attempt.slot.name()));
+                continue;
+            }
             let mut sequences = self.sequences.read(&attempt);
             let had_sequences = !sequences.is_empty();
             sequences.retain(|sequence| self.filter.includes_agent(&sequence.agent));
@@ -169,7 +176,7 @@ impl<'a> Exporter<'a> {
             }
         }
         let mut rows = self.format.rows(&exported, &self.options);
-        rows.skipped.splice(0..0, damaged);
+        rows.skipped.splice(0..0, skipped);
         let (format, written) = (self.format, &mut self.written);
         rows.rows.retain(|row| format.distinct_key(row).is_none_or(|key| written.insert(key)));
         Ok(rows)

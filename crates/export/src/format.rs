@@ -12,6 +12,9 @@ use serde_json::Value;
 use crate::column::Column;
 use crate::sequence::Sequence;
 
+/// Start of the SHA-256 hash of a part of a row, so that memory does not grow with its size.
+pub type RowKey = [u8; 16];
+
 /// Format of the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
@@ -99,10 +102,16 @@ impl Format {
         self == Format::VerlSft
     }
 
-    /// Returns the part of a row that distinguishes it from all other rows of a table. `None` if
-    /// equal rows are kept.
-    pub fn distinct_key(self, row: &Value) -> Option<String> {
-        (self == Format::Verl).then(|| verl::distinct_key(row))
+    /// Returns whether only the first of several rows with the same
+    /// [`distinct_key`](Self::distinct_key) is kept.
+    pub fn has_distinct_rows(self) -> bool {
+        self == Format::Verl
+    }
+
+    /// Returns a key of the part of a row that distinguishes it from all other rows of a table.
+    /// `None` if equal rows are kept.
+    pub fn distinct_key(self, row: &Value) -> Option<RowKey> {
+        self.has_distinct_rows().then(|| verl::distinct_key(row))
     }
 }
 

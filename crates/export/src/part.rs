@@ -159,10 +159,10 @@ impl Part {
     ///
     /// # Errors
     /// Returns an error if the rows cannot be read.
-    pub fn keys(
+    pub fn keys<K: Ord>(
         &mut self,
-        key: impl Fn(&Value) -> Option<String>,
-    ) -> Result<BTreeSet<String>, ExportError> {
+        key: impl Fn(&Value) -> Option<K>,
+    ) -> Result<BTreeSet<K>, ExportError> {
         let mut keys = BTreeSet::new();
         self.save()?;
         for_each_row(&sibling(&self.target, ".part"), |row| {

@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::Arc;
 
 use levade_store::testing::wait;
-use levade_store::{Attempt, Memory, Status, Store};
+use levade_store::{Attempt, Memory, Status, Store, WithdrawRequest};
 use levade_text::testing::{IM_END, tiny_chat};
 use levade_text::{Chat, Message, Role, ToolSpec};
 use levade_tree::{
@@ -318,6 +318,27 @@ fn trajectory_marks_repeated_completions_and_joins_results() {
     let count = step["metrics"]["completion_tokens"].as_u64().unwrap() as usize;
     assert_eq!(step["metrics"]["completion_token_ids"].as_array().unwrap().len(), count);
     assert_eq!(step["metrics"]["logprobs"][0], json!(-0.1f32));
+}
+
+#[test]
+fn attempt_withdrawn_after_selection_has_no_row() {
+    let store = store();
+    let filter = filter();
+    let groups = wait(filter.select(&store)).unwrap();
+    let withdrawn = groups[0][1];
+    let request = WithdrawRequest { attempts: vec![withdrawn], ..WithdrawRequest::default() };
+    wait(store.withdraw(&request)).unwrap();
+    let find_chat = |_: &str, _: &str| Ok(chat());
+    let read = |id: &AttemptId| wait(store.attempt(id));
+    let sequences = SequenceReader::new(&find_chat, false);
+    let format = (Format::Table, RowOptions::default());
+    let exporter = Exporter::new(store.run(), &filter, format, sequences, &read);
+    let mut bytes = Vec::new();
+    let progress = exporter.write_stream(&groups, &mut bytes).unwrap();
+    // Ten sequences without that of the attempt.
+    assert_eq!((progress.rows, progress.skipped), (9, 1));
+    assert_eq!(progress.first_skipped.as_deref(), Some("train/0/0/0/1: it was withdrawn"));
+    assert!(!String::from_utf8(bytes).unwrap().contains(&withdrawn.to_string()));
 }
 
 #[test]

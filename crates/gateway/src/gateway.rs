@@ -84,6 +84,8 @@ pub struct Caller {
     pub retries: bool,
     /// Id of the conversation in the header `x-session-id`, for calls outside of attempts.
     pub traffic_id: Option<String>,
+    /// Key of the person who makes the call, in the header `x-person-id`.
+    pub person: Option<String>,
 }
 
 /// Endpoints of models and attempts. Clones share one state.
@@ -270,8 +272,11 @@ impl Gateway {
         let options = CallOptions { permit: Some(Box::new(permit)), batch };
         if caller.session.is_none()
             && let Some(host) = self.host()
-            && let Some(session) =
-                host.traffic(caller.traffic_id.as_deref(), call.request.sampling.seed).await?
+            && let Some(session) = {
+                let Caller { traffic_id, person, .. } = caller;
+                let seed = call.request.sampling.seed;
+                host.traffic(traffic_id.as_deref(), person.as_deref(), seed).await?
+            }
         {
             let route = choose(&session.options.routes, None, &call);
             let party = route.map_or(party, |route| Arc::clone(&route.party));

@@ -19,6 +19,8 @@ pub struct StartRequest {
     pub task_id: Option<String>,
     /// Fields of the task, such as `question` and `answer`, for scorers.
     pub task: Map<String, Value>,
+    /// Key of the person whom the session serves, by which it can be found and withdrawn.
+    pub person: Option<String>,
 }
 
 /// Request to end a session. Every field is optional.
@@ -59,18 +61,19 @@ pub trait SessionHost: Send + Sync {
     async fn end(&self, session: &Session, end: EndRequest) -> Result<EndedSession, ApiError>;
 
     /// Returns the session that records a call outside of sessions: the open session of the
-    /// conversation `id`, or a new one, which samples with `seed` if the client sets it. Returns
-    /// `None` if such calls are not recorded.
+    /// conversation `id` with `person`, or a new one, which samples with `seed` if the client sets
+    /// it. Returns `None` if such calls are not recorded.
     ///
     /// # Errors
     /// Returns an error if the session cannot be recorded.
     async fn traffic(
         &self,
         id: Option<&str>,
+        person: Option<&str>,
         seed: Option<u64>,
     ) -> Result<Option<Arc<Session>>, ApiError>;
 
     /// Returns the open session with this id: the id that [`start`](Self::start) returned, or that
-    /// of a conversation.
+    /// of a conversation. Returns `None` if several people have a conversation with this id.
     fn find(&self, id: &str) -> Option<Arc<Session>>;
 }

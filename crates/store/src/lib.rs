@@ -97,6 +97,6 @@ pub use sqlite::rollouts::open_rollouts;
 pub use sqlite::rollouts::open_rollouts_in_caller;
 pub use sqlite::{CheckReport, Finding, FindingKind, Kept, SCHEMA_VERSION, Sqlite, check_file};
 pub use store::Store;
-pub use withdrawal::{WithdrawRequest, Withdrawal, erase_quotes};
+pub use withdrawal::{WithdrawRequest, Withdrawal, erase_quotes, person_subject};
 
 pub use levade_tree::{AttemptId, AttemptSlot, CreditTarget, Purpose, RunId, Segment};

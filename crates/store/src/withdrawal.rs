@@ -15,6 +15,12 @@ use serde_json::Value;
 use crate::error::Failure;
 use crate::{Attempt, Status};
 
+/// Returns the subject of a withdrawal of all attempts whose task came from the person with a key.
+/// The tombstones keep the key, so that no further attempt is made, also if tasks are erased.
+pub fn person_subject(key: &str) -> String {
+    format!("person {key}")
+}
+
 /// A request to withdraw attempts.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -23,7 +29,8 @@ pub struct WithdrawRequest {
     pub attempts: Vec<AttemptId>,
     /// Tasks as JSON. All attempts at an equal task are withdrawn, whatever their status.
     pub tasks: Vec<Value>,
-    /// Name under which `tasks` are recorded as withdrawn. `None` if only attempts are withdrawn.
+    /// Subject under which `tasks` are recorded as withdrawn: the id of a task, or
+    /// [`person_subject`]. `None` if only attempts are withdrawn.
     pub task: Option<String>,
     /// Reason, as the user stated it. It can be empty.
     pub reason: String,
@@ -71,7 +78,8 @@ pub struct Withdrawal {
     pub number: u32,
     /// Status of the attempt before it was withdrawn.
     pub status: Status,
-    /// Name of the task, if all attempts at it were withdrawn together.
+    /// Id of the task, or [`person_subject`] of the person, if all attempts at the task or of the
+    /// person were withdrawn together.
     pub task: Option<String>,
     /// Reason, as the user stated it. It can be empty.
     pub reason: String,

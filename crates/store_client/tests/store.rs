@@ -155,6 +155,32 @@ async fn lease_and_records_survive_a_restart_of_the_server() {
 }
 
 #[tokio::test]
+async fn second_server_of_a_directory_writes_after_the_first_has_stopped() {
+    let first = RunServer::start(LONG).await;
+    let trainer = first.open("a", Access::Start(&run())).await.unwrap();
+    trainer.start(&start_of(0)).await.unwrap();
+    let run_dir = first.run_dir("a");
+    let second = RunServer::serve("127.0.0.1:0", first.dir.path(), LONG).await;
+    let open = async |seconds: f64| {
+        let id = run();
+        let access = Access::Resume(&id);
+        HttpStore::open(&second.url, Some("sums"), &run_dir, access, &options(seconds)).await
+    };
+    let error = open(1.0).await.err().unwrap();
+    assert_eq!(error.code(), Code::Unavailable, "{error}");
+    assert!(error.to_string().contains("another store server writes the run"), "{error}");
+    let reads = options(10.0);
+    let reader = HttpStore::open(&second.url, Some("sums"), &run_dir, Access::Read, &reads).await;
+    assert_eq!(reader.unwrap().tasks(Purpose::Train).await.unwrap(), ["task"]);
+    trainer.start(&start_of(1)).await.unwrap();
+    let RunServer { server, dir, .. } = first;
+    server.stop().await;
+    let resumed = open(10.0).await.unwrap();
+    assert_eq!(resumed.abandon_running().await.unwrap(), 2);
+    drop((trainer, dir));
+}
+
+#[tokio::test]
 async fn deleted_file_is_not_replaced_by_an_empty_one() {
     let server = RunServer::start(LONG).await;
     let first = server.open("a", Access::Start(&run())).await.unwrap();

@@ -3,13 +3,15 @@
 //! A run `NAME` is the file `NAME.db` in one directory, or in the memory of the server. The lease
 //! is the file `NAME.lease` beside it. Its epoch rises with every trainer that opens the run for
 //! writing, and a write with an earlier epoch is rejected. While a trainer renews the lease, only a
-//! trainer of the same run directory can take the run over.
+//! trainer of the same run directory can take the run over. A server that writes a run locks the
+//! file `NAME.lock` until it ends, because two servers would not see each other's leases.
 //!
 //! # Concurrency
 //! Calls hold the lock of their run shared. A trainer that takes the run over holds the lock
 //! exclusively: no write of the earlier trainer is in progress when the epoch rises.
 
 use std::collections::HashMap;
+use std::fs::{File, TryLockError};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,6 +41,8 @@ pub(crate) struct Run {
     store: Option<Arc<dyn Store>>,
     is_writable: bool,
     lease: Option<Lease>,
+    /// Keeps other servers from writing the run.
+    lock: Option<File>,
 }
 
 struct Lease {
@@ -118,6 +122,7 @@ impl Runs {
             return Ok(OpenedRun { run, epoch: 0, heartbeat });
         };
         let mut run = self.run(name).write_owned().await;
+        self.lock(&mut run, name).await?;
         self.load_lease(&mut run, name).await?;
         let access = if is_new { Access::Start(&id) } else { Access::Resume(&id) };
         self.open_store(&mut run, name, access).await?;
@@ -180,15 +185,48 @@ impl Runs {
         drop(locked);
         // The server has started since the trainer opened the run.
         let mut locked = run.write_owned().await;
-        self.load_lease(&mut locked, name).await?;
-        locked.check_epoch(name, epoch, key)?;
         if !locked.is_writable {
             // A missing file must not be created again: it would have another run id, and the run
             // would continue without its record.
             self.check_exists(name).await?;
+        }
+        self.lock(&mut locked, name).await?;
+        self.load_lease(&mut locked, name).await?;
+        locked.check_epoch(name, epoch, key)?;
+        if !locked.is_writable {
             self.open_store(&mut locked, name, Access::Resume(&RunId(name.to_owned()))).await?;
         }
         Ok(locked.downgrade())
+    }
+
+    /// Locks a run against writes of other servers, until this server ends.
+    ///
+    /// # Errors
+    /// Returns [`Code::Unavailable`] if another server writes the run. Clients then wait for it.
+    async fn lock(&self, run: &mut Run, name: &str) -> Result<(), StoreError> {
+        let Some(dir) = self.dir.clone().filter(|_| run.lock.is_none()) else { return Ok(()) };
+        let path = dir.join(format!("{name}.lock"));
+        let lock = move || {
+            std::fs::create_dir_all(dir)?;
+            let file = File::options().create(true).truncate(false).write(true).open(path)?;
+            match file.try_lock() {
+                Ok(()) => Ok(Some(file)),
+                Err(TryLockError::WouldBlock) => Ok(None),
+                Err(TryLockError::Error(error)) => Err(error),
+            }
+        };
+        run.lock = in_background(name, "open", lock).await?;
+        if run.lock.is_some() {
+            return Ok(());
+        }
+        let why = "another store server writes the run; stop one of the two servers";
+        Err(StoreError::Failed {
+            location: name.to_owned(),
+            action: "open",
+            key: "the run".to_owned(),
+            code: Code::Unavailable,
+            source: why.into(),
+        })
     }
 
     /// Checks that a run has a file.

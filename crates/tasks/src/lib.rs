@@ -46,6 +46,7 @@ mod expression;
 mod file;
 mod leaks;
 mod near;
+mod person;
 mod question;
 mod row;
 mod spelling;
@@ -66,6 +67,7 @@ pub use file::{
     without_endings,
 };
 pub use leaks::{HeldOutQuestions, MatchingRule, filter_seen};
+pub use person::{PERSON, persons};
 pub use question::QuestionKey;
 pub use row::TaskRow;
 

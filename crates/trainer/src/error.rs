@@ -455,9 +455,9 @@ pub enum TrainerError {
          earlier or a later checkpoint, or start another run in a directory named with --run"
     )]
     Withdrawn(AttemptSlot),
-    /// A run would sample attempts at a task that was withdrawn.
+    /// A run would use a task that was withdrawn: its quoted id, with the person if it has one.
     #[error(
-        "the task {0:?} was withdrawn from this run; remove it from its source, and start another \
+        "the task {0} was withdrawn from this run; remove it from its source, and start another \
          run in a directory named with --run"
     )]
     WithdrawnTask(String),

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use levade_agent::{AgentLoop, AttemptContext};
 use levade_policy::{IntervalTimer, SamplingParams, crash_point};
-use levade_store::{Attempt, AttemptStart, End, Status, Store, StoreError, Tries};
+use levade_store::{Attempt, AttemptStart, End, Status, Store, StoreError, Tries, person_subject};
 use levade_tasks::Task;
 use levade_tree::{AttemptId, AttemptSlot, AttemptWarning, Finish, Outcome, Purpose, TimedPart};
 use serde_json::json;
@@ -26,7 +26,7 @@ use crate::observe::{Event, Observer, StopFlag};
 use crate::panics::catch_panic;
 use crate::random::{group_stream, try_stream};
 use crate::scoring::{Scorers, ScoringFailure};
-use crate::sessions::SessionRecords;
+use crate::sessions::{SessionRecords, own_task};
 use crate::tracer::Tracer;
 
 /// Maximum number of lost tries of an attempt slot in this process. Another loss counts as a
@@ -50,7 +50,8 @@ pub struct AttemptMaker {
     pub tracer: Tracer,
     /// Records from which attempts at recorded sessions are copied.
     pub sessions: SessionRecords,
-    /// Ids of tasks that were withdrawn from the run. No further attempt at them is made.
+    /// Subjects of withdrawals from the run: ids of tasks, and people by their key
+    /// ([`person_subject`]). No further attempt at their tasks is made.
     pub withdrawn: Arc<BTreeSet<String>>,
 }
 
@@ -177,9 +178,8 @@ impl AttemptMaker {
         impl Future<Output = Result<GeneratedAttempt, StoreError>> + Send + 'static,
         TrainerError,
     > {
-        if self.withdrawn.contains(&task.id) {
-            return Err(TrainerError::WithdrawnTask(task.id.clone()));
-        }
+        let task = &own_task(slot, task);
+        reject_withdrawn_task(&self.withdrawn, &task.id, &task.persons())?;
         let agent = self.agents.agent_for(task)?;
         let retries = agent.keys.retries;
         let tries = SlotTries {
@@ -344,6 +344,25 @@ impl SlotTries {
     }
 }
 
+/// Rejects a task that was withdrawn from the run, alone or with all tasks of a person. `subjects`
+/// are those of the withdrawals, `id` is the task's, and `persons` are the keys of its people.
+///
+/// # Errors
+/// Returns [`TrainerError::WithdrawnTask`] if the task was withdrawn.
+pub(crate) fn reject_withdrawn_task(
+    subjects: &BTreeSet<String>,
+    id: &str,
+    persons: &[String],
+) -> Result<(), TrainerError> {
+    if subjects.contains(id) {
+        return Err(TrainerError::WithdrawnTask(format!("{id:?}")));
+    }
+    match persons.iter().find(|key| subjects.contains(&person_subject(key))) {
+        Some(key) => Err(TrainerError::WithdrawnTask(format!("{id:?} of the person {key:?}"))),
+        None => Ok(()),
+    }
+}
+
 /// Runs an attempt. If it panics, returns it as failed.
 async fn run_guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> levade_agent::Attempt {
     let agent = agent.clone();
@@ -397,5 +416,26 @@ impl AttemptWarnings {
     /// Returns each source with its number of failures and the message of the first one.
     pub fn iter(&self) -> impl Iterator<Item = (&str, u64, &str)> {
         self.0.iter().map(|(source, (count, first))| (source.as_str(), *count, first.as_str()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn task_of_withdrawn_person_is_rejected_by_name() {
+        let subjects = BTreeSet::from(["sums-1".to_owned(), person_subject("alice")]);
+        let check = |id: &str, persons: &[&str]| {
+            let persons: Vec<String> = persons.iter().map(|key| (*key).to_owned()).collect();
+            reject_withdrawn_task(&subjects, id, &persons).map_err(|error| error.to_string())
+        };
+        assert_eq!(check("sums-2", &["bob"]), Ok(()));
+        assert_eq!(check("alice", &[]), Ok(()), "the id of a task is no key");
+        let error = check("sums-1", &[]).unwrap_err();
+        assert!(error.starts_with("the task \"sums-1\" was withdrawn"), "{error}");
+        let error = check("sums-2", &["bob", "alice"]).unwrap_err();
+        let want = "the task \"sums-2\" of the person \"alice\" was withdrawn";
+        assert!(error.starts_with(want), "{error}");
     }
 }

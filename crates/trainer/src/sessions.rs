@@ -3,8 +3,8 @@
 //!
 //! Sessions with the same task id form groups of the recipe's group size. The row of such a task
 //! has the ids of its sessions in the field `taken_from`, and the record in the field `record`; the
-//! attempt of sample `n` copies the `n`th session. A record to which no session was added is always
-//! divided into the same groups.
+//! attempt of sample `n` copies the `n`th session, and has the person of that session. A record to
+//! which no session was added is always divided into the same groups.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use levade_agent::{SESSION_SOURCE, TakenSession};
 use levade_recipe::{Recipe, SessionKeys};
 use levade_store::{Access, Status, Store};
-use levade_tasks::Task;
+use levade_tasks::{PERSON, Task};
 use levade_tree::{AttemptId, AttemptSlot, Purpose};
 use serde_json::{Map, Value, json};
 
@@ -24,6 +24,9 @@ use crate::run_dir::RECIPE;
 const TAKEN: &str = "taken_from";
 /// Field of a task's row with the directory of the record.
 const RECORD: &str = "record";
+
+/// Field of a task's row with the people of the sessions, if one has a person.
+const PERSONS: &str = "taken_persons";
 
 /// The records from which a run takes sessions, by directory.
 #[derive(Debug, Clone, Default)]
@@ -54,6 +57,21 @@ impl SessionRecords {
         let store = self.0.get(task.row.get(RECORD)?.as_str()?)?;
         Some(TakenSession { store: Arc::clone(store), id })
     }
+}
+
+/// Returns the task of an attempt in a slot: `task`, but with only the person of its own session if
+/// it is a task of sessions. People of other sessions are left out, so that an attempt does not name
+/// them.
+pub(crate) fn own_task(slot: &AttemptSlot, task: &Task) -> Task {
+    let mut own = task.clone();
+    if let Some(persons) = task.row.get(PERSONS).and_then(Value::as_array) {
+        let person = persons.get(slot.sample as usize).or(persons.first());
+        let mut row: Map<String, Value> = (*task.row).clone();
+        row.insert(PERSON.to_owned(), person.cloned().unwrap_or_default());
+        row.remove(PERSONS);
+        own.row = row.into();
+    }
+    own
 }
 
 /// Reads the sessions of a record, in groups of `group_size`.
@@ -93,6 +111,11 @@ pub(crate) async fn list_sessions(
             let ids: Vec<String> = group.iter().map(|(id, _)| id.to_string()).collect();
             row.insert(TAKEN.to_owned(), json!(ids));
             row.insert(RECORD.to_owned(), json!(record));
+            let person = |(_, task): &(AttemptId, Value)| task["row"][PERSON].clone();
+            let persons: Vec<Value> = group.iter().map(person).collect();
+            if !persons.iter().all(Value::is_null) {
+                row.insert(PERSONS.to_owned(), persons.into());
+            }
             let agent = Some(&keys.agent).filter(|name| !name.is_empty()).cloned();
             let source = SESSION_SOURCE.to_owned();
             tasks.push(Task { row: row.into(), agent, source, ..task });
@@ -118,4 +141,27 @@ async fn open_record(dir: &Path) -> Result<Arc<dyn Store>, TrainerError> {
     }
     let location = Recipe::store_location(&recipe)?;
     Ok(levade_store_client::open(&location, dir, Access::Read).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempt_names_only_the_person_of_its_own_session() {
+        let row = json!({ "person": "alice", "taken_persons": ["alice", null, ["bob", "eve"]] });
+        let task = Task { row: row.as_object().unwrap().clone().into(), ..Task::default() };
+        let purpose = Purpose::Train;
+        let slot = |sample| AttemptSlot { purpose, phase: 0, step: 0, group: 0, sample };
+        let persons = |sample| own_task(&slot(sample), &task).persons();
+        assert_eq!(persons(0), ["alice"]);
+        assert!(persons(1).is_empty());
+        assert_eq!(persons(2), ["bob", "eve"]);
+        let text = json!(own_task(&slot(2), &task)).to_string();
+        assert!(!text.contains("alice"), "{text}");
+        // A task without sessions stays as it is.
+        let row = json!({ "person": "alice" }).as_object().unwrap().clone();
+        let plain = Task { row: row.into(), ..Task::default() };
+        assert_eq!(own_task(&slot(1), &plain), plain);
+    }
 }

@@ -33,6 +33,18 @@ pub struct Args {
 }
 
 pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    if !args.record.exists() {
+        return Err(unusable(format!(
+            "{} does not exist; name the directory of a run, or the SQLite file of its record",
+            args.record.display()
+        )));
+    }
+    if let Some(out) = args.out.as_ref().filter(|out| out.exists()) {
+        return Err(unusable(format!(
+            "--out {} exists already; name a new file, or remove this one",
+            out.display()
+        )));
+    }
     let (file, run) = match RunDir::find(&args.record) {
         None if args.record.is_dir() => {
             // Reports that the directory contains no run.

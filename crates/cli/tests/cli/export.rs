@@ -98,6 +98,16 @@ fn export_writes_every_format_and_check_finds_damage() {
     assert_eq!(report["attempts"]["lost"], 1, "{report}");
     assert_eq!(report["findings"][0]["subject"], damaged["slot"], "{report}");
 
+    for (arguments, want) in [
+        (["run", "--out", "rescued.db"], "--out rescued.db exists already; name a new file"),
+        (["nowhere", "--out", "new.db"], "nowhere does not exist; name the directory of a run"),
+    ] {
+        let mut command = workspace.levade();
+        let output = command.args(["store", "check"]).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains(want), "{}", stderr(&output));
+    }
+
     // The run resumes from the rescued file.
     fs::rename(workspace.path("rescued.db"), workspace.path("run/run.db")).unwrap();
     let output = workspace.train().args(["--resume", "--set", "phase.1.steps=3"]).output().unwrap();

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
 mod adapters;
+mod audit;
 mod bad_input;
 mod crash;
 mod data;

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::column::ColumnType::{Double, Integer, Struct, Text};
 use crate::column::{Column, column, list};
-use crate::format::{ExportedAttempt, NO_MESSAGES, Rows, prompt_len, to_json};
+use crate::format::{ExportedAttempt, NO_MESSAGES, RowKey, Rows, prompt_len, to_json};
 
 /// Returns the columns of prompts.
 pub fn columns() -> Vec<Column> {
@@ -68,8 +69,10 @@ pub fn rows(group: &[ExportedAttempt]) -> Rows {
 }
 
 /// Returns the part of a prompt's row that distinguishes its task.
-pub fn distinct_key(row: &Value) -> String {
-    row["extra_info"]["task_json"].as_str().unwrap_or_default().to_owned()
+pub fn distinct_key(row: &Value) -> RowKey {
+    let task = row["extra_info"]["task_json"].as_str().unwrap_or_default();
+    let digest = Sha256::digest(task.as_bytes());
+    std::array::from_fn(|at| digest[at])
 }
 
 /// Returns the columns of conversations.

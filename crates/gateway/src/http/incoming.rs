@@ -22,6 +22,8 @@ const RETRIES: [&str; 2] = ["x-stainless-retry-count", "x-retry-count"];
 
 /// Header with the id of the conversation that a call belongs to.
 const TRAFFIC: &str = "x-session-id";
+/// Header with the key of the person who makes a call, for the record.
+const PERSON: &str = "x-person-id";
 
 /// Request whose body has been read. Errors are kept, so that the handler can report them in the
 /// format of the called API.
@@ -126,7 +128,13 @@ fn caller(
     let retries =
         RETRIES.iter().any(|name| header(headers, name).is_some_and(|count| count.trim() != "0"));
     let traffic_id = header(headers, TRAFFIC).map(str::to_owned);
-    Ok(Caller { session, agent, body: None, retries, traffic_id })
+    // A key that cannot be read must not be lost: the person could not be found later.
+    let person = headers.get(PERSON).map(|value| value.to_str()).transpose().map_err(|_| {
+        let message = format!("the header {PERSON} must consist of visible ASCII characters");
+        ApiError::new(ErrorKind::Invalid, message)
+    })?;
+    let person = person.filter(|key| !key.trim().is_empty()).map(str::to_owned);
+    Ok(Caller { session, agent, body: None, retries, traffic_id, person })
 }
 
 fn param<'a>(params: &'a [(String, String)], name: &str) -> Option<&'a str> {

@@ -97,14 +97,17 @@ impl Layout {
     /// Returns whether a column can contain a field of any layout. These columns must be readable;
     /// other columns may be left out.
     pub fn may_use(column: &str, question: &str, answer: &str) -> bool {
-        let leads = |path: &str| {
-            path.strip_prefix(column).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        };
+        let leads = |path: &str| leads_to(column, path);
         column == AGENT
             || layouts(question, answer).into_iter().any(|(question, answer)| {
                 leads(question) || leads(answer) || template::paths(question).into_iter().any(leads)
             })
     }
+}
+
+/// Returns whether a path names a column or a field within it.
+pub(super) fn leads_to(column: &str, path: &str) -> bool {
+    path.strip_prefix(column).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// Returns the paths of all layouts, with the fields that the recipe sets.
@@ -167,7 +170,11 @@ pub(super) struct SkippedColumn {
 /// Returns advice for a row without the field `path`, which the recipe sets with `key`.
 pub(super) fn advice(key: &str, path: &str, row: &Map<String, Value>) -> String {
     let known_paths = paths(row);
-    let usual: &[&str] = if key == "question" { &QUESTIONS } else { &ANSWERS };
+    let usual: &[&str] = match key {
+        "question" => &QUESTIONS,
+        "answer" => &ANSWERS,
+        _ => &[],
+    };
     let likeness =
         |other: &str| strsim::normalized_damerau_levenshtein(&last_name(path), &last_name(other));
     let slip = known_paths

@@ -283,9 +283,12 @@ impl<'o> Loader<'o> {
 
     fn file(&mut self, number: usize, path: &Path) -> Result<(), TaskError> {
         let to_error = |why: String| TaskError::Format { path: path.to_owned(), why };
-        let FileOptions { question, answer, .. } = self.options;
+        let FileOptions { question, answer, person, .. } = self.options;
         let ending = paths::extension(path);
-        let needed = |column: &str| Layout::may_use(column, question, answer);
+        let needed = |column: &str| {
+            Layout::may_use(column, question, answer)
+                || person.as_deref().is_some_and(|path| fields::leads_to(column, path))
+        };
         let skipped_columns = match content::read(path)? {
             Content::Parquet(bytes) => {
                 parquet::rows(bytes, &needed, to_error, |location, fields, is_partial| {
@@ -459,6 +462,9 @@ impl<'o> Loader<'o> {
             }
         }
         let task = options.task(row, layout, &mut self.tasks.demonstrations, &mut self.blanks)?;
+        if let Some(path) = &options.person {
+            row.set_person(path)?;
+        }
         self.printed +=
             usize::from(task.answer.as_str().is_some_and(json_text::is_list_of_answers));
         Ok(Task { id: id_of(&self.source, self.several, row), source: self.source.clone(), ..task })

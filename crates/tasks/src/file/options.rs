@@ -12,6 +12,7 @@ use super::json_text;
 use super::messages::messages;
 use super::template::{self, Part};
 use super::{DemonstrationCounts, Paths, Row};
+use crate::person::{PERSON, keys_of};
 use crate::{Task, TaskError, parse_annotations};
 
 /// Options of a source of files: which files to read, and which fields contain question and answer.
@@ -49,6 +50,10 @@ pub struct FileOptions {
     /// the answer field (see [`parse_annotations`]). By default, annotations are not read.
     #[serde(default)]
     pub annotated_calls: Option<usize>,
+    /// Field with the key of the person whom the row came from, by which attempts at it are found
+    /// and withdrawn; a path like `question`. By default, the row's own field [`PERSON`].
+    #[serde(default)]
+    pub person: Option<String>,
 }
 
 fn once() -> usize {
@@ -147,6 +152,7 @@ impl FileOptions {
             limit: None,
             repeat: once(),
             annotated_calls: None,
+            person: None,
         }
     }
 
@@ -210,6 +216,19 @@ impl FileOptions {
             demonstration,
             ..Task::default()
         })
+    }
+}
+
+impl Row<'_> {
+    /// Copies the key of the person whom the row came from to the field [`PERSON`].
+    pub(super) fn set_person(&mut self, path: &str) -> Result<(), TaskError> {
+        let found = self.field("person", path)?.clone();
+        if keys_of(&found).is_none() {
+            let expected = "the key of a person (a string or a number), or a list of keys";
+            return Err(self.type_error(path, &found, expected));
+        }
+        self.fields.insert(PERSON.to_owned(), found);
+        Ok(())
     }
 }
 

@@ -73,6 +73,34 @@ fn load_converts_annotated_solutions() {
 }
 
 #[test]
+fn person_key_is_copied_from_its_field() {
+    let rows = concat!(
+        "{\"question\": \"A?\", \"answer\": 1, \"author\": {\"id\": \"alice\"}}\n",
+        "{\"question\": \"B?\", \"answer\": 2, \"author\": {\"id\": [7, \"bob\"]}}\n",
+        "{\"question\": \"C?\", \"answer\": 3, \"author\": {\"id\": null}}\n",
+    );
+    let (_dir, mut options) = file(rows);
+    options.person = Some("author.id".into());
+    let tasks = options.load(0).unwrap().rest;
+    let persons: Vec<Vec<String>> = tasks.iter().map(Task::persons).collect();
+    assert_eq!(persons, [vec!["alice"], vec!["7", "bob"], vec![]]);
+    // The record contains the key, and the row keeps its own field.
+    let recorded = json!(tasks[0]);
+    assert_eq!(crate::persons(&recorded), ["alice"]);
+    assert_eq!(recorded["row"]["author"]["id"], "alice");
+    assert_rejected(
+        "{\"question\": \"A?\", \"answer\": 1, \"author\": {\"id\": {\"name\": \"alice\"}}}",
+        |options| options.person = Some("author.id".into()),
+        "/sums.jsonl, line 1: field \"author.id\" is {\"name\":\"alice\"}, but it must be the key \
+         of a person (a string or a number), or a list of keys",
+    );
+    let (_dir, mut options) = file(rows);
+    options.person = Some("autor.id".into());
+    let error = options.load(0).unwrap_err().to_string();
+    assert!(error.contains("`person = \"author.id\"`"), "{error}");
+}
+
+#[test]
 fn expected_numbers_keep_their_notation() {
     let numbers = [
         "18446744073709551617",

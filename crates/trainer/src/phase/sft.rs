@@ -6,7 +6,7 @@ use std::time::Instant;
 use levade_agent::{Agent, Teacher, demonstrate};
 use levade_policy::crash_point;
 use levade_recipe::{Phase, Recipe, SftKeys};
-use levade_store::{Attempt, Status, StepPlan, Store};
+use levade_store::{Attempt, Status, StepPlan};
 use levade_tree::{AttemptId, AttemptSlot, DEFAULT, Outcome, Purpose, RunId};
 use serde_json::json;
 
@@ -22,6 +22,7 @@ use crate::plan;
 use crate::progress::RunProgress;
 use crate::prompt_version::PromptVersion;
 use crate::random::order;
+use crate::rollout::{AttemptMaker, reject_withdrawn_task};
 use crate::tasks::Tasks;
 
 pub(crate) struct Sft {
@@ -114,12 +115,18 @@ pub(super) fn demonstrations(
 /// Records demonstrations, and returns them.
 ///
 /// # Errors
-/// Returns [`TrainerError::Withdrawn`] if one of them was withdrawn.
+/// Returns [`TrainerError::Withdrawn`] if one of them was withdrawn, and
+/// [`TrainerError::WithdrawnTask`] if its task was withdrawn before the demonstration was made.
 async fn recorded(
-    store: &dyn Store,
+    rollouts: &AttemptMaker,
     demonstrations: Vec<Attempt>,
 ) -> Result<Vec<Attempt>, TrainerError> {
-    reject_withdrawn(store, demonstrations.iter().map(|attempt| attempt.id)).await?;
+    let AttemptMaker { store, withdrawn, .. } = rollouts;
+    reject_withdrawn(&**store, demonstrations.iter().map(|attempt| attempt.id)).await?;
+    for Attempt { task, .. } in &demonstrations {
+        let id = task["id"].as_str().unwrap_or_default();
+        reject_withdrawn_task(withdrawn, id, &levade_tasks::persons(task))?;
+    }
     store.record_attempts(&demonstrations).await?;
     Ok(demonstrations)
 }
@@ -159,7 +166,7 @@ impl Sft {
             });
             let demonstrations = if teacher.is_none() || later_agents.is_some() {
                 let copies = imitate::copies(found, store.run(), later_agents.as_ref())?;
-                recorded(&**store, copies).await?
+                recorded(rollouts, copies).await?
             } else {
                 found.into_iter().map(|(attempt, _)| attempt).collect()
             };
@@ -167,7 +174,7 @@ impl Sft {
         }
         let found =
             demonstrations(index as usize, &keys, recipe, tasks, &rollouts.agents, store.run())?;
-        let demonstrations = recorded(&**store, found).await?;
+        let demonstrations = recorded(rollouts, found).await?;
         Ok(Sft { phase, index, keys, demonstrations })
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use levade_recipe::Recipe;
 use levade_store::testing::wait;
-use levade_store::{Attempt, Sqlite, Store, WithdrawRequest};
+use levade_store::{Attempt, AttemptStart, Sqlite, Store, WithdrawRequest};
 use levade_trainer::{
     Event, Observer, RunEnd, StartMode, StopFlag, Trainer, TrainerError, rewind, with_copies,
 };
@@ -86,6 +86,43 @@ async fn withdrawn_demonstration_is_rejected_by_name_on_resume() {
             "{phase}: {error}"
         );
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn worked_solution_of_withdrawn_task_is_rejected_by_name() {
+    const THEN_TASKS: &str = "phase=[{kind='sft', \
+        source={policy='default', min_score=0.0, tasks=48}, demonstrations=4, \
+        batch=2, epochs=2, learning_rate=0.05}, \
+        {kind='sft', demonstrations=4, batch=2, epochs=2, learning_rate=0.05}]";
+    let root = tempfile::tempdir().unwrap();
+    let [undisturbed, dir] = ["undisturbed", "run"].map(|name| root.path().join(name));
+    let ended = run(recipe_of(&undisturbed, THEN_TASKS), StartMode::Fresh, u32::MAX).await.unwrap();
+    assert!(matches!(ended, RunEnd::Finished(_)), "{ended:?}");
+    // A task that only the second phase imitates.
+    let task = {
+        let store = store(&undisturbed);
+        let all = wait(store.summaries(Purpose::Demonstration)).unwrap();
+        let read = |id: &AttemptId| wait(store.attempt(id)).unwrap().unwrap().task;
+        let (first, second): (Vec<_>, Vec<_>) = all.iter().partition(|it| it.slot.phase == 0);
+        let known: Vec<_> = first.iter().map(|it| read(&it.id)).collect();
+        let mut later = second.iter().map(|it| read(&it.id));
+        later.find(|task| !known.contains(task)).unwrap()
+    };
+    run(recipe_of(&dir, THEN_TASKS), StartMode::Fresh, 1).await.unwrap();
+    {
+        let store = store(&dir);
+        let purpose = Purpose::Eval;
+        let slot = AttemptSlot { purpose, phase: 0, step: 9, group: 0, sample: 0 };
+        let id = AttemptId::new(store.run(), &slot, 0);
+        wait(store.start(&AttemptStart { id, slot, number: 0, task: task.clone() })).unwrap();
+        let name = task["id"].as_str().unwrap().to_owned();
+        let tasks = vec![task.clone()];
+        let request = WithdrawRequest { tasks, task: Some(name), ..WithdrawRequest::default() };
+        assert_eq!(wait(store.withdraw(&request)).unwrap().len(), 1);
+    }
+    let error = run(recipe_of(&dir, THEN_TASKS), StartMode::Resume, u32::MAX).await.unwrap_err();
+    let name = task["id"].to_string();
+    assert!(matches!(&error, TrainerError::WithdrawnTask(what) if *what == name), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,63 @@
+//! Keys of the people whom tasks come from, by which a person's data is found and withdrawn.
+
+use serde_json::Value;
+
+use crate::Task;
+
+/// Field of a task's row with the key of the person whom the task came from, or with a list of such
+/// keys. A key is text or a number; null and empty text are no key.
+pub const PERSON: &str = "person";
+
+/// Returns the keys of people in a task as JSON, in the order of its row. Returns none if the row
+/// has no field [`PERSON`], or one of another form.
+pub fn persons(task: &Value) -> Vec<String> {
+    task["row"].get(PERSON).and_then(keys_of).unwrap_or_default()
+}
+
+impl Task {
+    /// Returns the keys of the people whom the task came from ([`PERSON`]).
+    pub fn persons(&self) -> Vec<String> {
+        self.row.get(PERSON).and_then(keys_of).unwrap_or_default()
+    }
+}
+
+/// Returns the keys in a field, or `None` if the field is no key and no list of keys.
+pub(crate) fn keys_of(field: &Value) -> Option<Vec<String>> {
+    match field {
+        Value::Null => Some(Vec::new()),
+        Value::String(key) if key.trim().is_empty() => Some(Vec::new()),
+        Value::String(key) => Some(vec![key.clone()]),
+        Value::Number(key) => Some(vec![key.to_string()]),
+        Value::Array(items) if !items.iter().any(Value::is_array) => {
+            Some(items.iter().map(keys_of).collect::<Option<Vec<_>>>()?.concat())
+        }
+        Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn persons_accepts_text_numbers_and_lists() {
+        for (field, want) in [
+            (json!("alice"), &["alice"][..]),
+            (json!(17), &["17"]),
+            (json!(["alice", null, " ", 17]), &["alice", "17"]),
+            (json!(null), &[]),
+            (json!({ "id": "alice" }), &[]),
+            (json!([["alice"]]), &[]),
+            (json!(true), &[]),
+        ] {
+            let document = json!({ "id": "t", "row": { "person": field } });
+            assert_eq!(persons(&document), want, "{document}");
+            let row = document["row"].as_object().unwrap().clone();
+            assert_eq!(Task { row: row.into(), ..Task::default() }.persons(), want, "{document}");
+        }
+        assert!(persons(&json!({ "id": "t" })).is_empty());
+        assert!(persons(&json!(null)).is_empty(), "the task of an erased attempt");
+    }
+}
