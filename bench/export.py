@@ -1,8 +1,9 @@
 """Measures `levade export` of many attempts: peak memory, rate, and what an interruption costs.
 
 Copies the directory of a recorded run and multiplies its completed training attempts under new ids and steps, to each
-of the sizes. For each target, exports once undisturbed and once killed several times, and compares the bytes. The copies
-have ids that do not belong to their slots, which `levade store check` would report; an export does not depend on it.
+of the sizes. For each target, exports once undisturbed and once killed several times, and compares the bytes. The
+copies have ids that do not belong to their slots, which `levade store check` would report; an export does not depend
+on it.
 """
 
 import argparse

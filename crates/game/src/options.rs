@@ -23,8 +23,8 @@ pub fn read_options<T: DeserializeOwned>(game: &str, options: &Value) -> Result<
     serde_json::from_value(options.clone()).map_err(|error| {
         // Each option has a default, so the wrong option is rejected on its own, too.
         let is_wrong = |(name, value): &(&String, &Value)| {
-            let alone = Map::from_iter([((*name).clone(), (*value).clone())]);
-            serde_json::from_value::<T>(Value::Object(alone)).is_err()
+            let single = Map::from_iter([((*name).clone(), (*value).clone())]);
+            serde_json::from_value::<T>(Value::Object(single)).is_err()
         };
         let wrong = options.as_object().and_then(|options| options.iter().find(is_wrong));
         let name = wrong.map(|(name, value)| format!("`{name}` is {value}: ")).unwrap_or_default();

@@ -70,7 +70,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lease_that_is_never_returned_is_error_with_way_out() {
         let set = ToolSet::new(vec![leased("a", 1)], Duration::from_secs(2)).unwrap();
-        let _held = set.open(&context("x")).await.unwrap();
+        let _lease = set.open(&context("x")).await.unwrap();
         let error = set.open(&context("y")).await.unwrap_err().to_string();
         let expected = "tool \"a\" could not be opened: other attempts held all of its `leases`";
         assert!(error.starts_with(expected) && error.contains("60s"), "{error}");

@@ -159,10 +159,10 @@ fn scorers_apply_to_their_part_of_training() {
 fn task_without_scorer_at_some_step_is_rejected() {
     let early = ScorerKeys { when: toml::from_str("until_step = 5").unwrap(), ..scorer("form") };
     let task = json!({"answer": 1, "source": "file"});
-    let alone = scorers(vec![early.clone()], Vec::new());
-    let error = alone.check_task("t", &task, &[]).unwrap_err().to_string();
+    let early_only = scorers(vec![early.clone()], Vec::new());
+    let error = early_only.check_task("t", &task, &[]).unwrap_err().to_string();
     assert!(error.contains("no scorer applies from phase 0, step 5"), "{error}");
-    assert!(!alone.depend_on_success());
+    assert!(!early_only.depend_on_success());
     let whole = scorers(vec![early, scorer("right")], Vec::new());
     whole.check_task("t", &task, &[]).unwrap();
 }
