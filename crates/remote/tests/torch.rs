@@ -18,7 +18,7 @@ use levade_policy::{
 };
 use levade_remote::{CRITIC, LearnerOptions, LearnerRequirements, REFERENCE, RemoteLearner};
 use levade_rl::{Loss, PolicyLoss};
-use levade_tree::{SequenceInput, SequenceTarget, Target, Term, TreeBatch};
+use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 
 const LOSS: Loss = Loss::new(PolicyLoss::CrossEntropy);
 const ADAM: OptimParams = OptimParams {

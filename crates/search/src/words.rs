@@ -47,11 +47,10 @@ impl TokenStream for Stream<'_> {
         };
         let word = &rest[start..];
         let divides = self.divides;
+        let is_complete = |c: char| divides && needs_no_spaces(c);
         let length = match word.chars().next() {
             Some(first) if is_complete(first) => first.len_utf8(),
-            _ => word
-                .find(|c: char| !c.is_alphanumeric() || (divides && needs_no_spaces(c)))
-                .unwrap_or(word.len()),
+            _ => word.find(|c: char| !c.is_alphanumeric() || is_complete(c)).unwrap_or(word.len()),
         };
         let from = self.at + start;
         self.at = from + length;

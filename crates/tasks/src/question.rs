@@ -277,10 +277,10 @@ impl Task {
         for (name, of_sentences) in names.chain(CONTEXTS_OF_SENTENCES.map(|name| (name, true))) {
             let found = self.field(name).filter(|value| !of_sentences || is_sentence(value));
             // A field that contains the question itself is not a context.
-            if let Some(value) = found.filter(|value| {
-                !value.is_null()
-                    && !value.as_str().is_some_and(|text| normalize_spelling(text) == question)
-            }) {
+            let is_question = |value: &&Value| {
+                value.as_str().is_some_and(|text| normalize_spelling(text) == question)
+            };
+            if let Some(value) = found.filter(|value| !value.is_null() && !is_question(value)) {
                 let value = if OPTIONS.contains(&name) {
                     unordered_text(value)
                 } else {

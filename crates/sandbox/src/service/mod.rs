@@ -22,7 +22,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use levade_http::{Access, Rejection, service};
+use levade_http::{Access, service};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
