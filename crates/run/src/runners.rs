@@ -24,7 +24,7 @@ use crate::programs::{ProgramGateway, takes_rewards};
 
 /// Version of the data that a trainer and its runners exchange. A runner of another version rejects
 /// the run.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
 /// Interval between requests to a store that is unreachable.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
