@@ -237,10 +237,10 @@ def check_store(folder: Path, at: dict[str, float]) -> list[str]:
     """Checks the leases of all rollouts. Returns what is wrong."""
     sql = """SELECT r.input, r.mode, r.status, r.end_time, t.number, t.status, t.worker, t.start_time, t.end_time,
              coalesce(t.heartbeat, t.start_time) FROM rollouts r LEFT JOIN tries t ON t.rollout = r.seq
-             WHERE r.queue = ? ORDER BY t.start_time"""
+             WHERE r.queue IN (?, ? || '/evaluation') ORDER BY t.start_time"""
     wrong, slots, hosts, latest = [], {}, {name: [] for name in HOSTS}, 0.0
     with contextlib.closing(sqlite3.connect(folder / "rollouts.db")) as db:
-        rows = db.execute(sql, (QUEUE,)).fetchall()
+        rows = db.execute(sql, (QUEUE, QUEUE)).fetchall()
     for text, mode, status, ended, number, outcome, host, start, reported, heartbeat in rows:
         name = json.loads(text)["name"]
         if status not in ("succeeded", "failed", "cancelled"):

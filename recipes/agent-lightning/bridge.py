@@ -6,7 +6,8 @@ Levade records every token. When a runner has ended the rollout, the program pri
 what the agent returned or emitted.
 
 A rollout without a reward is unscored. One that failed, or that no runner has ended within --seconds, is an error, and
-the recipe decides how often the attempt is repeated. Needs no packages.
+the recipe decides how often the attempt is repeated. So is one whose runner has sent no heartbeat for --silence-seconds:
+runners send one every 10 seconds, also while they make an attempt. Needs no packages.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 
 # Maximum time of a request that waits for the end of a rollout. A stopped attempt ends within it.
@@ -54,7 +56,26 @@ class Store:
             time.sleep(0.5)
 
 
-def make(store: Store, order: dict, seconds: float, stopped: threading.Event) -> dict:
+class Liveness:
+    """Heartbeats of the runner that makes a rollout. Their times are compared with each other only, not with a clock."""
+
+    def __init__(self, store: Store, rollout_id: str, silence: float) -> None:
+        self.store, self.rollout_id, self.silence = store, rollout_id, silence
+        self.last: tuple[str, float] | None = None
+        self.since = time.monotonic()
+
+    def lost_runner(self) -> str | None:
+        """Returns the runner that has sent no heartbeat for too long, or None. Some runners send none at all."""
+        latest = self.store.call(f"/rollouts/{self.rollout_id}/attempts/latest")
+        name = latest and latest["worker_id"]
+        worker = name and self.store.call(f"/workers/{urllib.parse.quote(name, safe='')}")
+        beat = (name, worker["last_heartbeat_time"]) if worker and worker["last_heartbeat_time"] else None
+        if beat != self.last:
+            self.last, self.since = beat, time.monotonic()
+        return name if beat and time.monotonic() - self.since > self.silence else None
+
+
+def make(store: Store, order: dict, seconds: float, silence: float, stopped: threading.Event) -> dict:
     """Makes an attempt. Returns the line for Levade."""
     name = order["attempt"]
     llm = {"resource_type": "llm", "endpoint": order["base_url"], "api_key": order["api_key"], "model": order["model"]}
@@ -66,18 +87,22 @@ def make(store: Store, order: dict, seconds: float, stopped: threading.Event) ->
         # A runner gets validation tasks by another method only if the agent defines one.
         "mode": "train",
         "resources_id": resources,
-        # A runner that dies is noticed by this time alone, because runners report on no attempt in progress.
         "config": {"timeout_seconds": seconds},
         "metadata": {"levade_attempt": name},
         "idempotency_key": key,
     }
     rollout_id = store.call("/queues/rollouts/enqueue", {"rollouts": [rollout]})[0]["rollout_id"]
+    liveness = Liveness(store, rollout_id, silence)
     while True:
         if stopped.is_set():
             store.call(f"/rollouts/{rollout_id}", {"status": "cancelled"})
             return {"attempt": name, "error": "the attempt was stopped"}
         if found := store.call("/waits/rollouts", {"rollout_ids": [rollout_id], "timeout": HOLD}):
             break
+        if silence and (lost := liveness.lost_runner()):
+            store.call(f"/rollouts/{rollout_id}", {"status": "cancelled"})
+            why = f"the runner {lost} sent no heartbeat for {silence:g} s; the rollout {rollout_id} is cancelled"
+            return {"attempt": name, "error": why}
     status = found[0]["status"]
     if status != "succeeded":
         tries = store.call(f"/rollouts/{rollout_id}/attempts")["items"]
@@ -96,6 +121,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--store", required=True, metavar="URL", help="store of the runners: levade store serve")
     p.add_argument("--seconds", type=float, default=300, help="timeout of a rollout; below agent.attempt_seconds")
+    p.add_argument("--silence-seconds", type=float, default=60, help="timeout for a runner's heartbeat; 0 for none")
     p.add_argument("--wait-seconds", type=float, default=300, help="timeout for an unreachable store")
     options = p.parse_args()
     store = Store(options.store, options.wait_seconds)
@@ -104,7 +130,7 @@ def main() -> None:
 
     def attempt(order: dict, stopped: threading.Event) -> None:
         try:
-            line = make(store, order, options.seconds, stopped)
+            line = make(store, order, options.seconds, options.silence_seconds, stopped)
         except Exception as error:  # a failed attempt must not end the others
             line = {"attempt": order["attempt"], "error": f"{type(error).__name__}: {error}"[:500]}
         with printing:

@@ -4,8 +4,8 @@
 //! between a model and its tools (`levade-tools`); a [`Program`] runs a command that calls an
 //! endpoint; [`user`] plays the user of a conversation; [`game`] plays games of several seats;
 //! [`environments`] run third-party environments; [`runner`] lets processes on other hosts make
-//! attempts; [`Sessions`] record agents that run elsewhere and join by themselves. The [`Roster`]
-//! of a run has its agents,
+//! attempts; [`Sessions`] record agents that run elsewhere and join by themselves, and
+//! [`SessionLoop`] lets them make the attempts of a run. The [`Roster`] of a run has its agents,
 //! the policies that play them, their limits and their tools. It determines which policy answers
 //! an agent's calls. [`HelperAgent`] lets toolboxes call an agent, and [`demonstrate()`] records a
 //! worked solution in the form of an attempt.
@@ -67,6 +67,7 @@ pub mod program;
 mod recorded_calls;
 mod roster;
 pub mod runner;
+mod session_queue;
 mod sessions;
 mod taken_session;
 mod talk;
@@ -88,6 +89,7 @@ pub use program::Program;
 pub use roster::{
     Agent, Limits, MixtureScope, MixtureSeats, Player, PolicyPicker, Roster, SamplingMap,
 };
+pub use session_queue::{SessionLoop, SessionQueue, SessionQueueOptions};
 pub use sessions::{SOURCE as SESSION_SOURCE, Sessions, SessionsOptions};
 pub use taken_session::TakenSession;
 pub use talk::Talk;

@@ -23,10 +23,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_call::{ApiError, ErrorKind, Party};
+use levade_call::{ApiError, ErrorKind, Party, Recording};
 use levade_gateway::{
-    CallPattern, EndRequest, EndedSession, Gateway, Route, Session, SessionHost, SessionOptions,
-    StartRequest,
+    CallPattern, EndRequest, EndedSession, Gateway, HostedSession, Reward, Route, Session,
+    SessionHost, SessionOptions, StartRequest,
 };
 use levade_policy::{process_time, random_hex};
 use levade_store::{Attempt, AttemptStart, End, Status, Store, StoreError};
@@ -95,9 +95,12 @@ struct OpenSession {
 }
 
 /// Reason for the end of a session.
-enum Ending {
+pub(crate) enum Ending {
+    /// The client has ended it.
     Client(EndRequest),
+    /// It exceeded its time.
     Timeout(Duration),
+    /// The server has stopped.
     Shutdown,
 }
 
@@ -236,35 +239,11 @@ impl Sessions {
         gateway.forget(&session);
         let interaction_count = recorded.calls.len();
         let has_calls = interaction_count > 0;
-        let mut outcome = recorded_outcome(&recorded);
-        let given_text = match ending {
-            Ending::Client(EndRequest { error: Some(error), .. }) => {
-                outcome.error = Some(error);
-                None
-            }
-            Ending::Client(EndRequest { final_text, .. }) => {
-                outcome.finish = Finish::Answered;
-                final_text
-            }
-            Ending::Timeout(timeout) => {
-                outcome.finish = Finish::Deadline;
-                outcome.add_warning(SOURCE, format!("was not ended within {timeout:?}"));
-                None
-            }
-            Ending::Shutdown => {
-                outcome.finish = Finish::Deadline;
-                outcome.add_warning(SOURCE, "was not ended before the server stopped");
-                None
-            }
-        };
-        if outcome.finish.is_complete() {
-            outcome.final_text = given_text.or_else(|| last_content(&recorded)).unwrap_or_default();
-        }
+        let mut outcome = session_outcome(&recorded, &rewards, ending);
         let total: f64 = rewards.iter().map(|reward| reward.value).sum();
         let is_failed = outcome.error.is_some();
         let score =
             Some(total).filter(|total| !rewards.is_empty() && !is_failed && total.is_finite());
-        add_scorer_input(&mut outcome, SOURCE, &recorded, &rewards, None);
         let id = start.id;
         let status = match (has_calls, is_failed) {
             (false, _) => Status::Abandoned,
@@ -296,8 +275,9 @@ impl Sessions {
 
 #[async_trait]
 impl SessionHost for Sessions {
-    async fn start(&self, request: StartRequest) -> Result<Arc<Session>, ApiError> {
-        self.create(request, None, true, None).await
+    async fn start(&self, request: StartRequest) -> Result<HostedSession, ApiError> {
+        let session = self.create(request, None, true, None).await?;
+        Ok(HostedSession { session, task: None })
     }
 
     async fn end(&self, session: &Session, end: EndRequest) -> Result<EndedSession, ApiError> {
@@ -366,8 +346,39 @@ async fn record_end(store: &dyn Store, attempt: &Attempt) -> Result<(), StoreErr
     Ok(())
 }
 
+/// Returns the outcome of a session that ended with `ending`, with the calls and rewards for
+/// scorers.
+pub(crate) fn session_outcome(recorded: &Recording, rewards: &[Reward], ending: Ending) -> Outcome {
+    let mut outcome = recorded_outcome(recorded);
+    let given_text = match ending {
+        Ending::Client(EndRequest { error: Some(error), .. }) => {
+            outcome.error = Some(error);
+            None
+        }
+        Ending::Client(EndRequest { final_text, .. }) => {
+            outcome.finish = Finish::Answered;
+            final_text
+        }
+        Ending::Timeout(timeout) => {
+            outcome.finish = Finish::Deadline;
+            outcome.add_warning(SOURCE, format!("was not ended within {timeout:?}"));
+            None
+        }
+        Ending::Shutdown => {
+            outcome.finish = Finish::Deadline;
+            outcome.add_warning(SOURCE, "was not ended before the server stopped");
+            None
+        }
+    };
+    if outcome.finish.is_complete() {
+        outcome.final_text = given_text.or_else(|| last_content(recorded)).unwrap_or_default();
+    }
+    add_scorer_input(&mut outcome, SOURCE, recorded, rewards, None);
+    outcome
+}
+
 /// Returns the task of a session.
-fn task_of(id: &str, StartRequest { task_id, mut task, person }: StartRequest) -> Task {
+fn task_of(id: &str, StartRequest { task_id, mut task, person, .. }: StartRequest) -> Task {
     if let Some(person) = person {
         task.insert(PERSON.to_owned(), person.into());
     }

@@ -9,10 +9,10 @@ use levade_policy::{SamplingParams, Simulator, SimulatorConfig};
 use levade_store::{Memory, Sqlite};
 use levade_text::testing::{VOCABULARY, tiny_chat};
 use levade_tree::{Kind, Purpose, RunId};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
 use super::*;
+use crate::testing::post_json;
 
 /// Key of the server.
 const KEY: &str = "sk-server";
@@ -62,20 +62,7 @@ impl Server {
 
     /// Posts a document. `headers` are complete lines.
     async fn post_with(&self, path: &str, key: &str, headers: &str, body: &Value) -> (u16, Value) {
-        let body = body.to_string();
-        let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\
-             {headers}content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            self.address,
-            body.len()
-        );
-        let mut client = TcpStream::connect(self.address).await.unwrap();
-        client.write_all(request.as_bytes()).await.unwrap();
-        let mut response = String::new();
-        client.read_to_string(&mut response).await.unwrap();
-        let status = response.split(' ').nth(1).unwrap().parse().unwrap();
-        let (_, text) = response.split_once("\r\n\r\n").unwrap();
-        (status, serde_json::from_str(text).unwrap_or_else(|_| panic!("{response}")))
+        post_json(self.address, path, key, headers, body).await
     }
 
     async fn post(&self, path: &str, key: &str, body: &Value) -> (u16, Value) {

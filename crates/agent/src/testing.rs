@@ -1,5 +1,6 @@
 //! Agents and contexts for tests.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,10 @@ use levade_conversation::{Format, Options, Origin};
 use levade_policy::{FinishReason, Sampler, SamplingParams};
 use levade_text::testing::tiny_chat;
 use levade_tools::{ToolSet, Toolbox};
+
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::AttemptContext;
 use crate::roster::{Agent, Limits, Player};
@@ -55,4 +60,29 @@ pub(crate) fn call_record(turn: u32, summary: bool) -> CallRecord {
 pub(crate) fn context(agents: Vec<Agent>) -> AttemptContext {
     let params = SamplingParams { temperature: 0.9, ..SamplingParams::default() };
     AttemptContext { seed: 7, stream: 11, params, ..AttemptContext::new("a", agents) }
+}
+
+/// Posts a document to the gateway at `address`, and returns the status and the body of the
+/// response. `headers` are complete lines.
+pub(crate) async fn post_json(
+    address: SocketAddr,
+    path: &str,
+    key: &str,
+    headers: &str,
+    body: &Value,
+) -> (u16, Value) {
+    let body = body.to_string();
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
+         authorization: Bearer {key}\r\n{headers}content-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_all(request.as_bytes()).await.unwrap();
+    let mut response = String::new();
+    client.read_to_string(&mut response).await.unwrap();
+    let status = response.split(' ').nth(1).unwrap().parse().unwrap();
+    let (_, text) = response.split_once("\r\n\r\n").unwrap();
+    (status, serde_json::from_str(text).unwrap_or_else(|_| panic!("{response}")))
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use levade_run::runner::{RunnerOptions, run};
+use levade_run::runner::{AttemptFilter, RunnerOptions, run};
 use levade_run::runners::open_store;
 use levade_run::{Event, Host};
 
@@ -30,6 +30,10 @@ pub struct Args {
     /// Queue of one run, such as run/NAME; by default all runs of the store
     #[arg(long)]
     queue: Option<String>,
+
+    /// Make only the attempts of training, or only those of evaluations
+    #[arg(long, value_enum)]
+    only: Option<Only>,
 
     /// Maximum number of concurrent attempts
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
@@ -56,6 +60,13 @@ pub struct Args {
     drain_seconds: u32,
 }
 
+/// Attempts to which a runner is restricted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Only {
+    Train,
+    Evaluation,
+}
+
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let dir = std::path::absolute(&args.dir)?;
     if !dir.is_dir() {
@@ -79,6 +90,11 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         let options = RunnerOptions {
             store,
             queue: args.queue,
+            filter: match args.only {
+                None => AttemptFilter::All,
+                Some(Only::Train) => AttemptFilter::Training,
+                Some(Only::Evaluation) => AttemptFilter::Evaluation,
+            },
             slots: args.slots.into(),
             name,
             once: args.once,

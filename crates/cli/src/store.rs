@@ -1,7 +1,8 @@
 //! Implements `levade store`: `serve`, which serves rollouts to runners, tracers and trainers, and
-//! stores of runs to trainers, and `check`.
+//! stores of runs to trainers, `list` and `remove` for the runs of a server, and `check`.
 
 mod check;
+mod runs;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -20,13 +21,15 @@ use crate::failure::unusable;
 use crate::screen::Style;
 use crate::stop::Requests;
 
-/// Keep rollouts, leases, spans and the records of runs for any machine; check the record of a run
+/// Keep rollouts, spans and the records of runs for any machine; list, remove and check runs
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade store serve --db rollouts.db                          for runners on this machine
   levade store serve --db memory: --scan-debounce-seconds 0    for tests
   levade store serve --host 0.0.0.0 --api-key $KEY             for runners on other machines
   levade train RECIPE --store http://127.0.0.1:4747            keeps the record of a run there
+  levade store list http://127.0.0.1:4747                      runs and workers of a server
+  levade store remove http://127.0.0.1:4747 calculator         removes the record of a run
   levade store check runs/calculator --out rescued.db          what a damaged record has lost
 
 Clients of Agent Lightning 0.3 use it as LightningStoreClient(\"http://127.0.0.1:4747\").")]
@@ -38,6 +41,8 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     Serve(ServeArgs),
+    List(runs::ListArgs),
+    Remove(runs::RemoveArgs),
     Check(check::Args),
 }
 
@@ -102,6 +107,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             let keys = keys(&args)?;
             crate::runtime()?.block_on(run_server(&args, keys))
         }
+        Command::List(args) => runs::list(&args),
+        Command::Remove(args) => runs::remove(&args),
         Command::Check(args) => check::main(&args),
     }
 }

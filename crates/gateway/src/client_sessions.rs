@@ -11,13 +11,13 @@ use axum::extract::State;
 use axum::response::Response;
 use levade_call::{ApiError, ErrorKind};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::gateway::Gateway;
 use crate::http::{IncomingRequest, read};
 use crate::openai::respond;
-use crate::session::{Reward, Session};
-use crate::session_host::{EndRequest, EndedSession, SessionHost};
+use crate::session::{NO_REWARDS, Reward, Session};
+use crate::session_host::{EndRequest, EndedSession, HostedSession, SessionHost};
 
 /// A started session. It contains secrets and has no `Debug`.
 #[derive(Serialize)]
@@ -29,6 +29,9 @@ struct StartedSession<'a> {
     reward_key: &'a str,
     /// Path of the session's endpoint below the server's address.
     path: String,
+    /// Task that the server has chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    task: Option<Value>,
 }
 
 /// Reward of a session.
@@ -60,12 +63,13 @@ pub(crate) async fn start(State(gateway): State<Gateway>, incoming: IncomingRequ
                 "this key belongs to a session; start another one with a key of the server",
             ));
         }
-        let session = host.start(read_or_default(&incoming.body?)?).await?;
+        let HostedSession { session, task } = host.start(read_or_default(&incoming.body?)?).await?;
         Ok(json!(StartedSession {
             session_id: &session.options.attempt,
             api_key: session.key(),
             reward_key: session.reward_key(),
             path: session.path(),
+            task,
         }))
     };
     respond(started.await)
@@ -85,6 +89,9 @@ pub(crate) async fn reward(State(gateway): State<Gateway>, incoming: IncomingReq
             ));
         }
         let session = session_of(&*host, found, session_id.as_deref())?;
+        if !session.options.rewards {
+            return Err(ApiError::new(ErrorKind::Forbidden, NO_REWARDS));
+        }
         let name = name.unwrap_or_else(|| "reward".to_owned());
         session.reward(Reward { value: reward, name, agent, turn })?;
         Ok(json!({ "message": "success" }))

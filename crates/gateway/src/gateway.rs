@@ -23,8 +23,8 @@ use crate::session_host::{EndRequest, SessionHost};
 /// Settings of a gateway.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Keys for calls outside of sessions, each of which must have one. If empty, such calls need
-    /// no key.
+    /// Keys for calls outside of sessions, each of which must have one, and for starting sessions.
+    /// If empty, such calls need no key.
     pub keys: Vec<String>,
     /// Whether calls outside of sessions are accepted.
     pub open: bool,

@@ -85,7 +85,7 @@
 //! - **Errors** have the format of the API, and name the field, its value and a remedy.
 //!
 //! Agents that run elsewhere join by sessions that they start themselves, if the gateway has a
-//! [`SessionHost`], which records them.
+//! [`SessionHost`], which records them or makes them attempts of a run.
 //!
 //! Out of scope: sampling (`levade-policy` and its implementations), starting programs
 //! (`levade-agent`), and the use of rewards (`levade-trainer`).
@@ -141,4 +141,4 @@ pub use gateway::{Caller, Gateway, Model, Options};
 pub use http::serve;
 pub use route::{CallPattern, Route};
 pub use session::{Reward, Session, SessionOptions};
-pub use session_host::{EndRequest, EndedSession, SessionHost, StartRequest};
+pub use session_host::{EndRequest, EndedSession, HostedSession, SessionHost, StartRequest};

@@ -43,6 +43,10 @@ pub struct Reward {
     pub turn: Option<u32>,
 }
 
+/// Error if the recipe has no scorer that takes rewards.
+pub(crate) const NO_REWARDS: &str = "this recipe accepts no rewards from programs; give it a \
+                                     scorer with kind = \"program\" to accept them";
+
 fn one_dimension() -> String {
     "reward".into()
 }

@@ -1,6 +1,7 @@
 //! The host of sessions that clients start: agents that run outside of this process.
 //!
-//! The gateway serves the routes, and the host opens sessions, records them and ends them.
+//! The gateway serves the routes. The host opens sessions, or hands out those of attempts that wait
+//! for an agent, and ends them.
 
 use std::sync::Arc;
 
@@ -21,6 +22,18 @@ pub struct StartRequest {
     pub task: Map<String, Value>,
     /// Key of the person whom the session serves, by which it can be found and withdrawn.
     pub person: Option<String>,
+    /// Maximum wait for an attempt that needs an agent, in seconds, in 0..=60. A host that opens
+    /// sessions at once ignores it.
+    pub wait_seconds: f64,
+}
+
+/// A session that a client has started.
+#[derive(Clone)]
+pub struct HostedSession {
+    /// The session.
+    pub session: Arc<Session>,
+    /// Task that the host has chosen. `None` if the client chooses its task.
+    pub task: Option<Value>,
 }
 
 /// Request to end a session. Every field is optional.
@@ -51,8 +64,11 @@ pub trait SessionHost: Send + Sync {
     /// Starts a session.
     ///
     /// # Errors
-    /// Returns an error if the session cannot be recorded.
-    async fn start(&self, request: StartRequest) -> Result<Arc<Session>, ApiError>;
+    /// Returns an error if the session cannot be recorded, and [`ErrorKind::Busy`] if no attempt
+    /// needs an agent.
+    ///
+    /// [`ErrorKind::Busy`]: levade_call::ErrorKind::Busy
+    async fn start(&self, request: StartRequest) -> Result<HostedSession, ApiError>;
 
     /// Ends a session and records it.
     ///

@@ -27,6 +27,8 @@ pub enum AgentKind {
     Environment,
     /// The game of `[game]`, whose seats agents play.
     Game,
+    /// An agent that runs elsewhere and starts attempts as sessions of the gateway, over HTTP.
+    Session,
 }
 
 impl AgentKind {
@@ -37,6 +39,7 @@ impl AgentKind {
             AgentKind::Program => "program",
             AgentKind::Environment => "environment",
             AgentKind::Game => "game",
+            AgentKind::Session => "session",
         }
     }
 
@@ -47,7 +50,7 @@ impl AgentKind {
 
     /// Returns whether the agent calls the model over HTTP.
     pub fn calls_over_http(self) -> bool {
-        matches!(self, AgentKind::Program | AgentKind::Environment)
+        matches!(self, AgentKind::Program | AgentKind::Environment | AgentKind::Session)
     }
 }
 

@@ -77,6 +77,8 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("cluster.samplers.response_seconds", SECONDS, ""),
     ("runners.lease_seconds", SECONDS, ""),
     ("runners.wait_seconds", SECONDS, ""),
+    ("sessions.wait_seconds", SECONDS, ""),
+    ("sessions.silence_seconds", SECONDS, ""),
     ("tasks.*:arithmetic.train", COUNT, ""),
     ("tasks.*:arithmetic.train", at_most(MAX_GENERATED), ""),
     ("tasks.*:seeds.train", COUNT, ""),

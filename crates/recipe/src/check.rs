@@ -84,7 +84,9 @@ impl Checker<'_> {
     fn sft(&self, recipe: &Recipe, phase: usize, keys: &SftKeys) -> Result<(), RecipeError> {
         if let Some(source) = &keys.source {
             let key = |key: &str| format!("phase.{phase}.source.{key}");
-            if let Some(policy) = &source.policy {
+            if source.sessions {
+                self.session_source(recipe, phase, keys, source)?;
+            } else if let Some(policy) = &source.policy {
                 let external = matches!(recipe.policy.get(policy), Some(PolicyKeys::External(_)));
                 let own = recipe.agents().iter().all(|(_, agent)| {
                     recipe.policies_of(agent) == [policy.as_str()]
@@ -99,8 +101,8 @@ impl Checker<'_> {
                 self.check(source.field.is_none(), key("field"), format!("\"{field}\""), range)?;
             } else {
                 let field = source.field.as_deref().unwrap_or_default();
-                let range =
-                    "the task field with the completions to imitate, unless `policy` is set";
+                let range = "the task field with the completions to imitate, unless `policy` or \
+                             `sessions` is set";
                 self.check(!field.is_empty(), key("field"), format!("\"{field}\""), range)?;
             }
             let tasks = source.max_tasks(keys.demonstrations);
@@ -426,6 +428,7 @@ impl Recipe {
         checker.samplers(self)?;
         checker.placement(self)?;
         checker.runners(self)?;
+        checker.session_gateway(self)?;
         checker.tools(&self.tool)?;
         checker.helpers(self)?;
         checker.users(self)?;

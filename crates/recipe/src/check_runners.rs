@@ -25,18 +25,28 @@ impl Checker<'_> {
             "the path of an SQLite file, or the http:// URL of `levade store serve`, without a \
              user name: runners are other processes",
         )?;
+        self.gateway_address(&key, (listen.as_str(), gateway.as_str()), "runners")?;
+        recipe.agents().into_iter().try_for_each(|(name, keys)| self.leasable(recipe, name, keys))
+    }
+
+    /// Checks the address at which a gateway listens, and the URL by which `clients` reach it.
+    pub(super) fn gateway_address(
+        &self,
+        key: &dyn Fn(&str) -> String,
+        (listen, gateway): (&str, &str),
+        clients: &str,
+    ) -> Result<(), RecipeError> {
         let address = listen.parse::<SocketAddr>();
         let range = "an IP address and a port, such as \"0.0.0.0:8700\"";
         self.check(address.is_ok(), key("listen"), format!("\"{listen}\""), range)?;
-        let range = "the http:// URL by which runners reach the gateway, without a user name";
+        let range = format!("the http:// URL by which {clients} reach the gateway");
         let is_url = gateway.is_empty() || (is_http(gateway) && !gateway.contains('@'));
-        self.check(is_url, key("gateway"), display_url(gateway), range)?;
+        let without_user = format!("{range}, without a user name");
+        self.check(is_url, key("gateway"), display_url(gateway), without_user)?;
         let is_everywhere = address.is_ok_and(|address| address.ip().is_unspecified());
-        let range = "the http:// URL by which runners reach the gateway, because `listen` names no \
-                     address";
         let is_known = !is_everywhere || !gateway.is_empty();
-        self.check(is_known, key("gateway"), "empty", range)?;
-        recipe.agents().into_iter().try_for_each(|(name, keys)| self.leasable(recipe, name, keys))
+        let range = format!("{range}, because `listen` names no address");
+        self.check(is_known, key("gateway"), "empty", range)
     }
 
     /// Checks that a runner can make the attempts of an agent. A runner has no tokenizer, and
@@ -45,6 +55,10 @@ impl Checker<'_> {
         let range = "another kind with [runners]: games are played in the trainer's process";
         let is_game = keys.kind == AgentKind::Game;
         self.check(!is_game, format!("agent.{name}.kind"), keys.kind.name(), range)?;
+        let range = "another kind with [runners]: agents start sessions at the trainer's gateway, \
+                     without runners";
+        let is_session = keys.kind == AgentKind::Session;
+        self.check(!is_session, format!("agent.{name}.kind"), keys.kind.name(), range)?;
         if keys.kind != AgentKind::Tools {
             return Ok(());
         }

@@ -80,7 +80,7 @@ fn can_differ(key: &str) -> bool {
         // Names of environment variables.
         ["cluster", "learner", "environment", _] => true,
         // Where attempts are made.
-        ["runners", ..] => true,
+        ["runners" | "sessions", ..] => true,
         ["reward", "scorers", _, "unscored"] => true,
         ["cluster", "learner", learner_key] => FREE_LEARNER_KEYS.contains(&learner_key),
         ["cluster", "samplers", samplers_key, ..] => FREE_SAMPLERS_KEYS.contains(&samplers_key),

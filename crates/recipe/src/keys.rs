@@ -26,7 +26,7 @@ use super::prompt::PromptKeys;
 use super::reward::RewardKeys;
 use super::rl::RlKeys;
 use super::runners::RunnersKeys;
-use super::sessions::SessionKeys;
+use super::sessions::{SessionGatewayKeys, SessionKeys};
 use super::tools::ToolKeys;
 use super::user::UserKeys;
 
@@ -51,6 +51,9 @@ pub struct Recipe {
     /// makes them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runners: Option<RunnersKeys>,
+    /// Gateway at which agents of kind `session` start attempts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sessions: Option<SessionGatewayKeys>,
     /// Task sources. Tasks of several sources are trained on together.
     pub tasks: Vec<TaskSource>,
     /// Destinations of metrics in addition to `metrics.jsonl`.
@@ -531,7 +534,8 @@ pub struct SftKeys {
 }
 
 /// `[phase.source]`: origin of the demonstrations: an external policy that acts in place of the
-/// trained policies, a trained policy itself, or completions in the rows of tasks.
+/// trained policies, a trained policy itself, completions in the rows of tasks, or recorded
+/// sessions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceKeys {
@@ -542,11 +546,15 @@ pub struct SourceKeys {
     /// in order.
     #[serde(default)]
     pub field: Option<String>,
+    /// Instead of `policy`: whether the completions of recorded sessions are imitated, the tasks of
+    /// kind `sessions`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sessions: bool,
     /// Minimum score of an attempt whose completions are imitated.
     #[serde(default = "full_score")]
     #[serde(alias = "least_score")]
     pub min_score: f64,
-    /// Maximum number of tasks to try; 0 for four per demonstration.
+    /// Maximum number of tasks to try; 0 for four per demonstration, or for all sessions.
     #[serde(default)]
     pub tasks: usize,
 }
@@ -559,6 +567,7 @@ impl fmt::Display for SourceKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.policy, &self.field) {
             (Some(policy), _) => write!(f, "the policy {policy}"),
+            (None, None) if self.sessions => write!(f, "the sessions"),
             (None, field) => write!(f, "the field {}", field.as_deref().unwrap_or_default()),
         }
     }
@@ -567,7 +576,11 @@ impl fmt::Display for SourceKeys {
 impl SourceKeys {
     /// Returns the maximum number of tasks to try for `demonstrations` demonstrations.
     pub fn max_tasks(&self, demonstrations: usize) -> usize {
-        if self.tasks == 0 { demonstrations.saturating_mul(4) } else { self.tasks }
+        match self.tasks {
+            0 if self.sessions => usize::MAX,
+            0 => demonstrations.saturating_mul(4),
+            tasks => tasks,
+        }
     }
 }
 

@@ -124,7 +124,7 @@ pub use rl::{
     OversampleKeep, ProximalPolicy, RlKeys, TrainFilterKeys, Unit, ZeroVarianceGroups,
 };
 pub use runners::RunnersKeys;
-pub use sessions::SessionKeys;
+pub use sessions::{SessionGatewayKeys, SessionKeys};
 pub use set::{Override, SetError};
 pub use tools::{ToolFailureEffect, ToolKeys};
 pub use user::{UserAgentKeys, UserKeys, UserKind};

@@ -5,19 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use levade_agent::Program;
 use levade_agent::environments::{Environments, LedLoop};
 use levade_agent::game::{GameLoop, GameWorkers};
 use levade_agent::program::workers;
 use levade_agent::user::SimulatedUser;
+use levade_agent::{Program, SessionLoop, SessionQueue, SessionQueueOptions};
 use levade_gateway::{CallPattern, Gateway, Options, serve};
 use levade_process::{Launch, Supervisor};
-use levade_recipe::{AgentKeys, AgentKind, GameKeys, Recipe, RewardKeys, RunnersKeys};
+use levade_recipe::{AgentKeys, AgentKind, GameKeys, Recipe, RewardKeys, SessionGatewayKeys};
 use levade_tools::PythonUsers;
 use levade_trainer::AgentSpec;
 use regex::Regex;
 use tokio::net::TcpListener;
 
+use crate::failure::unusable;
 use crate::host::Host;
 
 /// Returns the rule that assigns calls of programs to an agent.
@@ -46,6 +47,17 @@ pub(crate) fn takes_rewards(reward: &RewardKeys) -> bool {
         || reward.scorers.iter().any(|keys| is_program(keys.scorer.name()))
 }
 
+/// Address of a gateway that other hosts can call.
+#[derive(Debug, Clone)]
+pub struct GatewayAddress<'a> {
+    /// Address and port to listen at.
+    pub listen: &'a str,
+    /// URL by which clients reach the gateway; `http://` and the address if empty.
+    pub url: &'a str,
+    /// Keys that start sessions. No sessions can be started if empty.
+    pub keys: Vec<String>,
+}
+
 /// Gateway that the run's programs call. It ends with the process.
 pub struct ProgramGateway {
     gateway: Gateway,
@@ -55,25 +67,28 @@ pub struct ProgramGateway {
 }
 
 impl ProgramGateway {
-    /// Starts the gateway: where the table `[runners]` specifies, or on a free port of this machine
-    /// without that table.
+    /// Starts the gateway at `address`, or on a free port of this machine without one.
     ///
     /// # Errors
     /// Returns an error if the port is not free.
     pub async fn start(
         supervisor: Supervisor,
-        runners: Option<&RunnersKeys>,
+        address: Option<GatewayAddress<'_>>,
     ) -> anyhow::Result<Self> {
-        let listen = runners.map_or("127.0.0.1:0", |keys| keys.listen.as_str());
+        let (listen, url, keys) = match address {
+            Some(GatewayAddress { listen, url, keys }) => (listen, url, keys),
+            None => ("127.0.0.1:0", "", Vec::new()),
+        };
         let bound = TcpListener::bind(listen).await;
         let listener =
             bound.with_context(|| format!("the gateway of programs cannot listen at {listen}"))?;
-        let address = match runners {
-            Some(keys) if !keys.gateway.is_empty() => keys.gateway.trim_end_matches('/').to_owned(),
-            _ => format!("http://{}", listener.local_addr()?),
+        let address = match url {
+            "" => format!("http://{}", listener.local_addr()?),
+            url => url.trim_end_matches('/').to_owned(),
         };
         // Attempts limit the number of calls, and the sampler's own queue orders them.
         let options = Options {
+            keys,
             open: false,
             running: 1 << 20,
             permit_timeout: Duration::MAX,
@@ -114,12 +129,12 @@ impl ProgramGateway {
     }
 }
 
-/// Replaces the built-in loop by programs, environments and games, for the agents that use them,
-/// and adds simulated users to the agents that talk to them.
+/// Replaces the built-in loop by programs, environments, games and sessions of agents elsewhere,
+/// for the agents that use them, and adds simulated users to the agents that talk to them.
 ///
 /// # Errors
 /// Returns the errors of [`ProgramGateway::start`], and an error if there is no game of the
-/// recipe's name.
+/// recipe's name, or no key that starts sessions.
 pub async fn put_in(
     recipe: &Recipe,
     parts: &mut [AgentSpec],
@@ -139,18 +154,57 @@ pub async fn put_in(
     if !agents.iter().any(|(_, keys)| keys.kind.calls_over_http()) {
         return Ok(());
     }
-    let started = ProgramGateway::start(host.supervisor().clone(), None).await?;
+    let session_keys = recipe.sessions.clone().unwrap_or_default();
+    let has_sessions = recipe.has_session_agents();
+    let address = has_sessions.then(|| session_address(&session_keys)).transpose()?;
+    let supervisor = host.supervisor().clone();
+    let started = ProgramGateway::start(supervisor, address).await?;
+    let queue = has_sessions.then(|| session_queue(&started, &session_keys, host));
     for (name, keys) in agents.into_iter().filter(|(_, keys)| keys.kind.calls_over_http()) {
         let program = started.program(keys, takes_rewards(&recipe.reward));
         if let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) {
             let environments = environments.clone();
-            parts.custom = Some(match keys.kind {
-                AgentKind::Environment => Arc::new(LedLoop { program, environments }),
+            parts.custom = Some(match (keys.kind, &queue) {
+                (AgentKind::Environment, _) => Arc::new(LedLoop { program, environments }),
+                (AgentKind::Session, Some(queue)) => {
+                    Arc::new(SessionLoop { program, queue: Arc::clone(queue) })
+                }
                 _ => Arc::new(program),
             });
         }
     }
     Ok(())
+}
+
+/// Returns the address at which agents start sessions.
+///
+/// # Errors
+/// Returns an error if no key starts sessions.
+fn session_address(keys: &SessionGatewayKeys) -> anyhow::Result<GatewayAddress<'_>> {
+    let SessionGatewayKeys { listen, gateway, key_env, .. } = keys;
+    let text = std::env::var(key_env).unwrap_or_default();
+    let keys: Vec<String> =
+        text.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect();
+    if keys.is_empty() {
+        return Err(unusable(format!(
+            "the environment variable {key_env} (sessions.key_env) contains no key; set it to the \
+             keys with which agents start sessions, separated by commas"
+        )));
+    }
+    Ok(GatewayAddress { listen, url: gateway, keys })
+}
+
+/// Creates the queue from which agents start the attempts of a run, and reports its URL.
+fn session_queue(
+    started: &ProgramGateway,
+    keys: &SessionGatewayKeys,
+    host: &Host,
+) -> Arc<SessionQueue> {
+    let url = format!("{}/rl/start_session", started.address);
+    host.setup("sessions", format!("agents start sessions at {url}"));
+    let options = SessionQueueOptions { url, wait: keys.wait(), silence: keys.silence() };
+    let noticed = host.clone();
+    SessionQueue::open(&started.gateway, options, move |text| noticed.note(text))
 }
 
 /// Returns the loop that plays the recipe's game, or `None` if no agent plays a game. A program

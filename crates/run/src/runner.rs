@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_agent::runner::{AttemptReport, LeasedAttempt, WorkerStats};
+use levade_agent::runner::{AttemptReport, LeasedAttempt, WorkerStats, evaluation_queue};
 use levade_store::rollouts::{
     Json, LeaseEnd, Order, PageRequest, ResourcesFilter, Rollout, Rollouts,
 };
@@ -33,12 +33,41 @@ const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 /// Prefix of the queues of runs.
 const QUEUE_PREFIX: &str = "run/";
 
+/// Attempts that a runner makes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AttemptFilter {
+    /// All attempts.
+    #[default]
+    All,
+    /// All attempts except those of evaluations.
+    Training,
+    /// Only attempts of evaluations.
+    Evaluation,
+}
+
+impl AttemptFilter {
+    /// Returns the queues to lease from, given the queues of runs.
+    fn queues(self, runs: Vec<String>) -> Vec<String> {
+        let evaluations = runs.iter().map(|queue| evaluation_queue(queue));
+        match self {
+            AttemptFilter::All => {
+                let evaluations: Vec<String> = evaluations.collect();
+                [runs, evaluations].concat()
+            }
+            AttemptFilter::Training => runs,
+            AttemptFilter::Evaluation => evaluations.collect(),
+        }
+    }
+}
+
 /// Settings of a runner.
 pub struct RunnerOptions {
     /// Store from which the runner leases.
     pub store: Arc<dyn Rollouts>,
     /// Queue from which the runner leases. `None` for the queues of all announced runs.
     pub queue: Option<String>,
+    /// Attempts that the runner makes.
+    pub filter: AttemptFilter,
     /// Maximum number of concurrent attempts, at least 1.
     pub slots: usize,
     /// Id of the runner, unique in the store.
@@ -64,17 +93,18 @@ pub async fn run(
     host: Host,
     requests: UnboundedReceiver<()>,
 ) -> anyhow::Result<()> {
-    let RunnerOptions { store, queue, slots, name, once, dir, wait, drain } = options;
+    let RunnerOptions { store, queue, filter, slots, name, once, dir, wait, drain } = options;
     let worker = WorkerOptions { store: Arc::clone(&store), slots, name, once, wait, drain };
     let recipes = tokio::sync::Mutex::default();
-    run_worker(worker, Arc::new(Runner { store, queue, slots, dir, wait, host, recipes }), requests)
-        .await
+    let runner = Runner { store, queue, filter, slots, dir, wait, host, recipes };
+    run_worker(worker, Arc::new(runner), requests).await
 }
 
 /// The attempts of a runner.
 struct Runner {
     store: Arc<dyn Rollouts>,
     queue: Option<String>,
+    filter: AttemptFilter,
     slots: usize,
     dir: PathBuf,
     wait: Duration,
@@ -89,9 +119,9 @@ impl Work for Runner {
 
     /// Returns the queues to lease from. Waits until a run is announced.
     async fn queues(&self) -> anyhow::Result<Vec<String>> {
-        let Runner { store, queue, wait, .. } = self;
+        let Runner { store, queue, filter: attempts, wait, .. } = self;
         if let Some(queue) = queue {
-            return Ok(vec![queue.clone()]);
+            return Ok(attempts.queues(vec![queue.clone()]));
         }
         let id_contains = Some(QUEUE_PREFIX.to_owned());
         let filter = ResourcesFilter { id_contains, ..ResourcesFilter::default() };
@@ -108,7 +138,7 @@ impl Work for Runner {
             let ids = found.into_iter().map(|resources| resources.id);
             let queues: Vec<String> = ids.filter(|id| id.starts_with(QUEUE_PREFIX)).collect();
             if !queues.is_empty() {
-                return Ok(queues);
+                return Ok(attempts.queues(queues));
             }
             if start.elapsed() > *wait {
                 anyhow::bail!(
@@ -182,5 +212,19 @@ impl Runner {
         recipes.retain(|(other, _), _| other != id);
         recipes.insert(key, Arc::clone(&recipe));
         Ok(recipe)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filter_selects_queues_of_training_and_evaluation() {
+        let queues = |filter: AttemptFilter| filter.queues(vec!["run/a".into(), "run/b".into()]);
+        assert_eq!(queues(AttemptFilter::Training), ["run/a", "run/b"]);
+        let evaluations = ["run/a/evaluation", "run/b/evaluation"];
+        assert_eq!(queues(AttemptFilter::Evaluation), evaluations);
+        assert_eq!(queues(AttemptFilter::All), [&["run/a", "run/b"][..], &evaluations].concat());
     }
 }

@@ -20,11 +20,11 @@ use tokio::time::Instant;
 
 use crate::failure::unusable;
 use crate::host::Host;
-use crate::programs::{ProgramGateway, takes_rewards};
+use crate::programs::{GatewayAddress, ProgramGateway, takes_rewards};
 
 /// Version of the data that a trainer and its runners exchange. A runner of another version rejects
 /// the run.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
 /// Interval between requests to a store that is unreachable.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -121,7 +121,9 @@ pub async fn lease(
 ) -> anyhow::Result<Option<Arc<RunnerQueue>>> {
     let Some(keys) = &recipe.runners else { return Ok(None) };
     let queue = announce(recipe, keys, host).await?;
-    let gateway = ProgramGateway::start(host.supervisor().clone(), Some(keys)).await?;
+    // Only attempts that the run has opened can call this gateway.
+    let address = GatewayAddress { listen: &keys.listen, url: &keys.gateway, keys: Vec::new() };
+    let gateway = ProgramGateway::start(host.supervisor().clone(), Some(address)).await?;
     for (name, keys) in recipe.agents() {
         let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) else { continue };
         let program = gateway.program(keys, takes_rewards(&recipe.reward));
@@ -131,7 +133,7 @@ pub async fn lease(
             AgentKind::Program => LeasedLoop::Program(program),
             AgentKind::Environment => LeasedLoop::Environment(LedLoop { program, environments }),
             // The recipe was rejected.
-            AgentKind::Game => continue,
+            AgentKind::Game | AgentKind::Session => continue,
         };
         parts.custom = Some(Arc::new(RunnerLoop { leased, queue: Arc::clone(&queue) }));
     }

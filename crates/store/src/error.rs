@@ -168,7 +168,7 @@ pub enum StoreError {
     Failed {
         /// Location of the store.
         location: String,
-        /// Action that failed: `read`, `record`, `migrate` or `request`.
+        /// Action that failed: `read`, `record`, `migrate`, `remove`, `list` or `request`.
         action: &'static str,
         /// Key that was being read or written.
         key: String,

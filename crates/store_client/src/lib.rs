@@ -1,7 +1,8 @@
 //! Opens stores by their location, and calls those of a server over HTTP.
 //!
 //! [`open`] opens the store of a run by its [`Location`], and [`open_rollouts`] a store of
-//! rollouts. Callers use the traits of `levade-store` and know no backend.
+//! rollouts. Callers use the traits of `levade-store` and know no backend. [`list_runs`] and
+//! [`remove_run`] are for the people who keep a server.
 //!
 //! # Guarantees of the HTTP client
 //! - **Every wait has a deadline.** A server that cannot be reached is waited for, at most for
@@ -18,6 +19,7 @@
 //! `levade-store-mongo`.
 
 mod rollouts;
+mod runs;
 mod service;
 mod store;
 pub mod worker;
@@ -30,6 +32,7 @@ use levade_store::{Access, Code, Location, MongoUrl, Store, StoreError};
 use levade_store_mongo::{MongoRollouts, MongoStore};
 
 pub use rollouts::HttpRollouts;
+pub use runs::{list_runs, remove_run};
 pub use service::{KEY_VARIABLE, ServiceOptions, TIMEOUT_VARIABLE, Transport};
 pub use store::HttpStore;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use levade_store::{
     Access, AttemptStart, Code, EvalKey, Location, Store, StoreError, store_contract,
 };
-use levade_store_client::HttpStore;
+use levade_store_client::{HttpStore, list_runs, remove_run};
 use levade_store_server::ServerOptions;
 use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId};
 use tempfile::TempDir;
@@ -232,4 +232,73 @@ async fn location_opens_run_named_after_its_directory() {
     let dir = server.run_dir("a b");
     let error = levade_store_client::open(&location, &dir, Access::Read).await.err().unwrap();
     assert!(error.to_string().contains("name the run, as in http://"), "{error}");
+}
+
+#[tokio::test]
+async fn removed_run_starts_anew_with_a_later_epoch() {
+    let server = RunServer::start(Duration::from_millis(1200)).await;
+    let url = server.server.url.clone();
+    assert!(list_runs(&url).await.unwrap().is_empty());
+    let error = remove_run(&url, "sums").await.unwrap_err();
+    assert_eq!(error.code(), Code::NotFound, "{error}");
+    let first = server.open("a", Access::Start(&run())).await.unwrap();
+    first.start(&start_of(0)).await.unwrap();
+    let listed = list_runs(&url).await.unwrap();
+    assert_eq!((listed.len(), listed[0].name.as_str()), (1, "sums"));
+    assert!(listed[0].bytes > 0 && listed[0].idle_seconds.is_some());
+    let process = format!("process {}", std::process::id());
+    assert!(listed[0].trainer.as_ref().unwrap().contains(&process), "{listed:?}");
+    let error = remove_run(&url, "sums").await.unwrap_err();
+    assert!(matches!(&error, StoreError::Leased { .. }), "{error}");
+    assert!(error.to_string().contains(&format!("{url}/sums")), "{error}");
+    // The lease of a trainer that has exited ends.
+    drop(first);
+    let removal = async {
+        while let Err(error) = remove_run(&url, "sums").await {
+            assert!(matches!(&error, StoreError::Leased { .. }), "{error}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(LONG, removal).await.unwrap();
+    assert!(list_runs(&url).await.unwrap().is_empty());
+    let runs = server.dir.path().join("runs");
+    assert!(!runs.join("sums.db").exists() && !runs.join("sums.db-wal").exists());
+    let error = server.open("a", Access::Read).await.err().unwrap();
+    assert_eq!(error.code(), Code::NotFound, "{error}");
+
+    // Another directory takes the name at once, also after a restart of the server.
+    let server = server.restart().await;
+    let other = RunId("other".into());
+    let second = server.open("b", Access::Start(&other)).await.unwrap();
+    assert_eq!((second.run(), second.tasks(Purpose::Train).await.unwrap()), (&other, vec![]));
+    let lease = std::fs::read_to_string(runs.join("sums.lease")).unwrap();
+    assert!(lease.contains("\"epoch\":3"), "the removal has the epoch 2: {lease}");
+    let names: Vec<String> =
+        list_runs(&url).await.unwrap().into_iter().map(|run| run.name).collect();
+    assert_eq!(names, ["sums"]);
+}
+
+#[tokio::test]
+async fn run_in_memory_is_listed_and_removed() {
+    let options_of_server =
+        ServerOptions { run_lease: Duration::from_millis(300), ..ServerOptions::default() };
+    let server = Server::start(memory().await, options_of_server).await;
+    let dir = tempfile::tempdir().unwrap();
+    let access = Access::Start(&run());
+    let store =
+        HttpStore::open(&server.url, Some("m"), dir.path(), access, &options(10.0)).await.unwrap();
+    let listed = list_runs(&server.url).await.unwrap();
+    assert_eq!((listed[0].name.as_str(), listed[0].bytes, listed[0].idle_seconds), ("m", 0, None));
+    drop(store);
+    let removal = async {
+        while remove_run(&server.url, "m").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(LONG, removal).await.unwrap();
+    assert!(list_runs(&server.url).await.unwrap().is_empty());
+    let error = remove_run(&server.url, "m").await.unwrap_err();
+    assert_eq!(error.code(), Code::NotFound, "{error}");
+    let error = remove_run(&server.url, "../m").await.unwrap_err();
+    assert_eq!(error.code(), Code::Invalid, "{error}");
 }

@@ -1,13 +1,14 @@
 //! Routes of the stores of runs: `POST /v1/runs/RUN/METHOD` calls a method of [`Store`].
 //!
 //! Bodies of requests and responses are records in the form of [`levade_store::wire`]. Every write
-//! has the number of the trainer's lease in the header `x-levade-epoch`.
+//! has the number of the trainer's lease in the header `x-levade-epoch`. `/v1/runs` lists the runs
+//! as JSON, and the method `remove` removes one that no trainer has leased.
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{get, post};
 use levade_http::service::read_body;
 use levade_store::wire::{MEDIA_TYPE, OpenRequest, Record, WireError, decode, encode};
 use levade_store::{
@@ -16,7 +17,7 @@ use levade_store::{
 };
 use serde_json::Value;
 
-use crate::response::ApiError;
+use crate::response::{ApiError, RouteResult, ok};
 use crate::service::{Service, Shared};
 
 /// Maximum size of a request in bytes.
@@ -27,7 +28,13 @@ const EPOCH_HEADER: &str = "x-levade-epoch";
 
 /// Returns the routes.
 pub(crate) fn routes() -> Router<Shared> {
-    Router::new().route("/v1/runs/{run}/{method}", post(answer))
+    Router::new()
+        .route("/v1/runs", get(list).post(list))
+        .route("/v1/runs/{run}/{method}", post(answer))
+}
+
+async fn list(State(service): State<Shared>) -> RouteResult {
+    ok(&service.runs().list().await.map_err(to_typed_error)?)
 }
 
 async fn answer(
@@ -45,6 +52,7 @@ async fn answer(
     let call = Call { service: &service, run: &run, method: &method, epoch, body: &body };
     let record = match method.as_str() {
         "open" | "heartbeat" => call.lease().await,
+        "remove" => call.remove().await,
         "start" | "append" | "end" | "abandon_running" | "record_attempts" | "record_step"
         | "record_eval" | "withdraw" => call.write().await,
         "attempt" | "last_try" | "tries" | "tasks" | "summaries" | "failures" | "step"
@@ -94,6 +102,12 @@ impl Call<'_> {
                 .encode_result(&runs.open(self.run, self.arguments::<OpenRequest>()?).await?);
         }
         runs.writer(self.run, self.epoch()?, "a heartbeat").await?;
+        self.encode_result(&())
+    }
+
+    /// Removes the run, which needs no lease.
+    async fn remove(&self) -> Result<Vec<u8>, StoreError> {
+        self.service.runs().remove(self.run).await?;
         self.encode_result(&())
     }
 

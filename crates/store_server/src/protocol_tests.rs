@@ -124,10 +124,22 @@ async fn states_follow_permitted_transitions_only() {
     let (_, running) = patch(json!({ "state": "running", "k8s_job_name": "job" })).await;
     assert_eq!(running["status"]["k8s_job_name"], "job");
     assert_eq!(patch(json!({ "state": "running" })).await.0, 409);
+    assert_eq!(patch(json!({ "state": null })).await.0, 409);
+    // A report without fields changes nothing, and null clears a field.
+    let (_, noted) = patch(json!({ "error_message": "slow" })).await;
+    let (_, unchanged) = patch(json!({})).await;
+    assert_eq!(unchanged["status"], noted["status"]);
+    let (_, cleared) = patch(json!({ "error_message": null })).await;
+    let status = &cleared["status"];
+    assert_eq!((&status["error_message"], &status["k8s_job_name"]), (&Value::Null, &json!("job")));
+    assert_eq!(
+        status["version"].as_u64().unwrap(),
+        noted["status"]["version"].as_u64().unwrap() + 1
+    );
     let (_, ended) = patch(json!({ "state": "succeeded" })).await;
     assert_eq!(
         (&ended["status"]["state"], &ended["status"]["version"]),
-        (&json!("succeeded"), &json!(3))
+        (&json!("succeeded"), &json!(5))
     );
     assert_eq!(patch(json!({ "state": "failed" })).await.0, 409);
     // Another input under the same id changes nothing.

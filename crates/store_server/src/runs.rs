@@ -5,6 +5,7 @@
 //! writing, and a write with an earlier epoch is rejected. While a trainer renews the lease, only a
 //! trainer of the same run directory can take the run over. A server that writes a run locks the
 //! file `NAME.lock` until it ends, because two servers would not see each other's leases.
+//! A removed run keeps its lease file, in which the lease has ended, so that no epoch is used twice.
 //!
 //! # Concurrency
 //! Calls hold the lock of their run shared. A trainer that takes the run over holds the lock
@@ -17,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use levade_store::wire::{OpenRequest, OpenedRun, Trainer};
-use levade_store::{Access, Code, Location, Purpose, RunId, Store, StoreError};
+use levade_store::wire::{OpenRequest, OpenedRun, RunEntry, Trainer};
+use levade_store::{Access, Code, Location, Purpose, RunId, Store, StoreError, is_run_name};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
@@ -47,7 +48,8 @@ pub(crate) struct Run {
 
 struct Lease {
     record: LeaseRecord,
-    renewed: Mutex<Instant>,
+    /// `None` if the run was removed.
+    renewed: Mutex<Option<Instant>>,
 }
 
 /// Contents of the file of a lease.
@@ -55,21 +57,25 @@ struct Lease {
 struct LeaseRecord {
     epoch: u64,
     trainer: Trainer,
+    /// Whether the run was removed, which ended the lease.
+    #[serde(default)]
+    is_removed: bool,
 }
 
 impl Lease {
     fn new(record: LeaseRecord) -> Self {
-        Lease { record, renewed: Mutex::new(Instant::now()) }
+        let renewed = (!record.is_removed).then(Instant::now);
+        Lease { record, renewed: Mutex::new(renewed) }
     }
 
     fn renew(&self) {
-        *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     /// Returns the rest of the lease, or `None` if it has ended.
     fn rest(&self, ttl: Duration) -> Option<Duration> {
         let renewed = *self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
-        ttl.checked_sub(renewed.elapsed())
+        ttl.checked_sub(renewed?.elapsed())
     }
 }
 
@@ -142,20 +148,88 @@ impl Runs {
             && lease.record.trainer.owner != trainer.owner
             && let Some(rest) = lease.rest(self.ttl)
         {
-            return Err(StoreError::Leased {
-                location: name.to_owned(),
-                holder: lease.record.trainer.name.clone(),
-                seconds: rest.as_secs() + 1,
-            });
+            return Err(leased(name, lease, rest));
         }
         let epoch = run.lease.as_ref().map_or(0, |lease| lease.record.epoch) + 1;
-        let record = LeaseRecord { epoch, trainer };
+        self.record_lease(&mut run, name, LeaseRecord { epoch, trainer, is_removed: false })
+            .await?;
+        Ok(OpenedRun { run: found, epoch, heartbeat })
+    }
+
+    /// Replaces the lease of a run, which must be locked exclusively.
+    async fn record_lease(
+        &self,
+        run: &mut Run,
+        name: &str,
+        record: LeaseRecord,
+    ) -> Result<(), StoreError> {
         if let Some(file) = self.lease_file(name) {
             let text = serde_json::to_vec(&record).unwrap_or_default();
             in_background(name, "record", move || write_durably(&file, &text)).await?;
         }
         run.lease = Some(Lease::new(record));
-        Ok(OpenedRun { run: found, epoch, heartbeat })
+        Ok(())
+    }
+
+    /// Returns all runs in the order of their names.
+    pub async fn list(&self) -> Result<Vec<RunEntry>, StoreError> {
+        let mut found = match self.dir.clone() {
+            Some(dir) => in_background("the runs", "read", move || read_entries(&dir)).await?,
+            None => Vec::new(),
+        };
+        let known: Vec<(String, Arc<RwLock<Run>>)> = {
+            let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+            runs.iter().map(|(name, run)| (name.clone(), Arc::clone(run))).collect()
+        };
+        for (name, run) in known {
+            let run = run.read_owned().await;
+            if self.dir.is_none() && run.store.is_some() {
+                found.push(RunEntry {
+                    name: name.clone(),
+                    bytes: 0,
+                    idle_seconds: None,
+                    trainer: None,
+                });
+            }
+            let active = run.lease.as_ref().filter(|lease| lease.rest(self.ttl).is_some());
+            if let Some(entry) = found.iter_mut().find(|entry| entry.name == name) {
+                entry.trainer = active.map(|lease| lease.record.trainer.name.clone());
+            }
+        }
+        found.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(found)
+    }
+
+    /// Removes a run and its record. A later run of the name starts anew.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Leased`] if a trainer has the lease of the run, and an error if the
+    /// run does not exist or its files cannot be removed.
+    pub async fn remove(&self, name: &str) -> Result<(), StoreError> {
+        let mut run = self.run(name).write_owned().await;
+        if run.store.is_none() {
+            self.check_exists(name).await?;
+        }
+        self.lock(&mut run, name).await?;
+        self.load_lease(&mut run, name).await?;
+        if let Some(lease) = &run.lease
+            && let Some(rest) = lease.rest(self.ttl)
+        {
+            return Err(leased(name, lease, rest));
+        }
+        // The lease ends first: a trainer that still has it must not write into a later run.
+        let epoch = run.lease.as_ref().map_or(0, |lease| lease.record.epoch) + 1;
+        let trainer = Trainer { owner: String::new(), name: "the removal of the run".to_owned() };
+        self.record_lease(&mut run, name, LeaseRecord { epoch, trainer, is_removed: true }).await?;
+        let store = run.store.take();
+        run.is_writable = false;
+        let files = self.dir.as_ref().map(|dir| record_files(dir, name));
+        in_background(name, "remove", move || {
+            // Closes the file.
+            drop(store);
+            files.into_iter().flatten().try_for_each(|file| remove_if_exists(&file))
+        })
+        .await
     }
 
     /// Returns a run for a read.
@@ -299,6 +373,55 @@ async fn is_empty(store: &dyn Store) -> Result<bool, StoreError> {
     Ok(store.planned_steps().await?.is_empty() && store.evals().await?.is_empty())
 }
 
+fn leased(name: &str, lease: &Lease, rest: Duration) -> StoreError {
+    StoreError::Leased {
+        location: name.to_owned(),
+        holder: lease.record.trainer.name.clone(),
+        seconds: rest.as_secs() + 1,
+    }
+}
+
+/// Returns the runs that have a file in `dir`. Their trainers are not known.
+fn read_entries(dir: &Path) -> std::io::Result<Vec<RunEntry>> {
+    let files = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        files => files?,
+    };
+    let mut found = Vec::new();
+    for file in files {
+        let path = file?.path();
+        let is_record = path.extension().is_some_and(|extension| extension == "db");
+        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+        if !is_record || !is_run_name(name) {
+            continue;
+        }
+        // A file can be removed meanwhile.
+        let present = record_files(dir, name).into_iter().filter_map(|file| file.metadata().ok());
+        let present: Vec<std::fs::Metadata> = present.collect();
+        let changed = present.iter().filter_map(|file| file.modified().ok()).max();
+        found.push(RunEntry {
+            name: name.to_owned(),
+            bytes: present.iter().map(std::fs::Metadata::len).sum(),
+            idle_seconds: changed.map(|time| time.elapsed().unwrap_or_default().as_secs_f64()),
+            trainer: None,
+        });
+    }
+    Ok(found)
+}
+
+/// Returns the files of a record in the order in which they are removed: a log without its database
+/// would be replayed into a later one.
+fn record_files(dir: &Path, name: &str) -> [PathBuf; 3] {
+    ["db-wal", "db-shm", "db"].map(|extension| dir.join(format!("{name}.{extension}")))
+}
+
+fn remove_if_exists(file: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
 fn absent(name: &str) -> StoreError {
     StoreError::Open {
         location: name.to_owned(),
@@ -316,7 +439,7 @@ async fn in_background<T: Send + 'static>(
     let failed = |source: Box<dyn std::error::Error + Send + Sync>| StoreError::Failed {
         location: name.to_owned(),
         action,
-        key: "the lease of the run".to_owned(),
+        key: "the files of the run".to_owned(),
         code: Code::Internal,
         source,
     };

@@ -95,7 +95,7 @@ pub enum TrainerError {
     #[error("{} holds no record of sessions; name the directory that levade serve --record has \
              written", .0.display())]
     NoSessions(PathBuf),
-    /// Sessions were sampled by another model than that of the run.
+    /// Sessions were sampled by another model than that of the run, or with another tokenizer.
     #[error("the sessions in {} were sampled by another model than the run's: {name} differs; \
              train the model that was served", record.display())]
     OtherModel {
@@ -182,10 +182,7 @@ pub enum TrainerError {
     #[error("{0}")]
     NothingToTrainOn(String),
     /// There are fewer demonstrations than requested.
-    #[error(
-        "`phase.{phase}.demonstrations` is {wanted}, but only {found} training tasks have a \
-         demonstration"
-    )]
+    #[error("`phase.{phase}.demonstrations` is {wanted}, but the training tasks have only {found}")]
     TooFewDemonstrations {
         /// Index of the phase.
         phase: usize,

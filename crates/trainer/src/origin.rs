@@ -214,22 +214,24 @@ pub fn record_model(dir: &Path, recipe: &Recipe, files: &[PathBuf]) -> Result<()
     let (tools, listings) = (Vec::new(), Vec::new());
     let current = Origin::collect(recipe, now, files, tools, listings, MatchingRule::default())?;
     match Origin::read(dir)? {
-        Some(_) => current.check_sessions(dir),
+        Some(_) => current.check_sessions(dir, true),
         None => current.write(dir),
     }
 }
 
 impl Origin {
-    /// Checks that the sessions of a record were sampled by the model of these inputs.
+    /// Checks that the sessions of a record were sampled by the model of these inputs. If not
+    /// `with_weights`, the weights can differ, but the tokenizer and the chat template cannot.
     ///
     /// # Errors
     /// Returns [`TrainerError::OtherModel`] if they were not, and an error if the record cannot be
     /// read.
-    pub fn check_sessions(&self, record: &Path) -> Result<(), TrainerError> {
+    pub fn check_sessions(&self, record: &Path, with_weights: bool) -> Result<(), TrainerError> {
         let served = Origin::read(record)?;
         let served = served.ok_or_else(|| TrainerError::NoSessions(record.to_owned()))?;
         let model = |origin: &Origin| -> Vec<Input> {
-            origin.files.iter().filter(|file| file.source == MODEL).cloned().collect()
+            let files = origin.files.iter().filter(|file| file.source == MODEL);
+            files.filter(|file| with_weights || !has_weights(&file.name)).cloned().collect()
         };
         let (served, current) = (model(&served), model(self));
         let other = first_missing(&served, &current).or_else(|| first_missing(&current, &served));
@@ -422,6 +424,13 @@ fn first_missing<'a, T: PartialEq>(all: &'a [T], other_items: &[T]) -> Option<&'
     all.iter().find(|one| !other_items.contains(one))
 }
 
+/// Returns whether a file of a model contains only weights, or their shapes and defaults.
+fn has_weights(name: &str) -> bool {
+    let is_config =
+        ["config.json", "generation_config.json", "adapter_config.json"].contains(&name);
+    is_config || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
+}
+
 /// Returns whether the learning rate depends on the number of steps of the phase.
 fn has_decay(phase: &Phase) -> bool {
     let critic = match phase {
@@ -474,6 +483,35 @@ mod tests {
         older["rules"] = json!({ "chained_prompts": true });
         fs::write(dir.path().join(FILE), older.to_string()).unwrap();
         assert_eq!(rules(), Rules { chained_prompts: true, ..Rules::default() });
+    }
+
+    #[test]
+    fn imitated_sessions_accept_other_weights_but_not_other_tokenizer() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = |weights: u32, tokenizer: u32| {
+            let file = |(name, crc32c): (&str, u32)| Input {
+                source: MODEL.into(),
+                name: name.into(),
+                bytes: 1,
+                crc32c,
+            };
+            let files = [
+                ("config.json", weights),
+                ("model-00001-of-00002.safetensors", weights),
+                ("model.safetensors.index.json", weights),
+                ("tokenizer.json", tokenizer),
+                ("tokenizer_config.json", tokenizer),
+            ];
+            Origin { files: files.map(file).to_vec(), ..origin(None) }
+        };
+        model(1, 1).write(dir.path()).unwrap();
+        assert!(model(1, 1).check_sessions(dir.path(), true).is_ok());
+        let larger = model(2, 1);
+        let error = larger.check_sessions(dir.path(), true).unwrap_err().to_string();
+        assert!(error.contains("config.json differs"), "{error}");
+        assert!(larger.check_sessions(dir.path(), false).is_ok());
+        let error = model(1, 2).check_sessions(dir.path(), false).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json differs"), "{error}");
     }
 
     /// A run that an older build started trains on the tasks that it started with.

@@ -3,8 +3,9 @@
 //!
 //! Sessions with the same task id form groups of the recipe's group size. The row of such a task
 //! has the ids of its sessions in the field `taken_from`, and the record in the field `record`; the
-//! attempt of sample `n` copies the `n`th session, and has the person of that session. A record to
-//! which no session was added is always divided into the same groups.
+//! attempt of sample `n` copies the `n`th session, in training and, if a phase imitates sessions,
+//! as a demonstration, and has the person of that session. A record to which no session was added is
+//! always divided into the same groups.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,9 +29,14 @@ const RECORD: &str = "record";
 /// Field of a task's row with the people of the sessions, if one has a person.
 const PERSONS: &str = "taken_persons";
 
-/// The records from which a run takes sessions, by directory.
+/// The records from which a run takes sessions.
 #[derive(Debug, Clone, Default)]
-pub struct SessionRecords(Arc<BTreeMap<String, Arc<dyn Store>>>);
+pub struct SessionRecords {
+    /// Stores of the records by directory.
+    stores: Arc<BTreeMap<String, Arc<dyn Store>>>,
+    /// Whether demonstrations are copies of sessions, too.
+    copies_demonstrations: bool,
+}
 
 /// The sessions of one record, as tasks.
 pub(crate) struct ListedSessions {
@@ -43,18 +49,27 @@ pub(crate) struct ListedSessions {
 impl SessionRecords {
     pub(crate) fn new(records: impl IntoIterator<Item = (PathBuf, Arc<dyn Store>)>) -> Self {
         let named = records.into_iter().map(|(path, store)| (path.display().to_string(), store));
-        SessionRecords(Arc::new(named.collect()))
+        SessionRecords { stores: Arc::new(named.collect()), copies_demonstrations: false }
     }
 
-    /// Returns the loop that copies the session of a training attempt, or `None` if the attempt is
-    /// sampled.
+    /// Returns these records for a phase that imitates sessions: its demonstrations are copies.
+    pub(crate) fn with_demonstrations(&self) -> Self {
+        SessionRecords { copies_demonstrations: true, ..self.clone() }
+    }
+
+    /// Returns the loop that copies the session of an attempt, or `None` if the attempt is sampled.
     pub(crate) fn taken(&self, slot: &AttemptSlot, task: &Task) -> Option<TakenSession> {
-        if slot.purpose != Purpose::Train {
+        let is_copied = match slot.purpose {
+            Purpose::Train => true,
+            Purpose::Demonstration => self.copies_demonstrations,
+            _ => false,
+        };
+        if !is_copied {
             return None;
         }
         let ids = task.row.get(TAKEN)?.as_array()?;
         let id = ids.get(slot.sample as usize)?.as_str()?.parse().ok()?;
-        let store = self.0.get(task.row.get(RECORD)?.as_str()?)?;
+        let store = self.stores.get(task.row.get(RECORD)?.as_str()?)?;
         Some(TakenSession { store: Arc::clone(store), id })
     }
 }
@@ -72,6 +87,12 @@ pub(crate) fn own_task(slot: &AttemptSlot, task: &Task) -> Task {
         own.row = row.into();
     }
     own
+}
+
+/// Returns the number of sessions whose attempts at a task are copies; 0 if they are sampled.
+pub(crate) fn num_sessions(task: &Task) -> u32 {
+    let ids = task.row.get(TAKEN).and_then(Value::as_array);
+    ids.map_or(0, |ids| u32::try_from(ids.len()).unwrap_or(u32::MAX))
 }
 
 /// Reads the sessions of a record, in groups of `group_size`.

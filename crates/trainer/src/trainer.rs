@@ -174,7 +174,8 @@ impl Trainer {
             current.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
         for source in &recipe.tasks {
             if let TaskSource::Sessions(keys) = source {
-                current.check_sessions(&keys.path)?;
+                // Imitation needs the tokens of the sessions only.
+                current.check_sessions(&keys.path, !recipe.only_imitates_sessions())?;
             }
         }
         let (dir, store, origin, mut notes) = match start {

@@ -61,7 +61,7 @@ impl Program {
 /// Returns the task as a program receives it: its id, its question, all fields of its row, and the
 /// messages that the recipe creates from it. The expected answer is included only if the row has
 /// it.
-pub(super) fn task_of(context: &AttemptContext) -> Value {
+pub(crate) fn task_of(context: &AttemptContext) -> Value {
     let task = &context.task;
     json!({
         "id": task.id,

@@ -34,6 +34,7 @@ use tracing::{Instrument, debug_span};
 
 pub use dry_run::DryRunResult;
 pub use endpoint::SessionEndpoint;
+pub(crate) use environment::task_of;
 pub(crate) use outcome::{add_scorer_input, last_content, limit_finish, recorded_outcome};
 pub use process::workers;
 

@@ -24,7 +24,7 @@ mod wire;
 pub use agent_loop::{LeasedLoop, RunnerLoop};
 pub use execute::RunnerAgent;
 pub use queue::{QueueOptions, RunnerQueue};
-pub use wire::{AttemptReport, LeasedAttempt, WorkerStats};
+pub use wire::{AttemptReport, LeasedAttempt, WorkerStats, evaluation_queue};
 
 #[cfg(test)]
 mod tests;

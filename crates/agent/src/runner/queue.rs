@@ -16,7 +16,7 @@ use serde_json::value::to_raw_value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::wire::{AttemptReport, LeasedAttempt, WorkerStats};
+use super::wire::{AttemptReport, LeasedAttempt, WorkerStats, evaluation_queue};
 use crate::Player;
 
 /// Maximum wait of one request for changes.
@@ -39,7 +39,7 @@ const REPORT_GRACE: Duration = Duration::from_secs(30);
 pub struct QueueOptions {
     /// Location of the store, for messages.
     pub store: String,
-    /// Name of the queue.
+    /// Name of the queue. Evaluation attempts are in its [`evaluation_queue`].
     pub queue: String,
     /// Id of the resources with the recipe.
     pub resources_id: String,
@@ -119,9 +119,16 @@ impl RunnerQueue {
         };
         let all = PageRequest { limit: None, ..PageRequest::default() };
         let found = self.store.rollouts(&filter, &all).await?.items;
-        let own = found.into_iter().filter(|rollout| rollout.queue == self.options.queue);
+        let queues = self.queues();
+        let own = found.into_iter().filter(|rollout| queues.contains(&rollout.queue));
         let ids: Vec<String> = own.map(|rollout| rollout.id).collect();
         self.store.cancel(&ids).await
+    }
+
+    /// Returns the names of the queues: of the training attempts, and of the evaluation attempts.
+    fn queues(&self) -> [String; 2] {
+        let QueueOptions { queue, .. } = &self.options;
+        [queue.clone(), evaluation_queue(queue)]
     }
 
     fn pending(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<State>>> {
@@ -138,11 +145,13 @@ impl RunnerQueue {
         attempt: &LeasedAttempt,
     ) -> Result<String, String> {
         let input = to_raw_value(attempt).map_err(|error| error.to_string())?;
-        let QueueOptions { queue, lease, .. } = &self.options;
+        let lease = self.options.lease;
+        let [training, evaluation] = self.queues();
+        let queue = if attempt.is_evaluation { evaluation } else { training };
         let new = NewRollout {
             // The key of the session is new in every execution of an attempt.
             key: Some(format!("{queue}/{}/{}", attempt.name, attempt.endpoint.key)),
-            queue: queue.clone(),
+            queue,
             mode: Some(if attempt.is_evaluation { "val" } else { "train" }.to_owned()),
             resources_id: Some(attempt.resources_id.clone()),
             config: RolloutConfig {
@@ -263,7 +272,8 @@ impl RunnerQueue {
         let all = PageRequest { limit: None, ..PageRequest::default() };
         let workers = self.store.workers(&WorkerFilter::default(), &all).await?.items;
         let oldest = self.store.now() - self.options.lease.as_secs_f64();
-        let serves = |stats: &WorkerStats| stats.queues.contains(&self.options.queue);
+        let queues = self.queues();
+        let serves = |stats: &WorkerStats| stats.queues.iter().any(|queue| queues.contains(queue));
         let is_connected = |worker: &&levade_store::rollouts::Worker| {
             let stats = worker.heartbeat_stats.as_ref();
             worker.last_heartbeat_time.is_some_and(|time| time >= oldest)

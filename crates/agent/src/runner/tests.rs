@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::testing::{agent, context, player};
-use crate::{AgentLoop, Attempt, Program};
+use crate::{AgentLoop, Attempt, AttemptContext, Program};
 
 /// A trainer's loop, and the store that it shares with the runner of the test.
 struct Bench {
@@ -51,15 +51,24 @@ impl Bench {
     }
 
     fn start(&self) -> JoinHandle<Attempt> {
+        self.start_for(false)
+    }
+
+    fn start_for(&self, is_evaluation: bool) -> JoinHandle<Attempt> {
         let runner_loop = self.runner_loop.clone();
         let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(Default::default()));
         let context = context(vec![agent("solver", player("student", sampler), Vec::new())]);
+        let context = AttemptContext { is_evaluation, ..context };
         tokio::spawn(async move { runner_loop.run(context).await })
     }
 
     async fn lease(&self) -> Rollout {
+        self.lease_from("run/x").await
+    }
+
+    async fn lease_from(&self, queue: &str) -> Rollout {
         let request = LeaseRequest {
-            queues: vec!["run/x".into()],
+            queues: vec![queue.into()],
             wait: Duration::from_secs(10),
             ..LeaseRequest::new(1, Some("r"))
         };
@@ -95,6 +104,19 @@ async fn reported_outcome_ends_attempt() {
     assert!(!is_lost);
     assert_eq!((outcome.final_text.as_str(), outcome.finish), ("5", Finish::Answered));
     assert_eq!((outcome.calls.ok, &outcome.rewards_by_turn[..]), (2, &[(0, 0.1)][..]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn evaluation_attempt_waits_in_queue_of_its_own() {
+    let bench = Bench::new(LEASE, LEASE).await;
+    let evaluation = bench.start_for(true);
+    let rollout = bench.lease_from("run/x/evaluation").await;
+    assert_eq!(rollout.mode.as_deref(), Some("val"));
+    let training = bench.start();
+    assert_eq!(bench.lease().await.mode.as_deref(), Some("train"));
+    // A resumed run cancels both.
+    assert_eq!(bench.runner_loop.queue.cancel_all().await.unwrap(), 2);
+    assert!(joined(evaluation).await.is_lost && joined(training).await.is_lost);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

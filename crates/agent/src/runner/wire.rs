@@ -9,6 +9,12 @@ use serde::{Deserialize, Serialize};
 use crate::Limits;
 use crate::program::SessionEndpoint;
 
+/// Returns the queue of a run's evaluation attempts. Its other attempts are in `queue`, so that
+/// runners can lease only some of them.
+pub fn evaluation_queue(queue: &str) -> String {
+    format!("{queue}/evaluation")
+}
+
 /// Input of a rollout: an attempt, with everything that a runner needs to make it. It contains the
 /// keys of the attempt's session.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]

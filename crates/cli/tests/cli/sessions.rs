@@ -1,17 +1,21 @@
 //! Sessions of an agent outside of the process: recorded by `levade serve --record`, read by the
-//! commands for runs, and trained on by a recipe. Runs that go back to an earlier step.
+//! commands for runs, and trained on by a recipe, or made as attempts of a run. Runs that go back
+//! to an earlier step.
 #![cfg(unix)]
 
-use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use levade_store::testing::wait;
 use levade_store::{Attempt, Purpose, Sqlite, Status, Store};
+use levade_tree::Kind;
 use serde_json::{Value, json};
 
-use crate::support::{Workspace, stderr, stdout};
+use crate::support::{Workspace, stderr, stdout, unused_port};
 
 /// A server that records sessions, which is killed when it is dropped.
 struct Server {
@@ -54,19 +58,9 @@ impl Server {
 
     /// Posts a document and returns the response, which must be a success.
     fn post(&self, path: &str, key: &str, body: &Value) -> Value {
-        let body = body.to_string();
-        let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\
-             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            self.address,
-            body.len()
-        );
-        let mut client = TcpStream::connect(&self.address).unwrap();
-        client.write_all(request.as_bytes()).unwrap();
-        let mut response = String::new();
-        client.read_to_string(&mut response).unwrap();
-        assert!(response.starts_with("HTTP/1.1 200"), "{response}");
-        serde_json::from_str(response.split_once("\r\n\r\n").unwrap().1).unwrap()
+        let (status, value) = request(&self.address, path, key, body).unwrap();
+        assert_eq!(status, 200, "{path}: {value}");
+        value
     }
 
     /// Makes a session of one call that earns `reward`, and ends it if `ends`.
@@ -79,6 +73,35 @@ impl Server {
         if ends {
             self.post("/rl/end_session", key, &json!({}));
         }
+    }
+}
+
+/// Posts a document, and returns the status and the body of the response.
+fn request(address: &str, path: &str, key: &str, body: &Value) -> io::Result<(u16, Value)> {
+    let body = body.to_string();
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
+         authorization: Bearer {key}\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut client = TcpStream::connect(address)?;
+    client.write_all(request.as_bytes())?;
+    let mut response = String::new();
+    client.read_to_string(&mut response)?;
+    let parts = response.split_once("\r\n\r\n");
+    let (head, body) = parts.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    Ok((status.expect("a response has a status"), serde_json::from_str(body)?))
+}
+
+/// A run whose attempts a client of the test makes, which is killed when it is dropped.
+struct Trainer(Child);
+
+impl Drop for Trainer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -179,6 +202,146 @@ fn sessions_are_recorded_shown_and_trained_on() {
     let other = workspace.levade().args(serve).output().unwrap();
     assert_eq!(other.status.code(), Some(2));
     assert!(stderr(&other).contains("name another directory"), "{}", stderr(&other));
+}
+
+#[test]
+fn sessions_with_good_rewards_are_imitated() {
+    let workspace = Workspace::with_trained_model();
+    let server = Server::start(&workspace);
+    for (task, reward) in [("a", 1.0), ("a", 0.0), ("b", 0.5), ("b", 1.0)] {
+        server.session(task, reward, true);
+    }
+    drop(server);
+    let sessions = recorded(&workspace, "served", Purpose::Session);
+    let (head, _) = RECIPE.split_once("[[phase]]").unwrap();
+    let phase = "[[phase]]\nkind = \"sft\"\ndemonstrations = 2\nbatch = 1\nlearning_rate = 1e-3\n\
+                 source = { sessions = true }\n";
+    workspace.write("imitated.toml", format!("{head}{phase}"));
+    let trained = workspace.levade().args(["train", "imitated.toml"]).output().unwrap();
+    assert!(trained.status.success(), "{}", stderr(&trained));
+
+    let demonstrations = recorded(&workspace, "run", Purpose::Demonstration);
+    let (originals, copies): (Vec<_>, Vec<_>) =
+        demonstrations.iter().partition(|attempt| attempt.slot.step == 0);
+    assert!((2..=4).contains(&originals.len()), "each session is tried at most once");
+    for original in &originals {
+        let ids = original.task["row"]["taken_from"].as_array().unwrap();
+        let id = ids[original.slot.sample as usize].as_str().unwrap();
+        let session = sessions.iter().find(|session| session.id.to_string() == id).unwrap();
+        assert_eq!(original.trajectory, session.trajectory);
+        assert_eq!(original.score, session.score);
+    }
+    assert_eq!(copies.len(), 2);
+    for copy in &copies {
+        assert_eq!(copy.score, Some(1.0), "worse sessions are not imitated");
+        let kinds: Vec<Kind> = copy.trajectory.segments().iter().map(|s| s.kind).collect();
+        assert!(kinds.contains(&Kind::Demonstrated) && !kinds.contains(&Kind::Sampled));
+    }
+    let initial = fs::read(workspace.path("model/model.safetensors")).unwrap();
+    assert!(workspace.weights("run") != initial, "the sessions trained nothing");
+
+    let more = ["train", "imitated.toml", "--run", "more", "--set", "phase.0.demonstrations=3"];
+    let rejected = workspace.levade().args(more).output().unwrap();
+    assert_eq!(rejected.status.code(), Some(2));
+    let why = "the sessions reached a score of 1 in 2 of 4 attempts";
+    assert!(stderr(&rejected).contains(why), "{}", stderr(&rejected));
+    let more = ["train", "imitated.toml", "--run", "most", "--set", "phase.0.demonstrations=9"];
+    let rejected = workspace.levade().args(more).output().unwrap();
+    assert_eq!(rejected.status.code(), Some(2));
+    let why = "is 9, but the training tasks have only 4";
+    assert!(stderr(&rejected).contains(why), "{}", stderr(&rejected));
+
+    // A model with other weights and the same tokenizer can imitate the sessions.
+    workspace.write("model/model.safetensors", workspace.weights("run"));
+    let other = ["train", "imitated.toml", "--run", "other"];
+    let trained = workspace.levade().args(other).output().unwrap();
+    assert!(trained.status.success(), "{}", stderr(&trained));
+}
+
+const JOINED: &str = r#"
+run = { name = "joined", folder = "run" }
+model = { source = "model" }
+engine = { threads = 1 }
+eval = { tasks = 0 }
+agent = { kind = "session", max_tokens = 40 }
+reward = { scorer = { kind = "program" } }
+
+[[tasks]]
+kind = "arithmetic"
+train = 8
+
+[[phase]]
+kind = "rl"
+steps = 2
+groups = 2
+group_size = 2
+learning_rate = 1e-3
+"#;
+
+#[test]
+fn agent_elsewhere_makes_attempts_of_run() {
+    let workspace = Workspace::with_trained_model();
+    let address = format!("127.0.0.1:{}", unused_port());
+    workspace.write("joined.toml", format!("{JOINED}[sessions]\nlisten = \"{address}\"\n"));
+    let train = ["train", "joined.toml"];
+    let rejected = workspace.levade().args(train).env_remove("LEVADE_API_KEYS").output().unwrap();
+    assert_eq!(rejected.status.code(), Some(2));
+    assert!(stderr(&rejected).contains("LEVADE_API_KEYS"), "{}", stderr(&rejected));
+
+    let log = File::create(workspace.path("log")).unwrap();
+    let child = Command::new(env!("CARGO_BIN_EXE_levade"))
+        .current_dir(workspace.path(""))
+        .args(train)
+        .env("LEVADE_API_KEYS", "secret")
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    let mut trainer = Trainer(child);
+    let start = Instant::now();
+    let mut tasks = Vec::new();
+    let status = loop {
+        if let Some(status) = trainer.0.try_wait().unwrap() {
+            break status;
+        }
+        assert!(start.elapsed() < Duration::from_secs(110), "the run does not end");
+        let wait = json!({ "wait_seconds": 1 });
+        let Ok((200, session)) = request(&address, "/rl/start_session", "secret", &wait) else {
+            // The run starts, trains or ends.
+            sleep(Duration::from_millis(20));
+            continue;
+        };
+        let key = session["api_key"].as_str().unwrap();
+        let call = json!({ "model": "model", "messages": session["task"]["messages"] });
+        // The first attempt at each task earns a reward, so that every group is informative.
+        let id = session["task"]["id"].as_str().unwrap().to_owned();
+        let reward = json!({ "reward": if tasks.contains(&id) { 0.0 } else { 1.0 } });
+        tasks.push(id);
+        for (path, body) in [
+            ("/v1/chat/completions", &call),
+            ("/rl/set_reward", &reward),
+            ("/rl/end_session", &json!({})),
+        ] {
+            let (status, response) = request(&address, path, key, body).unwrap();
+            assert_eq!(status, 200, "{path}: {response}");
+        }
+    };
+    let log = fs::read_to_string(workspace.path("log")).unwrap();
+    assert!(status.success(), "{log}");
+    let mut made: Vec<String> = Vec::new();
+    let mut total = 0.0;
+    for attempt in recorded(&workspace, "run", Purpose::Train) {
+        assert_eq!(attempt.status, Status::Completed, "{}", attempt.slot);
+        assert!(attempt.trajectory.sampled_tokens() > 0);
+        total += attempt.score.unwrap();
+        made.push(attempt.task["id"].as_str().unwrap().to_owned());
+    }
+    made.sort();
+    tasks.sort();
+    assert_eq!((made.len(), made), (8, tasks), "every session is one attempt");
+    assert_eq!(total, 4.0, "the posted rewards are the scores");
+    let initial = fs::read(workspace.path("model/model.safetensors")).unwrap();
+    assert!(workspace.weights("run") != initial, "the sessions trained nothing");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::response::to_api_error;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
+use crate::session::NO_REWARDS;
 use levade_call::{ApiError, ErrorKind};
 
 /// Headers that name the agent. The second header dates from before the project was called Levade.
@@ -24,6 +25,9 @@ const RETRIES: [&str; 2] = ["x-stainless-retry-count", "x-retry-count"];
 const TRAFFIC: &str = "x-session-id";
 /// Header with the key of the person who makes a call, for the record.
 const PERSON: &str = "x-person-id";
+
+/// Prefix of the paths at which clients start and end sessions.
+const SESSIONS: &str = "/rl/";
 
 /// Request whose body has been read. Errors are kept, so that the handler can report them in the
 /// format of the called API.
@@ -54,7 +58,9 @@ impl FromRequest<Gateway> for IncomingRequest {
             Ok(params) => {
                 let named = params.iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
                 let named: Vec<_> = named.collect();
-                let caller = caller(gateway, &parts.headers, key.as_deref(), &named);
+                let manages_sessions = parts.uri.path().starts_with(SESSIONS);
+                let caller =
+                    caller(gateway, &parts.headers, key.as_deref(), &named, manages_sessions);
                 (named, caller)
             }
             // Without the parameters, the path cannot be compared with the key's attempt.
@@ -82,12 +88,15 @@ impl FromRequest<Gateway> for IncomingRequest {
     }
 }
 
-/// Identifies the caller by the key. The parameters of the path must match the key.
+/// Identifies the caller by the key. The parameters of the path must match the key. Clients start
+/// sessions with a key of the gateway (`manages_sessions`), even if calls need the key of an
+/// attempt.
 fn caller(
     gateway: &Gateway,
     headers: &HeaderMap,
     key: Option<&str>,
     params: &[(String, String)],
+    manages_sessions: bool,
 ) -> Result<Caller, ApiError> {
     let session = key.map(|key| gateway.session_of(key)).transpose()?.flatten();
     if let Some(attempt) = param(params, "attempt") {
@@ -111,7 +120,7 @@ fn caller(
         session.recorder().check_open()?;
     } else {
         let keys = &gateway.0.options.keys;
-        if !gateway.0.options.open {
+        if !gateway.0.options.open && (keys.is_empty() || !manages_sessions) {
             return Err(ApiError::new(
                 ErrorKind::Unauthorized,
                 "this gateway accepts only calls with the key of an attempt; send it as \
@@ -200,10 +209,7 @@ impl IncomingRequest {
             )
         })?;
         if !session.options.rewards {
-            return Err(ApiError::new(
-                ErrorKind::Forbidden,
-                "this recipe accepts no rewards from programs; set agent.rewards to accept them",
-            ));
+            return Err(ApiError::new(ErrorKind::Forbidden, NO_REWARDS));
         }
         if !self.key.is_some_and(|key| session.reward_key.matches(&key)) {
             return Err(ApiError::new(

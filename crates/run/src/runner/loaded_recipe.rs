@@ -77,6 +77,11 @@ impl LoadedRecipe {
             AgentKind::Game => {
                 return Err(unusable("the agent plays a game, which runners cannot do"));
             }
+            AgentKind::Session => {
+                return Err(unusable(
+                    "agents start sessions at the gateway of the trainer, not at runners",
+                ));
+            }
             AgentKind::Environment => {
                 let environments = self.environments.clone();
                 RunnerAgent::Environment(LedLoop { program: program(), environments })

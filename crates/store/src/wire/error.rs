@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::{Code, Status, StoreError};
 
 /// Names of fields and actions in errors. Errors hold static texts.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "task",
     "outcome",
     "score",
@@ -19,6 +19,7 @@ const NAMES: [&str; 13] = [
     "record",
     "open",
     "migrate",
+    "remove",
 ];
 
 /// A [`StoreError`] as it is sent. The receiver replaces the location by its own.

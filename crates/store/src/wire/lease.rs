@@ -42,3 +42,17 @@ pub struct OpenedRun {
     /// Interval at which the lease must be renewed.
     pub heartbeat: Duration,
 }
+
+/// A run whose record a server keeps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunEntry {
+    /// Name of the run.
+    pub name: String,
+    /// Size of the record in bytes. 0 if the record is in memory.
+    pub bytes: u64,
+    /// Seconds since the last change of the record. `None` if the record is in memory.
+    pub idle_seconds: Option<f64>,
+    /// Process and directory of the trainer that has the lease of the run. `None` if no trainer has
+    /// renewed the lease since the server started.
+    pub trainer: Option<String>,
+}

@@ -22,7 +22,7 @@ mod tests;
 
 pub use columns::{ColumnReader, Columns};
 pub use error::WireError;
-pub use lease::{OpenRequest, OpenedRun, Trainer};
+pub use lease::{OpenRequest, OpenedRun, RunEntry, Trainer};
 pub use records::Record;
 
 /// First bytes of a record: the name of the format, and its version.

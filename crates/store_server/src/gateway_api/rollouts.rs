@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::events::attempt_ids;
 use super::wire::{Extra, State, Wire, find, save};
 use crate::openapi::{Routes, op};
-use crate::request::{body, query};
+use crate::request::{body, present, query};
 use crate::response::{ApiError, RouteResult, created, ok};
 use crate::service::Shared;
 
@@ -204,13 +204,18 @@ async fn one(SharedState(service): SharedState<Shared>, Path(id): Path<String>) 
     ok(&json!({ "rollout": rollout.to_json(), "attempts": attempts }))
 }
 
-#[derive(Default, Deserialize)]
+/// Reported fields of a status. A field that is absent stays as it is, and null clears it.
+#[derive(Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct StatusPatch {
-    state: Option<State>,
-    k8s_job_name: Option<String>,
-    last_attempt_id: Option<String>,
-    error_message: Option<String>,
+    #[serde(deserialize_with = "present")]
+    state: Option<Option<State>>,
+    #[serde(deserialize_with = "present")]
+    k8s_job_name: Option<Option<String>>,
+    #[serde(deserialize_with = "present")]
+    last_attempt_id: Option<Option<String>>,
+    #[serde(deserialize_with = "present")]
+    error_message: Option<Option<String>>,
 }
 
 #[derive(Deserialize)]
@@ -229,26 +234,30 @@ async fn patch(
     let _permit = service.acquire_transition().await;
     let store = service.checked().await?;
     let Wire { rollout, metadata, mut extra } = find(store, &id).await?;
-    let Some(status) = patch.status else {
+    let Some(status) = patch.status.filter(|status| *status != StatusPatch::default()) else {
         return ok(&Wire { rollout, metadata, extra }.to_json());
     };
     let state = State::of(rollout.status);
-    let is_announced = extra.is_started_by_event && status.state == Some(State::Running);
-    if let Some(next) = status.state.filter(|next| !state.permits(*next) && !is_announced) {
+    let StatusPatch { state: next, k8s_job_name, last_attempt_id, error_message } = status;
+    let is_announced = extra.is_started_by_event && next == Some(Some(State::Running));
+    if let Some(next) = next
+        && !next.is_some_and(|next| state.permits(next))
+        && !is_announced
+    {
         let name = |state: State| json!(state).as_str().unwrap_or_default().to_owned();
-        let (from, to) = (name(state), name(next));
+        let (from, to) = (name(state), next.map_or("None".to_owned(), name));
         let text = format!("Rollout {id}: cannot transition {from} -> {to}");
         return Err(ApiError::new(StatusCode::CONFLICT, text));
     }
-    extra.is_started_by_event &= status.state.is_none();
-    extra.k8s_job_name = status.k8s_job_name.or(extra.k8s_job_name);
-    extra.last_attempt_id = status.last_attempt_id.or(extra.last_attempt_id);
-    extra.error_message = status.error_message.or(extra.error_message);
+    extra.is_started_by_event &= next.is_none();
+    extra.k8s_job_name = k8s_job_name.unwrap_or(extra.k8s_job_name);
+    extra.last_attempt_id = last_attempt_id.unwrap_or(extra.last_attempt_id);
+    extra.error_message = error_message.unwrap_or(extra.error_message);
     extra.reports += 1;
     extra.reported_at = Some(store.now());
     save(store, &id, &metadata, &extra).await?;
     let report = |status| TryUpdate { status: Some(status), ..TryUpdate::default() };
-    match status.state {
+    match next.flatten() {
         None => {}
         Some(_) if is_announced => {}
         Some(State::Running) => {

@@ -146,7 +146,8 @@ impl Sft {
             let external = source.policy.as_ref().and_then(|name| run.teachers.get(name));
             let teacher = written.as_ref().or(external);
             let own = recipe.trained_policies();
-            if teacher.is_none() && !source.policy.as_ref().is_some_and(|name| own.contains(name)) {
+            let is_own = source.policy.as_ref().is_some_and(|name| own.contains(name));
+            if teacher.is_none() && !is_own && !source.sessions {
                 return Err(TrainerError::MissingPart(source.to_string()).into());
             }
             let keys_and_source = (&keys, source);

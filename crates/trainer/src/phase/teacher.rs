@@ -1,8 +1,8 @@
-//! Demonstrations by an external policy, by the trained policy itself, or from completions in the
-//! rows of tasks. Attempts with a good score are kept.
+//! Demonstrations by an external policy, by the trained policy itself, from completions in the rows
+//! of tasks, or from recorded sessions. Attempts with a good score are kept.
 //!
-//! Such attempts are made, scored and recorded like all other attempts, so a resumed run does not
-//! repeat them.
+//! Such attempts are made (sessions: copied), scored and recorded like all other attempts, so a
+//! resumed run does not repeat them.
 
 use levade_agent::{Teacher, row_completions};
 use levade_policy::SamplingParams;
@@ -16,6 +16,7 @@ use crate::TrainerError;
 use crate::observe::{Observer, StopFlag};
 use crate::random::order;
 use crate::rollout::AttemptMaker;
+use crate::sessions::num_sessions;
 use crate::tasks::Tasks;
 
 /// Returns the attempts that a phase imitates, with their tasks: makes attempts at training tasks
@@ -38,22 +39,17 @@ pub(super) async fn demonstrations(
     if let Some(teacher) = teacher {
         rollouts.agents = rollouts.agents.taught(source, teacher)?;
     }
-    let mut remaining = demonstration_tasks(phase, source, rollouts.seed, tasks).zip(0..);
+    if source.sessions {
+        rollouts.sessions = rollouts.sessions.with_demonstrations();
+    }
+    let mut remaining = demonstration_slots(phase, source, rollouts.seed, tasks);
     let wanted = keys.demonstrations;
     let max_tried = source.max_tasks(keys.demonstrations);
     let mut found = Vec::with_capacity(wanted);
     let mut tried = 0;
     while found.len() < wanted && tried < max_tried {
         let next = (wanted - found.len()).min(max_tried - tried);
-        let slot_of = |group| AttemptSlot {
-            purpose: Purpose::Demonstration,
-            phase,
-            step: 0,
-            group,
-            sample: 0,
-        };
-        let batch: Vec<_> =
-            remaining.by_ref().take(next).map(|(task, group)| (slot_of(group), task)).collect();
+        let batch: Vec<_> = remaining.by_ref().take(next).collect();
         if batch.is_empty() {
             break;
         }
@@ -82,8 +78,26 @@ pub(super) async fn demonstrations(
     Ok(Some(found))
 }
 
-/// Returns the training tasks in a seeded order. If the source is a field, returns only the tasks
-/// whose rows have it.
+/// Returns the slots of possible demonstrations, with their tasks. There is one slot for a task,
+/// or one for each session at a task if the source is sessions.
+fn demonstration_slots<'t>(
+    phase: u32,
+    source: &'t SourceKeys,
+    seed: u64,
+    tasks: &'t Tasks,
+) -> impl Iterator<Item = (AttemptSlot, Task)> + 't {
+    let numbered = demonstration_tasks(phase, source, seed, tasks).zip(0..);
+    numbered.flat_map(move |(task, group)| {
+        let num_samples = if source.sessions { num_sessions(&task) } else { 1 };
+        let purpose = Purpose::Demonstration;
+        (0..num_samples).map(move |sample| {
+            (AttemptSlot { purpose, phase, step: 0, group, sample }, task.clone())
+        })
+    })
+}
+
+/// Returns the training tasks in a seeded order. If the source is a field or sessions, returns only
+/// the tasks that have it.
 fn demonstration_tasks<'t>(
     phase: u32,
     source: &'t SourceKeys,
@@ -92,13 +106,15 @@ fn demonstration_tasks<'t>(
 ) -> impl Iterator<Item = Task> + 't {
     let order = order(seed, "demonstrations", &[phase], tasks.train_len());
     let tasks = order.into_iter().filter_map(|at| tasks.train(at as usize));
-    let can_be =
-        |task: &Task| source.field.as_ref().is_none_or(|field| task.row.contains_key(field));
+    let can_be = |task: &Task| match &source.field {
+        Some(field) => task.row.contains_key(field),
+        None => !source.sessions || num_sessions(task) > 0,
+    };
     tasks.filter(can_be)
 }
 
 /// Checks for problems that would stop the phase later: completions that cannot be parsed, or too
-/// few of them.
+/// few of them or of sessions.
 ///
 /// # Errors
 /// Returns an error if there is such a problem. An external policy is not called.
@@ -109,6 +125,14 @@ pub(super) fn check(
     seed: u64,
     tasks: &Tasks,
 ) -> Result<(), TrainerError> {
+    let check_count = |found: usize| {
+        let too_few = TrainerError::TooFewDemonstrations { phase, wanted, found };
+        if found < wanted { Err(too_few) } else { Ok(()) }
+    };
+    if source.sessions {
+        let slots = demonstration_slots(phase as u32, source, seed, tasks);
+        return check_count(slots.take(wanted).count());
+    }
     let Some(field) = &source.field else { return Ok(()) };
     let mut found = 0;
     for task in
@@ -118,10 +142,7 @@ pub(super) fn check(
             .map_err(|why| TrainerError::WrittenCompletion { task: task.id, why })?;
         found += 1;
     }
-    if found < wanted {
-        return Err(TrainerError::TooFewDemonstrations { phase, wanted, found });
-    }
-    Ok(())
+    check_count(found)
 }
 
 /// Returns whether an attempt can be imitated: complete, with sampled tokens, and with at least the

@@ -1,0 +1,419 @@
+//! Attempts of a run that agents elsewhere make: clients start them as sessions of the gateway.
+//!
+//! An attempt waits in a [`SessionQueue`] until a client starts a session. The response contains
+//! the attempt's task and the key for its calls. The client calls the model, posts rewards and ends
+//! the session, which ends the attempt. Its end is that of a recorded session
+//! ([`Sessions`](crate::Sessions)), but the tokens belong to an attempt slot of the run.
+//!
+//! # Guarantees
+//! - **One client per attempt.** A started attempt leaves the queue.
+//! - **A client that is lost** loses the attempt: without a call for the silence timeout, the try
+//!   counts as lost and is repeated with the same random stream, by any client.
+//! - **A session ends once.** A later end, reward or call gets status 410, as do those of attempts
+//!   that timed out or that the run no longer needs.
+//! - **Every wait has a timeout**: for a client while attempts wait, for a call of a client, and
+//!   for the end of the attempt.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use levade_call::{ApiError, CallRecord, ErrorKind, Recorder, Recording};
+use levade_gateway::{
+    EndRequest, EndedSession, Gateway, HostedSession, Reward, Session, SessionHost, StartRequest,
+};
+use levade_policy::process_time::{self, Stopwatch};
+use serde_json::Value;
+use tokio::sync::{Notify, oneshot};
+use tracing::{Instrument, debug_span};
+
+use crate::cast::Caller;
+use crate::program::{limit_finish, task_of};
+use crate::sessions::{Ending, SOURCE, session_outcome};
+use crate::{Agent, AgentLoop, Attempt, AttemptContext, Limits, Program};
+
+/// Maximum interval between two checks whether a client has started a session.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time without a client after which the user is notified. It doubles with every notice.
+const NOTICE_AFTER: Duration = Duration::from_secs(60);
+
+/// Maximum wait of a request for an attempt, in seconds.
+const MAX_REQUEST_WAIT: f64 = 60.0;
+
+/// Delay after which a client that got no attempt can ask again.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// Settings of a queue of sessions.
+#[derive(Debug, Clone)]
+pub struct SessionQueueOptions {
+    /// URL at which clients start sessions, for messages.
+    pub url: String,
+    /// Timeout for a client to start any session while attempts wait.
+    pub wait: Duration,
+    /// Time without a call after which the client of a session counts as lost.
+    pub silence: Duration,
+}
+
+/// Attempts that wait for a client, and those that clients make.
+pub struct SessionQueue {
+    options: SessionQueueOptions,
+    note: Box<dyn Fn(String) + Send + Sync>,
+    state: Mutex<State>,
+    /// Notified when an attempt starts to wait.
+    offered: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    /// Number of attempts that have waited so far.
+    num_offers: u64,
+    /// Waiting attempts in the order in which they were offered.
+    waiting: BTreeMap<u64, Offer>,
+    /// Started sessions by id.
+    started: HashMap<String, StartedSession>,
+    /// Number of sessions that were started.
+    num_starts: u64,
+    /// Number of notices since the last start of a session.
+    num_notices: u32,
+}
+
+/// An attempt that waits for a client.
+struct Offer {
+    session: Arc<Session>,
+    task: Value,
+    started: oneshot::Sender<()>,
+    ended: oneshot::Sender<ClientEnd>,
+}
+
+struct StartedSession {
+    session: Arc<Session>,
+    ended: oneshot::Sender<ClientEnd>,
+}
+
+/// End of a session that a client has requested.
+struct ClientEnd {
+    request: EndRequest,
+    response: oneshot::Sender<EndedSession>,
+}
+
+/// Position of an attempt in the queue. If dropped, the session of the attempt gets status 410.
+struct QueuePosition<'a> {
+    queue: &'a SessionQueue,
+    gateway: &'a Gateway,
+    session: Arc<Session>,
+    number: u64,
+    started: oneshot::Receiver<()>,
+    ended: oneshot::Receiver<ClientEnd>,
+}
+
+impl Drop for QueuePosition<'_> {
+    fn drop(&mut self) {
+        let mut state = self.queue.state();
+        state.waiting.remove(&self.number);
+        state.started.remove(self.session.recorder().name());
+        drop(state);
+        self.gateway.forget(&self.session);
+    }
+}
+
+impl SessionQueue {
+    /// Creates a queue, and lets clients of `gateway` start its attempts until the returned value
+    /// is dropped. `note` receives messages for the user.
+    pub fn open(
+        gateway: &Gateway,
+        options: SessionQueueOptions,
+        note: impl Fn(String) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let queue = Arc::new(SessionQueue {
+            options,
+            note: Box::new(note),
+            state: Mutex::default(),
+            offered: Notify::new(),
+        });
+        let host: Arc<dyn SessionHost> = Arc::clone(&queue) as _;
+        gateway.set_session_host(&host);
+        queue
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an attempt with this session and task to the queue.
+    fn offer<'a>(
+        &'a self,
+        gateway: &'a Gateway,
+        session: &Arc<Session>,
+        task: Value,
+    ) -> QueuePosition<'a> {
+        let (start_sender, started) = oneshot::channel();
+        let (end_sender, ended) = oneshot::channel();
+        let session = Arc::clone(session);
+        let mut state = self.state();
+        let number = state.num_offers;
+        state.num_offers += 1;
+        let offer =
+            Offer { session: session.clone(), task, started: start_sender, ended: end_sender };
+        state.waiting.insert(number, offer);
+        drop(state);
+        self.offered.notify_waiters();
+        QueuePosition { queue: self, gateway, session, number, started, ended }
+    }
+
+    /// Removes and returns the first waiting attempt, or the first one at the task `task_id`.
+    fn take(&self, task_id: Option<&str>) -> Option<HostedSession> {
+        let mut state = self.state();
+        let is_wanted = |offer: &Offer| {
+            task_id.is_none() || task_id == offer.task.get("id").and_then(Value::as_str)
+        };
+        let number = *state.waiting.iter().find(|(_, offer)| is_wanted(offer))?.0;
+        let Offer { session, task, started, ended } = state.waiting.remove(&number)?;
+        // The receiver exists: a dropped attempt is not in the queue.
+        let _ = started.send(());
+        let id = session.recorder().name().to_owned();
+        state.started.insert(id, StartedSession { session: Arc::clone(&session), ended });
+        state.num_starts += 1;
+        state.num_notices = 0;
+        Some(HostedSession { session, task: Some(task) })
+    }
+
+    /// Waits until a client has started the attempt.
+    ///
+    /// # Errors
+    /// Returns a message if no client has started any attempt within the timeout.
+    async fn wait_for_start(&self, started: &mut oneshot::Receiver<()>) -> Result<(), String> {
+        let SessionQueueOptions { url, wait, .. } = &self.options;
+        let mut clock = Stopwatch::start();
+        let mut since = Duration::ZERO;
+        let mut known_starts = self.state().num_starts;
+        loop {
+            let interval = POLL_INTERVAL.min(*wait);
+            if let Some(result) = process_time::with_timeout(interval, &mut *started).await {
+                return result.map_err(|_| "the queue of sessions has ended".to_owned());
+            }
+            let elapsed = clock.elapsed();
+            let num_starts = self.state().num_starts;
+            if num_starts != known_starts {
+                (known_starts, since) = (num_starts, elapsed);
+            }
+            let waited = elapsed.saturating_sub(since);
+            if waited >= *wait {
+                return Err(format!(
+                    "no client has started a session at {url} within {wait:?} \
+                     (sessions.wait_seconds)"
+                ));
+            }
+            self.report_wait(waited);
+        }
+    }
+
+    /// Notifies the user if no client has started a session for a while.
+    fn report_wait(&self, waited: Duration) {
+        let mut state = self.state();
+        if waited < NOTICE_AFTER.saturating_mul(1 << state.num_notices.min(16)) {
+            return;
+        }
+        state.num_notices += 1;
+        let waiting = state.waiting.len();
+        drop(state);
+        let url = &self.options.url;
+        let seconds = waited.as_secs();
+        (self.note)(format!(
+            "no client has started a session for {seconds} s; {waiting} attempts wait; agents \
+             start one with: POST {url}"
+        ));
+    }
+}
+
+#[async_trait]
+impl SessionHost for SessionQueue {
+    async fn start(&self, request: StartRequest) -> Result<HostedSession, ApiError> {
+        let StartRequest { task_id, task, person, wait_seconds } = request;
+        if !task.is_empty() {
+            let message = "this run chooses the tasks; leave the task out, and read it from the \
+                           response";
+            return Err(ApiError::field("task", message));
+        }
+        if person.is_some() {
+            let message = "this run chooses the tasks; leave the person out, and name the field \
+                           with the person of a task in the run's recipe (tasks.person)";
+            return Err(ApiError::field("person", message));
+        }
+        if !(0.0..=MAX_REQUEST_WAIT).contains(&wait_seconds) {
+            let message = format!(
+                "wait_seconds is {wait_seconds}, but must be in 0..={MAX_REQUEST_WAIT}; repeat the \
+                 request to wait longer"
+            );
+            return Err(ApiError::field("wait_seconds", message));
+        }
+        let task_id = task_id.as_deref();
+        let waiting = async {
+            loop {
+                let mut offered = std::pin::pin!(self.offered.notified());
+                // An attempt that is offered from now on completes the wait.
+                offered.as_mut().enable();
+                if let Some(session) = self.take(task_id) {
+                    return session;
+                }
+                offered.await;
+            }
+        };
+        let wait = Duration::from_secs_f64(wait_seconds);
+        process_time::with_timeout(wait, waiting).await.ok_or_else(|| {
+            let of_task = task_id.map_or(String::new(), |id| format!(" at the task {id:?}"));
+            let message = format!(
+                "no attempt{of_task} waits for an agent now; the run may need one later, so repeat \
+                 the request, with wait_seconds to wait for it"
+            );
+            ApiError::new(ErrorKind::Busy(RETRY_DELAY), message)
+        })
+    }
+
+    async fn end(&self, session: &Session, end: EndRequest) -> Result<EndedSession, ApiError> {
+        let id = session.recorder().name();
+        let has_ended = || {
+            let message = format!("the session {id} has ended");
+            ApiError::new(ErrorKind::AttemptEnded, message)
+        };
+        let removed = self.state().started.remove(id);
+        let StartedSession { ended, .. } = removed.ok_or_else(has_ended)?;
+        let (response, receiver) = oneshot::channel();
+        let request = ClientEnd { request: end, response };
+        ended.send(request).map_err(|_| has_ended())?;
+        receiver.await.map_err(|_| has_ended())
+    }
+
+    async fn traffic(
+        &self,
+        _: Option<&str>,
+        _: Option<&str>,
+        _: Option<u64>,
+    ) -> Result<Option<Arc<Session>>, ApiError> {
+        Ok(None)
+    }
+
+    fn find(&self, id: &str) -> Option<Arc<Session>> {
+        self.state().started.get(id).map(|started| Arc::clone(&started.session))
+    }
+}
+
+/// Agent loop whose attempts are made by agents that run elsewhere.
+#[derive(Clone)]
+pub struct SessionLoop {
+    /// Opens the sessions of attempts. It has no command.
+    pub program: Program,
+    /// Queue from which clients start attempts.
+    pub queue: Arc<SessionQueue>,
+}
+
+#[async_trait]
+impl AgentLoop for SessionLoop {
+    /// Makes one attempt. If the returned future is dropped, the session is closed.
+    async fn run(&self, context: AttemptContext) -> Attempt {
+        let span = debug_span!("session", id = %context.name);
+        self.attempt(context).instrument(span).await
+    }
+
+    fn can_be_taught(&self, _: &Agent) -> bool {
+        true
+    }
+}
+
+impl SessionLoop {
+    async fn attempt(&self, context: AttemptContext) -> Attempt {
+        let SessionLoop { program, queue } = self;
+        let opened = match program.open(&context, Caller::Program) {
+            Ok(opened) => opened,
+            Err(why) => return Attempt::failed("policies", why),
+        };
+        let mut task = task_of(&context);
+        task["is_evaluation"] = context.is_evaluation.into();
+        let mut position = queue.offer(&program.gateway, &opened.session, task);
+        if let Err(why) = queue.wait_for_start(&mut position.started).await {
+            return Attempt::failed(SOURCE, why);
+        }
+        let timeout = context.limits.attempt_timeout;
+        let silence = queue.options.silence;
+        let ended = async {
+            tokio::select! {
+                ended = &mut position.ended => ended.ok(),
+                () = wait_for_silence(opened.session.recorder(), silence) => None,
+            }
+        };
+        let ended = opened.own_player().wait_within(timeout, ended).await;
+        let recorded = opened.close(&program.gateway).await;
+        let (ending, response) = match ended {
+            None => (Ending::Timeout(timeout), None),
+            Some(Some(ClientEnd { request, response })) => {
+                (Ending::Client(request), Some(response))
+            }
+            Some(None) => {
+                let why = format!(
+                    "the client sent no call for {silence:?} (sessions.silence_seconds) and did \
+                     not end the session"
+                );
+                let lost = Attempt::failed(SOURCE, why);
+                return Attempt { trajectory: recorded.0.trajectory, is_lost: true, ..lost };
+            }
+        };
+        let interaction_count = recorded.0.calls.len();
+        let external =
+            context.teacher.as_ref().map_or_else(Vec::new, |_| recorded.0.external.clone());
+        let made = ended_attempt(&context.limits, recorded, ending);
+        let attempt = opened.complete(&context, made, &external).await;
+        if let Some(response) = response {
+            // Sending fails if the client has disconnected.
+            let _ = response
+                .send(EndedSession { attempt: Some(context.name.clone()), interaction_count });
+        }
+        attempt
+    }
+}
+
+/// Waits until a session has had no call for `silence`.
+async fn wait_for_silence(recorder: &Recorder, silence: Duration) {
+    loop {
+        recorder.wait_until_idle().await;
+        let num_calls = recorder.ended_calls();
+        process_time::sleep(silence).await;
+        // A call that is in flight now ends the silence.
+        recorder.wait_until_idle().await;
+        if recorder.ended_calls() == num_calls {
+            return;
+        }
+    }
+}
+
+/// Returns the attempt of a session that ended with `ending`.
+fn ended_attempt(
+    limits: &Limits,
+    (recorded, rewards): (Recording, Vec<Reward>),
+    ending: Ending,
+) -> Attempt {
+    let has_error = matches!(&ending, Ending::Client(EndRequest { error: Some(_), .. }));
+    let mut outcome = session_outcome(&recorded, &rewards, ending);
+    // Most agents fail if a call is rejected, and the recipe sets the limit that rejects it.
+    if has_error && recorded.rejected.contains_key("limit") {
+        let calls: Vec<&CallRecord> = recorded.calls.iter().filter(|call| !call.summary).collect();
+        outcome.finish = limit_finish(limits, &calls);
+        outcome.error = None;
+    } else if recorded.calls.is_empty() && outcome.error.is_none() {
+        let why = if recorded.rejected.is_empty() {
+            "the client called no model; it must use the session's api_key".to_owned()
+        } else {
+            format!("the client had all its calls rejected, by reason: {:?}", recorded.rejected)
+        };
+        let failed = Attempt::failed(SOURCE, why);
+        return Attempt { trajectory: recorded.trajectory, ..failed };
+    }
+    if let Some(error) = outcome.error.clone() {
+        outcome.add_warning(SOURCE, error);
+    }
+    Attempt::new(recorded.trajectory, outcome)
+}
+
+#[cfg(test)]
+#[path = "session_queue_tests.rs"]
+mod tests;
