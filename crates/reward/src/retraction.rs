@@ -184,11 +184,25 @@ pub(crate) fn is_spoiled(tail: &[Chunk]) -> bool {
             (is_start && tail[at].is_any(&RETRACTIONS)) || tail[at].is_any(&ALTERNATIVES);
         (is_other && !is_than) || is_no || is_then
     };
+    // "12 for men, 13 for women", "12, though 13 is possible"
+    let is_case = |at: usize| {
+        let is_joined = tail[at - 1].stop.is_some() || tail[at - 1].is_word("and");
+        is_value(&tail[at])
+            && is_joined
+            && tail[0].is_word("for")
+            && tail.get(at + 1).is_some_and(|next| next.is_word("for"))
+    };
+    let is_possible = |at: usize| {
+        let next = |by: usize, word: &str| tail.get(at + by).is_some_and(|next| next.is_word(word));
+        is_value(&tail[at]) && next(1, "is") && next(2, "possible")
+    };
     // Conditions after "because" belong to the reason, and not to the value.
     let reason =
         tail.iter().position(|chunk| chunk.is_any(&["because", "since"])).unwrap_or(tail.len());
     let conditions = tail[..reason].iter().filter(|chunk| chunk.is_any(&["if", "when"])).count();
     is_denied(tail, true)
         || is_contrasted(tail)
+        || (1..tail.len()).any(is_case)
+        || (0..tail.len()).any(is_possible)
         || tail.iter().any(is_value) && (conditions > 1 || (0..tail.len()).any(is_retraction))
 }

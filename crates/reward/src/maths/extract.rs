@@ -354,7 +354,7 @@ fn announced_answer(text: &str) -> Option<Result<String, &str>> {
     if is_question
         || found.starts_with("~~")
         || retracts(after)
-        || doubts::is_taken_back(behind, true)
+        || doubts::is_taken_back(behind, false)
         || doubts::is_doubted(behind)
         || doubts::gives_up(before)
     {
