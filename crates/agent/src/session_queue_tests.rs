@@ -216,6 +216,7 @@ async fn wrong_requests_are_rejected_by_name() {
         ("/rl/start_session", "sk-other", json!({}), 401, "key"),
         ("/rl/start_session", key, json!({}), 403, "with a key of the server"),
         ("/rl/start_session", KEY, task, 400, "this run chooses the tasks"),
+        ("/rl/start_session", KEY, json!({ "person": "ann" }), 400, "(tasks.person)"),
         ("/rl/start_session", KEY, json!({ "wait_seconds": 61 }), 400, "wait_seconds is 61"),
         ("/rl/start_session", KEY, json!({ "task_id": "x" }), 429, "at the task"),
         ("/rl/set_reward", key, json!({ "reward": 1.0 }), 403, "accepts no rewards"),

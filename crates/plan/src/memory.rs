@@ -347,19 +347,23 @@ mod tests {
         assert_eq!(check_split(&torch_keys(1, 3, 1), &mixed), Ok(()));
         for (keys, shape, want) in [
             (
-                keys(8, 1, 1),
+                torch_keys(8, 1, 1),
                 &dense,
                 "`cluster.learner.tp` is 8, which does not divide the model's 4 key-value heads",
             ),
             (
-                keys(3, 1, 1),
+                torch_keys(3, 1, 1),
                 &dense,
                 "`cluster.learner.tp` is 3, which does not divide the model's 8 heads",
             ),
-            (keys(1, 1, 3), &dense, "`cluster.learner.pp` is 3, but the model has 2 layers"),
-            (keys(1, 2, 1), &dense, "`cluster.learner.ep` is 2, but the model has no experts"),
+            (torch_keys(1, 1, 3), &dense, "`cluster.learner.pp` is 3, but the model has 2 layers"),
             (
-                keys(1, 4, 1),
+                torch_keys(1, 2, 1),
+                &dense,
+                "`cluster.learner.ep` is 2, but the model has no experts",
+            ),
+            (
+                torch_keys(1, 4, 1),
                 &mixed,
                 "`cluster.learner.ep` is 4, which does not divide the model's 6 experts",
             ),

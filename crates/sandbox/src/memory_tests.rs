@@ -127,7 +127,7 @@ impl Program {
         }
         let program = Program { supervisor, output };
         let deadline = Instant::now() + Duration::from_secs(10);
-        while !(current_call(program.process().0) == Some(libc::SYS_read)) {
+        while current_call(program.process().0) != Some(libc::SYS_read) {
             assert!(Instant::now() < deadline, "the program does not wait");
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -1,4 +1,5 @@
 use std::fs;
+use std::sync::Arc;
 
 use super::*;
 use crate::testing::{letters, make, passage, try_make, write_corpus};

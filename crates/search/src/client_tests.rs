@@ -25,7 +25,7 @@ async fn server(responses: Vec<(u16, String)>) -> String {
     let router = Router::new()
         .route(
             "/retrieve",
-            post(|State(responses)| async move {
+            post(|State(responses): State<Responses>| async move {
                 let (status, body) = {
                     let mut responses = responses.lock().unwrap();
                     if responses.len() > 1 { responses.remove(0) } else { responses[0].clone() }

@@ -60,7 +60,7 @@ impl Arguments {
     /// omitted argument.
     fn remove_nulls(&self, arguments: &Map<String, Value>) -> Map<String, Value> {
         let non_null = arguments.iter().filter(|(name, value)| {
-            !(value.is_null() && self.never_null.iter().any(|known| known == name))
+            !(value.is_null() && self.never_null.iter().any(|known| known == *name))
         });
         non_null.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
