@@ -5,7 +5,6 @@
 //! a request, a kill or a broken connection, the supervisor ends the part with all processes that
 //! the part has started.
 
-use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
