@@ -11,8 +11,8 @@
 //!   counts as lost and is repeated with the same random stream, by any client.
 //! - **A session ends once.** A later end, reward or call gets status 410, as do those of attempts
 //!   that timed out or that the run no longer needs.
-//! - **Every wait has a timeout**: for a client while attempts wait, for a call of a client, and
-//!   for the end of the attempt.
+//! - **Every wait has a timeout**: for a client while attempts wait and no client makes one, for a
+//!   call of a client, and for the end of the attempt.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +24,7 @@ use levade_gateway::{
     EndRequest, EndedSession, Gateway, HostedSession, Reward, Session, SessionHost, StartRequest,
 };
 use levade_policy::process_time::{self, Stopwatch};
+use levade_tree::Finish;
 use serde_json::Value;
 use tokio::sync::{Notify, oneshot};
 use tracing::{Instrument, debug_span};
@@ -50,7 +51,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 pub struct SessionQueueOptions {
     /// URL at which clients start sessions, for messages.
     pub url: String,
-    /// Timeout for a client to start any session while attempts wait.
+    /// Timeout for a client to start any session while attempts wait and no session is open.
     pub wait: Duration,
     /// Time without a call after which the client of a session counts as lost.
     pub silence: Duration,
@@ -182,7 +183,7 @@ impl SessionQueue {
     /// Waits until a client has started the attempt.
     ///
     /// # Errors
-    /// Returns a message if no client has started any attempt within the timeout.
+    /// Returns a message if no client has started or made any attempt within the timeout.
     async fn wait_for_start(&self, started: &mut oneshot::Receiver<()>) -> Result<(), String> {
         let SessionQueueOptions { url, wait, .. } = &self.options;
         let mut clock = Stopwatch::start();
@@ -194,8 +195,12 @@ impl SessionQueue {
                 return result.map_err(|_| "the queue of sessions has ended".to_owned());
             }
             let elapsed = clock.elapsed();
-            let num_starts = self.state().num_starts;
-            if num_starts != known_starts {
+            let (num_starts, is_busy) = {
+                let state = self.state();
+                (state.num_starts, !state.started.is_empty())
+            };
+            // A client that makes another attempt can start this one next.
+            if is_busy || num_starts != known_starts {
                 (known_starts, since) = (num_starts, elapsed);
             }
             let waited = elapsed.saturating_sub(since);
@@ -394,12 +399,17 @@ fn ended_attempt(
 ) -> Attempt {
     let has_error = matches!(&ending, Ending::Client(EndRequest { error: Some(_), .. }));
     let mut outcome = session_outcome(&recorded, &rewards, ending);
+    let is_rejected = |kind: &str| has_error && recorded.rejected.contains_key(kind);
     // Most agents fail if a call is rejected, and the recipe sets the limit that rejects it.
-    if has_error && recorded.rejected.contains_key("limit") {
+    if is_rejected("limit") {
         let calls: Vec<&CallRecord> = recorded.calls.iter().filter(|call| !call.summary).collect();
         outcome.finish = limit_finish(limits, &calls);
         outcome.error = None;
-    } else if recorded.calls.is_empty() && outcome.error.is_none() {
+    } else if is_rejected("too_long") {
+        outcome.finish = Finish::Context;
+        outcome.error = None;
+    }
+    if recorded.calls.is_empty() && outcome.error.is_none() {
         let why = if recorded.rejected.is_empty() {
             "the client called no model; it must use the session's api_key".to_owned()
         } else {

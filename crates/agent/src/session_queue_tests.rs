@@ -7,7 +7,7 @@ use levade_policy::{Simulator, SimulatorConfig};
 use levade_tasks::Task;
 use levade_text::Message;
 use levade_text::testing::VOCABULARY;
-use levade_tree::{Finish, Kind};
+use levade_tree::Kind;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -187,6 +187,35 @@ async fn client_that_fails_at_limit_is_truncated() {
     let outcome = joined(attempt).await.outcome;
     assert!(matches!(outcome.finish, Finish::MaxTurns | Finish::MaxTokens), "{outcome:?}");
     assert_eq!(outcome.error, None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_that_fails_at_full_context_is_truncated() {
+    let bench = Bench::new(LONG, LONG, true).await;
+    let attempt = bench.attempt("a");
+    let started = bench.start().await;
+    let key = started["api_key"].as_str().unwrap();
+    let mut short = question("1+1?");
+    short["max_tokens"] = 5.into();
+    bench.ok("/v1/chat/completions", key, &short).await;
+    let long = question(&"x".repeat(5000));
+    assert_ne!(bench.post("/v1/chat/completions", key, &long).await.0, 200);
+    bench.ok("/rl/end_session", key, &json!({ "error": "a call failed" })).await;
+    let outcome = joined(attempt).await.outcome;
+    assert_eq!((outcome.finish, outcome.error), (Finish::Context, None));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempt_waits_while_client_makes_another() {
+    let bench = Bench::new(Duration::from_secs(1), LONG, true).await;
+    let first = bench.attempt("a");
+    bench.start().await;
+    let second = bench.attempt("b");
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert!(!second.is_finished(), "the only client is busy");
+    first.abort();
+    let error = joined(second).await.outcome.error.unwrap();
+    assert!(error.contains("no client has started a session"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -27,7 +27,8 @@ pub struct SessionGatewayKeys {
     pub gateway: String,
     /// Environment variable with the keys that start sessions, separated by commas.
     pub key_env: String,
-    /// Timeout for an agent to start a session while attempts wait, in seconds.
+    /// Timeout for an agent to start a session while attempts wait and no session is open, in
+    /// seconds.
     pub wait_seconds: f64,
     /// Time without a call after which the agent of a session counts as lost, in seconds. Its
     /// attempt is then repeated.
