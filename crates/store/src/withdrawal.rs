@@ -48,9 +48,12 @@ impl WithdrawRequest {
 
     /// Returns the tombstone that this request adds for an attempt. `earlier` are the tombstones
     /// that the attempt has. Returns `None` if they already contain this information: an attempt
-    /// gets a second tombstone only if it is erased after it was withdrawn.
+    /// gets another tombstone only if it is erased after it was withdrawn, or withdrawn with another
+    /// subject, so that no further attempt is made at the tasks of the subject.
     pub fn tombstone(&self, attempt: &Attempt, earlier: &[Withdrawal]) -> Option<Withdrawal> {
-        if earlier.iter().any(|earlier| earlier.erased || !self.erase) {
+        let was_erased = earlier.iter().any(|earlier| earlier.erased);
+        let has_subject = |earlier: &Withdrawal| self.task.is_none() || earlier.task == self.task;
+        if earlier.iter().any(has_subject) && (was_erased || !self.erase) {
             return None;
         }
         Some(Withdrawal {
@@ -61,7 +64,7 @@ impl WithdrawRequest {
             task: self.task.clone(),
             reason: self.reason.clone(),
             at: self.at,
-            erased: self.erase,
+            erased: self.erase || was_erased,
         })
     }
 }
@@ -132,9 +135,32 @@ pub fn erase_quotes(document: &mut Value, names: &HashSet<String>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use levade_tree::{Purpose, RunId};
     use serde_json::json;
 
     use super::*;
+    use crate::AttemptStart;
+
+    #[test]
+    fn withdrawal_with_another_subject_adds_a_tombstone() {
+        let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
+        let id = AttemptId::new(&RunId("r".into()), &slot, 0);
+        let attempt = Attempt::from_start(&AttemptStart { id, slot, number: 0, task: json!({}) });
+        let request = |task: Option<&str>, erase| {
+            let task = task.map(str::to_owned);
+            WithdrawRequest { task, erase, ..WithdrawRequest::default() }
+        };
+        let erased = request(Some("t"), true).tombstone(&attempt, &[]).unwrap();
+        let earlier = [erased];
+        for (task, erase) in [(None, false), (None, true), (Some("t"), true)] {
+            assert_eq!(request(task, erase).tombstone(&attempt, &earlier), None, "{task:?}");
+        }
+        let added = request(Some("person alice"), false).tombstone(&attempt, &earlier).unwrap();
+        assert_eq!((added.task.as_deref(), added.erased), (Some("person alice"), true));
+        let withdrawn = [request(None, false).tombstone(&attempt, &[]).unwrap()];
+        assert!(request(Some("t"), false).tombstone(&attempt, &withdrawn).is_some());
+        assert!(request(None, true).tombstone(&attempt, &withdrawn).is_some());
+    }
 
     #[test]
     fn erase_quotes_clears_only_named_attempts() {

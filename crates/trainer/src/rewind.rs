@@ -11,6 +11,8 @@
 //!   that is incomplete is never at the path of the run. A later start completes a pending rename.
 //! - **The same bits.** The store has the same run id, and contains nothing of the later steps, so
 //!   the run continues like one that was trained up to this step and then resumed.
+//! - **A withdrawn task or person stays withdrawn.** Their attempts of later steps are copied with
+//!   their tombstones, and the run rejects another attempt at the tasks.
 //!
 //! Evaluations are copied only if the reward stays the same, because scores of different scorers
 //! cannot be compared. Out of scope: later steps that were sent to MLflow; the run continues there
@@ -202,7 +204,8 @@ impl Rewind<'_> {
             .withdrawals()
             .await?
             .into_iter()
-            .filter(|withdrawal| selection.contains(&withdrawal.slot))
+            // The subject of a withdrawal also forbids further attempts, so its tombstones stay.
+            .filter(|it| selection.contains(&it.slot) || it.task.is_some())
             .collect();
         self.copy_attempts(&*from, &*to, &selection, &withdrawals).await?;
         for plan in &plans {

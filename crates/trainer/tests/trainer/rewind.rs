@@ -9,7 +9,7 @@ use std::time::Duration;
 use levade_policy::CRASH_AT;
 use levade_recipe::Recipe;
 use levade_store::testing::wait;
-use levade_store::{Attempt, Purpose, RunId, Sqlite, Store, WithdrawRequest};
+use levade_store::{Attempt, Purpose, RunId, Sqlite, Status, Store, WithdrawRequest};
 use levade_trainer::{RunEnd, StartMode, StopFlag, Trainer, TrainerError, rewind};
 use serde_json::Value;
 
@@ -223,6 +223,29 @@ async fn rewind_keeps_withdrawals() {
     // The later attempt is made anew.
     train(recipe_of(&dir, 2, &[]), StartMode::Resume).await;
     assert!(attempts(&dir).iter().any(|attempt| attempt.id == of_step(1)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rewind_keeps_withdrawn_task_of_later_step() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    train(recipe_of(&dir, 2, &[]), StartMode::Fresh).await;
+    let later = attempts(&dir).into_iter().find(|attempt| attempt.slot.step == 1).unwrap();
+    let request = WithdrawRequest {
+        task: Some(later.task["id"].as_str().unwrap().to_owned()),
+        tasks: vec![later.task.clone()],
+        erase: true,
+        ..WithdrawRequest::default()
+    };
+    let opened = wait(Sqlite::resume(&dir.join("run.db"), &RunId("tiny".into()))).unwrap();
+    wait(opened.withdraw(&request)).unwrap();
+    drop(opened);
+    let before = wait(store(&dir).withdrawals()).unwrap();
+    assert!(before.iter().any(|withdrawal| withdrawal.id == later.id));
+    rewind(&recipe_of(&dir, 2, &[]), SFT + 1).await.unwrap();
+    assert_eq!(wait(store(&dir).withdrawals()).unwrap(), before);
+    let kept = wait(store(&dir).attempt(&later.id)).unwrap().unwrap();
+    assert_eq!((kept.status, kept.task), (Status::Withdrawn, Value::Null));
 }
 
 /// Child process: sets the run back. Returns at once when run as a normal test.
