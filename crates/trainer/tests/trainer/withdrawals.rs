@@ -93,7 +93,7 @@ async fn worked_solution_of_withdrawn_task_is_rejected_by_name() {
     const THEN_TASKS: &str = "phase=[{kind='sft', \
         source={policy='default', min_score=0.0, tasks=48}, demonstrations=4, \
         batch=2, epochs=2, learning_rate=0.05}, \
-        {kind='sft', demonstrations=4, batch=2, epochs=2, learning_rate=0.05}]";
+        {kind='sft', demonstrations=24, batch=12, epochs=1, learning_rate=0.05}]";
     let root = tempfile::tempdir().unwrap();
     let [undisturbed, dir] = ["undisturbed", "run"].map(|name| root.path().join(name));
     let ended = run(recipe_of(&undisturbed, THEN_TASKS), StartMode::Fresh, u32::MAX).await.unwrap();
