@@ -116,6 +116,8 @@ impl Drop for QueuePosition<'_> {
         state.started.remove(self.session.recorder().name());
         drop(state);
         self.gateway.forget(&self.session);
+        // An attempt that the run no longer needs must not go on sampling for its client.
+        self.session.recorder().abort();
     }
 }
 

@@ -330,16 +330,21 @@ impl Recorder {
         self.state().conversation.append_trajectory(trajectory)
     }
 
-    /// Closes the recorder and returns everything that it has recorded. Calls in flight are aborted
-    /// and recorded with the tokens sampled so far. A call that does not end within `timeout` is
-    /// not recorded.
-    pub async fn close(self: &Arc<Self>, timeout: Duration) -> Recording {
+    /// Aborts the calls in flight, without waiting for their ends, and rejects further calls.
+    pub fn abort(&self) {
         {
             // The lock ensures that no call is admitted afterwards.
             let _state = self.state();
             self.closed.store(true, Ordering::Release);
         }
         self.closing.notify_waiters();
+    }
+
+    /// Closes the recorder and returns everything that it has recorded. Calls in flight are aborted
+    /// and recorded with the tokens sampled so far. A call that does not end within `timeout` is
+    /// not recorded.
+    pub async fn close(self: &Arc<Self>, timeout: Duration) -> Recording {
+        self.abort();
         let mut running = self.running.subscribe();
         let ended =
             tokio::time::timeout(timeout, running.wait_for(|running| *running == 0)).await.is_ok();
