@@ -48,8 +48,8 @@ impl WithdrawRequest {
 
     /// Returns the tombstone that this request adds for an attempt. `earlier` are the tombstones
     /// that the attempt has. Returns `None` if they already contain this information: an attempt
-    /// gets another tombstone only if it is erased after it was withdrawn, or withdrawn with another
-    /// subject, so that no further attempt is made at the tasks of the subject.
+    /// gets another tombstone only if it is erased after it was withdrawn, or withdrawn with
+    /// another subject, so that no further attempt is made at the tasks of the subject.
     pub fn tombstone(&self, attempt: &Attempt, earlier: &[Withdrawal]) -> Option<Withdrawal> {
         let was_erased = earlier.iter().any(|earlier| earlier.erased);
         let has_subject = |earlier: &Withdrawal| self.task.is_none() || earlier.task == self.task;
