@@ -235,10 +235,13 @@ impl AgentKeys {
             }
             Some(_) => {}
         }
-        if let Some(experience) = &task.experience
-            && let Some(last) = messages.last_mut().filter(|last| last.role == Role::User)
-        {
-            last.content = format!("{}\n\n{experience}", last.content.as_str()).into();
+        if let Some(experience) = &task.experience {
+            match messages.last_mut().filter(|last| last.role == Role::User) {
+                Some(last) => {
+                    last.content = format!("{}\n\n{experience}", last.content.as_str()).into();
+                }
+                None => messages.push(Message::user(experience.as_str())),
+            }
         }
         if !self.system.is_empty() && !messages.iter().any(|message| message.role.instructs()) {
             messages.insert(0, Message::system(self.system.as_str()));

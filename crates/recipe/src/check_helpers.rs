@@ -73,6 +73,37 @@ impl Checker<'_> {
                 self.check(!has_cycle, &key, format!("\"{name}\""), range)?;
             }
         }
+        self.helper_leases(recipe)
+    }
+
+    /// Checks that no agent waits for a lease while an agent that called it keeps one: if all leases
+    /// were kept in this way, none would ever be returned.
+    fn helper_leases(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+        let leased = |keys: &AgentKeys| {
+            let is_leased = |tool: &ToolKeys| {
+                tool.leases.is_some() && keys.tools.iter().any(|name| name == tool.name())
+            };
+            recipe.tool.iter().position(is_leased)
+        };
+        let agents = recipe.agents();
+        for (name, keys) in &agents {
+            let Some(kept) = leased(keys) else { continue };
+            for (called, called_keys) in &agents {
+                let Some(awaited) = leased(called_keys) else { continue };
+                let range = format!(
+                    "left out, because the agent {name} keeps a lease of {} while it calls the \
+                     agent {called}; take the toolbox from one of them ([agent.{called}] inherits \
+                     the tools of [agent] unless it sets `tools`)",
+                    recipe.tool[kept].name()
+                );
+                self.check(
+                    !can_query(recipe, keys, called, 0),
+                    format!("tool.{awaited}.leases"),
+                    recipe.tool[awaited].leases.unwrap_or_default(),
+                    range,
+                )?;
+            }
+        }
         Ok(())
     }
 }
@@ -124,6 +155,28 @@ mod tests {
         let file = dir.path().join("recipe.toml");
         std::fs::write(&file, &text).unwrap();
         assert_eq!(Recipe::load(&file, &[]).unwrap().tool, recipe.tool, "{text}");
+    }
+
+    /// The clerk waits for a lease while its caller keeps one: the same one, or another one.
+    #[test]
+    fn leases_of_agent_and_its_helper_are_rejected() {
+        let recipe = |own: &str, clerk: &str| {
+            load(&format!(
+                "[agent]\ntools = ['ask', {own}]\n[agent.clerk]\ntools = [{clerk}]\n{CLERK}\
+                 [[tool]]\nkind = 'calculator'\nname = 'a'\nleases = 2\n\
+                 [[tool]]\nkind = 'calculator'\nname = 'b'\nleases = 3\n"
+            ))
+        };
+        for (own, clerk, wrong) in [
+            ("'a'", "'a'", "`tool.1.leases` is 2, but must be left out"),
+            ("'a'", "'b', 'calculator'", "`tool.2.leases` is 3, but must be left out"),
+        ] {
+            let error = recipe(own, clerk).unwrap_err().to_string();
+            assert!(error.contains(wrong) && error.contains("the agent clerk"), "{error}");
+        }
+        for (own, clerk) in [("'a', 'b'", "'calculator'"), ("'calculator'", "'a', 'b'")] {
+            recipe(own, clerk).unwrap();
+        }
     }
 
     #[test]

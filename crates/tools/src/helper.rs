@@ -125,12 +125,55 @@ impl HelperCaller {
         let remaining = remaining.saturating_sub(END_GRACE.min(remaining / 10));
         let request = HelpRequest {
             id: format!("{attempt}/{requested}"),
-            task: Task { question, messages: Vec::new(), agent: None, ..task.clone() },
+            // Earlier attempts are those of the calling agent, not answers to this question.
+            task: Task {
+                question,
+                messages: Vec::new(),
+                agent: None,
+                experience: None,
+                ..task.clone()
+            },
             seed: *seed,
             stream,
             params: params.clone(),
             deadline: timeout.map_or(remaining, |timeout| remaining.min(timeout)),
         };
         Ok(helper.help(request).await)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use levade_tree::{Outcome, Trajectory};
+
+    use crate::testing::context;
+
+    use super::*;
+
+    /// Helper that keeps the tasks of its requests.
+    #[derive(Default)]
+    struct TaskLog(Mutex<Vec<Task>>);
+
+    #[async_trait]
+    impl Helper for TaskLog {
+        async fn help(&self, request: HelpRequest) -> Branch {
+            self.0.lock().unwrap().push(request.task);
+            let agent = "clerk".to_owned();
+            Branch { agent, trajectory: Trajectory::new(), outcome: Outcome::initial() }
+        }
+    }
+
+    #[tokio::test]
+    async fn request_omits_experience_of_calling_agent() {
+        let mut context = context("a");
+        context.task.experience = Some("Attempt 1: 7".to_owned());
+        let slot = HelperSlot::new("clerk");
+        let log = Arc::new(TaskLog::default());
+        slot.set(log.clone());
+        let caller = HelperCaller::new(slot, "ask", &context);
+        caller.request_help("3 + 5?".to_owned(), None).await.unwrap();
+        let tasks = log.0.lock().unwrap();
+        assert_eq!((tasks[0].id.as_str(), tasks[0].question.as_str()), ("a", "3 + 5?"));
+        assert_eq!(tasks[0].experience, None);
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use levade_policy::process_time::with_timeout;
+use tokio::time::Instant;
 
 use super::{Permit, ToolContext, ToolError, Toolbox};
 
@@ -19,14 +20,16 @@ pub(super) async fn acquire_leases(
     let mut order: Vec<usize> = (0..toolboxes.len()).collect();
     order.sort_by_key(|index| toolboxes[*index].name());
     let mut permits: Vec<Permit> = toolboxes.iter().map(|_| Permit::default()).collect();
+    let start = Instant::now();
     for index in order {
         let toolbox = toolboxes[index];
-        let granted = with_timeout(attempt.deadline, toolbox.admit_session()).await;
+        let remaining = attempt.deadline.saturating_sub(start.elapsed());
+        let granted = with_timeout(remaining, toolbox.admit_session()).await;
         permits[index] = granted.ok_or_else(|| ToolError::Open {
             tool: toolbox.name().to_owned(),
             why: format!(
-                "other attempts held all of its `leases` for {:?}; raise `leases`, or lower \
-                 `engine.concurrency`",
+                "other attempts held all of its `leases` until the {:?} of this attempt were over; \
+                 raise `leases` or `attempt_seconds`, or lower `engine.concurrency`",
                 attempt.deadline
             ),
         })?;
@@ -38,7 +41,7 @@ pub(super) async fn acquire_leases(
 mod tests {
     use std::time::Duration;
 
-    use tokio::time::{Instant, sleep};
+    use tokio::time::sleep;
 
     use crate::testing::{Log, LoggedToolbox, context};
     use crate::{CallLimits, LimitedToolbox, ToolSet, Toolbox};
@@ -74,6 +77,25 @@ mod tests {
         let error = set.open(&context("y")).await.unwrap_err().to_string();
         let expected = "tool \"a\" could not be opened: other attempts held all of its `leases`";
         assert!(error.starts_with(expected) && error.contains("60s"), "{error}");
+    }
+
+    /// The first lease is granted after 40 s, the second one never.
+    #[tokio::test(start_paused = true)]
+    async fn wait_for_several_leases_is_limited_by_attempt_deadline() {
+        let (a, b) = (leased("a", 1), leased("b", 1));
+        let set = |boxes| ToolSet::new(boxes, Duration::from_secs(2)).unwrap();
+        let (only_a, only_b) = (set(vec![a.clone()]), set(vec![b.clone()]));
+        let first = only_a.open(&context("x")).await.unwrap();
+        let _second = only_b.open(&context("y")).await.unwrap();
+        let both = set(vec![a, b]);
+        let start = Instant::now();
+        let attempt = context("z");
+        let (opened, ()) = tokio::join!(both.open(&attempt), async {
+            sleep(Duration::from_secs(40)).await;
+            first.close().await.unwrap();
+        });
+        assert!(opened.unwrap_err().to_string().contains("\"b\" could not be opened"));
+        assert_eq!(start.elapsed().as_secs(), 60);
     }
 
     /// Two sets with the same toolboxes in opposite orders.

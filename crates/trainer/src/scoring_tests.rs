@@ -150,6 +150,8 @@ fn scorers_apply_to_their_part_of_training() {
     assert_eq!(at(Purpose::Train, 9, json!({"row": {"level": 2}})), ["exact", "level"]);
     // Evaluations have the scorers of the end, whenever they are made.
     assert_eq!(at(Purpose::Eval, 0, json!({"measured_success": 0.1})), ["exact"]);
+    // Prompts of all steps of a phase are compared with each other.
+    assert_eq!(at(Purpose::Prompt, 9, json!({})), ["form"]);
     // A task that names its scorers uses them at any moment.
     assert_eq!(at(Purpose::Train, 9, json!({"row": {"scorer": "form"}})), ["form"]);
     assert!(all.depend_on_success());

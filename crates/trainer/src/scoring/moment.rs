@@ -4,7 +4,7 @@ use std::fmt;
 
 use levade_recipe::WhenKeys;
 use levade_store::Attempt;
-use levade_tree::Purpose;
+use levade_tree::{AttemptSlot, Purpose};
 
 /// Success of a task without a measurement, as in a curriculum.
 const UNMEASURED_SUCCESS: f64 = 0.5;
@@ -19,17 +19,18 @@ pub(super) struct Moment {
 }
 
 impl Moment {
-    /// Returns the moment at which an attempt was started. An evaluation has the moment after the
-    /// last phase, whenever it was made, so that all evaluations of a run have the same scorers.
+    /// Returns the moment at which an attempt was started. Attempts that are compared over several
+    /// steps have one moment, so that they have the same scorers: evaluations that after the last
+    /// phase, and attempts of a prompt phase that of its first step.
     pub fn of_attempt(attempt: &Attempt) -> Self {
-        if attempt.slot.purpose == Purpose::Eval {
-            return Moment { phase: u32::MAX, step: u32::MAX, success: UNMEASURED_SUCCESS };
-        }
-        let success = attempt.task["measured_success"].as_f64();
-        Moment {
-            phase: attempt.slot.phase,
-            step: attempt.slot.step,
-            success: success.unwrap_or(UNMEASURED_SUCCESS),
+        let success = attempt.task["measured_success"].as_f64().unwrap_or(UNMEASURED_SUCCESS);
+        let AttemptSlot { purpose, phase, step, .. } = attempt.slot;
+        match purpose {
+            Purpose::Eval => {
+                Moment { phase: u32::MAX, step: u32::MAX, success: UNMEASURED_SUCCESS }
+            }
+            Purpose::Prompt => Moment { phase, step: 0, success },
+            _ => Moment { phase, step, success },
         }
     }
 
