@@ -272,8 +272,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Splits the atoms from `at` on, which start with a separator. Returns `None` if they cannot be
-    /// split.
+    /// Splits the atoms from `at` on, which start with a separator. Returns `None` if they cannot
+    /// be split.
     fn split_from_separator(&mut self, at: usize, from: Position) -> Option<PromptSplit> {
         let atoms = self.atoms;
         for separator in self.separators.iter().filter(|separator| separator.from == from) {

@@ -254,11 +254,12 @@ mod tests {
     use super::*;
 
     /// Recipes that contain every key with a range.
-    const RECIPES: [&str; 4] = [
+    const RECIPES: [&str; 5] = [
         include_str!("testing/every_range.toml"),
         include_str!("testing/cluster.toml"),
         include_str!("testing/game.toml"),
         include_str!("testing/prompt.toml"),
+        include_str!("testing/sessions.toml"),
     ];
 
     fn load(text: &str, change: Option<&str>) -> Result<Recipe, String> {

@@ -76,8 +76,8 @@ impl Checker<'_> {
         self.helper_leases(recipe)
     }
 
-    /// Checks that no agent waits for a lease while an agent that called it keeps one: if all leases
-    /// were kept in this way, none would ever be returned.
+    /// Checks that no agent waits for a lease while an agent that called it keeps one: if all
+    /// leases were kept in this way, none would ever be returned.
     fn helper_leases(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let leased = |keys: &AgentKeys| {
             let is_leased = |tool: &ToolKeys| {

@@ -4,8 +4,8 @@
 //! is the file `NAME.lease` beside it. Its epoch rises with every trainer that opens the run for
 //! writing, and a write with an earlier epoch is rejected. While a trainer renews the lease, only a
 //! trainer of the same run directory can take the run over. A server that writes a run locks the
-//! file `NAME.lock` until it ends, because two servers would not see each other's leases.
-//! A removed run keeps its lease file, in which the lease has ended, so that no epoch is used twice.
+//! file `NAME.lock` until it ends, because two servers would not see each other's leases. A
+//! removed run keeps its lease file, in which the lease has ended, so that no epoch is used twice.
 //!
 //! # Concurrency
 //! Calls hold the lock of their run shared. A trainer that takes the run over holds the lock

@@ -575,12 +575,10 @@ async fn run_concurrently(work: Vec<BoxFuture<'_, Observation>>) -> Vec<Observat
 
 impl Drop for OpenTools {
     fn drop(&mut self) {
-        if self.sessions.is_empty() {
-            return;
-        }
         let sessions = std::mem::take(&mut self.sessions);
         // Without a runtime the process is ending, and nothing can close the sessions.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        let runtime = tokio::runtime::Handle::try_current();
+        if let (false, Ok(runtime)) = (sessions.is_empty(), runtime) {
             runtime.spawn(close_all(sessions));
         }
     }
@@ -588,12 +586,11 @@ impl Drop for OpenTools {
 
 async fn close_all(sessions: Vec<OpenBox>) -> Result<(), ToolError> {
     let mut first = Ok(());
-    for OpenBox { name, mut session, deadline, lease, .. } in sessions {
+    for OpenBox { name, mut session, deadline, lease: _lease, .. } in sessions {
         let closed = with_timeout(deadline, session.close()).await;
         first = first.and(closed.unwrap_or_else(|| {
             Err(ToolError::Close { tool: name, why: format!("not done within {deadline:?}") })
         }));
-        drop(lease);
     }
     first
 }

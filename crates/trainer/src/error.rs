@@ -182,7 +182,10 @@ pub enum TrainerError {
     #[error("{0}")]
     NothingToTrainOn(String),
     /// There are fewer demonstrations than requested.
-    #[error("`phase.{phase}.demonstrations` is {wanted}, but the training tasks have only {found}")]
+    #[error(
+        "`phase.{phase}.demonstrations` is {wanted}, but the training tasks have only {found} \
+         demonstrations"
+    )]
     TooFewDemonstrations {
         /// Index of the phase.
         phase: usize,

@@ -4,8 +4,8 @@
 //! Sessions with the same task id form groups of the recipe's group size. The row of such a task
 //! has the ids of its sessions in the field `taken_from`, and the record in the field `record`; the
 //! attempt of sample `n` copies the `n`th session, in training and, if a phase imitates sessions,
-//! as a demonstration, and has the person of that session. A record to which no session was added is
-//! always divided into the same groups.
+//! as a demonstration, and has the person of that session. A record to which no session was added
+//! is always divided into the same groups.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -74,9 +74,9 @@ impl SessionRecords {
     }
 }
 
-/// Returns the task of an attempt in a slot: `task`, but with only the person of its own session if
-/// it is a task of sessions. People of other sessions are left out, so that an attempt does not name
-/// them.
+/// Returns the task of an attempt in a slot: `task`, but with only the person of its own session
+/// if it is a task of sessions. People of other sessions are left out, so that an attempt does not
+/// name them.
 pub(crate) fn own_task(slot: &AttemptSlot, task: &Task) -> Task {
     let mut own = task.clone();
     if let Some(persons) = task.row.get(PERSONS).and_then(Value::as_array) {

@@ -236,7 +236,7 @@ fn invalid_task_rows_are_rejected_with_line() {
     assert_train_rejects(
         &workspace,
         &[],
-        &["`phase.0.demonstrations` is 4", "only 0 training tasks"],
+        &["`phase.0.demonstrations` is 4", "have only 0 demonstrations"],
     );
     fs::remove_file(workspace.path("rows.jsonl")).unwrap();
     assert_train_rejects(&workspace, &[], &["cannot read the tasks of", "rows.jsonl"]);

@@ -171,7 +171,8 @@ fn check_rejects_phases_and_prompts_like_train() {
     );
     assert_eq!(code, Some(2));
     assert!(
-        line(&report, "phases").contains("`phase.0.demonstrations` is 4, but only 0"),
+        line(&report, "phases")
+            .contains("`phase.0.demonstrations` is 4, but the training tasks have only 0"),
         "{report}"
     );
     // Without this check, the phases before it would be trained first.
