@@ -195,13 +195,19 @@ def checks(options: argparse.Namespace) -> Iterator[tuple[str, object]]:
     def pair(name: str, directory: Path) -> tuple[str | None, str]:
         runs = [train(binary, directory / key, model, name) for key, binary in (("before", before), ("after", after))]
         found = [record(run) for run in runs]
+        note = ""
         if name == "stale":
-            call(before, runs[1], "replay", "run")
+            try:
+                call(before, runs[1], "replay", "run")
+            except RuntimeError as error:
+                if "unknown key" not in str(error):
+                    raise
+                note = "; the build before knows not all keys of the other's recipe, and did not replay its run"
         differs = None if name == "stale" else difference(*found)
         if not differs:
             # Exits with a non-zero code unless all checkpoints are reproduced bit for bit.
             call(after, runs[0], "replay", "run")
-        return differs, summary(found[0])
+        return differs, summary(found[0]) + note
 
     def resumed(name: str, directory: Path) -> tuple[str | None, str]:
         keys = ["phase.0.steps=6", "eval.tasks=0", "run.checkpoint_every=1"]

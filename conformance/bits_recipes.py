@@ -258,10 +258,11 @@ RECIPES = {
     "stale": recipe(rl="staleness = 1\n"),
     "prompt-left": recipe(TOOLS + 'max_prompt_tokens = 225\ntruncation = "left"\n'),
     "prompt-middle": recipe(TOOLS + 'max_prompt_tokens = 225\ntruncation = "middle"\n'),
-    "deadline": recipe(program("sleeps", seconds=6), "steps = 1\n").replace("tasks = 2", "tasks = 0"),
+    # Only sleeping processes may reach these limits. On a loaded machine, 3 and 6 seconds were too short for others.
+    "deadline": recipe(program("sleeps", seconds=20), "steps = 1\n").replace("tasks = 2", "tasks = 0"),
     "slow-tool": recipe(
         rl="steps = 2\n",
-        more=f'[[tool]]\nkind = "command"\nname = "calculator"\ndescription = "{DESCRIPTION}"\nseconds = 3\n'
+        more=f'[[tool]]\nkind = "command"\nname = "calculator"\ndescription = "{DESCRIPTION}"\nseconds = 10\n'
         'command = ["python3", "slow.py", "{expression}"]\n'
         'parameters = {properties = {expression = {type = "string"}}, required = ["expression"]}\n',
     ),

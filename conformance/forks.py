@@ -87,7 +87,7 @@ CLIENTS = [
     ("griptape", "griptape", "griptape_agent.py", NAMED, 1, {"Shortened": 1}, 0),
     ("llama-index function", "llama-index", "llama_index_agent.py function", TOOLS, 1, {}, 0),
     # It writes call arguments with Python quotes, and joins the completions for a question into one message.
-    ("llama-index react", "llama-index", "llama_index_agent.py react", REACT, 1, {"ReplyEdited": 3}, 0),
+    ("llama-index react", "llama-index", "llama_index_agent.py react", REACT, 1, {"CompletionEdited": 3}, 0),
     ("langchain.js chat", "langchain-js", "langchain_agent.mjs chat", TOOLS, 1, {}, 0),
     ("langchain.js responses", "langchain-js", "langchain_agent.mjs responses", TOOLS, 1, {}, 0),
     ("genkit", "genkit-js", "genkit_agent.mjs", TOOLS, 1, {}, 3),
@@ -142,10 +142,14 @@ def run_client(arguments, installed, program, texts):
             printed, _ = server.communicate(timeout=60)
     found = {"roots": 0, "continued": 0, "forked": collections.Counter(), "rewritten": 0, "refused": ""}
     for line in printed.splitlines():
-        found["roots"] += line.startswith("Some(Began)")
-        found["continued"] += line.startswith("Some(Continued)")
-        if forked := re.match(r"Some\(Forked\(.*reason: (\w+)", line):
-            found["forked"][forked[1]] += 1
+        if origin := re.match(r"Some\((\w+)(?:\(.*reason: (\w+))?", line):
+            kind, reason = origin.groups()
+            if kind not in ("Started", "Continued", "Forked"):
+                raise RuntimeError(f"{arguments.scripted} prints an unknown origin of a prompt: {line}")
+            found["roots"] += kind == "Started"
+            found["continued"] += kind == "Continued"
+            if reason:
+                found["forked"][reason] += 1
         if rewritten := re.match(r"counts: .*altered: (\d+), extended: (\d+)", line):
             found["rewritten"] = int(rewritten[1]) + int(rewritten[2])
         if line.startswith("refused: ") and line != "refused: {}":
