@@ -125,6 +125,7 @@ def levade(args: argparse.Namespace, folder: Path, tasks: Path) -> dict:
         f"agent.max_tokens={MAX_TOKENS}",
         f"agent.max_turns={MAX_TURNS}",
         f"engine.concurrency={args.concurrency}",
+        "engine.precision=bf16",
         f"policy.editor.url=http://127.0.0.1:{editor.server_port}/v1",
         f"phase={phase}",
     ]
@@ -151,12 +152,9 @@ def levade(args: argparse.Namespace, folder: Path, tasks: Path) -> dict:
 
 def agent_lightning(args: argparse.Namespace, folder: Path, tasks: Path) -> dict:
     editor = Editor(args.delay)
+    serve = [args.levade, "serve", args.model, "--port", str(args.port), "--running", str(args.concurrency)]
     with (folder / "serve.log").open("w") as log:
-        server = subprocess.Popen(
-            [args.levade, "serve", args.model, "--port", str(args.port), "--running", str(args.concurrency)],
-            stdout=log,
-            stderr=log,
-        )
+        server = subprocess.Popen([*serve, "--precision", "bf16"], stdout=log, stderr=log)
     try:
         gateway = f"http://127.0.0.1:{args.port}/v1"
         wait_for(f"{gateway}/models", server)
@@ -166,16 +164,20 @@ def agent_lightning(args: argparse.Namespace, folder: Path, tasks: Path) -> dict
         command += ["--concurrency", str(args.concurrency)]
         start = time.monotonic()
         with (folder / "agent-lightning.log").open("w") as log:
-            # Its runners are processes of their own: all of the group are stopped in the end.
-            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            # LiteLLM, which it imports, else waits for a download. Its runners are processes of their own: all of
+            # the group are stopped in the end.
+            env = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=env)
             try:
                 status = process.wait(timeout=args.timeout)
+            except subprocess.TimeoutExpired:
+                status = f"no result after {args.timeout:.0f} s"
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         total = time.monotonic() - start
         if not (folder / "seconds").exists():
-            sys.exit(f"Agent Lightning ended with {status}; see {folder}/agent-lightning.log")
+            sys.exit(f"Agent Lightning ended with {status}:\n{(folder / 'agent-lightning.log').read_text()[-3000:]}")
     finally:
         server.terminate()
         server.wait(timeout=60)

@@ -43,7 +43,7 @@ macro_rules! example {
 
 const EXAMPLES: &[Example] = &[
     example!("agent-lightning", "README.md", "bridge.py", "recipe.toml", "train.py"),
-    example!("apo", "README.md", "editor.py", "recipe.toml"),
+    example!("apo", "README.md", "calls.toml", "editor.py", "recipe.toml"),
     example!("bring-your-own-agent", "README.md", "agent.py", "recipe.toml"),
     example!("calc-x", "README.md", "agent.py", "prepare.py", "recipe-7b.toml", "recipe.toml"),
     example!("calculator", "README.md", "recipe.toml"),
