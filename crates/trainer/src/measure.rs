@@ -17,14 +17,23 @@ use crate::progress::RunProgress;
 use crate::reporter::Reporter;
 use crate::save::save_checkpoint;
 
-/// Returns the number of steps of the run before its best evaluation, or `None` if there is no
-/// evaluation.
-async fn best_step(run: &RunContext, progress: &RunProgress) -> Result<Option<u32>, TrainerError> {
-    let Some(best) = best_of(&progress.evals) else { return Ok(None) };
-    // Phases can end before their last step. All planned steps of an ended phase were finished.
-    let before =
-        run.store.planned_steps().await?.iter().filter(|(phase, _)| *phase < best.phase).count();
-    Ok(Some(before as u32 + best.step))
+/// Returns whether the best evaluation was made with the current weights.
+async fn is_best(run: &RunContext, progress: &RunProgress) -> Result<bool, TrainerError> {
+    let Some(best) = best_of(&progress.evals) else { return Ok(false) };
+    let best = EvalKey { phase: best.phase, step: best.step };
+    let planned = run.store.planned_steps().await?;
+    let planned = planned.iter().filter(|(phase, _)| *phase == best.phase).count();
+    Ok(is_current(best, progress.position, planned as u32))
+}
+
+/// Returns whether an evaluation was made with the weights of `position`. The start of a phase has
+/// the weights of the end of the phase before. `planned` is the number of steps that were planned
+/// in the phase of the evaluation, all of which an ended phase has finished; prompt phases plan
+/// none.
+fn is_current(eval: EvalKey, position: Position, planned: u32) -> bool {
+    let Position { phase, step, .. } = position;
+    (eval.phase, eval.step) == (phase, step)
+        || (step == 0 && eval.phase + 1 == phase && eval.step == planned)
 }
 
 /// Saves and marks the current weights if their mean score is the highest so far.
@@ -38,7 +47,7 @@ pub(crate) async fn keep_best(
     observer: &mut dyn Observer,
 ) -> Result<(), TrainerError> {
     let here = progress.position.global_step;
-    if here == 0 || best_step(run, progress).await? != Some(here) {
+    if here == 0 || !is_best(run, progress).await? {
         return Ok(());
     }
     if progress.latest.as_ref().is_none_or(|latest| latest.position.global_step != here) {
@@ -144,4 +153,29 @@ fn parse_eval(
         path: index.into(),
         why: format!("{key}: {error}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_current_compares_weights_across_phases() {
+        let at = |phase, step| Position { phase, step, ..Position::default() };
+        for (eval, position, planned, expected) in [
+            ((0, 4), at(0, 4), 4, true),
+            ((0, 3), at(0, 4), 4, false),
+            // A prompt phase before the evaluation plans no steps.
+            ((1, 2), at(1, 2), 2, true),
+            ((0, 2), at(1, 2), 0, false),
+            // The next phase starts with the last weights of the phase before.
+            ((0, 4), at(1, 0), 4, true),
+            ((0, 4), at(1, 0), 5, false),
+            ((0, 4), at(1, 1), 4, false),
+            ((0, 4), at(2, 0), 4, false),
+        ] {
+            let eval = EvalKey { phase: eval.0, step: eval.1 };
+            assert_eq!(is_current(eval, position, planned), expected, "{eval:?} {position:?}");
+        }
+    }
 }
