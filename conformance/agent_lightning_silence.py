@@ -121,7 +121,9 @@ def main() -> None:
         for name, reward in [("busy", 0.5), ("quiet", 0.25)]:
             if lines[name][1].get("reward") != reward:
                 failures.append(f"the runner {name} was not waited for: {lines[name][1]}")
-        print(f"a killed runner was noticed {noticed - start:.1f} s after its last lease (limit {SILENCE:g} s of silence)")
+        print(
+            f"a killed runner was noticed {noticed - start:.1f} s after its last lease (limit {SILENCE:g} s of silence)"
+        )
         if failures:
             raise SystemExit("FAILED: " + "; ".join(failures))
         print("passed")
