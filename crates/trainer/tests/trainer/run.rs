@@ -542,7 +542,10 @@ async fn invalid_runs_are_rejected_before_start() {
     let nothing = rejected(&[], StartMode::Resume).await;
     assert!(nothing.contains("holds no run to resume"), "{nothing}");
     let few = rejected(&["phase.0.demonstrations=51"], StartMode::Fresh).await;
-    assert!(few.contains("`phase.0.demonstrations` is 51, but only 50"), "{few}");
+    assert!(
+        few.contains("`phase.0.demonstrations` is 51, but the training tasks have only 50"),
+        "{few}"
+    );
     let long = "agent.system=".to_owned() + &"long ".repeat(400);
     let long = rejected(&[&long], StartMode::Fresh).await;
     assert!(
