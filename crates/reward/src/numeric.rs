@@ -125,7 +125,12 @@ impl NumericScorer {
                 if is_retracted(text, &range) {
                     return None;
                 }
-                only_number(&answer_in_context(text, inside, &range)?)
+                let stated = answer_in_context(text, inside, &range)?;
+                let is_digit = |c: char| c.is_ascii_digit();
+                match stated.strip_suffix('k').filter(|amount| amount.ends_with(is_digit)) {
+                    Some(amount) => only_number(&format!("{amount} thousand")),
+                    None => only_number(&stated),
+                }
             }
         }
     }

@@ -26,8 +26,6 @@ pub(crate) fn is_relation(text: &str) -> bool {
         "\\pm",
         "\\sqrt",
         "√",
-        "∛",
-        "∜",
         "<del>",
         "<s>",
         "<strike>",
@@ -42,7 +40,10 @@ pub(crate) fn is_relation(text: &str) -> bool {
         "<>",
         "=/=",
     ];
-    if ends.iter().any(|end| text.ends_with(end)) {
+    let index = text.rsplit_once("\\sqrt[").map(|(_, index)| index);
+    let is_root =
+        index.is_some_and(|index| index.find(']').is_some_and(|at| at + 1 == index.len()));
+    if is_root || ends.iter().any(|end| text.ends_with(end)) {
         return true;
     }
     let Some(before) = text.strip_suffix('>') else { return false };

@@ -8,6 +8,7 @@ use crate::bounds::bound;
 use crate::box_context::{answer_in_context, is_retracted};
 use crate::boxed::last_box_and_range;
 use crate::characters::spelled;
+use crate::chunks::without_marks;
 use crate::context::is_one_of_several;
 use crate::retraction::retracts;
 use crate::{doubts, numbers};
@@ -110,6 +111,8 @@ fn stated_boxes(text: &str) -> Option<Result<String, &str>> {
     // Several boxes form a list.
     let stated =
         if inside == last.trim() { answer_in_context(text, &inside, &range) } else { Some(inside) };
+    // Struck text is no answer.
+    let stated = stated.filter(|stated| !without_marks(stated).starts_with("~~"));
     Some(stated.ok_or(""))
 }
 
