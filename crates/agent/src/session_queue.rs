@@ -19,18 +19,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_call::{ApiError, CallRecord, ErrorKind, Recorder, Recording};
+use levade_call::{ApiError, ErrorKind, Recorder, Recording};
 use levade_gateway::{
     EndRequest, EndedSession, Gateway, HostedSession, Reward, Session, SessionHost, StartRequest,
 };
 use levade_policy::process_time::{self, Stopwatch};
-use levade_tree::Finish;
 use serde_json::Value;
 use tokio::sync::{Notify, oneshot};
 use tracing::{Instrument, debug_span};
 
 use crate::cast::Caller;
-use crate::program::{limit_finish, task_of};
+use crate::program::{rejection_finish, task_of, turns_of};
 use crate::sessions::{Ending, SOURCE, session_outcome};
 use crate::{Agent, AgentLoop, Attempt, AttemptContext, Limits, Program};
 
@@ -401,14 +400,8 @@ fn ended_attempt(
 ) -> Attempt {
     let has_error = matches!(&ending, Ending::Client(EndRequest { error: Some(_), .. }));
     let mut outcome = session_outcome(&recorded, &rewards, ending);
-    let is_rejected = |kind: &str| has_error && recorded.rejected.contains_key(kind);
-    // Most agents fail if a call is rejected, and the recipe sets the limit that rejects it.
-    if is_rejected("limit") {
-        let calls: Vec<&CallRecord> = recorded.calls.iter().filter(|call| !call.summary).collect();
-        outcome.finish = limit_finish(limits, &calls);
-        outcome.error = None;
-    } else if is_rejected("too_long") {
-        outcome.finish = Finish::Context;
+    if has_error && let Some(finish) = rejection_finish(&recorded, limits, &turns_of(&recorded)) {
+        outcome.finish = finish;
         outcome.error = None;
     }
     if recorded.calls.is_empty() && outcome.error.is_none() {

@@ -7,7 +7,7 @@ use levade_policy::{Simulator, SimulatorConfig};
 use levade_tasks::Task;
 use levade_text::Message;
 use levade_text::testing::VOCABULARY;
-use levade_tree::Kind;
+use levade_tree::{Finish, Kind};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;

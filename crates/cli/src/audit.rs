@@ -234,7 +234,7 @@ async fn backward(
     Ok(json!({ "made_by": listed }))
 }
 
-/// Returns the error for a step or version that `steps` did not make.
+/// Returns the error for a requested step or version that is not among `steps`.
 fn no_weights(args: &Args, steps: &[Trained]) -> anyhow::Error {
     if let Some(step) = args.step {
         let known: BTreeSet<u32> = steps.iter().map(|step| step.global_step).collect();

@@ -13,12 +13,12 @@ use levade_call::{Backend, Party, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as FormatOptions};
 use levade_engine::{EngineError, Purpose, attention_shape};
 use levade_gateway::{Gateway, Model, Options, serve};
-use levade_policy::environment::read_variable;
 use levade_policy::{Precision, SamplingParams};
 use levade_recipe::{AgentKeys, ExternalKeys};
 use levade_run::dir::RunDir;
 use levade_run::external;
 use levade_run::model::{self, ResolvedModel};
+use levade_run::programs::read_api_keys;
 use levade_run::session_record::SessionRecord;
 use levade_text::ChatOptions;
 use tokio::net::TcpListener;
@@ -172,9 +172,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// Returns an error if there are no keys and other machines can reach the address `host`. The
 /// message names `what`, which every client could do then.
 pub fn read_keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
-    let value = read_variable(name).unwrap_or_default().to_string_lossy().into_owned();
-    let keys = value.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned);
-    let keys: Vec<String> = keys.collect();
+    let keys = read_api_keys(name);
     if keys.is_empty() && !host.is_loopback() {
         return Err(unusable(format!(
             "without API keys, every client that reaches {host} could {what}; put keys into the \

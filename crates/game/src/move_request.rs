@@ -66,7 +66,7 @@ impl MoveRequest {
         MoveRequest { seat, kind, prompt, has_speech: false, choice, default: Move::default() }
     }
 
-    /// Returns the request with a public statement.
+    /// Returns this request, which then also asks for a public statement.
     pub fn with_speech(mut self) -> Self {
         self.has_speech = true;
         self

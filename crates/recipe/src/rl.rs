@@ -117,8 +117,8 @@ pub struct RlKeys {
     /// Selection of the training tasks. By default, every task is trained on once per epoch.
     #[serde(default)]
     pub curriculum: Option<CurriculumKeys>,
-    /// What an attempt reads about the earlier attempts of its group. By default, attempts are
-    /// independent.
+    /// Answers of earlier attempts of the group that the prompt of an attempt contains. By default,
+    /// attempts are independent.
     #[serde(default)]
     pub experience: Option<ExperienceKeys>,
     /// Filter on the attempts that are trained. The remaining attempts still count in the

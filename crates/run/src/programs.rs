@@ -11,6 +11,7 @@ use levade_agent::program::workers;
 use levade_agent::user::SimulatedUser;
 use levade_agent::{Program, SessionLoop, SessionQueue, SessionQueueOptions};
 use levade_gateway::{CallPattern, Gateway, Options, serve};
+use levade_policy::environment::read_variable;
 use levade_process::{Launch, Supervisor};
 use levade_recipe::{AgentKeys, AgentKind, GameKeys, Recipe, RewardKeys, SessionGatewayKeys};
 use levade_tools::PythonUsers;
@@ -176,15 +177,19 @@ pub async fn put_in(
     Ok(())
 }
 
+/// Returns the API keys in an environment variable, which are separated by commas.
+pub fn read_api_keys(variable: &str) -> Vec<String> {
+    let text = read_variable(variable).unwrap_or_default().to_string_lossy().into_owned();
+    text.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect()
+}
+
 /// Returns the address at which agents start sessions.
 ///
 /// # Errors
 /// Returns an error if no key starts sessions.
 fn session_address(keys: &SessionGatewayKeys) -> anyhow::Result<GatewayAddress<'_>> {
     let SessionGatewayKeys { listen, gateway, key_env, .. } = keys;
-    let text = std::env::var(key_env).unwrap_or_default();
-    let keys: Vec<String> =
-        text.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect();
+    let keys = read_api_keys(key_env);
     if keys.is_empty() {
         return Err(unusable(format!(
             "the environment variable {key_env} (sessions.key_env) contains no key; set it to the \

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lease_that_is_never_returned_is_error_with_way_out() {
+    async fn opening_without_free_lease_times_out_with_remedy() {
         let set = ToolSet::new(vec![leased("a", 1)], Duration::from_secs(2)).unwrap();
         let _lease = set.open(&context("x")).await.unwrap();
         let error = set.open(&context("y")).await.unwrap_err().to_string();

@@ -35,7 +35,9 @@ use tracing::{Instrument, debug_span};
 pub use dry_run::DryRunResult;
 pub use endpoint::SessionEndpoint;
 pub(crate) use environment::task_of;
-pub(crate) use outcome::{add_scorer_input, last_content, limit_finish, recorded_outcome};
+pub(crate) use outcome::{
+    add_scorer_input, last_content, recorded_outcome, rejection_finish, turns_of,
+};
 pub use process::workers;
 
 use crate::cast::{Caller, PartyBuilder};

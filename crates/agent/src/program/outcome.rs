@@ -32,7 +32,6 @@ pub(super) fn attempt(
         Err(why) => set_failed(&mut outcome, name, why),
         Ok(RunOutput { code, stdout, stderr }) => {
             printed = stdout.last_line();
-            let rejected = |kind: &str| recorded.rejected.contains_key(kind);
             match code {
                 Some(0) => outcome.finish = Finish::Answered,
                 None => {
@@ -43,19 +42,19 @@ pub(super) fn attempt(
                         format!("was not done within {attempt_timeout:?}, and was stopped"),
                     );
                 }
-                // Most programs fail if a call is rejected, and the recipe sets the limit that
-                // rejects it.
-                Some(_) if rejected("limit") => outcome.finish = limit_finish(limits, &calls),
-                Some(_) if rejected("too_long") => outcome.finish = Finish::Context,
-                Some(code) => {
-                    let last =
-                        stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
-                    set_failed(
-                        &mut outcome,
-                        name,
-                        format!("ended with {code}: {}", excerpt(&last)),
-                    );
-                }
+                Some(code) => match rejection_finish(&recorded, limits, &calls) {
+                    Some(finish) => outcome.finish = finish,
+                    None => {
+                        let last = stderr
+                            .last_line()
+                            .unwrap_or_else(|| "nothing on standard error".into());
+                        set_failed(
+                            &mut outcome,
+                            name,
+                            format!("ended with {code}: {}", excerpt(&last)),
+                        );
+                    }
+                },
             }
             if recorded.calls.is_empty() && outcome.error.is_none() {
                 set_failed(
@@ -76,7 +75,7 @@ pub(super) fn attempt(
 }
 
 /// Returns the calls of a recording that are not summaries.
-fn turns_of(recorded: &Recording) -> Vec<&CallRecord> {
+pub(crate) fn turns_of(recorded: &Recording) -> Vec<&CallRecord> {
     recorded.calls.iter().filter(|call| !call.summary).collect()
 }
 
@@ -200,8 +199,23 @@ fn set_failed(outcome: &mut Outcome, source: &str, why: String) {
     outcome.finish = Finish::Failed;
 }
 
+/// Returns the finish of an attempt whose agent failed, if the gateway had rejected one of its
+/// calls by a limit: most agents fail then, and the recipe sets the limit. `calls` are the agent's
+/// calls without summaries.
+pub(crate) fn rejection_finish(
+    recorded: &Recording,
+    limits: &Limits,
+    calls: &[&CallRecord],
+) -> Option<Finish> {
+    let is_rejected = |kind: &str| recorded.rejected.contains_key(kind);
+    if is_rejected("limit") {
+        return Some(limit_finish(limits, calls));
+    }
+    is_rejected("too_long").then_some(Finish::Context)
+}
+
 /// Returns the limit that rejected the calls of a program.
-pub(crate) fn limit_finish(limits: &Limits, calls: &[&CallRecord]) -> Finish {
+fn limit_finish(limits: &Limits, calls: &[&CallRecord]) -> Finish {
     let last_finish = calls.last().map(|call| call.finish);
     if matches!(last_finish, Some(FinishReason::Length)) || calls.len() < limits.max_turns as usize
     {

@@ -5,7 +5,7 @@ use levade_policy::FinishReason;
 use levade_tree::{CallCounts, Finish, Outcome, TimedPart};
 
 use super::wire::ToolTime;
-use crate::program::limit_finish;
+use crate::program::rejection_finish;
 use crate::recorded_calls::add_recorded_calls;
 use crate::{Attempt, Limits};
 
@@ -50,12 +50,11 @@ pub(super) fn merge(
         outcome.timings.add(TimedPart::Tool { turn, index, result }, interval);
     }
     let is_full = own.last().is_some_and(|call| call.finish == FinishReason::Context);
-    let rejected = |kind: &str| recorded.rejected.contains_key(kind);
     let limit = match (&outcome.error, outcome.finish) {
         (None, Finish::MaxTokens) if is_full => Some(Finish::Context),
-        (Some(_), _) if rejected("limit") => Some(limit_finish(limits, &own)),
         // A first prompt that does not fit is an error, as in the trainer's own process.
-        (Some(_), _) if rejected("too_long") && !own.is_empty() => Some(Finish::Context),
+        (Some(_), _) => rejection_finish(&recorded, limits, &own)
+            .filter(|finish| *finish != Finish::Context || !own.is_empty()),
         _ => None,
     };
     if let Some(finish) = limit {

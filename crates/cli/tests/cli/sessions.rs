@@ -111,16 +111,16 @@ fn recorded(workspace: &Workspace, run: &str, purpose: Purpose) -> Vec<Attempt> 
     all.iter().map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect()
 }
 
-const RECIPE: &str = r#"
-run = { name = "taken", folder = "run" }
-model = { source = "model" }
-engine = { threads = 1 }
-eval = { tasks = 0 }
-reward = { scorer = { kind = "program" } }
-
-[[tasks]]
-kind = "sessions"
-path = "served"
+/// Returns a recipe of two GRPO steps. `keys` are its `agent` and its tasks.
+fn recipe(name: &str, keys: &str) -> String {
+    format!(
+        r#"
+run = {{ name = "{name}", folder = "run" }}
+model = {{ source = "model" }}
+engine = {{ threads = 1 }}
+eval = {{ tasks = 0 }}
+reward = {{ scorer = {{ kind = "program" }} }}
+{keys}
 
 [[phase]]
 kind = "rl"
@@ -128,7 +128,14 @@ steps = 2
 groups = 2
 group_size = 2
 learning_rate = 1e-3
-"#;
+"#
+    )
+}
+
+/// Returns a recipe whose tasks are the sessions recorded in `path`.
+fn recipe_of_sessions(path: &str) -> String {
+    recipe("taken", &format!("[[tasks]]\nkind = \"sessions\"\npath = \"{path}\""))
+}
 
 #[test]
 fn sessions_are_recorded_shown_and_trained_on() {
@@ -158,7 +165,7 @@ fn sessions_are_recorded_shown_and_trained_on() {
     let rows = fs::read_to_string(workspace.path("sessions.jsonl")).unwrap();
     assert_eq!(rows.lines().count(), 5);
 
-    workspace.write("taken.toml", RECIPE);
+    workspace.write("taken.toml", recipe_of_sessions("served"));
     let large = ["train", "taken.toml", "--run", "large", "--set", "phase.0.group_size=9"];
     let rejected = workspace.levade().args(large).output().unwrap();
     assert_eq!(rejected.status.code(), Some(2));
@@ -213,7 +220,8 @@ fn sessions_with_good_rewards_are_imitated() {
     }
     drop(server);
     let sessions = recorded(&workspace, "served", Purpose::Session);
-    let (head, _) = RECIPE.split_once("[[phase]]").unwrap();
+    let taken = recipe_of_sessions("served");
+    let (head, _) = taken.split_once("[[phase]]").unwrap();
     let phase = "[[phase]]\nkind = \"sft\"\ndemonstrations = 2\nbatch = 1\nlearning_rate = 1e-3\n\
                  source = { sessions = true }\n";
     workspace.write("imitated.toml", format!("{head}{phase}"));
@@ -258,31 +266,19 @@ fn sessions_with_good_rewards_are_imitated() {
     assert!(trained.status.success(), "{}", stderr(&trained));
 }
 
-const JOINED: &str = r#"
-run = { name = "joined", folder = "run" }
-model = { source = "model" }
-engine = { threads = 1 }
-eval = { tasks = 0 }
-agent = { kind = "session", max_tokens = 40 }
-reward = { scorer = { kind = "program" } }
-
-[[tasks]]
-kind = "arithmetic"
-train = 8
-
-[[phase]]
-kind = "rl"
-steps = 2
-groups = 2
-group_size = 2
-learning_rate = 1e-3
-"#;
-
 #[test]
 fn agent_elsewhere_makes_attempts_of_run() {
     let workspace = Workspace::with_trained_model();
     let address = format!("127.0.0.1:{}", unused_port());
-    workspace.write("joined.toml", format!("{JOINED}[sessions]\nlisten = \"{address}\"\n"));
+    let joined = recipe(
+        "joined",
+        &format!(
+            r#"agent = {{ kind = "session", max_tokens = 40 }}
+sessions = {{ listen = "{address}" }}
+tasks = [{{ kind = "arithmetic", train = 8 }}]"#
+        ),
+    );
+    workspace.write("joined.toml", joined);
     let train = ["train", "joined.toml"];
     let rejected = workspace.levade().args(train).env_remove("LEVADE_API_KEYS").output().unwrap();
     assert_eq!(rejected.status.code(), Some(2));
@@ -354,7 +350,7 @@ fn session_record_and_run_cannot_replace_each_other() {
     let rejected = workspace.levade().args(serve).output().unwrap();
     assert_eq!(rejected.status.code(), Some(2));
     assert!(stderr(&rejected).contains("run holds a run"), "{}", stderr(&rejected));
-    workspace.write("taken.toml", RECIPE.replace("path = \"served\"", "path = \"nowhere\""));
+    workspace.write("taken.toml", recipe_of_sessions("nowhere"));
     let rejected = workspace.levade().args(["train", "taken.toml", "--run", "x"]).output().unwrap();
     assert_eq!(rejected.status.code(), Some(2));
     assert!(

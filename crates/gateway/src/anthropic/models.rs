@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::endpoints::respond;
 use crate::gateway::Gateway;
 use crate::gateway::Model;
-use crate::http::IncomingRequest;
+use crate::http::{IncomingRequest, query_field};
 use crate::info;
 use levade_call::ApiError;
 
@@ -66,11 +66,6 @@ fn page(models: &[Value], query: &str) -> Result<Value, ApiError> {
         "first_id": id_of(shown.first()),
         "last_id": id_of(shown.last()),
     }))
-}
-
-fn query_field<'a>(query: &'a str, name: &str) -> Option<&'a str> {
-    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next_back()
 }
 
 fn id_of(model: Option<&Value>) -> Value {

@@ -146,6 +146,12 @@ fn caller(
     Ok(Caller { session, agent, body: None, retries, traffic_id, person })
 }
 
+/// Returns the last value of a field in a query string, as it is encoded there.
+pub(crate) fn query_field<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next_back()
+}
+
 fn param<'a>(params: &'a [(String, String)], name: &str) -> Option<&'a str> {
     params.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
 }

@@ -11,7 +11,7 @@ use super::write::{Writer, error_body};
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
-use crate::http::{IncomingRequest, error_response, json as document, write_response};
+use crate::http::{IncomingRequest, error_response, json as document, query_field, write_response};
 use levade_call::Input;
 use levade_call::{ApiError, ErrorKind};
 
@@ -120,11 +120,6 @@ fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
     Ok(json!({
         "object": "list", "data": items, "first_id": first_id, "last_id": last_id, "has_more": has_more,
     }))
-}
-
-fn query_field<'a>(query: &'a str, name: &str) -> Option<&'a str> {
-    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next_back()
 }
 
 fn id_of(item: Option<&&Value>) -> Value {

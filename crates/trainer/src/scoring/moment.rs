@@ -19,9 +19,10 @@ pub(super) struct Moment {
 }
 
 impl Moment {
-    /// Returns the moment at which an attempt was started. Attempts that are compared over several
-    /// steps have one moment, so that they have the same scorers: evaluations that after the last
-    /// phase, and attempts of a prompt phase that of its first step.
+    /// Returns the moment at which an attempt was started. Two kinds of attempts are compared over
+    /// several steps, and therefore have a fixed moment, so that the same scorers apply to them:
+    /// an evaluation counts as made after the last phase, and an attempt of a prompt phase as made
+    /// in the first step of the phase.
     pub fn of_attempt(attempt: &Attempt) -> Self {
         let success = attempt.task["measured_success"].as_f64().unwrap_or(UNMEASURED_SUCCESS);
         let AttemptSlot { purpose, phase, step, .. } = attempt.slot;
