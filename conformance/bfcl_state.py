@@ -44,7 +44,6 @@ from pathlib import Path
 
 import bfcl_eval
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker, state_checker
-
 from clients import small_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -289,7 +288,9 @@ def serve(plans: dict, seen: dict) -> http.server.ThreadingHTTPServer:
             last = len(roles) - 1 - roles[::-1].index("user")
             calls = plans[body["model"], first][roles.count("user") - 1]
             made = roles[last:].count("assistant")
-            seen[body["model"], first] = [message["content"] for message in body["messages"] if message["role"] == "tool"]
+            seen[body["model"], first] = [
+                message["content"] for message in body["messages"] if message["role"] == "tool"
+            ]
             message, finish = {"role": "assistant", "content": "Done."}, "stop"
             if made < len(calls):
                 function = {"name": calls[made]["name"], "arguments": json.dumps(calls[made]["arguments"])}
@@ -386,7 +387,9 @@ def check(report: Report, db: sqlite3.Connection, plans: dict, seen: dict, rows:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
-    p.add_argument("--model", type=Path, required=True, help="directory with a tokenizer of bytes and its configuration")
+    p.add_argument(
+        "--model", type=Path, required=True, help="directory with a tokenizer of bytes and its configuration"
+    )
     p.add_argument("--entries", type=int, default=200, help="maximum number of entries")
     p.add_argument("--seconds", type=float, default=3600, help="timeout of the run, in seconds")
     p.add_argument("--keep", type=Path, help="directory for the run, which is kept; must not exist")

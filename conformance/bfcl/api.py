@@ -11,7 +11,16 @@ from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import state_checker
 
 # Classes of the categories `multi_turn_*`. No two of them have methods of the same name.
-NAMES = "GorillaFileSystem MathAPI MessageAPI TwitterAPI TicketAPI TradingBot TravelAPI VehicleControlAPI".split()
+NAMES = [
+    "GorillaFileSystem",
+    "MathAPI",
+    "MessageAPI",
+    "TwitterAPI",
+    "TicketAPI",
+    "TradingBot",
+    "TravelAPI",
+    "VehicleControlAPI",
+]
 CLASSES = {name: getattr(import_module(CLASS_FILE_PATH_MAPPING[name]), name) for name in NAMES}
 METHODS = {
     method: name
