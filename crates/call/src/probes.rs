@@ -8,8 +8,9 @@
 //! - Its agent makes its first call with tools later. An agent that never uses tools has no probes.
 //! - No later call continues it.
 //! - Its question is unrelated to the task: no question of the agent's calls with tools contains
-//!   it, or is contained in it. A plan, a title or a summary that precedes the conversation quotes
-//!   the task.
+//!   it, is contained in it, or has all of its lines. A plan, a title or a summary that precedes the
+//!   conversation quotes the task. A framework that writes the messages of all speakers into one
+//!   question, between two marks, adds lines before the second mark.
 //!
 //! Segments of a probe are assigned to the agent [`probe_agent`], which is never trained. To train
 //! such calls, a recipe assigns them to a separate agent, with `match = { has_tools = false }`.
@@ -30,8 +31,8 @@ struct Candidate {
     agent: String,
     question: String,
     segment: SegmentId,
-    /// Whether a later call of its agent with tools has a question that contains this one, or is
-    /// contained in it.
+    /// Whether a later call of its agent with tools has a question that contains this one, is
+    /// contained in it, or has all of its lines.
     belongs: bool,
 }
 
@@ -59,7 +60,9 @@ impl Probes {
         for candidate in candidates.filter(|_| !tools.is_empty()) {
             candidate.belongs |= questions.clone().any(|question| {
                 let question = question.content.trim();
-                question.contains(&candidate.question) || candidate.question.contains(question)
+                question.contains(&candidate.question)
+                    || candidate.question.contains(question)
+                    || has_lines(question, &candidate.question)
             });
         }
         let only = questions.next().filter(|_| questions.next().is_none())?;
@@ -97,9 +100,23 @@ impl Probes {
     }
 }
 
+/// Returns whether all lines of `part` are lines of `text`.
+fn has_lines(text: &str, part: &str) -> bool {
+    let lines: BTreeSet<&str> = text.lines().collect();
+    part.lines().all(|line| lines.contains(line))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_are_found_only_if_all_are_there() {
+        let history = "<history>\nA: Hi.\nB: Hello.\n</history>";
+        assert!(has_lines(history, "<history>\nA: Hi.\n</history>"));
+        assert!(!has_lines(history, "<history>\nA: Hello.\n</history>"));
+        assert!(!has_lines(history, "Hello"));
+    }
 
     #[test]
     fn probe_candidates_are_bare_questions_before_tool_calls() {

@@ -65,6 +65,11 @@ async fn task_calls_are_not_probes() {
     let part = request_body("12 * 3", None, false);
     assert_eq!(agents(&[part, task.clone()]).await, ["default", "default"]);
     assert_eq!(agents(&[task.clone(), hello.clone()]).await, ["default", "default"]);
+    // A history of several speakers in one question, to which the task's call adds a line.
+    let history = |lines: &str| format!("<history>\n{lines}</history>");
+    let speech = request_body(&history("A: Hi.\n"), None, false);
+    let vote = request_body(&history("A: Hi.\nB: Hello.\n"), None, true);
+    assert_eq!(agents(&[speech, vote]).await, ["default", "default"]);
     // A conversation that continues.
     let mut more = hello.clone();
     more["messages"].as_array_mut().unwrap().extend([
