@@ -70,8 +70,9 @@ const PHRASES: &[(Position, &str, &str)] = &[
     (
         Any,
         "maybe",
-        "maybe|perhaps|hypothetically|i guess|my guess|we guess|best guess|i \
-         doubt|doubt|doubtful|doubtfully|unclear|vielleicht|möglicherweise|eventuell|womöglich|quizás|quizá|tal vez|a lo mejor|posiblemente|\
+        "maybe|perhaps|probably|presumably|supposedly|alternatively|hypothetically|i guess|i'd \
+         guess|rough estimate|rough guess|my guess|we guess|best guess|i \
+         doubt|doubt|doubtful|doubtfully|unclear|wahrscheinlich|vermutlich|probablement|vraisemblablement|könnten|vielleicht|möglicherweise|eventuell|womöglich|quizás|quizá|tal vez|a lo mejor|posiblemente|\
         peut-être|possiblement|forse|magari|talvez|possivelmente|misschien|wellicht|возможно|может быть|\
         наверное|вероятно|być może|chyba|belki|muhtemelen|शायद|ربما|قد \
         يكون|kanskje|kanske|måske|ehkä|talán|poate|možná|ίσως|אולי|شاید|mungkin|có lẽ",

@@ -14,7 +14,8 @@ use crate::context::{
     is_relation, starts_factor, starts_operation, starts_relation, without_latex,
 };
 use crate::pattern::pattern;
-use crate::retraction::retracts;
+use crate::retraction::{gives_up, retracts};
+use crate::unsettled::{is_unsettled_after, is_unsettled_before};
 use crate::{bounds, doubts, languages, words};
 
 /// Maximum number of characters before and after a box that are examined.
@@ -76,8 +77,12 @@ const PREPOSITIONS: [&str; 12] = [
 ];
 
 /// Effects of the words before a box that make its content no answer.
-const CHANGES: [&str; 16] = [
+const CHANGES: [&str; 20] = [
     "≠",
+    "≈",
+    "maybe",
+    "might",
+    "power",
     "≥",
     "≤",
     ">",
@@ -103,7 +108,11 @@ pub(crate) fn answer_in_context(text: &str, inside: &str, range: &Range<usize>) 
     let after = &text[range.end..];
     let after = &after[..after.char_indices().nth(REACH).map_or(after.len(), |(at, _)| at)];
     let prefixed = with_prefix(before, inside)?;
-    if is_denied(before) || is_operand(before, after) {
+    if is_denied(before)
+        || is_operand(before, after)
+        || is_unsettled_before(before)
+        || is_unsettled_after(&without_latex(after))
+    {
         return None;
     }
     let is_positive = inside.starts_with(|c: char| c.is_ascii_digit());
@@ -115,8 +124,8 @@ pub(crate) fn answer_in_context(text: &str, inside: &str, range: &Range<usize>) 
 /// Returns whether the text after the box at `range` denies or retracts the answer in the box.
 pub(crate) fn is_retracted(text: &str, range: &Range<usize>) -> bool {
     let after = &text[range.end..];
-    let behind = after.trim_start_matches(|c: char| c.is_whitespace() || "$.!)]*\\".contains(c));
-    retracts(behind) || doubts::is_taken_back(after, false)
+    let behind = after.trim_start_matches(|c: char| c.is_whitespace() || "$.!)]*\\。".contains(c));
+    retracts(behind) || gives_up(behind) || doubts::is_taken_back(after, true)
 }
 
 /// Returns whether words or digits next to a box make it a part of another value: "half of",
@@ -126,6 +135,8 @@ fn is_operand(before: &str, after: &str) -> bool {
     let plain = without_latex(line);
     OPERAND_BEFORE.is_match(&without_latex(before))
         || DIGITS_BEFORE.is_match(before)
+        || EXAMPLE.is_match(before)
+        || plain.to_lowercase().contains("below zero")
         || DIGITS_AFTER.is_match(line)
         || OPERAND_AFTER.is_match(&plain)
         || bounds::is_multiple_behind(plain.trim_start())
@@ -136,6 +147,13 @@ static OPERAND_BEFORE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:\b(?:half|twice|thrice|double|triple)(?:\s+of)?|\b(?:third|quarter|fifth|tenth|percent)s?\s+of|%\s+of)\s*$",
         r"|\b(?:suppose|assume|imagine|if)\s+(?:that\s+)?(?:the\s+(?:\w+\s+)?(?:answer|result|value)|it)\s+(?:is|was|were)\s*$",
+    ))
+});
+/// Words before a box that is an example, or a member of a pair or an interval.
+static EXAMPLE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:e\.\s?g\.|for\s+(?:example|instance)|format|template|please|(?:put|write|place)\s+(?:your|the)\b)[^.!?]*$",
+        r"|[(\[{]\s*-?\d[\d.]*\s*,\s*$",
     ))
 });
 /// Digits that continue on the left of a box: `0.\boxed{12}`.

@@ -99,6 +99,15 @@ static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
 static LISTED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^\s*(?:[$*]*[-−]?\d[\d.]*[$*]*[,;]\s+)+[$*]*$"));
 
+/// Text directly before a number that makes the number a part of a name, a range, a row of a table
+/// or one of several values: `F-`, `17~`, `| 17 |`, `17 `, `x = 17 or x =`, `x_1 = 17, x_2 =`.
+static ADJACENT: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"\p{L}-$|\d\s*[~∼]\s*$|\|\s*[-\d.,$]+\s*\|\s*$|^\s*[-\d.,$]+\s*\|\s*$|^\s*\$?\d+(?:,\d{3})*\s+\$?$",
+        r"|\d[\s$)]*,?\s*(?:or|oder|ou)[\s$(]+[a-z][_\d{}]*\s*=\s*$|\bx_\{?\d\}?\s*=.*\d.*\bx_\{?\d\}?\s*=\s*$",
+    ))
+});
+
 /// Closing marks after a number: the second `**` of `**42** million`.
 const CLOSERS: [&str; 14] =
     ["**", "__", "\\)", "\\]", "*", "_", "$", "}", "\"", "”", "»", "`", "」", "』"];
@@ -187,6 +196,7 @@ impl NumberPosition<'_> {
             || (!self.formula && is_one_of_several(&text))
             || LISTED.is_match(line)
             || line.trim_end().ends_with("-(")
+            || ADJACENT.is_match(line)
             || self.is_joined(-1)
         {
             return false;

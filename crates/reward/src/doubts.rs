@@ -6,7 +6,7 @@
 //! states that the problem was not solved gives no answer ("I cannot compute it. Maybe 5.").
 
 use crate::bounds::{bound, joined_before};
-use crate::retraction::retracts;
+use crate::retraction::{self, retracts};
 
 /// Filler words between a bound and its number.
 const FILLERS: &str = "a an the about around roughly approximately exactly only just simply some \
@@ -418,12 +418,14 @@ pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
         && (contains_word(NO, follows[0]) || follows.len() > 1);
     let is_impossible = matches!(&follows[..], ["that" | "this" | "it", rest @ ..]
         if rest.first().is_some_and(|verb| contains_word(SHORT_DENIALS, verb) || *verb == "cannot") && is_denial(rest, 0));
+    let next = next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']);
     is_own_wrong
         || no_wait
         || is_no
         || is_waiting
         || is_impossible
-        || retracts(next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']))
+        || retraction::gives_up(next)
+        || retracts(next)
 }
 
 /// Returns whether a clause after a number, in its sentence, doubts the number: "5, I guess".

@@ -70,6 +70,7 @@ mod state;
 #[cfg(test)]
 mod testing;
 mod units;
+mod unsettled;
 mod words;
 
 use std::sync::Arc;

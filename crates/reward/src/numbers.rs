@@ -19,7 +19,9 @@ use std::ops::Range;
 
 use crate::Rational;
 use crate::characters::spelled;
-use crate::context::{Change, NumberPosition};
+use crate::context::{Change, NumberPosition, without_latex};
+use crate::rational::in_base;
+use crate::unsettled::{is_unsettled_after, is_unsettled_before};
 use crate::words::About;
 
 /// A number found in a text.
@@ -53,7 +55,7 @@ pub(crate) fn first_of_line(text: &str) -> Option<Found> {
     let (reader, found) = read(near);
     let found = found.into_iter().next()?;
     let is_line = !reader.chars[..found.range.start].contains(&'\n');
-    is_line.then(|| reader.in_context(found))
+    is_line.then(|| reader.stated(found))
 }
 
 /// Returns the number of numbers in a text.
@@ -63,19 +65,30 @@ pub(crate) fn count(text: &str) -> usize {
 
 /// Returns the number of a text that contains the byte at an offset.
 pub(crate) fn at(text: &str, byte: usize) -> Option<Found> {
+    near(text, byte).map(|(reader, found)| reader.in_context(found))
+}
+
+/// Like [`at`], but the number has no value if its sentence leaves the value unsettled.
+pub(crate) fn stated_at(text: &str, byte: usize) -> Option<Found> {
+    near(text, byte).map(|(reader, found)| reader.stated(found))
+}
+
+/// Parses the number of a text that contains the byte at an offset, without the effects of the text
+/// around it.
+fn near(text: &str, byte: usize) -> Option<(Reader, Found)> {
     let before = text[..byte].chars().count();
     let start = text[..byte].char_indices().rev().nth(NEAR).map_or(0, |(at, _)| at);
     let end = text[byte..].char_indices().nth(NEAR).map_or(text.len(), |(at, _)| byte + at);
     let offset = before - text[..start].chars().count();
     let (reader, found) = read(&text[start..end]);
     let found = found.into_iter().find(|found| found.range.contains(&offset))?;
-    Some(reader.in_context(found))
+    Some((reader, found))
 }
 
-/// Returns the last number of a text.
+/// Returns the last number of a text. It has no value if its sentence leaves the value unsettled.
 pub(crate) fn last(text: &str) -> Option<Found> {
     let (reader, found) = read(text);
-    found.into_iter().next_back().map(|found| reader.in_context(found))
+    found.into_iter().next_back().map(|found| reader.stated(found))
 }
 
 /// Parses all numbers of a text, without the effects of the text around them.
@@ -116,22 +129,6 @@ struct UnsignedNumber {
     decimals: u32,
     /// Whether the number consists of digits only, so that a fraction may follow (mixed number).
     is_integer: bool,
-}
-
-/// Interprets digits in a base, and returns their value. Returns `None` if the digits do not fit
-/// the base.
-fn in_base(digits: &Rational, base: u32) -> Option<Rational> {
-    if !digits.is_integer() || !(2..=36).contains(&base) {
-        return None;
-    }
-    let base_value = Rational::from(i64::from(base));
-    let written = digits.numerator().to_string();
-    let (negative, digits) =
-        written.strip_prefix('-').map_or((false, written.as_str()), |digits| (true, digits));
-    let value = digits.chars().try_fold(Rational::from(0), |value, digit| {
-        value.times(&base_value)?.plus(&Rational::from(i64::from(digit.to_digit(base)?)))
-    })?;
-    Some(if negative { value.negate() } else { value })
 }
 
 /// Digits as plain text that [`Rational::parse`] accepts, and the number of decimals.
@@ -318,6 +315,19 @@ impl Reader {
             about,
             range,
         }
+    }
+
+    /// Like [`Reader::in_context`], but the number has no value if the text around it leaves its
+    /// value unsettled.
+    fn stated(&self, found: Found) -> Found {
+        let mut found = self.in_context(found);
+        let Range { start, end } = found.range.clone();
+        let before: String = self.chars[start.saturating_sub(NEAR)..start].iter().collect();
+        let after: String = self.chars[end..].iter().take(NEAR).collect();
+        found.value.take_if(|_| {
+            is_unsettled_before(&before) || is_unsettled_after(&without_latex(&after))
+        });
+        found
     }
 
     fn number(&mut self) -> Option<(Option<Rational>, u32)> {

@@ -6,9 +6,12 @@ use serde_json::Value;
 
 use crate::box_context::{answer_in_context, is_retracted};
 use crate::boxed::{last_box, last_box_and_range, only_number};
-use crate::maths::{first_sentence, stated_answer, statement, to_readable};
+use crate::characters::spelled;
+use crate::context::without_latex;
+use crate::maths::{boxes, first_sentence, stated_answer, statement, to_readable};
 use crate::numbers::{self, Found};
 use crate::scorer::{answer_components, expected};
+use crate::unsettled::{is_unsettled_after, is_unsettled_before};
 use crate::{Component, Rational, Score, ScoreError, Scorer, ScorerInput};
 
 /// Location of the answer in the text.
@@ -122,14 +125,14 @@ impl NumericScorer {
             }
             NumberLocation::Boxed => {
                 let (inside, range) = last_box_and_range(text)?;
-                if is_retracted(text, &range) {
+                if is_retracted(text, &range) || boxes(text)? != inside.trim() {
                     return None;
                 }
                 let stated = answer_in_context(text, inside, &range)?;
                 let is_digit = |c: char| c.is_ascii_digit();
                 match stated.strip_suffix('k').filter(|amount| amount.ends_with(is_digit)) {
                     Some(amount) => only_number(&format!("{amount} thousand")),
-                    None => only_number(&stated),
+                    None => only_number(&stated).filter(|found| is_settled(&stated, found)),
                 }
             }
         }
@@ -162,6 +165,13 @@ impl NumericScorer {
             }
         }
     }
+}
+
+/// Returns whether the words next to the number of a box leave its value settled.
+fn is_settled(inside: &str, found: &Found) -> bool {
+    let inside = spelled(inside);
+    let Some((before, after)) = inside.split_once(&found.text) else { return true };
+    !is_unsettled_before(&without_latex(before)) && !is_unsettled_after(&without_latex(after))
 }
 
 /// Parses one or several expected numbers.

@@ -183,6 +183,22 @@ impl Rational {
     }
 }
 
+/// Interprets digits in a base, and returns their value. Returns `None` if the digits do not fit
+/// the base.
+pub(crate) fn in_base(digits: &Rational, base: u32) -> Option<Rational> {
+    if !digits.is_integer() || !(2..=36).contains(&base) {
+        return None;
+    }
+    let base_value = Rational::from(i64::from(base));
+    let written = digits.numerator().to_string();
+    let (negative, digits) =
+        written.strip_prefix('-').map_or((false, written.as_str()), |digits| (true, digits));
+    let value = digits.chars().try_fold(Rational::from(0), |value, digit| {
+        value.times(&base_value)?.plus(&Rational::from(i64::from(digit.to_digit(base)?)))
+    })?;
+    Some(if negative { value.negate() } else { value })
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -98,6 +98,23 @@ static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
+/// Start of a sentence that gives the statement before it up, also without another value: "I made a
+/// mistake", "On second thought", "However, this ignores the tax".
+static GIVES_UP: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^\W*(?:(?:hmm+|oh|oops|sorry|but|however|well|actually|wait|no)\b\W*)*(?:on\s+second\s+thought|scratch\s+that|strike\s+that|never\s*mind",
+        r"|my\s+(?:bad|mistake)|make\s+that|i\s+meant?\b|i\s+(?:retract|take\s+(?:that|it|this)\s+back|was\s+wrong|misread|made\s+a(?:n\s+error|\s+mistake))",
+        r"|(?:i|we)\s+(?:need|have|must|should|ought)\s+(?:to\s+)?re(?:calculate|compute|do|consider|think|vise|work)\b",
+        r"|(?:this|that|it)\s+(?:ignores|overlooks|forgets|neglects|misses|omits|contradicts)\b",
+        r"|(?:这|那|此)[^。.\n]{0,4}(?:错|不对|不正确))",
+    ))
+});
+
+/// Returns whether a sentence gives up the statement before it.
+pub(crate) fn gives_up(sentence: &str) -> bool {
+    GIVES_UP.is_match(sentence)
+}
+
 /// Returns whether a sentence retracts the answer before it.
 pub(crate) fn takes_back(sentence: &str) -> bool {
     TAKES_BACK.is_match(sentence)

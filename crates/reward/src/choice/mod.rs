@@ -1,5 +1,6 @@
 //! Scores multiple choice: the answer is the letter of an option, or its text.
 
+mod called;
 #[cfg(test)]
 mod metamorphic_tests;
 mod named;

@@ -15,18 +15,19 @@
 
 use regex::Regex;
 
+use super::called::only_called;
 use super::options::{LETTERED, Options};
 use super::patterns::{
     AGAINST, BEHIND, BEHIND_CAPITAL, BOUNDARY, BRACKETED, CLOSING_MARKS, CONDITION, COUNTERFACTUAL,
     DENIES, IGNORES, INSTEAD, IS_RIGHT, ITEM, ITEM_IN_BOX, ITEMS, JOINS, LABEL_BEHIND, LEAD,
-    LETTER, OPENING_MARKS, SENTENCE, SENTENCE_END, SINGLE_LETTER, SURE,
+    LETTER, OPENING_MARKS, SENTENCE, SENTENCE_END, SINGLE_LETTER, SURE, YES,
 };
 use super::plain::plain;
 use super::words::{
     AFTER_ANOTHER, ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, ANOTHER, BEFORE_OPTION,
-    CALLED_WRONG, CHOSEN, DENIED, ENDS_ELSEWHERE, FALSE_IS, IS_CORRECT, IS_CORRECT_ELSEWHERE,
-    IS_DENIED, IS_TRUE, JOINED, LIMITED, NAMES_ANSWER, NUMBERED, OTHER, OWN, OWN_SUBJECTS,
-    REPORTED, RULED_OUT, STATES, SUPPOSED, UNDONE,
+    CALLED_WRONG, CHOSEN, DENIED, ENDS_ELSEWHERE, IS_CORRECT, IS_CORRECT_ELSEWHERE, IS_DENIED,
+    JOINED, LIMITED, NAMES_ANSWER, NUMBERED, OTHER, OWN, OWN_SUBJECTS, REPORTED, RULED_OUT, STATES,
+    SUPPOSED, UNDONE,
 };
 use crate::boxed::last_box_and_range;
 use crate::retraction::takes_back;
@@ -64,7 +65,11 @@ pub(super) fn find_named(text: &str, count: usize, options: &Options) -> Option<
     if let Some((offset, found)) = reader.option_on_edge(&text) {
         return unless_undone(behind(offset, &found), found);
     }
-    reader.option_in_brackets(&text).or_else(|| reader.only_called_option(&text))
+    reader.option_in_brackets(&text).or_else(|| {
+        let letter = |name: &str| reader.letter(name);
+        let (end, called) = only_called(&text, options, letter, |before| is_stated(before, ""))?;
+        unless_undone(end, called)
+    })
 }
 
 /// Whether a lower-case letter can name an option.
@@ -94,7 +99,10 @@ impl Reader<'_> {
         };
         let ends: Vec<_> = SENTENCE_END.find_iter(rest).collect();
         let own = ends.first().map_or(rest, |end| &rest[..end.start()]);
-        if names_other(&JOINED, own) || LIMITED.is_match(own) {
+        // "B?", unless "yes" follows.
+        let behind = rest.trim_start_matches(|c: char| CLOSING_MARKS.contains(&c));
+        let is_question = behind.strip_prefix(['?', '？']).is_some_and(|next| !YES.is_match(next));
+        if names_other(&JOINED, own) || LIMITED.is_match(own) || is_question {
             return true;
         }
         // "Answer: C", with the text of another option on the next line.
@@ -131,22 +139,6 @@ impl Reader<'_> {
             && DENIED.is_match(closed);
         is_denied
             || (!wants_wrong_option && (is_denied_here || denied.any(|denied| denied == number)))
-    }
-
-    /// Returns the only option that the text calls false or true, depending on what the question
-    /// asks for.
-    fn only_called_option(&self, text: &str) -> Option<NamedOption> {
-        let only = |expression: &Regex| {
-            let mut called = expression.captures_iter(text).filter_map(|found| found.get(1));
-            let only = called.next()?;
-            let is_only = called.all(|other| other.as_str() == only.as_str());
-            self.letter(only.as_str()).filter(|_| is_only && is_stated(&text[..only.start()], ""))
-        };
-        if self.options.wants_false_statement {
-            let named = FALSE_IS.captures(text).and_then(|found| self.letter(&found[1]));
-            return named.or_else(|| only(&IS_DENIED));
-        }
-        only(&IS_TRUE).filter(|_| !self.options.wants_wrong_option)
     }
 
     /// Returns the option in the last box that names one, with the end of the box. The option is
@@ -196,6 +188,9 @@ impl Reader<'_> {
             return None;
         }
         let inside = inside.trim().trim_start_matches(['{', '$', '*']).trim_end_matches('~');
+        if inside.ends_with(['?', '？']) {
+            return None;
+        }
         let lines = inside.lines().filter(|line| !line.trim().is_empty()).count();
         let short = self.leading_option(inside, LetterCase::Any);
         let short = short.or_else(|| {

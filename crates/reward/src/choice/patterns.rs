@@ -40,7 +40,9 @@ pub(super) static SENTENCE_END: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"[.!?;]+\s+|\n|[。！？]"));
 /// Matches words that make a statement hypothetical: "if", "otherwise".
 pub(super) static COUNTERFACTUAL: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)\b(?:had|if|were|unless|without|otherwise)\b|\bin\s+that\s+case\b")
+    pattern(
+        r"(?i)\b(?:had|if|were|unless|without|otherwise|assum\w+|provided)\b|\bin\s+that\s+case\b",
+    )
 });
 /// Matches a condition under which a statement holds: "With the other sign, the answer is".
 pub(super) static CONDITION: LazyLock<Regex> = LazyLock::new(|| {
@@ -54,6 +56,9 @@ pub(super) static IGNORES: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i)\b(?:but|though|which)\s+(?:(?:this|that|it)\s+)?(?:ignores|overlooks|forgets|neglects|misses)\b",
     )
 });
+/// Matches a yes at the start of a text.
+pub(super) static YES: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)^\W*(?:yes|yep|yeah|correct|right|indeed|ja|oui|sí|是)\b"));
 /// Matches a single capital letter.
 pub(super) static LETTER: LazyLock<Regex> = LazyLock::new(|| pattern(r"\b[A-Z]\b"));
 /// Matches a label after the text of its option.

@@ -26,7 +26,7 @@ pub(super) static CHOSEN: LazyLock<Regex> = LazyLock::new(|| {
         r"(?im)\b(?:i(?:'d|\s+would|\s+will|'ll|'m|\s+am)?\s+(?:choose|chose|pick|picked|select|selected|say|answer",
         r"|guess|conclude|opt\s+for|vote\s+for|think\s+(?:that\s+)?(?:it\s+is|it's)|believe\s+(?:it\s+is|it's)|think|believe)",
         r"|(?:go|going|went)\s+(?:with|for)|(?:we|you)\s+(?:should\s+|must\s+|can\s+)?(?:choose|pick|select)",
-        r"|choose|select|pick|(?:that|this|which)\s+leaves(?:\s+us\s+with|\s+only)?",
+        r"|choose|select|pick|(?:that|this|which)\s+leaves(?:\s+us\s+with|\s+only)?|left\s+with|points\s+to",
         r"|matches|matching|corresponds\s+to|corresponding\s+to|agrees\s+with",
         r"|(?:it|this|that|which)(?:'s|\s+is|\s+can\s+only\s+be|\s+must\s+be|\s+should\s+be|\s+has\s+to\s+be|\s+would\s+be)",
         r"|(?:so|therefore|thus|hence|consequently|accordingly|finally),?",
@@ -132,7 +132,9 @@ pub(super) static RULED_OUT: LazyLock<Regex> = LazyLock::new(|| {
 pub(super) static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[\W_]*(?:is\s+(?:the\s+)?(?:correct|right|true)(?:\s+(?:answer|option|choice))?[\W_]*)?",
-        r"(?:unless|only\s+(?:if|when)|perhaps|maybe|possibly)\b",
+        r"(?:unless|only\s+(?:if|when)|perhaps|maybe|possibly|probably)\b",
+        // The text of an option can start with "if": "B) If it rains".
+        r"|^[\s,*_$}]*(?:is\s+(?:the\s+)?(?:correct|right|true)(?:\s+(?:answer|option|choice))?[\s,*_]*)?(?:if|assuming|provided)\b",
     ))
 });
 /// Matches another option directly after an option, with its letter in group 1: "B or C", "B, C",
@@ -157,7 +159,7 @@ pub(super) static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
 /// "Sorry, C.", "Edit: C".
 pub(super) static ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?:^|[,:;(—–…]|\s-|\b(?i:hmm|reflection|mean|rather|believe|think|now|possibly|maybe|perhaps|probably|that|is|be|so|it's|c'est|doch|option|answer|choice|also|to|alternatively|truth\s+is))",
+        r"(?:^|[,:;(—–…]|\s-|\b(?i:hmm|reflection|mean|rather|actually|correction|wait|believe|think|now|possibly|maybe|perhaps|probably|that|is|be|so|it's|c'est|doch|option|answer|choice|also|to|alternatively|truth\s+is))",
         r"[\s*_\x22'`(\[]*([A-Z])[)\]*_\x22'`]*(?:です|。)?[.!?;…]*\s*$",
         r"|^[\s*_(]*([A-Z])[)*_]*,\s+(?i:sorry|rather|actually|instead)\b",
         r"|\b([A-Z])[)\]*_\x22'`]*\s+(?i:is|are|seems|looks|fits|would\s+be|could\s+be|may\s+be)\s+(?i:also|equally|just\s+as|likewise|better)\b",
@@ -170,6 +172,8 @@ pub(super) static JOINED: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i:[^\w]\b(?:or|alternatively|rather|mean|wait|sorry),?)\s+(?:(?i:option|rather)\s+)?[(\[*]*([A-Z])\b(?:[)\].,;!(*]|\s*$|\s+\(|\s+(?i:for|if|when|in)\b)",
         r"|\b(?i:and|but)\s+(?:(?i:option)\s+)?[(\[*]*([A-Z])\b[)\]*]*\s+(?i:for|if|when|in|is\s+also|\()",
         r"|\b(?i:also\s+(?:be\s+)?|(?:truth|answer)\s+is\s+)[(\[*]*([A-Z])\b",
+        r"|\b(?i:but|although|though|aber|mais|pero)\s+(?:(?i:option)\s+)?[(\[*]*([A-Z])\b[^.!?;\n]*\b(?i:also|too|could|would|acceptable|possible|valid|auch|aussi|también)\b",
+        r"|但(?:选项)?([A-Z])|\b(?i:so\s+(?:do|does|is|would))\s+([A-Z])\b",
         r"|\(([A-Z])\s+(?i:is|would\s+be|could\s+be)\s+(?i:also|too|equally|possible)",
         r"|\d\s*%[)\s,;/]*(?i:(?:and|or)\s+)?\(?([A-Z])\b",
     ))
@@ -234,6 +238,10 @@ pub(super) static STATES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:is|are|be|equals?|gives?|get|yields?|option|choice|thus|so|hence|therefore)\b|=",
     )
+});
+/// Matches "B works". Group 1 is the letter, and group 2 the rest of the sentence.
+pub(super) static WORKS: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"\b([A-HJ-Z])\b[)\]}\x22'*_`]*\s+(?:also\s+)?(?:works|fits)\b([^.!\n]*)")
 });
 /// Matches nouns before a letter in brackets that is not an option: "equation (B)".
 pub(super) static NUMBERED: LazyLock<Regex> = LazyLock::new(|| {

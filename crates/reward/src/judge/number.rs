@@ -17,13 +17,14 @@
 
 use std::sync::LazyLock;
 
-use regex::{Captures, Regex};
+use regex::{Captures, Match, Regex};
 
 use super::marks::{
     continues, is_mentioned, is_own, is_supposed, since_retraction, takes_back, without_marks,
     without_quotations,
 };
 use crate::pattern::pattern;
+use crate::unsettled::is_unsettled_after;
 
 /// Returns the score in a completion, mapped linearly from `min..=max` to 0..=1. `None` if there is
 /// none.
@@ -33,13 +34,28 @@ pub(super) fn verdict(completion: &str, min: f64, max: f64) -> Option<f64> {
     let completion = without_marks(completion).replace(['❌', '✅', '✔', '✓', '👎'], " ");
     let text = scale.without_ranges(&without_quotations(&completion))?;
     let text = since_retraction(&text);
-    let bracketed = || BRACKETS.find_iter(text).map(|found| scale.value(&text[found.end()..]));
+    let bracketed = || {
+        BRACKETS.find_iter(text).map(|found| {
+            let behind = &text[found.end()..];
+            let after = behind.split_once("]]").map_or("", |(_, after)| after);
+            scale.value(behind).filter(|_| !is_unsettled_after(after))
+        })
+    };
     let number = scale
         .labeled_number(text)
         .or_else(|| single_value(bracketed()))
         .or_else(|| scale.with_scale_end(text))
         .or_else(|| scale.standalone_number(text))
         .flatten()?;
+    // "Rating: [[4]]. The other answer: [[2]]".
+    let is_other = |found: Match<'_>| {
+        let clause = text[..found.start()].rsplit(['.', ',', ';', '\n']).next().unwrap_or_default();
+        let other = scale.value(&text[found.end()..]);
+        !NAMES_SCORE.is_match(clause) && other.is_some_and(|other| other != number)
+    };
+    if BRACKETS.find_iter(text).any(is_other) {
+        return None;
+    }
     to_fraction(number, min, max)
 }
 
@@ -153,6 +169,8 @@ impl Scale {
         let after = &behind[rest.as_ptr() as usize - behind.as_ptr() as usize..];
         other_scores.all(|other| other == value)
             && self.ends_of_scale(line).all(|(_, other)| other == Some(value))
+            && !HEDGED.is_match(rest)
+            && !DEDUCTS.is_match(rest)
             && !takes_back(after)
             && !is_mentioned(after)
             && !TOO.is_match(after)
@@ -430,6 +448,20 @@ static OTHER_SCORE: LazyLock<Regex> = LazyLock::new(|| {
         r"\s*(?:it\s+is\s+|only\s+)?([-−+]?\d+(?:[.,]\d+)?)[*_]*\s*(?:/\s*\d+\s*)?",
         r"(?:$|[.,;!=+]|(?:for|because|since|due|in\s+total|points?)\b)",
     ))
+});
+/// A doubt, a condition or another score in the sentence of a score: "7, I guess", "7, though 8 is
+/// possible", "7 (8 with the unit)".
+static HEDGED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^[^.!?\n]*?(?:\b(?:though|although|but|yet)\s+(?:it\s+\w+\s+be\s+)?\d|[,(]\s*(?:maybe|perhaps|probably|possibly|i\s+guess|less\s+\d)",
+        r"|\(\s*\d+\s+(?:with|if|when)\b|\breduced\s+by\s+\d)",
+    ))
+});
+/// A later sentence that changes the score: "However, deducting 2 points, 6".
+static DEDUCTS: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)[.!;\n]\s+(?:(?:however|but|then|now|so)\b,?\s+)?(?:after\s+the\s+deduction|deduct(?:ing)?|subtract(?:ing)?|less|minus)\b",
+    )
 });
 /// A later sentence that calls the score too high or too low.
 static TOO: LazyLock<Regex> = LazyLock::new(|| {

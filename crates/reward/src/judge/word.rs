@@ -211,6 +211,9 @@ fn leading_verdict(text: &str, is_exclusive: bool) -> Option<bool> {
 /// Returns the verdict of a sentence that states nothing else. Pronouns refer to the answer only in
 /// the `first` sentence.
 fn statement_verdict(sentence: &str, first: bool) -> Option<bool> {
+    if let Some(marked) = MARKED.captures(sentence.trim()) {
+        return Some(marked.get(1).is_none());
+    }
     let found = STATEMENT.captures(sentence.trim())?;
     if !first && found.get(1).is_some() {
         return None;
@@ -272,7 +275,7 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
         r"\b(?:final\s+(?:verdict|grade|judge?ment|decision|assessment|evaluation|conclusion|result)",
         r"|verdict|grade|judge?ment|final|decision|assessment|evaluation|conclusion|correction",
         r"|(?:最终)?(?:判定|判断|结论|裁决)|(result|outcome|rating|correctness))",
-        r#"["'*_`)\]\s]*(?:->|=>|→|[:：=]|–|—|\s-\s|\bis\b:?)"#,
+        r#"["'*_`)\]\s]*(?:->|=>|→|[:：=]|–|—|\s-\s|\bis\b(?:\s+that\b)?:?)"#,
     ))
 });
 
@@ -295,7 +298,7 @@ static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
 const LIMITING: &str = concat!(
     r"(?i)\b(?:but|however|although|though|yet|except|only|unless|if|partial|partially|partly|mostly|nearly|almost|vs",
     r"|wrong|incorrect|incomplete|otherwise|assuming|half|not\s+(?:quite|really|entirely|fully|completely|strictly)",
-    r"|mistaken|should\s+have|with\s+(?:\w+\s+)?(?:errors?|mistakes?|flaws?|caveats?)|or|apart|aside|save|never\s*mind|i\s+guess|as\s+(?:far|long)\s+as)\b|^\W*not?\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
+    r"|mistaken|should\s+have|with\s+(?:\w+\s+)?(?:errors?|mistakes?|flaws?|caveats?)|or|apart|aside|save|never\s*mind|i\s+guess|as\s+(?:far|long)\s+as|albeit|reservations?)\b|^\W*not?\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
 );
 static LIMITS: LazyLock<Regex> = LazyLock::new(|| pattern(LIMITING));
 /// Words that leave the verdict "incorrect" open.
@@ -337,6 +340,14 @@ static CONTRADICTS: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i)\b(?:incorrect|wrong|partial|partially|partly|mostly|nearly|almost|half|however|but|although|though",
         r"|unless|except|only\s+if|wait|actually|not|cannot|never|hardly|\w+n't|no|if|would|assume|suppose|mistaken",
         r"|incomplete|error|mistake|fails?)\b",
+    ))
+});
+
+/// A sentence such as "I mark this as correct". Group 1 negates.
+static MARKED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^\W*(?:(?:so|thus|therefore|hence|overall),?\s+)?i\s+(?:(?:would|will)\s+)?(?:mark|grade|judge|rate|consider|deem)\s+",
+        r"(?:it|this|that|(?:the|this)\s+(?:\w+'s\s+)?(?:answer|response|solution))\s+(?:as\s+|to\s+be\s+)?\W*(?:(in)correct|correct)\W*$",
     ))
 });
 
@@ -444,6 +455,9 @@ mod tests {
             ("Verdict: INCORRECT ❌", false),
             ("Verdict: CORRECT 👍", true),
             ("Verdict: Correct\n\nRevised verdict: Incorrect", false),
+            ("I mark this as correct.", true),
+            ("I would grade the answer as incorrect.", false),
+            ("My verdict is that the answer is correct.", true),
         ] {
             if verdict(completion) != Some(want) {
                 failures.push((completion, verdict(completion)));
@@ -565,6 +579,7 @@ mod tests {
             "Verdict: CORRECT\n\nHowever, the sign is off.",
             "The value given in the key is\ncorrect",
             "Correct ❌",
+            "I mark this as correct if it is rounded.",
             "Correct\nIncorrect? The unit is off.",
             "Verdict: Correct\n\nI misread the reply; it is 6.",
             "Correct\n\nNo wait, it's incorrect.",

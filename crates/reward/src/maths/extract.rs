@@ -9,8 +9,9 @@ use crate::box_context::{answer_in_context, is_retracted};
 use crate::boxed::last_box_and_range;
 use crate::characters::spelled;
 use crate::chunks::without_marks;
-use crate::context::is_one_of_several;
+use crate::context::{is_one_of_several, without_latex};
 use crate::retraction::retracts;
+use crate::unsettled::{is_unsettled_after, is_unsettled_before};
 use crate::{doubts, numbers};
 
 /// Location of a mathematical answer in the text.
@@ -117,7 +118,7 @@ fn stated_boxes(text: &str) -> Option<Result<String, &str>> {
 }
 
 /// Returns the content of the last box, and of the boxes adjacent to it.
-pub(super) fn boxes(text: &str) -> Option<String> {
+pub(crate) fn boxes(text: &str) -> Option<String> {
     let (last, range) = last_box_and_range(text)?;
     // The name of a solution, as in x=.
     let is_name = |word: &str| {
@@ -354,6 +355,9 @@ fn announced_answer(text: &str) -> Option<Result<String, &str>> {
     let is_question = sentence.ends_with('?') && after.contains(|c: char| c.is_ascii_digit());
     let behind = own.find(&found).map_or(after, |at| &own[at + found.len()..]);
     let before = own.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default();
+    if is_unsettled_after(&without_latex(behind)) {
+        return Some(Err(""));
+    }
     if is_question
         || found.starts_with("~~")
         || retracts(after)
@@ -385,8 +389,9 @@ pub(crate) fn stated_answer(text: &str) -> Option<&str> {
 /// Returns whether the announcement that ends at `end` depends on a condition after the answer:
 /// "The answer would be 5 if it rained".
 fn is_unreal(text: &str, end: usize) -> bool {
-    text[..end].to_ascii_lowercase().ends_with("would be")
-        && doubts::is_condition(&text[..end], &text[end..])
+    is_unsettled_before(&text[..end])
+        || text[..end].to_ascii_lowercase().ends_with("would be")
+            && doubts::is_condition(&text[..end], &text[end..])
 }
 
 /// Returns the first sentence of a line.
@@ -427,7 +432,7 @@ fn last_value_of(text: &str) -> Option<String> {
         return None;
     }
     let found =
-        numbers::at(text, start + offset).filter(|_| is_bare && numbers::count(&value) == 1);
+        numbers::stated_at(text, start + offset).filter(|_| is_bare && numbers::count(&value) == 1);
     match found {
         Some(found) if found.value.is_none() => None,
         _ => Some(value),

@@ -36,19 +36,23 @@ mod series;
 mod statement;
 mod time;
 
+use std::sync::LazyLock;
+
 use async_trait::async_trait;
+use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::characters::spelled;
 use crate::chunks::without_marks;
 use crate::languages;
+use crate::pattern::pattern;
 use crate::scorer::{answer_components, expected};
 use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
 use answer::readings;
 use equal::Rules;
 pub use extract::MathsLocation;
-pub(crate) use extract::{first_sentence, stated_answer, to_readable};
+pub(crate) use extract::{boxes, first_sentence, stated_answer, to_readable};
 pub(crate) use statement::statement;
 
 /// Scores 1 if the answer means the same as an expected answer, else 0.
@@ -155,6 +159,13 @@ impl MathsScorer {
         if plain_expected == plain(&answer) {
             return !plain_expected.is_empty();
         }
+        // The constant of integration can be written in lower case: x^2 + c.
+        if plain_expected.ends_with("+C")
+            && plain(&answer).ends_with("+c")
+            && let Some((before, after)) = answer.rsplit_once('c')
+        {
+            return self.is_same(&expected, &format!("{before}C{after}"));
+        }
         let rules = Rules {
             decimals: Some(self.decimals).filter(|decimals| *decimals > 0),
             percent_or_number: self.percent == Percent::Either,
@@ -169,6 +180,14 @@ impl MathsScorer {
         // variables.
         let written = |text: &str| languages::chinese_number(&plain(text));
         let short = || amount(&plain(&answer)).filter(|_| !expected.contains(char::is_alphabetic));
+        // In a list or a pair, C(10,3) is a point.
+        let counted = |text: &str, other: &str| combinations(text).filter(|_| !other.contains(','));
+        if !is_read && let Some(counted) = counted(&answer, &expected) {
+            return self.is_same(&expected, &counted);
+        }
+        if !is_read && let Some(counted) = counted(&expected, &answer) {
+            return self.is_same(&counted, &answer);
+        }
         is_read
             || match (written(&expected), written(&answer).or_else(short)) {
                 (None, None) => false,
@@ -179,6 +198,23 @@ impl MathsScorer {
             }
     }
 }
+
+/// Returns a text with its numbers of combinations as binomials: C(10,3), `_{10}C_3` and 10C3 are
+/// `\binom{10}{3}`. Returns `None` if there are none.
+fn combinations(text: &str) -> Option<String> {
+    let binomial = |found: &Captures<'_>| {
+        let mut numbers = found.iter().skip(1).flatten().map(|number| number.as_str());
+        format!("\\binom{{{}}}{{{}}}", numbers.next().unwrap_or(""), numbers.next().unwrap_or(""))
+    };
+    COMBINATIONS.is_match(text).then(|| COMBINATIONS.replace_all(text, binomial).into_owned())
+}
+
+static COMBINATIONS: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"\bC\(\s*(\d+)\s*,\s*(\d+)\s*\)|(?:\{\}\s*)?[_^]\{?(\d+)\}?\s*C_\{?(\d+)\}?",
+        r"|\b(\d+)\s*C\s*\{?(\d+)\}?",
+    ))
+});
 
 /// Returns whether a text is two integers joined by a hyphen or a dash: the score of a match, a
 /// range of years, a phone number. As an expected answer, such a text is not a difference.

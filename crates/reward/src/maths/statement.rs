@@ -168,7 +168,7 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
             break;
         }
         if before.kind == Kind::Operator
-            && !matches!(before.text, "=" | "==" | "≈" | "->" | "→" | "⇒")
+            && !matches!(before.text, "=" | "==" | "≈" | "->" | "→" | "⇒" | "|")
         {
             let is_sign = value_start < 2 || !is_value(value_start - 2);
             if is_sign && before.text == "-" {

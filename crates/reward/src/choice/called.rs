@@ -1,0 +1,107 @@
+//! Finds the only option that a text calls right without announcing an answer: "B is true", "B
+//! works", "Paris is the answer".
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use super::options::Options;
+use super::patterns::SENTENCE_END;
+use super::words::{BEFORE_OPTION, FALSE_IS, IS_DENIED, IS_TRUE, WORKS};
+use crate::pattern::pattern;
+
+/// The index of an option, and the text that named it.
+type NamedOption = (usize, String);
+
+/// Returns the only option that a text calls right, false or true, depending on what the question
+/// asks for, with the end of the statement. `letter` returns the option of a letter, and
+/// `is_stated` returns whether the text before a statement leaves it stated.
+pub(super) fn only_called(
+    text: &str,
+    options: &Options,
+    letter: impl Fn(&str) -> Option<NamedOption>,
+    is_stated: impl Fn(&str) -> bool,
+) -> Option<(usize, NamedOption)> {
+    let only = |expression: &Regex| {
+        let mut called = expression.captures_iter(text);
+        let first = called.next()?;
+        let only = first.get(1)?;
+        // "B works, but so does C" has words after the verb.
+        let is_limited = first.get(2).is_some_and(|rest| !rest.as_str().trim().is_empty());
+        let is_only = called.all(|other| other.get(1).is_some_and(|o| o.as_str() == only.as_str()));
+        letter(only.as_str())
+            .filter(|_| is_only && !is_limited && is_stated(&text[..only.start()]))
+            .map(|found| (first.get(0).map_or(text.len(), |all| all.end()), found))
+    };
+    if options.wants_false_statement {
+        let named = FALSE_IS
+            .captures(text)
+            .and_then(|found| Some((found.get(0)?.end(), letter(&found[1])?)));
+        return named.or_else(|| only(&IS_DENIED));
+    }
+    if options.wants_wrong_option {
+        return None;
+    }
+    only(&IS_TRUE)
+        .or_else(|| {
+            only(&WORKS).filter(|(_, (_, name))| {
+                let at = text.find(name.as_str()).unwrap_or(0);
+                BEFORE_OPTION.is_match(&text[..at])
+            })
+        })
+        .or_else(|| only_text(text, options))
+}
+
+/// Returns the only option whose text fills a sentence with "is the answer" or "is correct".
+fn only_text(text: &str, options: &Options) -> Option<(usize, NamedOption)> {
+    let mut called = SENTENCE_END.split(text).filter_map(|sentence| {
+        let name = TEXT_IS_RIGHT.captures(sentence)?.get(1)?;
+        let option = super::option_of(name.as_str(), &options.texts)?;
+        let end = sentence.as_ptr() as usize - text.as_ptr() as usize + sentence.len();
+        Some((end, (option, name.as_str().to_owned())))
+    });
+    let only = called.next()?;
+    called.all(|(_, (other, _))| other == only.1.0).then_some(only)
+}
+
+/// A sentence "Paris is the answer", with the text of the option in group 1.
+static TEXT_IS_RIGHT: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^[*_\x22\s]*(?:(?:so|thus|therefore|hence),?\s+)?([^,;:]{1,200}?)[*_\x22]*\s+is\s+",
+        r"(?:the\s+(?:correct\s+|right\s+|best\s+)?(?:answer|option|choice)|correct|right)[*_\x22.!\s]*$",
+    ))
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_called_requires_one_option() {
+        let options = Options {
+            texts: ["London", "Paris", "Rome"].map(str::to_owned).to_vec(),
+            ..Options::default()
+        };
+        let letter = |name: &str| {
+            let at = "ABC".find(name)?;
+            Some((at, name.to_owned()))
+        };
+        for (text, want) in [
+            ("Only B works.", Some(1)),
+            ("B fits!", Some(1)),
+            ("B is true.", Some(1)),
+            ("Paris is the answer.", Some(1)),
+            ("So Paris is the right choice.", Some(1)),
+            ("B works, but so does C.", None),
+            ("A works. B works.", None),
+            ("B works only if x is 0.", None),
+            ("Plan B works.", None),
+            ("Paris is the answer. Rome is correct.", None),
+            ("Old Paris is the answer.", None),
+            ("Paris is the wrong answer.", None),
+        ] {
+            let found = only_called(text, &options, letter, |_| true);
+            assert_eq!(found.map(|(_, (option, _))| option), want, "{text}");
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! Detects text around a value that leaves the value unsettled.
+//!
+//! Between a value and the end of its sentence, only these may stand: units, nouns, punctuation,
+//! explanations ("because 3 times 4 is 12") and other statements ("and the change is 3 dollars").
+//! Another number, a condition, a doubt or an operation means that the text states more than one
+//! value, or a different value. The words are closed classes (numerals, conjunctions, prepositions,
+//! auxiliary verbs) of English, German, French and Chinese.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use crate::pattern::pattern;
+use crate::{bounds, words};
+
+/// Maximum number of characters before or after a value that are examined.
+const REACH: usize = 300;
+
+/// Words that introduce an explanation. Numbers after one of these words are not values.
+const REASONS: &str = "because since as which that who whose where when i.e e.g namely see \
+     rounded weil da denn wegen gerundet car puisque parce comme qui que dont arrondi";
+
+/// Prepositions and verbs. A number after one of these words in its clause belongs to another
+/// statement.
+const OTHERS: &str = "is are was were be has have had gives gave makes make gets get leaves \
+     equals remain remains for after before from at on in with per each every until during within \
+     between across among nearest correct accurate es son é è sind ist war waren hat haben \
+     bleiben pro für nach vor aus bei mit im in am est sont était ont a reste restent pour après \
+     avant dans avec en chez";
+
+/// Words that start a contrast.
+const CONTRASTS: &str = "but although though however yet whereas aber doch obwohl wobei jedoch \
+     allerdings mais bien quoique cependant toutefois";
+
+/// Words that negate the number after them: 12, not 13.
+const NEGATIONS: &str = "not rather instead than unlike never nothing no nicht kein statt \
+     anstatt anstelle pas non lieu plutôt excluding";
+
+/// Words that introduce another value, a condition or a doubt.
+const OPEN: &str = "otherwise else alternatively another guess if unless perhaps maybe probably \
+     possibly presumably doubtful sonst andernfalls beziehungsweise bzw wenn falls sofern \
+     vielleicht wahrscheinlich vermutlich möglicherweise sinon si peut-être probablement";
+
+/// Words between alternatives.
+const ALTERNATIVES: &str = "or oder ou";
+
+/// Words which show that a contrast doubts the value: but I am not sure.
+const DOUBTS: &str = "sure certain unsure uncertain possible might could may guess ignores \
+     ignore forgot overlooks neglects wrong incorrect sicher möglich könnte falsch possible sûr \
+     certain faux pourrait";
+
+/// Words of an operation or another notation.
+const CHANGES: &str = "squared cubed factorial doubled tripled halved hexadecimal binary octal";
+
+/// Words after a number that make the number an addition: 72, 5 more.
+const ADDITIONS: &str = "more fewer less remaining each per left apiece";
+
+/// Verbs after a number that belongs to another statement: and 3 are left.
+const VERBS: &str = "is are was were remain remains left have has sind ist bleiben sont est \
+     restent es son";
+
+/// Numerals of German and French.
+const NUMERALS: &str = "null zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn \
+     vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn zwanzig dreißig vierzig fünfzig deux \
+     trois quatre cinq sept huit neuf dix onze douze treize quatorze quinze seize vingt trente \
+     quarante cinquante soixante";
+
+/// Words between two numbers of one value, after which "one" is a number.
+const OPERATORS: &str = "plus minus times by over to or and mod modulo choose mal durch fois \
+     moins sur";
+
+fn contains(list: &str, word: &str) -> bool {
+    list.split_ascii_whitespace().any(|own| own == word)
+}
+
+/// Returns whether a word in lower case is a number in words in English, German or French. "One"
+/// and the words for a half or a third are not.
+fn is_numeral(word: &str) -> bool {
+    word.split('-').all(|part| {
+        (part != "one" && words::number_word(part).is_some()) || contains(NUMERALS, part)
+    })
+}
+
+/// A word, or a mark that separates clauses.
+enum Part<'t> {
+    Word(&'t str),
+    Stop,
+    /// An opening bracket.
+    Open,
+    Colon,
+    Sign,
+}
+
+/// Splits a text in lower case into words and marks. Signs of operations and relations are
+/// [`Part::Sign`].
+fn parts(text: &str) -> Vec<Part<'_>> {
+    PART.find_iter(text)
+        .map(|found| {
+            let part = found.as_str().trim_end_matches(['.', '\'', '-']);
+            match part.chars().next() {
+                Some('^' | '_') => Part::Word(""),
+                Some('=' | '≈' | '→' | '×' | '·' | '*' | '+' | '/') => Part::Sign,
+                Some(':') => Part::Colon,
+                Some('(') => Part::Open,
+                Some(c) if c.is_alphanumeric() => Part::Word(part),
+                _ => Part::Stop,
+            }
+        })
+        .collect()
+}
+
+/// Returns whether `after`, the text directly after a value, leaves the value unsettled: "12 but 13
+/// also works", "12 times three", "12 if x is even", "12th", "12h30".
+pub(crate) fn is_unsettled_after(after: &str) -> bool {
+    let near = &after[..after.char_indices().nth(REACH).map_or(after.len(), |(at, _)| at)];
+    let own = near.trim_start_matches(['*', '$', '`', '}', ')', '\\', '"', '_', '~']);
+    let end = SENTENCE_END.find(own).map_or(own.len(), |end| end.start());
+    if JOINED.is_match(own) || JOINED_CHINESE.is_match(own) {
+        return true;
+    }
+    let lower = own[..end].to_lowercase().replace('’', "'");
+    opens(&parts(&lower))
+}
+
+/// Returns whether the words between a value and the end of its sentence leave the value unsettled.
+fn opens(parts: &[Part<'_>]) -> bool {
+    let word = |at: usize| match parts.get(at) {
+        Some(Part::Word(word)) => *word,
+        _ => "",
+    };
+    let previous = |at: usize, by: usize| at.checked_sub(by).map_or("", word);
+    let start: Vec<&str> =
+        (0..parts.len().min(6)).map(word).take_while(|word| !word.is_empty()).collect();
+    if bounds::phrase_behind(&start).is_some() {
+        return true;
+    }
+    // The words of the value itself, such as its unit, are in the first clause.
+    let mut is_first = true;
+    let mut is_explained = false;
+    for (at, part) in parts.iter().enumerate() {
+        let own = match part {
+            Part::Word(own) => *own,
+            // In (see step 3), the number is not a value; in (13 with Bob), it is.
+            Part::Open => {
+                let mut inside =
+                    parts[at + 1..].iter().take_while(|part| !matches!(part, Part::Stop));
+                let is_derived = inside.any(|part| matches!(part, Part::Sign));
+                (is_first, is_explained) = (false, is_derived || !is_value(word(at + 1)));
+                continue;
+            }
+            // In (20 - 8 = 12), the numbers derive the value.
+            Part::Sign => return false,
+            // A ratio, or an explanation.
+            Part::Colon => return at == 0 && is_value(word(1)),
+            Part::Stop => {
+                (is_first, is_explained) = (false, false);
+                continue;
+            }
+        };
+        if own == "as" && word(at + 1) == "well" {
+            return is_value(word(at + 3));
+        }
+        if contains(REASONS, own) || own.starts_with(['因', '由', '即']) {
+            return false;
+        }
+        // In scripts without spaces, a part is a clause.
+        if own.starts_with(|c| c >= '\u{3000}') {
+            is_explained = !own.ends_with(['和', '或', '与', '至', '到', '者', '但', 'か']);
+            continue;
+        }
+        let is_compared = is_first
+            && ["more", "less", "fewer", "greater"].contains(&own)
+            && word(at + 1) == "than"
+            && is_value(word(at + 2));
+        if contains(CONTRASTS, own) {
+            let rest: Vec<&str> = (at + 1..parts.len()).map(word).collect();
+            let is_negated = rest.first().is_some_and(|next| contains(NEGATIONS, next));
+            let is_open = |word: &&str| contains(DOUBTS, word) || is_value(word);
+            return !is_negated && rest.iter().any(is_open);
+        }
+        if contains(NEGATIONS, own) && !["no", "than"].contains(&own) {
+            return false;
+        }
+        let is_alternative =
+            contains(ALTERNATIVES, own) && (at == 0 || (1..4).any(|by| is_value(word(at + by))));
+        let is_change =
+            is_first && contains(CHANGES, own) || own == "base" && is_value(word(at + 1));
+        let is_sum = at == 0 && ["plus", "minus", "pi"].contains(&own);
+        if contains(OPEN, own) || is_alternative || is_change || is_sum || is_compared {
+            return true;
+        }
+        if own == "and" || own == "und" || own == "et" {
+            let is_part = |at| ["half", "quarter", "third", "bit", "something"].contains(&word(at));
+            if is_part(at + 1) || (["a", "an"].contains(&word(at + 1)) && is_part(at + 2)) {
+                return true;
+            }
+            is_explained = false;
+        }
+        is_explained |= contains(OTHERS, own);
+        let is_number = is_value(own)
+            || (own == "one" && contains(OPERATORS, previous(at, 1)))
+            || (is_first && ["third", "quarter", "quarters", "thirds"].contains(&own));
+        if is_number && !is_explained {
+            let is_negated = (1..3).any(|by| contains(NEGATIONS, previous(at, by)));
+            let is_addition =
+                contains(ADDITIONS, word(at + 1)) || contains(ADDITIONS, word(at + 2));
+            let is_elsewhere = (1..4).any(|by| contains(VERBS, word(at + by)));
+            let is_zero = own == "zero" && previous(at, 1) == "below";
+            // In 12 (twelve), the words repeat the value.
+            let is_repeated = at > 0
+                && matches!(parts[at - 1], Part::Open)
+                && !matches!(parts.get(at + 1), Some(Part::Word(_)))
+                && !own.starts_with(|c: char| c.is_ascii_digit());
+            // 12 of the 20 apples
+            let is_total = previous(at, 1) == "the" && previous(at, 2) == "of";
+            if !is_negated && !is_addition && !is_elsewhere && !is_zero && !is_repeated && !is_total
+            {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+fn is_value(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_digit()) || is_numeral(word)
+}
+
+/// Returns whether `before`, the text directly before a value, leaves the value unsettled: "if she
+/// had 16, it would be 12", "see page 12", "three times 12".
+pub(crate) fn is_unsettled_before(before: &str) -> bool {
+    let start = before.char_indices().rev().nth(REACH).map_or(0, |(at, _)| at);
+    let text =
+        before[start..].trim_end_matches([' ', '*', '$', '`', '{', '\\', '"', '_', '(', '[']);
+    let lower = text.to_lowercase().replace('’', "'");
+    let from = SENTENCE_END.find_iter(&lower).last().map_or(0, |end| end.end());
+    let sentence = &lower[from..];
+    REFERENCE.is_match(sentence)
+        || OPERAND.captures(sentence).is_some_and(|found| &found[1] == "one" || is_value(&found[1]))
+        || (WOULD.is_match(sentence) && CONDITION.is_match(sentence))
+        || LIMITED.is_match(sentence)
+        || BEFORE_CHINESE.is_match(sentence)
+}
+
+static PART: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"[\^_]\{?-?\d+\}?|\d[\d.,]*|\p{L}[\p{L}\p{M}'.-]*|[,;:()\[\]|—–]|[=≈→×·*+/]")
+});
+static SENTENCE_END: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r#"[.!?](?:["'*)}$\]]*(?:\s|$|\p{Han}))|[。！？\n]"#));
+/// Text joined to a number, or an abbreviation after it, that changes the number: 12h30, 12th, 12 K,
+/// 12 BC.
+static JOINED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"^(?:(?:st|nd|rd|th|ter|ten|tes|te|ème|ième|eme)\b|[a-z]{1,2}[04-9]|[a-z]{1,2}\d\d|[-–]ish\b",
+        r"|\s?[KMBT](?:[\s.,;!)]|$)|\s*(?:BCE?\b|B\.\s?C\.|v\.\s?(?:Chr|u\.\s?Z)|av\.\s?J)",
+        r"|\s*(?:✗|✘|❌)|\s*[½¼¾⅓⅔⅛]|!\s*(?:\s[a-z=]|\$|\\[)\]])|\s*(?:±|\+/-))",
+    ))
+});
+static JOINED_CHINESE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"^\s*(?:个?半|點?半|点半|(?:点|點|乘以?|加上?|减去?|除以|或者?|和|与|至|到|~|余)\s*[\d一二两三四五六七八九十百半])",
+        r"|^[^。.\n因由即]{0,20}(?:但|不过|然而|也可能|可能|或者?|否则)[^。.\n不]{0,6}[\d一二两三四五六七八九十]",
+    ))
+});
+/// A noun before the number of a page, a step or a formula, or a part or a root of a value.
+static REFERENCE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?:^|[\s(])(?:page|step|line|figure|fig\.|table|equation|eq\.|section|chapter|question|problem|theorem|lemma|corollary",
+        r"|example|exercise|row|column|item|paragraph|proposition|definition|appendix",
+        r"|seite|schritt|gleichung|abbildung|tabelle|zeile|kapitel|satz|aufgabe",
+        r"|(?:l')?étape|(?:l')?équation|tableau|ligne|chapitre|nr\.|n°|№)\s*\(?$",
+        r"|\b(?:(?:drittel|viertel|hälfte|wurzel)\s+(?:von|aus)|(?:tiers|quart|moitié|racine\s+\w+)\s+de|(?:zwei|drei|vier)mal|one\s+of|next\s+to)$",
+    ))
+});
+/// A number and an operator before a value, with the number in group 1.
+static OPERAND: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"([\p{L}-]+|\d+)\s+(?:times|plus|minus|over|to|or|divided\s+by|multiplied\s+by|(?:more|less|fewer)\s+than|out\s+of",
+        r"|mal|durch|geteilt\s+durch|bis|oder|fois|moins|divisé\s+par|sur|ou|à)$",
+    ))
+});
+static WOULD: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"\b(?:would|\w+'d\s+be|wäre|wären|würden?|hätten?|serait|seraient|aurait|sería|seria)\b",
+    )
+});
+static CONDITION: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"\b(?:if|unless|otherwise|wenn|falls|ohne|si|s'ils?|sans|sinon)\b",
+        r"|^\W*(?:had|were|without|in\s+that\s+case)\b",
+    ))
+});
+static LIMITED: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^\W*(?:unless|depending|alternatively|otherwise)\b"));
+static BEFORE_CHINESE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?:第|步骤|公式\(?|式\(?|乘以|除以|分之|一半的|[一二两三四五六七八九十百](?:或|到|至|加|减))$",
+    )
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_after_value_leaves_it_unsettled() {
+        for (after, want) in [
+            ("", false),
+            (" apples in total.", false),
+            (", which is 3 times 4.", false),
+            (" because 20 - 8 = 12.", false),
+            (" (20 - 8 = 12).", false),
+            (", not 13.", false),
+            (" dollars and the change is 3 dollars", false),
+            (" dollars and 3 are left", false),
+            (" apples, 5 more than before", false),
+            (" (twelve)", false),
+            (" cm2.", false),
+            ("! Let us check.", false),
+            (" but 13 also works", true),
+            (" (min), 13 (max)", true),
+            (" for men, 13 for women", true),
+            (" if x is even", true),
+            (" times three", true),
+            (" divided by two", true),
+            (" hours and thirty minutes", true),
+            (" hours and a quarter", true),
+            (" mal drei", true),
+            (" fois trois", true),
+            ("h30", true),
+            ("th", true),
+            (" K.", true),
+            (" BC", true),
+            (", but I am not sure", true),
+            (", probably", true),
+            ("! ways", true),
+            ("乘以三", true),
+            (",但13也可以", true),
+            ("个苹果", false),
+        ] {
+            assert_eq!(is_unsettled_after(after), want, "{after}");
+        }
+    }
+
+    #[test]
+    fn text_before_value_leaves_it_unsettled() {
+        for (before, want) in [
+            ("The answer is ", false),
+            ("If each costs $2, the total is ", false),
+            ("So the total would be ", false),
+            ("three times 4 is ", false),
+            ("The page number is ", false),
+            ("If she had 16 eggs, the answer would be ", true),
+            ("Without Bob there would be ", true),
+            ("die Wurzel aus ", true),
+            ("Assuming 3 in a box, it is ", false),
+            ("as shown on page ", true),
+            ("by equation (", true),
+            ("three times ", true),
+            ("zehn oder ", true),
+            ("dix ou ", true),
+            ("第", true),
+        ] {
+            assert_eq!(is_unsettled_before(before), want, "{before}");
+        }
+    }
+}
