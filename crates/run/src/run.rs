@@ -241,6 +241,7 @@ async fn run_once(
     }
     // Wait for the processes of the learner and the servers, because the next ones need their
     // memory.
+    host.stop_gateways().await;
     let running = child::await_exits(children, EXIT_TIMEOUT).await;
     if !running.is_empty() {
         let running = running.join(", ");
