@@ -18,6 +18,7 @@ use levade_trainer::ExtraFiles;
 use crate::display;
 use crate::failure::unusable;
 use crate::host::{Event, Host};
+use crate::source::{AgentScope, resolve_model};
 
 /// Maximum memory for the KV cache when sampling, in MiB. If a quarter of the memory budget is
 /// less, the quarter is the maximum, but the cache always holds one sequence of the full context.
@@ -104,6 +105,18 @@ pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result
     Ok(ResolvedModel { files, adapter: Some((options, base.to_owned())), path })
 }
 
+/// Checks that a base model was named only for an adapter.
+///
+/// # Errors
+/// Returns an error that names `source` if a base was named (`has_base`) for a model without an
+/// adapter.
+pub fn check_base(has_base: bool, found: &ResolvedModel, source: &str) -> anyhow::Result<()> {
+    if has_base && found.adapter.is_none() {
+        return Err(unusable(format!("{source} is a model without an adapter; leave out --base")));
+    }
+    Ok(())
+}
+
 /// Reports the notes of a model's files to the user.
 fn print_notes(files: ModelFiles, host: &Host) -> ModelFiles {
     note(&files.notes, host);
@@ -116,12 +129,13 @@ fn note(notes: &[String], host: &Host) {
     }
 }
 
-/// Fetches a model to this machine if necessary, and returns its path.
+/// Fetches a model to this machine if necessary, and returns its path. Of a run, returns the path
+/// of its newest checkpoint ([`resolve_model`]).
 ///
 /// # Errors
-/// Returns an error if the model cannot be fetched.
+/// Returns an error if the model cannot be fetched, and the errors of [`resolve_model`].
 pub fn get(source: &str, host: &Host) -> anyhow::Result<PathBuf> {
-    let source = Source::parse(source)?;
+    let source = Source::parse(&resolve_model(source, AgentScope::All)?.source)?;
     if let Source::Dir(path) | Source::Gguf(path) = &source {
         return Ok(path.clone());
     }
