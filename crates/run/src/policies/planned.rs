@@ -59,8 +59,13 @@ impl PlannedModels {
 
     /// Returns the maximum sequence length that every model supports, in tokens.
     pub fn context(&self) -> usize {
-        let of = |model: &Model| model.keys.context.unwrap_or(model.found.files.config.context);
-        self.0.iter().map(of).min().unwrap_or(0)
+        self.0.iter().map(Model::context).min().unwrap_or(0)
+    }
+
+    /// Returns the maximum sequence length of a policy, in tokens.
+    pub fn context_of(&self, policy: &str) -> Option<usize> {
+        let is_of = |model: &&Model| model.policies.iter().any(|wanted| wanted.name == policy);
+        self.0.iter().find(is_of).map(Model::context)
     }
 
     /// Returns the memory that each engine of a run will take.
@@ -99,9 +104,9 @@ impl PlannedModels {
         Err(unusable(text))
     }
 
-    /// Returns the largest values of `model.context` and `engine.micro_batch_tokens` with which the
-    /// run fits, found by halving. Proposes each key by itself if that suffices, otherwise both
-    /// together.
+    /// Returns the largest `engine.kv_memory_mb` with which the run fits, and the largest values of
+    /// `model.context` and `engine.micro_batch_tokens`, found by halving. Proposes each key by
+    /// itself if that suffices, otherwise both together.
     fn smaller(&self, recipe: &Recipe) -> Vec<String> {
         let context = self.context();
         let halves = |from: usize| {
@@ -196,3 +201,10 @@ impl PlannedModels {
 fn fit(plans: &[EnginePlan]) -> bool {
     plans.iter().all(|EnginePlan { plan, available, .. }| plan.total() <= *available)
 }
+impl Model {
+    /// Returns the maximum length of a sequence, in tokens.
+    fn context(&self) -> usize {
+        self.keys.context.unwrap_or(self.found.files.config.context)
+    }
+}
+
