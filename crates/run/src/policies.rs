@@ -407,9 +407,9 @@ impl Model {
         let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..policy.clone() };
         let frozen = EngineOptions { trains: false, ..silent.clone() };
         let silent = EngineOptions { critic: true, ..silent };
-        let reference = wanted.reference.then_some(frozen);
-        let critic = wanted.critic.then_some(silent);
-        let past = vec![self.past_options(recipe, &policy); wanted.num_past()];
+        let reference = (wanted.reference && !only_samples).then_some(frozen);
+        let critic = (wanted.critic && !only_samples).then_some(silent);
+        let past = vec![self.past_options(&policy); wanted.num_past()];
         let mut also = String::new();
         let mut taken = 0u64;
         let copies = [(&reference, "the frozen copy"), (&critic, "the critic")];
@@ -434,12 +434,12 @@ impl Model {
 
     /// Returns the engine options of a past version of a policy whose weights are all its own. Its
     /// cache holds a share of the sequences of the policy, and at least one of the full context.
-    fn past_options(&self, recipe: &Recipe, policy: &EngineOptions) -> EngineOptions {
+    fn past_options(&self, policy: &EngineOptions) -> EngineOptions {
         let config = &self.found.files.config;
         let options = EngineOptions { trains: false, batch_tokens: 0, ..policy.clone() };
-        // A small budget gives a small cache. The engine starts with the budget of the policy.
-        let cache = model::with_cache(recipe, config, EngineOptions { memory_mb: 1, ..options });
-        EngineOptions { memory_mb: policy.memory_mb, ..cache }
+        // A small budget gives a small cache.
+        let small = EngineOptions { memory_mb: 1, ..options.clone() };
+        EngineOptions { kv_memory_mb: model::default_cache_mb(config, &small), ..options }
     }
 
     /// Returns the options of the engine that all policies over the model's original weights share.

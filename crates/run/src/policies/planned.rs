@@ -125,7 +125,10 @@ impl PlannedModels {
             halves(context).find(|value| fits(Some(*value), None)).map(context_key),
             batches().find(|value| fits(None, Some(*value))).map(batch_key),
         ];
-        let found: Vec<String> = single_changes.into_iter().flatten().collect();
+        let cache = self.find_max_kv_memory_mb(recipe);
+        let cache = cache.map(|value| format!("`engine.kv_memory_mb = {value}`"));
+        let found = cache.into_iter().chain(single_changes.into_iter().flatten());
+        let found: Vec<String> = found.collect();
         if !found.is_empty() {
             return found;
         }
@@ -134,6 +137,25 @@ impl PlannedModels {
             Some(format!("{} and {}", context_key(context), batch_key(batch)))
         });
         both.into_iter().collect()
+    }
+
+    /// Returns the maximum `engine.kv_memory_mb` with which the run fits, or `None` if the recipe
+    /// sets none, or no smaller value suffices.
+    fn find_max_kv_memory_mb(&self, recipe: &Recipe) -> Option<usize> {
+        let fits = |kv_memory_mb: usize| {
+            let mut changed = recipe.clone();
+            changed.engine.kv_memory_mb = kv_memory_mb;
+            self.plans(&changed, None).is_ok_and(|plans| fit(&plans))
+        };
+        let (mut enough, mut over) = (1, recipe.engine.kv_memory_mb);
+        if over <= enough || !fits(enough) {
+            return None;
+        }
+        while enough + 1 < over {
+            let middle = enough + (over - enough) / 2;
+            if fits(middle) { enough = middle } else { over = middle }
+        }
+        Some(enough)
     }
 
     /// Returns the minimum `engine.memory_mb` with which the run fits, or `None` if no larger value
@@ -197,10 +219,6 @@ impl PlannedModels {
     }
 }
 
-/// Returns whether every engine fits into its available memory.
-fn fit(plans: &[EnginePlan]) -> bool {
-    plans.iter().all(|EnginePlan { plan, available, .. }| plan.total() <= *available)
-}
 impl Model {
     /// Returns the maximum length of a sequence, in tokens.
     fn context(&self) -> usize {
@@ -208,3 +226,7 @@ impl Model {
     }
 }
 
+/// Returns whether every engine fits into its available memory.
+fn fit(plans: &[EnginePlan]) -> bool {
+    plans.iter().all(|EnginePlan { plan, available, .. }| plan.total() <= *available)
+}
