@@ -1,32 +1,33 @@
 //! Implements `levade eval`, which measures a model on the held-out tasks of a recipe.
 
+mod measured;
+
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use levade_agent::environments::Environments;
-use levade_policy::Sampler;
 use levade_recipe::{Override, Recipe};
 use levade_run::dir::{RunDir, use_improved_prompts};
-use levade_run::external;
-use levade_run::{model, programs, scorers};
+use levade_run::policies::{StartedPolicies, start_evaluation};
+use levade_run::{model, scorers};
 use levade_store::{EvalKey, Memory, Store};
 use levade_tasks::{MatchingRule, QuestionKey};
 use levade_trainer::{
-    AgentSpec, Agents, AttemptMaker, AttemptWarnings, ChatBackend, EvalResult, Scorers,
-    SessionRecords, StopFlag, Tasks, Toolboxes, Tracer, chat_options, check_tasks, evaluate,
-    matching, trained_questions,
+    Agents, AttemptMaker, AttemptWarnings, EvalResult, Scorers, SessionRecords, StopFlag, Tasks,
+    Tracer, check_tasks, evaluate, matching, seconds, trained_questions,
 };
 use levade_tree::{Purpose, RunId};
 
 use crate::failure::{INTERRUPTED, unusable};
 use crate::lines::{LinesFile, attempt_line};
-use crate::run::AgentScope;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::watch::Bars;
 use crate::{host, recipe, run, table};
+use measured::Measured;
 
 /// Measure a model on the held-out tasks of a recipe
 ///
@@ -88,25 +89,23 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
                     a quarter of them, and reports the others)";
         eprintln!("{} {note}", Style::stderr().dim("note:"));
     }
-    let model = named.unwrap_or_else(|| recipe.model.source.clone());
-    let (source, trained_by) = run::resolve_model(&model, AgentScope::All)?;
+    recipe.keep_policies_in_use();
+    let needs_adapter = args.base.is_some();
+    let measured = measured::find(&mut recipe, named.as_deref(), args.base, &overrides)?;
     let is_of_recipe = |run: &RunDir| {
         let canonical = |path: &Path| path.canonicalize().ok();
         canonical(run.root()) == canonical(&args.recipe)
     };
-    if trained_by.as_ref().is_some_and(is_of_recipe) && !sets_system_prompt(&overrides) {
-        use_improved_prompts(&mut recipe, Path::new(&source))?;
+    if measured.trained_by.as_ref().is_some_and(is_of_recipe) && !sets_system_prompt(&overrides) {
+        use_improved_prompts(&mut recipe, Path::new(&measured.source))?;
     }
-    recipe.model.source = source;
-    let needs_adapter = args.base.is_some();
-    recipe.model.base = args.base.or(recipe.model.base);
     if recipe.eval.tasks == 0 {
         return Err(unusable("there is nothing to evaluate on: `eval.tasks` is 0; give --tasks N"));
     }
     // The file is created first, so that an unwritable path is reported before the evaluation.
     let mut out = args.out.as_deref().map(LinesFile::create).transpose()?;
     let result =
-        crate::runtime()?.block_on(measure(&recipe, trained_by, needs_adapter, out.as_mut()))?;
+        crate::runtime()?.block_on(measure(&recipe, measured, needs_adapter, out.as_mut()))?;
     let Some(result) = result else { return Ok(ExitCode::from(INTERRUPTED)) };
     if args.json {
         screen::print_line(&serde_json::to_string(&result)?);
@@ -188,59 +187,31 @@ async fn write_failed(store: &dyn Store, tasks: &Tasks, out: &mut LinesFile) -> 
 
 async fn measure(
     recipe: &Recipe,
-    trained_by: Option<RunDir>,
+    measured: Measured,
     needs_adapter: bool,
     mut out: Option<&mut LinesFile>,
 ) -> anyhow::Result<Option<EvalResult>> {
     let host = host::host()?;
     let environments = Environments::new(recipe.environments(), host.supervisor());
-    let by = trained_by.as_ref().map_or(Ok(MatchingRule::default()), |run| matching(run.root()))?;
+    let root = measured.trained_by.as_ref().map(RunDir::root);
+    let by = root.map_or(Ok(MatchingRule::default()), matching)?;
     let tasks = Tasks::load_by(recipe, &environments, by).await?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
-    let started_at = trained_by.as_ref().map(RunDir::started).transpose()?;
-    warn_if_trained_on(&tasks, &recipe.model.source).await;
-    let external_apis = external::external_apis(recipe)?;
-    let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host)?;
-    run::check_base(needs_adapter, &found, &recipe.model.source)?;
-    let files = &found.files;
-    let dim = Style::stderr().dim("model ");
-    eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));
-    let toolboxes = Toolboxes::new(&recipe.tool, host.supervisor().clone());
-    let mut agents = Vec::new();
-    let mut first = None;
-    for (name, keys) in recipe.agents() {
-        let chat = Arc::new(model::chat(files, chat_options(keys, started_at))?);
-        first.get_or_insert_with(|| Arc::clone(&chat));
-        // All agents use the measured model, except those whose policy is an external API.
-        let policy = recipe.policy_of(keys).unwrap_or_default();
-        let policy_source = match external_apis.get(&policy) {
-            Some(other) => ChatBackend::Api(Arc::clone(other)),
-            None => ChatBackend::Policy(Arc::clone(&chat)),
-        };
-        let tools = toolboxes.tools_for(keys, Some(&chat))?;
-        let when = programs::when(name, keys)?;
-        agents.push(AgentSpec {
-            backends: vec![policy_source],
-            when,
-            ..AgentSpec::new(name, chat, tools)
-        });
+    // Outside of a run, templates see the present time.
+    let started_at = measured.trained_by.as_ref().map(RunDir::started).transpose()?;
+    let started_at = started_at.unwrap_or_else(|| seconds(SystemTime::now()));
+    warn_if_trained_on(&tasks, &measured.source).await;
+    for model in measured.models.values().filter(|_| needs_adapter) {
+        let source = model.source.as_deref().unwrap_or_default();
+        run::check_base(true, &model::open(source, model.base.as_deref(), &host)?, source)?;
     }
-    let threads = recipe.engine.threads;
-    let running = recipe.engine.sequences();
-    let options = model::sampling_options(
-        &files.config,
-        threads,
-        recipe.model.context,
-        running,
-        recipe.engine.precision,
-    );
-    let options = model::with_memory_limit(&files.config, options, recipe.engine.memory_mb);
-    let first = first.ok_or_else(|| unusable("the recipe has no agent"))?;
-    let engine = model::start_sampling(&found, &options, Some(&first), &host).await?;
-    let context = engine.context();
-    let sampler: Arc<dyn Sampler> = Arc::new(engine);
-    programs::put_in(recipe, &mut agents, &environments, &host).await?;
-    let agents = Agents::with_sampler(recipe, &agents, &sampler, context)?;
+    for line in measured::describe_policies(recipe, &measured) {
+        eprintln!("{} {line}", Style::stderr().dim("policy"));
+    }
+    let StartedPolicies { policies, agents, .. } =
+        start_evaluation(recipe, &measured.models, started_at, &environments, &host).await?;
+    let checkpoint = measured.checkpoint.as_ref();
+    let agents = Agents::for_evaluation(recipe, &agents, policies, checkpoint).await?;
     let scorers = Scorers::new(
         &recipe.reward,
         scorers::custom_scorers(&recipe.reward, &environments, &host)?,
@@ -250,7 +221,7 @@ async fn measure(
         agents,
         scorers,
         seed: recipe.run.seed,
-        concurrency: running,
+        concurrency: recipe.engine.sequences(),
         // Attempts are recorded as in training, but the store is discarded.
         store: Arc::new(Memory::new(RunId("eval".into()))),
         tracer: Tracer::default(),
@@ -268,7 +239,7 @@ async fn measure(
     bars.wait();
     let key = EvalKey { phase: 0, step: 0 };
     let result =
-        evaluate(&rollouts, &tasks.eval, &recipe.eval, key, &recipe.model.source, &mut bars, &stop)
+        evaluate(&rollouts, &tasks.eval, &recipe.eval, key, &measured.source, &mut bars, &stop)
             .await;
     bars.clear();
     interrupts.abort();

@@ -100,7 +100,10 @@ fn remedies_for(purpose: Purpose) -> &'static [&'static str] {
         Purpose::Optimizer => &["train an adapter (`model.lora`)", "take a smaller model"],
         Purpose::Training => &["lower `engine.micro_batch_tokens`"],
         // The KV cache has room for one sequence of the length of the context.
-        Purpose::Sequence | Purpose::Cache => &["lower the context (`model.context`)"],
+        Purpose::Sequence => &["lower the context (`model.context`)"],
+        Purpose::Cache => {
+            &["lower the context (`model.context`)", "lower `engine.kv_memory_mb` if it is set"]
+        }
         Purpose::Sampling => &[
             "lower the context (`model.context`)",
             "lower `engine.threads` or `engine.concurrency`",
@@ -120,6 +123,7 @@ mod tests {
             "train an adapter (`model.lora`)",
             "take a smaller model",
             "lower the context (`model.context`)",
+            "lower `engine.kv_memory_mb` if it is set",
         ];
         assert_eq!(ways, named);
     }

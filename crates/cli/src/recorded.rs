@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use levade_run::dir::{POLICIES, RunDir};
+use levade_run::dir::{RunDir, policy_dir};
 use levade_run::model;
 use levade_store::{Attempt, Store};
 use levade_traces::Chats;
@@ -65,13 +65,8 @@ pub fn run_chats(run: &RunDir) -> anyhow::Result<Chats> {
             else {
                 continue;
             };
-            let saved = run.newest_checkpoint().map(|checkpoint| {
-                if trained.first() == Some(&weights_of) {
-                    checkpoint
-                } else {
-                    checkpoint.join(POLICIES).join(&weights_of)
-                }
-            });
+            let saved = run.newest_checkpoint();
+            let saved = saved.map(|checkpoint| policy_dir(&checkpoint, &trained, &weights_of));
             let saved = saved.filter(|path| path.join("tokenizer.json").is_file());
             let base = model_keys.base.as_deref();
             let found = match saved {

@@ -9,7 +9,7 @@ use super::read::KIND;
 
 /// Keys that may change when a run resumes. They affect how the run proceeds, and affect results
 /// only if a timeout expires.
-const FREE_KEYS: [&str; 17] = [
+const FREE_KEYS: [&str; 18] = [
     "run.name",
     "run.folder",
     "run.checkpoint_every",
@@ -17,6 +17,7 @@ const FREE_KEYS: [&str; 17] = [
     "engine.threads",
     "engine.concurrency",
     "engine.memory_mb",
+    "engine.kv_memory_mb",
     "engine.call_seconds",
     "cluster.placement",
     "metrics.tensorboard",

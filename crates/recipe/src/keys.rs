@@ -163,6 +163,9 @@ pub struct EngineKeys {
     /// Maximum memory to use, in MiB; 0 for the free memory. If memory is short, training
     /// recomputes activations, which takes longer. Results do not depend on it.
     pub memory_mb: usize,
+    /// Memory for the keys and values of sequences in sampling, in MiB, of each engine; 0 for a
+    /// quarter of the memory, at most 1024. The cache always holds a sequence of the full context.
+    pub kv_memory_mb: usize,
     /// Timeout for calls of the model other than completions, in seconds: computing a micro-batch,
     /// changing its weights, writing or reading them. If a call times out, the run ends with an
     /// error and can be resumed from its last checkpoint.
@@ -206,6 +209,7 @@ impl Default for EngineKeys {
             precision: Precision::F32,
             keep_cache: false,
             memory_mb: 0,
+            kv_memory_mb: 0,
             call_seconds: 3600.0,
         }
     }

@@ -78,6 +78,16 @@ impl Recipe {
         })
     }
 
+    /// Removes the policies that no agent uses, except those whose past versions an agent uses.
+    pub fn keep_policies_in_use(&mut self) {
+        let agents = self.agents();
+        let in_use: BTreeSet<String> =
+            agents.iter().flat_map(|(_, keys)| self.policies_of(keys)).collect();
+        let weights: BTreeSet<String> =
+            in_use.iter().map(|policy| self.weights_of(policy).to_owned()).collect();
+        self.policy.retain(|name, _| in_use.contains(name) || weights.contains(name));
+    }
+
     /// Returns the policy that a policy gets its weights from: for past versions, the trained
     /// policy, and otherwise the policy itself.
     pub fn weights_of<'a>(&'a self, policy: &'a str) -> &'a str {

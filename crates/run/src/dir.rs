@@ -114,10 +114,19 @@ impl RunDir {
 
 /// Returns the directory of the checkpoint whose policy is in `path`: the parent of the directory
 /// of policies, or `path` itself.
-fn checkpoint_of(path: &Path) -> Option<PathBuf> {
+pub fn checkpoint_of(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     let policies = path.parent().filter(|parent| parent.ends_with(POLICIES));
     Some(policies.map_or(Some(path.as_path()), Path::parent)?.to_owned())
+}
+
+/// Returns the directory of a trained policy's model in a checkpoint. `trained` are the trained
+/// policies of the run, in order.
+pub fn policy_dir(checkpoint: &Path, trained: &[String], name: &str) -> PathBuf {
+    match trained.first() {
+        Some(first) if first != name => checkpoint.join(POLICIES).join(name),
+        _ => checkpoint.to_owned(),
+    }
 }
 
 /// Sets the system prompts of a run's recipe to those that its phases had improved when they wrote

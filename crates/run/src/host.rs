@@ -1,11 +1,18 @@
 //! The process that a run is part of, and the events that it receives.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use levade_policy::process_time::with_timeout;
 use levade_process::Supervisor;
 use levade_trainer::Observer;
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// Timeout for the responses in flight of a gateway that stops.
+const GATEWAY_STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An event of a run or of its start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -80,13 +87,44 @@ impl Event {
 pub struct Host {
     supervisor: Supervisor,
     receive: Arc<dyn Fn(Event) + Send + Sync>,
+    /// Gateways that run.
+    gateways: Arc<Mutex<Vec<ServedGateway>>>,
+}
+
+/// A gateway that serves calls in a task.
+pub(crate) struct ServedGateway {
+    /// Closes the listener when it is sent to.
+    pub stop: oneshot::Sender<()>,
+    /// The task, which ends when the responses in flight are complete.
+    pub served: JoinHandle<()>,
 }
 
 impl Host {
     /// Creates a host. `receive` is called for each event, from the task of the run, and must
     /// return immediately.
     pub fn new(supervisor: Supervisor, receive: impl Fn(Event) + Send + Sync + 'static) -> Self {
-        Host { supervisor, receive: Arc::new(receive) }
+        Host { supervisor, receive: Arc::new(receive), gateways: Arc::default() }
+    }
+
+    /// Adds a gateway that [`stop_gateways`](Self::stop_gateways) stops.
+    pub(crate) fn add_gateway(&self, gateway: ServedGateway) {
+        self.gateways.lock().unwrap_or_else(PoisonError::into_inner).push(gateway);
+    }
+
+    /// Stops the gateways, so that others can listen at their addresses, and completes their
+    /// responses in flight.
+    pub(crate) async fn stop_gateways(&self) {
+        let gateways =
+            std::mem::take(&mut *self.gateways.lock().unwrap_or_else(PoisonError::into_inner));
+        for ServedGateway { stop, mut served } in gateways {
+            // Sending fails if the gateway has ended.
+            let _ = stop.send(());
+            if with_timeout(GATEWAY_STOP_TIMEOUT, &mut served).await.is_none() {
+                let waited = "the responses in flight of a gateway";
+                self.note(format!("waited {GATEWAY_STOP_TIMEOUT:?} for {waited}"));
+                served.abort();
+            }
+        }
     }
 
     /// Returns the supervisor of child processes.

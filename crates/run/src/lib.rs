@@ -60,6 +60,7 @@ pub mod runner;
 pub mod runners;
 pub mod scorers;
 pub mod session_record;
+pub mod source;
 pub mod testbed;
 
 pub use events_file::{EVENTS, RecordedEvent};

@@ -18,9 +18,10 @@ use levade_trainer::ExtraFiles;
 use crate::display;
 use crate::failure::unusable;
 use crate::host::{Event, Host};
+use crate::source::{AgentScope, resolve_model};
 
-/// Maximum memory for the KV cache when sampling, in MiB. If a quarter of the memory budget is
-/// less, the quarter is the maximum, but the cache always holds one sequence of the full context.
+/// Default maximum memory for the KV cache when sampling, in MiB. If a quarter of the memory budget
+/// is less, the quarter is the maximum. The cache always holds one sequence of the full context.
 const KV_MEMORY_MB: u64 = 1024;
 
 /// A model that was found: its files, and its adapter if the source is an adapter.
@@ -104,6 +105,18 @@ pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result
     Ok(ResolvedModel { files, adapter: Some((options, base.to_owned())), path })
 }
 
+/// Checks that a base model was named only for an adapter.
+///
+/// # Errors
+/// Returns an error that names `source` if a base was named (`has_base`) for a model without an
+/// adapter.
+pub fn check_base(has_base: bool, found: &ResolvedModel, source: &str) -> anyhow::Result<()> {
+    if has_base && found.adapter.is_none() {
+        return Err(unusable(format!("{source} is a model without an adapter; leave out --base")));
+    }
+    Ok(())
+}
+
 /// Reports the notes of a model's files to the user.
 fn print_notes(files: ModelFiles, host: &Host) -> ModelFiles {
     note(&files.notes, host);
@@ -116,12 +129,13 @@ fn note(notes: &[String], host: &Host) {
     }
 }
 
-/// Fetches a model to this machine if necessary, and returns its path.
+/// Fetches a model to this machine if necessary, and returns its path. Of a run, returns the path
+/// of its newest checkpoint ([`resolve_model`]).
 ///
 /// # Errors
-/// Returns an error if the model cannot be fetched.
+/// Returns an error if the model cannot be fetched, and the errors of [`resolve_model`].
 pub fn get(source: &str, host: &Host) -> anyhow::Result<PathBuf> {
-    let source = Source::parse(source)?;
+    let source = Source::parse(&resolve_model(source, AgentScope::All)?.source)?;
     if let Source::Dir(path) | Source::Gguf(path) = &source {
         return Ok(path.clone());
     }
@@ -185,13 +199,18 @@ pub fn options_without_cache(
     }
 }
 
-/// Returns the options with memory for the KV cache. If servers sample instead of the engine, the
-/// cache has the minimum size.
+/// Returns the options with memory for the KV cache: `engine.kv_memory_mb` of the recipe, or
+/// [`default_cache_mb`], and at least the memory of one sequence of the full context. If servers
+/// sample instead of the engine, the cache has the minimum size.
 pub fn with_cache(recipe: &Recipe, config: &ModelConfig, options: EngineOptions) -> EngineOptions {
     if recipe.cluster.samplers.is_some() {
         return EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..options };
     }
-    EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
+    let kv_memory_mb = match recipe.engine.kv_memory_mb {
+        0 => default_cache_mb(config, &options),
+        own => own.max(sequence_mb(config, &options)),
+    };
+    EngineOptions { kv_memory_mb, ..options }
 }
 
 /// Returns the options of an engine that only samples, up to `running` completions concurrently.
@@ -211,32 +230,26 @@ pub fn sampling_options(
         precision,
         ..EngineOptions::default()
     };
-    EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
+    EngineOptions { kv_memory_mb: default_cache_mb(config, &options), ..options }
 }
 
-/// Returns the options with a memory budget of `memory_mb` MiB. 0 means the free memory.
-pub fn with_memory_limit(
-    config: &ModelConfig,
-    options: EngineOptions,
-    memory_mb: usize,
-) -> EngineOptions {
-    let options = EngineOptions { memory_mb, ..options };
-    EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
-}
-
-/// Returns the memory for the KV cache, in MiB: a quarter of the budget but at most
+/// Returns the default memory for the KV cache, in MiB: a quarter of the budget but at most
 /// [`KV_MEMORY_MB`], and less if the engine would not fit otherwise. The cache always holds one
 /// sequence of the full context, so that the scheduler never has to reject a sequence.
-fn kv_memory_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
-    let one_sequence =
-        attention_shape(config).sequence_bytes(config.layers, options.precision, options.context);
+pub fn default_cache_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
     let budget = options.budget();
     // A budget of 1 MiB yields the smallest possible plan.
     let without_cache = EngineOptions { kv_memory_mb: 0, memory_mb: 1, ..options.clone() };
     let rest = Engine::plan(config, &without_cache)
         .map_or(u64::MAX, |smallest| budget.saturating_sub(smallest.total()));
     let cache_mb = KV_MEMORY_MB.min((budget / 4) >> 20).min(rest >> 20);
-    (cache_mb as usize).max(one_sequence.div_ceil(1 << 20))
+    (cache_mb as usize).max(sequence_mb(config, options))
+}
+
+/// Returns the memory of the keys and values of one sequence of the full context, in MiB.
+fn sequence_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
+    let shape = attention_shape(config);
+    shape.sequence_bytes(config.layers, options.precision, options.context).div_ceil(1 << 20)
 }
 
 /// Starts an engine for sampling from a model or an adapter.
@@ -314,13 +327,30 @@ mod tests {
 
     use super::*;
 
+    fn recipe(engine: &str) -> Recipe {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("recipe.toml");
+        let text = "run = { name = 'x' }\nmodel = { source = 'm' }\n\
+                    tasks = [{ kind = 'arithmetic' }]\n[engine]\n";
+        std::fs::write(&file, [text, engine].concat()).unwrap();
+        Recipe::load(&file, &[]).unwrap()
+    }
+
     #[test]
-    fn within_memory_bounds_evaluation_cache() {
+    fn kv_memory_mb_sets_cache_that_holds_a_sequence() {
         let config = tiny_config();
-        let free = sampling_options(&config, 1, Some(64), 1, Precision::F32);
-        let bound = with_memory_limit(&config, free.clone(), 8);
-        assert_eq!((free.memory_mb, bound.memory_mb), (0, 8));
-        assert!(bound.kv_memory_mb <= 2 && free.kv_memory_mb >= bound.kv_memory_mb);
+        let cache = |keys: &str| {
+            let recipe = recipe(keys);
+            let options = options_without_cache(&recipe, Some(20_000), Vec::new(), &config);
+            with_cache(&recipe, &config, options).kv_memory_mb
+        };
+        let sequence = cache("kv_memory_mb = 1");
+        assert!((2..100).contains(&sequence), "{sequence}");
+        assert_eq!(cache("kv_memory_mb = 2000"), 2000);
+        assert!(cache("") <= KV_MEMORY_MB as usize);
+        // A small budget bounds the default only.
+        assert_eq!(cache("memory_mb = 8"), sequence);
+        assert_eq!(cache("memory_mb = 8\nkv_memory_mb = 2000"), 2000);
     }
 
     /// Heads whose width is not a multiple of the block width are padded. The estimate must equal
@@ -333,7 +363,7 @@ mod tests {
             for (context, memory_mb) in [(100, 8), (100, 0), (9_000, 0), (20_000, 100)] {
                 let options =
                     EngineOptions { precision, context, memory_mb, ..EngineOptions::default() };
-                let bytes = kv_memory_mb(&config, &options) << 20;
+                let bytes = default_cache_mb(&config, &options) << 20;
                 let cache = Cache::new(attention_shape(&config), config.layers, precision, bytes);
                 assert!(
                     cache.capacity() >= context,

@@ -24,8 +24,10 @@ use crate::host::Host;
 use crate::model::{self, ResolvedModel};
 use crate::programs;
 
+mod evaluation;
 mod planned;
 
+pub use evaluation::start_evaluation;
 pub use planned::{EnginePlan, PlannedModels};
 
 /// Running policies and agents of a recipe.
@@ -320,6 +322,11 @@ struct FullModel {
 }
 
 impl PolicySpec {
+    /// Returns whether the engine here only samples from the policy.
+    fn only_samples(&self) -> bool {
+        !self.trained || self.elsewhere
+    }
+
     /// Returns the number of past versions in all pools.
     fn num_past(&self) -> usize {
         self.past.iter().map(|(_, slots)| slots).sum()
@@ -390,19 +397,19 @@ impl Model {
         let config = &self.found.files.config;
         let context = context.or(self.keys.context);
         let policy = model::options_without_cache(recipe, context, Vec::new(), config);
-        if wanted.elsewhere {
-            let policy = EngineOptions { trains: false, batch_tokens: 0, ..policy };
-            let policy = model::with_cache(recipe, config, policy);
-            let (reference, critic, past) = (None, None, Vec::new());
-            return Ok(FullModel { policy, reference, critic, past, also: String::new() });
-        }
+        let only_samples = wanted.only_samples();
+        let policy = if only_samples {
+            EngineOptions { trains: false, batch_tokens: 0, ..policy }
+        } else {
+            policy
+        };
         // Only the policy's engine samples.
         let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..policy.clone() };
         let frozen = EngineOptions { trains: false, ..silent.clone() };
         let silent = EngineOptions { critic: true, ..silent };
-        let reference = wanted.reference.then_some(frozen);
-        let critic = wanted.critic.then_some(silent);
-        let past = vec![self.past_options(recipe, &policy); wanted.num_past()];
+        let reference = (wanted.reference && !only_samples).then_some(frozen);
+        let critic = (wanted.critic && !only_samples).then_some(silent);
+        let past = vec![self.past_options(&policy); wanted.num_past()];
         let mut also = String::new();
         let mut taken = 0u64;
         let copies = [(&reference, "the frozen copy"), (&critic, "the critic")];
@@ -427,12 +434,12 @@ impl Model {
 
     /// Returns the engine options of a past version of a policy whose weights are all its own. Its
     /// cache holds a share of the sequences of the policy, and at least one of the full context.
-    fn past_options(&self, recipe: &Recipe, policy: &EngineOptions) -> EngineOptions {
+    fn past_options(&self, policy: &EngineOptions) -> EngineOptions {
         let config = &self.found.files.config;
         let options = EngineOptions { trains: false, batch_tokens: 0, ..policy.clone() };
-        // A small budget gives a small cache. The engine starts with the budget of the policy.
-        let cache = model::with_cache(recipe, config, EngineOptions { memory_mb: 1, ..options });
-        EngineOptions { memory_mb: policy.memory_mb, ..cache }
+        // A small budget gives a small cache.
+        let small = EngineOptions { memory_mb: 1, ..options.clone() };
+        EngineOptions { kv_memory_mb: model::default_cache_mb(config, &small), ..options }
     }
 
     /// Returns the options of the engine that all policies over the model's original weights share.
@@ -443,14 +450,12 @@ impl Model {
         context: Option<usize>,
     ) -> EngineOptions {
         let mut adapters = Vec::new();
-        for wanted @ PolicySpec { lora, reference, critic, elsewhere, .. } in policies {
-            let Some(lora) = lora else { continue };
+        for wanted @ PolicySpec { lora, reference, critic, .. } in policies {
+            let frozen = self.found.adapter.as_ref().map(|(lora, _)| lora);
+            let Some(lora) = lora.as_ref().or(frozen) else { continue };
             let past = std::iter::repeat_n((true, false), wanted.num_past());
-            let all = [
-                (true, !elsewhere),
-                (*reference && !elsewhere, false),
-                (*critic && !elsewhere, true),
-            ];
+            let learns = !wanted.only_samples();
+            let all = [(true, learns), (*reference && learns, false), (*critic && learns, true)];
             let planned = |(_, learns)| PlannedAdapter { lora: lora.clone(), learns };
             adapters.extend(all.into_iter().chain(past).filter(|(needed, _)| *needed).map(planned));
         }
@@ -464,9 +469,13 @@ impl Model {
     }
 
     /// Splits the policies into those whose weights are all their own, and those over the model's
-    /// original weights.
+    /// original weights. A policy with past versions that are no adapters has its own weights.
     fn split_by_adapter(&self) -> (Vec<&PolicySpec>, Vec<&PolicySpec>) {
-        self.policies.iter().partition(|wanted| wanted.trained && wanted.lora.is_none())
+        let has_own = |wanted: &&PolicySpec| {
+            let no_adapter = wanted.lora.is_none() && self.found.adapter.is_none();
+            no_adapter && (wanted.trained || !wanted.past.is_empty())
+        };
+        self.policies.iter().partition(has_own)
     }
 
     /// Rejects training if the model is an adapter.
@@ -500,7 +509,13 @@ impl Model {
         let source = &self.keys.source;
         for wanted @ PolicySpec { name, lora, reference, critic, elsewhere, .. } in policies {
             let Some(lora) = lora else {
-                let (reference, critic, past) = (None, None, Vec::new());
+                let mut past = Vec::with_capacity(wanted.num_past());
+                if let Some((lora, base)) = &self.found.adapter {
+                    for _ in 0..wanted.num_past() {
+                        past.push(engine.lora(lora.clone(), seed, base).await?);
+                    }
+                }
+                let (reference, critic) = (None, None);
                 let engines = Engines { policy: engine.clone(), reference, critic, past };
                 started.insert(name, engines);
                 continue;

@@ -18,9 +18,10 @@ use levade_tools::PythonUsers;
 use levade_trainer::AgentSpec;
 use regex::Regex;
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 
 use crate::failure::unusable;
-use crate::host::Host;
+use crate::host::{Host, ServedGateway};
 
 /// Returns the rule that assigns calls of programs to an agent.
 ///
@@ -59,9 +60,11 @@ pub struct GatewayAddress<'a> {
     pub keys: Vec<String>,
 }
 
-/// Gateway that the run's programs call. It ends with the process.
+/// Gateway that the run's programs call. It ends with the process, or when its host stops it.
 pub struct ProgramGateway {
     gateway: Gateway,
+    /// The task that serves calls. `None` if the host stops it, or if another process serves them.
+    served: Option<ServedGateway>,
     address: String,
     /// Supervisor of the programs.
     supervisor: Supervisor,
@@ -96,13 +99,27 @@ impl ProgramGateway {
             ..Options::default()
         };
         let gateway = Gateway::new(Vec::new(), options);
-        let served = gateway.clone();
-        tokio::spawn(async move {
-            if let Err(error) = serve(&served, listener, std::future::pending()).await {
+        let (stop, stopped) = oneshot::channel();
+        let stopped = async move {
+            // A gateway whose handle is dropped continues.
+            if stopped.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let routed = gateway.clone();
+        let served = tokio::spawn(async move {
+            if let Err(error) = serve(&routed, listener, stopped).await {
                 tracing::error!(%error, "the gateway has exited");
             }
         });
-        Ok(ProgramGateway { gateway, address, supervisor })
+        let served = Some(ServedGateway { stop, served });
+        Ok(ProgramGateway { gateway, served, address, supervisor })
+    }
+
+    /// Lets `host` stop the gateway at the end of a run, whose restart may use the same address.
+    pub(crate) fn stopped_by(mut self, host: &Host) -> Self {
+        self.served.take().into_iter().for_each(|served| host.add_gateway(served));
+        self
     }
 
     /// Creates the program of an agent. `rewards` sets whether the program can post rewards.
@@ -159,7 +176,7 @@ pub async fn put_in(
     let has_sessions = recipe.has_session_agents();
     let address = has_sessions.then(|| session_address(&session_keys)).transpose()?;
     let supervisor = host.supervisor().clone();
-    let started = ProgramGateway::start(supervisor, address).await?;
+    let started = ProgramGateway::start(supervisor, address).await?.stopped_by(host);
     let queue = has_sessions.then(|| session_queue(&started, &session_keys, host));
     for (name, keys) in agents.into_iter().filter(|(_, keys)| keys.kind.calls_over_http()) {
         let program = started.program(keys, takes_rewards(&recipe.reward));
@@ -258,5 +275,32 @@ fn put_in_users(recipe: &Recipe, parts: &mut [AgentSpec], host: &Host) {
 pub(crate) fn runner_program(keys: &AgentKeys, supervisor: &Supervisor) -> Program {
     let gateway = Gateway::new(Vec::new(), Options::default());
     let address = String::new();
-    ProgramGateway { gateway, address, supervisor: supervisor.clone() }.program(keys, false)
+    let supervisor = supervisor.clone();
+    ProgramGateway { gateway, served: None, address, supervisor }.program(keys, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn restart_listens_at_address_of_stopped_gateway() {
+        let host = Host::default();
+        let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listen = free.local_addr().unwrap().to_string();
+        drop(free);
+        let start = || {
+            let address = GatewayAddress { listen: &listen, url: "", keys: Vec::new() };
+            ProgramGateway::start(Supervisor::default(), Some(address))
+        };
+        start().await.unwrap().stopped_by(&host);
+        let error = start().await.map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(&listen), "{error}");
+        // A client keeps its connection.
+        let client = tokio::net::TcpStream::connect(&listen).await.unwrap();
+        host.stop_gateways().await;
+        start().await.unwrap().stopped_by(&host);
+        drop(client);
+        host.stop_gateways().await;
+    }
 }

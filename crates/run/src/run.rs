@@ -19,6 +19,7 @@ use crate::dir::{RunDir, start_time_or_now};
 use crate::events_file::EventsFile;
 use crate::host::{Event, Host};
 use crate::policies::{self, StartedPolicies};
+use crate::source::pin_models;
 use crate::{child, display, numerics, runners, scorers};
 
 /// Timeout for the exit of a learner's and servers' processes.
@@ -49,8 +50,9 @@ pub fn resume(recipe: Recipe) -> anyhow::Result<Run> {
 ///
 /// # Errors
 /// Returns the errors of [`start`] and [`resume`].
-pub fn launch(recipe: Recipe, start: StartMode, supervisor: Supervisor) -> anyhow::Result<Run> {
+pub fn launch(mut recipe: Recipe, start: StartMode, supervisor: Supervisor) -> anyhow::Result<Run> {
     LockedRunDir::check(&recipe.run, start)?;
+    pin_models(&mut recipe)?;
     let (sender, events) = mpsc::unbounded_channel();
     let file = EventsFile::new(&recipe.run.folder);
     let dir = recipe.run.folder.clone();
@@ -239,6 +241,7 @@ async fn run_once(
     {
         host.note(format!("could not cancel the attempts of runners: {error}"));
     }
+    host.stop_gateways().await;
     // Wait for the processes of the learner and the servers, because the next ones need their
     // memory.
     let running = child::await_exits(children, EXIT_TIMEOUT).await;

@@ -123,7 +123,8 @@ pub async fn lease(
     let queue = announce(recipe, keys, host).await?;
     // Only attempts that the run has opened can call this gateway.
     let address = GatewayAddress { listen: &keys.listen, url: &keys.gateway, keys: Vec::new() };
-    let gateway = ProgramGateway::start(host.supervisor().clone(), Some(address)).await?;
+    let supervisor = host.supervisor().clone();
+    let gateway = ProgramGateway::start(supervisor, Some(address)).await?.stopped_by(host);
     for (name, keys) in recipe.agents() {
         let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) else { continue };
         let program = gateway.program(keys, takes_rewards(&recipe.reward));

@@ -10,7 +10,7 @@ use levade_agent::{
 };
 use levade_conversation::Format;
 use levade_policy::Sampler;
-use levade_recipe::{AgentKeys, EvalKeys, Recipe, SourceKeys};
+use levade_recipe::{AgentKeys, EvalKeys, PastKeys, Recipe, SourceKeys};
 use levade_tasks::Task;
 use levade_text::Chat;
 use levade_tools::{ToolSet, Usage};
@@ -18,8 +18,9 @@ use levade_traces::Chats;
 use levade_tree::DEFAULT;
 
 use crate::TrainerError;
+use crate::checkpoint::Checkpoint;
 use crate::past::{PastPolicies, PastPool};
-use crate::policies::Policies;
+use crate::policies::{Policies, Policy};
 
 /// Components of an agent that the caller provides.
 #[derive(Clone)]
@@ -199,6 +200,29 @@ impl Agents {
         Self::from_policies(recipe, parts, is_trained, find)
     }
 
+    /// Creates the agents of an evaluation outside of training, which the policies play as in
+    /// training. `checkpoint` is the checkpoint of the run in `run.folder` whose past versions play,
+    /// and can be `None` if the recipe has no past versions.
+    ///
+    /// # Errors
+    /// Returns an error if the parts of an agent or one of its policies are missing, or if past
+    /// versions cannot be loaded.
+    pub async fn for_evaluation(
+        recipe: &Recipe,
+        parts: &[AgentSpec],
+        policies: Vec<Policy>,
+        checkpoint: Option<&Checkpoint>,
+    ) -> Result<Self, TrainerError> {
+        let policies = Policies::new(policies, &recipe.engine);
+        let past = PastPolicies::new(recipe, &policies)?;
+        let version = |keys: &PastKeys| {
+            (keys.of.clone(), checkpoint.map_or(0, |checkpoint| checkpoint.version(&keys.of)))
+        };
+        let versions = recipe.past_policies().map(|(_, keys)| version(keys)).collect();
+        past.restore(&policies, Some(&versions)).await?;
+        Self::new(recipe, parts, &policies, &past)
+    }
+
     /// Creates the agents of a recipe, all of which sample from one model with this context size,
     /// whatever their policies.
     pub fn with_sampler(
@@ -207,9 +231,9 @@ impl Agents {
         sampler: &Arc<dyn Sampler>,
         context: usize,
     ) -> Result<Self, TrainerError> {
-        let find = |_: &str| {
+        let find = |name: &str| {
             let samplers = vec![sampler.clone()];
-            Ok(PolicySampler { policy: DEFAULT.to_owned(), samplers, context, pool: None })
+            Ok(PolicySampler { policy: name.to_owned(), samplers, context, pool: None })
         };
         Self::from_policies(recipe, parts, |_, _| true, find)
     }

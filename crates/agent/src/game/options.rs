@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use levade_game::{Game, Seat};
+use levade_text::Message;
 use serde_json::Value;
 
 use super::workers::GameWorkers;
@@ -125,6 +126,22 @@ impl GameOptions {
         let system = own.and_then(|own| own.system.as_ref()).or_else(|| self.systems.get(agent));
         let format = own.and_then(|own| own.format.as_ref()).unwrap_or(&self.format);
         (system.map(String::as_str), format)
+    }
+
+    /// Returns the messages with which every conversation of a seat starts: the system prompt,
+    /// unless it is empty, and the format text, which the first request contains.
+    pub fn fixed_messages(&self, agent: &str, policy: &str, seat: &Seat) -> Vec<Message> {
+        let system = self.system_prompt(agent, policy, seat);
+        let system = (!system.is_empty()).then(|| Message::system(system));
+        system.into_iter().chain([Message::user(self.prompts(agent, policy).1)]).collect()
+    }
+
+    /// Returns the system prompt of a policy in a seat of an agent.
+    pub(super) fn system_prompt(&self, agent: &str, policy: &str, seat: &Seat) -> String {
+        match self.prompts(agent, policy).0 {
+            Some(system) => system.replace(INSTRUCTIONS, &seat.instructions),
+            None => seat.instructions.clone(),
+        }
     }
 
     /// Returns the name of the agent that plays a seat.

@@ -6,7 +6,7 @@ use levade_policy::FinishReason;
 use levade_text::Message;
 
 use super::move_format::{describe_format, move_schema, parse_move};
-use super::options::{GameOptions, INSTRUCTIONS};
+use super::options::GameOptions;
 use crate::roster::{Agent, Limits, Player};
 
 /// Player of a seat.
@@ -48,11 +48,8 @@ impl SeatPlayer {
         (agent, player): (&Agent, &Player),
         options: &GameOptions,
     ) -> Self {
-        let (system, format) = options.prompts(&agent.name, &player.policy);
-        let system = match system {
-            Some(system) => system.replace(INSTRUCTIONS, &seat.instructions),
-            None => seat.instructions.clone(),
-        };
+        let (_, format) = options.prompts(&agent.name, &player.policy);
+        let system = options.system_prompt(&agent.name, &player.policy, seat);
         let history = if system.is_empty() { Vec::new() } else { vec![Message::system(system)] };
         SeatPlayer {
             name,

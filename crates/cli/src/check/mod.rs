@@ -109,7 +109,7 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
     let start = chats.as_deref().filter(|_| !args.no_start && has_task);
     programs::check(recipe, planned.as_ref(), start, &first, report).await;
     if let Some(tasks) = tasks.as_ref().filter(|_| has_task && !args.no_start) {
-        parties::check_game(recipe, &host, &first, report).await;
+        parties::check_game(recipe, &host, planned.as_ref(), &first, report).await;
         parties::check_users(recipe, &host, tasks, report).await;
     }
     let toolboxes = Toolboxes::new(&recipe.tool, host.supervisor().clone());

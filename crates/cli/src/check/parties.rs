@@ -2,13 +2,16 @@
 
 use std::collections::BTreeSet;
 
+use levade_agent::game::GameOptions;
 use levade_agent::user::Speaker;
+use levade_game::Seat;
 use levade_policy::SamplingParams;
 use levade_recipe::Recipe;
-use levade_run::{Host, programs};
+use levade_run::policies::PlannedModels;
+use levade_run::{Host, model, programs};
 use levade_tasks::Task;
 use levade_tools::ToolContext;
-use levade_trainer::Tasks;
+use levade_trainer::{Tasks, chat_options};
 use levade_tree::DEFAULT;
 use serde_json::json;
 
@@ -18,8 +21,15 @@ use crate::failure::unusable;
 /// Name in `game.agents` of the agent that plays the remaining seats.
 const OTHER: &str = "other";
 
-/// Starts a match of the recipe's game at a task, and drops it before the first move.
-pub async fn check_game(recipe: &Recipe, host: &Host, task: &Task, report: &mut Report) {
+/// Starts a match of the recipe's game at a task, and drops it before the first move. Checks that
+/// the system prompts of the policies in its seats fit their contexts.
+pub async fn check_game(
+    recipe: &Recipe,
+    host: &Host,
+    planned: Option<&PlannedModels>,
+    task: &Task,
+    report: &mut Report,
+) {
     let Some(Some(game)) = report.ok_or_fail("game", programs::game_loop(recipe, host)) else {
         return;
     };
@@ -49,6 +59,44 @@ pub async fn check_game(recipe: &Recipe, host: &Host, task: &Task, report: &mut 
             ),
         );
     }
+    if let Some(planned) = planned {
+        report.ok_or_fail("game", check_seats(recipe, planned, &game.options, &seats));
+    }
+}
+
+/// Checks that the fixed messages of every policy in every seat fit its context, with the policy's
+/// own `system` and `format`.
+///
+/// # Errors
+/// Returns an error that names the seat and the policy whose messages do not fit.
+fn check_seats(
+    recipe: &Recipe,
+    planned: &PlannedModels,
+    options: &GameOptions,
+    seats: &[Seat],
+) -> anyhow::Result<()> {
+    for seat in seats {
+        let agent = options.agent_for(seat).map_err(unusable)?;
+        let Some(keys) = recipe.agent_named(agent) else { continue };
+        for policy in recipe.policies_of(keys) {
+            let weights = recipe.weights_of(&policy);
+            // The context of an external policy is not known.
+            let found = planned.files_of(weights).zip(planned.context_of(weights));
+            let Some((files, context)) = found else { continue };
+            let chat = model::chat(files, chat_options(keys, None))?;
+            let messages = options.fixed_messages(agent, &policy, seat);
+            let tokens = chat.prompt(&messages, &[])?.len();
+            if tokens >= context {
+                return Err(unusable(format!(
+                    "the prompt of the policy {policy} in the seat {} of the agent {agent} has \
+                     {tokens} tokens before the first event, but the context is {context}: shorten \
+                     `system` or `format` of the policy or the agent, or raise `model.context`",
+                    seat.name
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Opens each simulated user in Python once, at the first task whose agent talks to it. A user that

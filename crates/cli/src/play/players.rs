@@ -9,7 +9,7 @@ use levade_agent::game::{GameOptions, MoveProbabilities, move_probabilities};
 use levade_agent::{Agent, Player};
 use levade_game::{GameTree, Seat};
 use levade_recipe::{ModelKeys, Recipe};
-use levade_run::dir::{POLICIES, RunDir, STATE};
+use levade_run::dir::{RunDir, STATE, policy_dir};
 use levade_run::model;
 use levade_trainer::chat_options;
 use levade_tree::DEFAULT;
@@ -118,9 +118,7 @@ impl Players {
         let Some(dir) = checkpoint.as_ref().filter(|_| trained.contains(&policy)) else {
             return Ok(ModelKeys { lora: None, ..first_version });
         };
-        let is_first = trained.first() == Some(&policy);
-        let dir = if is_first { dir.clone() } else { dir.join(POLICIES).join(&policy) };
-        let source = dir.to_string_lossy().into_owned();
+        let source = policy_dir(dir, &trained, &policy).to_string_lossy().into_owned();
         Ok(ModelKeys { source, base: None, context: first_version.context, lora: None })
     }
 }

@@ -288,6 +288,18 @@ fn memory_error_names_values_that_fit() {
     assert!(fits.status.success(), "{min_memory}: {}", stderr(&fits));
     let less = (min_memory.parse::<u32>().unwrap() - 1).to_string();
     assert_eq!(run("engine.memory_mb", &less).status.code(), Some(2), "{less}");
+
+    let with_cache = |value: &str| {
+        let cache = format!("engine.kv_memory_mb={value}");
+        let set = ["--set", "phase=[]", "--set", "engine.memory_mb=400", "--set", &cache];
+        Workspace::new().train().args(set).output().unwrap()
+    };
+    let message = error(&with_cache("5000"));
+    let max = proposed_value(&message, "engine.kv_memory_mb");
+    let fits = with_cache(max);
+    assert!(fits.status.success(), "{max}: {}", stderr(&fits));
+    let more = (max.parse::<u32>().unwrap() + 1).to_string();
+    assert_eq!(with_cache(&more).status.code(), Some(2), "{more}");
 }
 
 #[test]

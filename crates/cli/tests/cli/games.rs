@@ -202,6 +202,85 @@ fn gradients_of_two_policies_match_separate_training() {
     assert_ne!(gradient(&both, ""), gradient(&both, "policies/second"));
 }
 
+/// Returns the results of a run's evaluations, in order.
+fn evals(workspace: &Workspace) -> Vec<Value> {
+    let metrics = fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
+    let lines = metrics.lines().map(|line| serde_json::from_str(line).unwrap());
+    lines.filter(|line: &Value| line["eval"].is_string()).collect()
+}
+
+/// Evaluates and compares the result with that of an evaluation in training. Returns the notes.
+fn assert_same_result(workspace: &Workspace, trained: &Value, arguments: &[&str]) -> String {
+    let mut command = workspace.levade();
+    let output = command.args(["eval", "--json"]).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let result: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let overall = &result["overall"];
+    let game = overall["game"].as_object().unwrap();
+    assert!(game.len() > 4, "{overall}");
+    for (name, value) in game {
+        assert_eq!(value["estimate"], trained[format!("eval/game/{name}")], "{name}: {trained}");
+    }
+    assert_eq!(overall["sampled_tokens"], trained["eval/response_length/mean"], "{trained}");
+    stderr(&output)
+}
+
+/// `eval` seats the policies that an evaluation of training seats, with their own prompts.
+#[test]
+fn eval_seats_policies_as_training_does() {
+    let workspace = new_workspace();
+    workspace.replace("recipe.toml", "tasks = 0", "tasks = 6");
+    let frozen = ["--set", "policy.second.kind=frozen", "--set", "agent.second.train=false"];
+    train(&workspace, &frozen);
+    let results = evals(&workspace);
+    let [before, after] = &results[..] else { panic!("{results:?}") };
+    let notes = assert_same_result(&workspace, after, &["run"]);
+    assert!(notes.contains("first: run/checkpoints/step-000001\n"), "{notes}");
+    assert!(notes.contains("/model, frozen\n"), "{notes}");
+    assert_same_result(&workspace, before, &[&["recipe.toml"][..], &frozen].concat());
+
+    // A mixture whose second policy has prompts of its own.
+    let workspace = new_workspace();
+    workspace.replace("recipe.toml", "tasks = 0", "tasks = 6");
+    let mixture = "agent.second.policy=[{ name = 'first', weight = 1.0 }, { name = 'second', \
+                   weight = 1.0, system = 'Play. {instructions}', format = 'Now: {format}' }]";
+    let set = [&frozen[..], &["--set", mixture]].concat();
+    train(&workspace, &[&set[..], &["--set", "phase=[]"]].concat());
+    let results = evals(&workspace);
+    assert_same_result(&workspace, &results[0], &[&["recipe.toml"][..], &set].concat());
+
+    // `check` finds that the prompt of one policy does not fit.
+    let long = mixture.replace("Play.", &"Play to win. ".repeat(90));
+    let mut command = workspace.levade();
+    let output = command.args(["check", "recipe.toml"]).args(frozen).args(["--set", &long]);
+    let output = output.output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stdout(&output));
+    let want = "the prompt of the policy second in the seat Player2 of the agent second has ";
+    assert!(stdout(&output).contains(want), "{}", stdout(&output));
+}
+
+/// `eval` of a run loads the past versions that training meets. Only the run has them.
+#[test]
+fn eval_of_run_meets_its_past_versions() {
+    for lora in ["lora = { rank = 8 }", ""] {
+        let workspace = new_workspace();
+        workspace.replace("recipe.toml", "tasks = 0", "tasks = 6");
+        workspace.replace("recipe.toml", "lora = { rank = 8 }", lora);
+        let past = "policy.second={ kind = 'past', of = 'first', every = 2, keep = 1 }";
+        let set = ["--set", past, "--set", "agent.second.train=false"];
+        train(&workspace, &set);
+        let results = evals(&workspace);
+        let notes = assert_same_result(&workspace, results.last().unwrap(), &["run"]);
+        assert!(notes.contains("second: past versions of first\n"), "{notes}");
+        let mut command = workspace.levade();
+        let output = command.args(["eval", "recipe.toml", "--model", "model"]).args(set);
+        let output = output.output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let want = "meet the policy second, past versions of first, which only a run";
+        assert!(stderr(&output).contains(want), "{}", stderr(&output));
+    }
+}
+
 /// The probabilities of moves are those with which the game loop samples them, and the values
 /// follow from them by the payoff table.
 #[test]

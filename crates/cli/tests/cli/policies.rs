@@ -145,7 +145,7 @@ fn two_adapters_in_one_run_match_separate_runs() {
     assert!(replay.status.success(), "{}", stderr(&replay));
     assert!(stdout(&replay).contains("the same, bit for bit"), "{}", stdout(&replay));
 
-    // `eval` measures one model. The user must name it if the agents use several policies.
+    // `eval` measures the models of all policies together. One model is not enough.
     let eval = |arguments: &[&str]| {
         workspace
             .levade()
@@ -155,14 +155,18 @@ fn two_adapters_in_one_run_match_separate_runs() {
             .unwrap()
     };
     let held_out = ["--set", "tasks.0.held_out=all"];
-    let output = eval(&held_out);
-    assert_eq!(output.status.code(), Some(2));
-    let want = "use several of its policies, checker, solver; name the model of one of them: ";
-    assert!(stderr(&output).contains(want), "{}", stderr(&output));
     let second = "run/checkpoints/step-000003/policies/solver";
     let output = eval(&[&held_out[..], &["--model", second]].concat());
+    assert_eq!(output.status.code(), Some(2));
+    let want = "use several trained policies, checker, solver, and run/checkpoints/step-000003";
+    assert!(stderr(&output).contains(want), "{}", stderr(&output));
+    let output = eval(&held_out);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stderr(&output).contains("the model was trained on"), "{}", stderr(&output));
+    for (policy, dir) in [("checker", "step-000003\n"), ("solver", "step-000003/policies/solver")] {
+        let want = format!("{policy}: run/checkpoints/{dir}");
+        assert!(stderr(&output).contains(&want), "{}", stderr(&output));
+    }
 
     for (index, other) in ["solver", "checker"].into_iter().enumerate() {
         let workspace = self::new_workspace();

@@ -59,8 +59,13 @@ impl PlannedModels {
 
     /// Returns the maximum sequence length that every model supports, in tokens.
     pub fn context(&self) -> usize {
-        let of = |model: &Model| model.keys.context.unwrap_or(model.found.files.config.context);
-        self.0.iter().map(of).min().unwrap_or(0)
+        self.0.iter().map(Model::context).min().unwrap_or(0)
+    }
+
+    /// Returns the maximum sequence length of a policy, in tokens.
+    pub fn context_of(&self, policy: &str) -> Option<usize> {
+        let is_of = |model: &&Model| model.policies.iter().any(|wanted| wanted.name == policy);
+        self.0.iter().find(is_of).map(Model::context)
     }
 
     /// Returns the memory that each engine of a run will take.
@@ -99,9 +104,9 @@ impl PlannedModels {
         Err(unusable(text))
     }
 
-    /// Returns the largest values of `model.context` and `engine.micro_batch_tokens` with which the
-    /// run fits, found by halving. Proposes each key by itself if that suffices, otherwise both
-    /// together.
+    /// Returns the largest `engine.kv_memory_mb` with which the run fits, and the largest values of
+    /// `model.context` and `engine.micro_batch_tokens`, found by halving. Proposes each key by
+    /// itself if that suffices, otherwise both together.
     fn smaller(&self, recipe: &Recipe) -> Vec<String> {
         let context = self.context();
         let halves = |from: usize| {
@@ -120,7 +125,10 @@ impl PlannedModels {
             halves(context).find(|value| fits(Some(*value), None)).map(context_key),
             batches().find(|value| fits(None, Some(*value))).map(batch_key),
         ];
-        let found: Vec<String> = single_changes.into_iter().flatten().collect();
+        let cache = self.find_max_kv_memory_mb(recipe);
+        let cache = cache.map(|value| format!("`engine.kv_memory_mb = {value}`"));
+        let found = cache.into_iter().chain(single_changes.into_iter().flatten());
+        let found: Vec<String> = found.collect();
         if !found.is_empty() {
             return found;
         }
@@ -129,6 +137,25 @@ impl PlannedModels {
             Some(format!("{} and {}", context_key(context), batch_key(batch)))
         });
         both.into_iter().collect()
+    }
+
+    /// Returns the maximum `engine.kv_memory_mb` with which the run fits, or `None` if the recipe
+    /// sets none, or no smaller value suffices.
+    fn find_max_kv_memory_mb(&self, recipe: &Recipe) -> Option<usize> {
+        let fits = |kv_memory_mb: usize| {
+            let mut changed = recipe.clone();
+            changed.engine.kv_memory_mb = kv_memory_mb;
+            self.plans(&changed, None).is_ok_and(|plans| fit(&plans))
+        };
+        let (mut enough, mut over) = (1, recipe.engine.kv_memory_mb);
+        if over <= enough || !fits(enough) {
+            return None;
+        }
+        while enough + 1 < over {
+            let middle = enough + (over - enough) / 2;
+            if fits(middle) { enough = middle } else { over = middle }
+        }
+        Some(enough)
     }
 
     /// Returns the minimum `engine.memory_mb` with which the run fits, or `None` if no larger value
@@ -189,6 +216,13 @@ impl PlannedModels {
             }
         }
         Ok(plans)
+    }
+}
+
+impl Model {
+    /// Returns the maximum length of a sequence, in tokens.
+    fn context(&self) -> usize {
+        self.keys.context.unwrap_or(self.found.files.config.context)
     }
 }
 
