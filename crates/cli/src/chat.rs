@@ -117,7 +117,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         (Some(path), _) => Some(recipe::load(path, &[])?),
         (None, Some(run)) => {
             let mut recipe = run.recipe()?;
-            use_improved_prompts(&mut recipe, Path::new(&source))?;
+            use_improved_prompts(&mut recipe, Path::new(&source), |_| false)?;
             Some(recipe)
         }
         (None, None) => None,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use levade_agent::environments::Environments;
-use levade_recipe::{Override, Recipe};
+use levade_recipe::{Override, PromptTarget, Recipe};
 use levade_run::dir::{RunDir, use_improved_prompts};
 use levade_run::policies::{StartedPolicies, start_evaluation};
 use levade_run::{model, scorers};
@@ -96,8 +96,12 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         let canonical = |path: &Path| path.canonicalize().ok();
         canonical(run.root()) == canonical(&args.recipe)
     };
-    if measured.trained_by.as_ref().is_some_and(is_of_recipe) && !sets_system_prompt(&overrides) {
-        use_improved_prompts(&mut recipe, Path::new(&measured.source))?;
+    if measured.trained_by.as_ref().is_some_and(is_of_recipe) {
+        // A text that the user sets replaces those that the run improved.
+        let is_set = |target: &PromptTarget| {
+            overrides.iter().any(|change| change.sets("agent", target.key()))
+        };
+        use_improved_prompts(&mut recipe, Path::new(&measured.source), is_set)?;
     }
     if recipe.eval.tasks == 0 {
         return Err(unusable("there is nothing to evaluate on: `eval.tasks` is 0; give --tasks N"));
@@ -113,19 +117,6 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         screen::print(&table::table(&[&result], Style::stdout()));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns whether the user sets a system prompt, which then replaces those that the run improved.
-fn sets_system_prompt(overrides: &[Override]) -> bool {
-    let is_set = |change: &Override| {
-        let of_agent = change.path.first().is_some_and(|first| first == "agent");
-        let is_last = change.path.last().is_some_and(|last| last == "system");
-        // A table is that of an agent, or contains those of further agents.
-        let tables = change.value.as_table().into_iter().flat_map(|table| table.values());
-        let mut tables = tables.chain([&change.value]);
-        of_agent && (is_last || tables.any(|table| table.get("system").is_some()))
-    };
-    overrides.iter().any(is_set)
 }
 
 /// Prints a warning if the model was trained on evaluated tasks, according to the store of its run
@@ -261,27 +252,4 @@ async fn measure(
         eprintln!("{} {failure}", Style::stderr().dim("note:"));
     }
     Ok(Some(result))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sets_system_prompt_finds_prompts_in_keys_and_tables() {
-        for (text, sets) in [
-            ("agent.system=Be brief.", true),
-            ("agent.writer.system=Be brief.", true),
-            ("agent={system='Be brief.'}", true),
-            ("agent.writer={system='Be brief.', tools=[]}", true),
-            ("agent={max_turns=2, writer={system='Be brief.'}}", true),
-            ("agent.writer={tools=[]}", false),
-            ("agent.max_turns=2", false),
-            ("model.source=system", false),
-            ("phase.0.system=Be brief.", false),
-        ] {
-            assert_eq!(sets_system_prompt(&[text.parse().unwrap()]), sets, "{text}");
-        }
-        assert!(!sets_system_prompt(&[]));
-    }
 }

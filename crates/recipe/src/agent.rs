@@ -9,6 +9,7 @@ use levade_conversation::{CompletionMatching, Format, History, Options};
 use levade_policy::SamplingParams;
 use levade_tasks::Task;
 use levade_text::{Chat, LateSystem, Message, Role, ToolPrompt, ToolProtocol};
+use levade_tools::ToolDescriptions;
 use serde::{Deserialize, Serialize};
 
 use super::choice::PolicyChoice;
@@ -111,6 +112,8 @@ pub struct AgentKeys {
     /// Names of the agent's toolboxes, or kinds of toolboxes that need no options, such as
     /// `calculator`.
     pub tools: Vec<String>,
+    /// Descriptions that the model reads in place of those of the toolboxes, by the tool's name.
+    pub tool_descriptions: ToolDescriptions,
     /// Name of the simulated user who answers the agent's replies. Empty if a reply without a tool
     /// call ends the attempt. Only for kind `tools`.
     pub user: String,
@@ -183,6 +186,7 @@ impl Default for AgentKeys {
             system: String::new(),
             prompt: QUESTION.into(),
             tools: Vec::new(),
+            tool_descriptions: ToolDescriptions::new(),
             user: String::new(),
             protocol: ToolProtocol::default(),
             tool_prompt: ToolPrompt::default(),

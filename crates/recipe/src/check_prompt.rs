@@ -7,12 +7,14 @@ use super::agent::{AgentKeys, AgentKind};
 use super::bounds::MAX_ATTEMPTS;
 use super::check::Checker;
 use super::check_agents::format_choices;
+use super::context::ContextKeys;
 use super::keys::Recipe;
 use super::policy::PolicyKeys;
-use super::prompt::PromptKeys;
+use super::prompt::{PromptKeys, PromptTarget};
 
 impl Checker<'_> {
-    /// Checks the editor and the agent of a prompt phase, and that its attempts fit into memory.
+    /// Checks the editor, the agent and the target of a prompt phase, and that its attempts fit into
+    /// memory.
     pub(super) fn prompt(
         &self,
         recipe: &Recipe,
@@ -48,9 +50,19 @@ impl Checker<'_> {
             name,
             "an agent that no tool calls: the prompts of such agents cannot be improved yet",
         )?;
+        if let Some(agent) = recipe.agent_named(name) {
+            self.prompt_target(&key("target"), name, agent, &keys.target)?;
+        }
         for (i, text) in keys.candidates.iter().enumerate() {
-            let range = "a prompt that is not empty";
-            self.check(!text.trim().is_empty(), key(&format!("candidates.{i}")), "empty", range)?;
+            let value = match text.trim().is_empty() {
+                true => "empty".to_owned(),
+                false => format!("{} characters long", text.chars().count()),
+            };
+            let max = keys.target.max_chars();
+            let range =
+                format!("a text of 1 to {max} characters, which can be the {}", keys.target);
+            let is_possible = keys.target.rejection(text).is_none();
+            self.check(is_possible, key(&format!("candidates.{i}")), value, range)?;
         }
         let prompts = keys.children().saturating_add(keys.candidates.len() + 1);
         let tasks = keys.gradient_tasks.saturating_mul(2).saturating_add(keys.selection_tasks);
@@ -60,5 +72,40 @@ impl Checker<'_> {
              (2 × gradient_tasks + selection_tasks + 2)"
         );
         self.check(attempts <= MAX_ATTEMPTS, key("selection_tasks"), keys.selection_tasks, range)
+    }
+
+    /// Checks that the agent `name` has the text that a prompt phase improves. Which tools exist is
+    /// known only after the toolboxes have started.
+    fn prompt_target(
+        &self,
+        key: &str,
+        name: &str,
+        agent: &AgentKeys,
+        target: &PromptTarget,
+    ) -> Result<(), RecipeError> {
+        match target {
+            PromptTarget::System => Ok(()),
+            PromptTarget::SummaryInstruction => self.check(
+                matches!(agent.context, ContextKeys::Summarize(_)),
+                key,
+                "\"summary_instruction\"",
+                format!(
+                    "a text that the agent {name} has: its `context` is not \"summarize\"; set \
+                     `agent.context = \"summarize\"`, or name another target"
+                ),
+            ),
+            PromptTarget::Tool(tool) => self.check(
+                !tool.name.is_empty() && !agent.tools.is_empty(),
+                format!("{key}.name"),
+                format!("{:?}", tool.name),
+                match agent.tools.is_empty() {
+                    true => format!(
+                        "a tool of the agent {name}, which has none; set `agent.tools`, or name \
+                         another target"
+                    ),
+                    false => format!("the name of a tool of the agent {name}"),
+                },
+            ),
+        }
     }
 }

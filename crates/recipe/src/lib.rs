@@ -116,7 +116,7 @@ pub use keys::{
 };
 pub use optimizer::{OptimizerKeys, Schedule};
 pub use policy::{ExternalKeys, ModelKeys, PastDraw, PastKeys, PolicyKeys, PolicyModel};
-pub use prompt::{PromptAlgorithm, PromptKeys};
+pub use prompt::{PromptAlgorithm, PromptKeys, PromptTarget, ToolTarget};
 pub use read::ReadError;
 pub use reward::{RewardKeys, ScorerKeys, UnscoredEffect, Values, WhenKeys};
 pub use rl::{

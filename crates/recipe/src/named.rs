@@ -10,7 +10,7 @@ use super::read::AGENTS;
 const AGENT: &str = "agent";
 
 /// Keys of an agent that are tables themselves, so that no agent can have these names.
-const TABLES: [&str; 4] = ["context", "match", "sampling", "variables"];
+const TABLES: [&str; 5] = ["context", "match", "sampling", "tool_descriptions", "variables"];
 
 /// Moves the named agents out of `[agent]`. Each gets the keys of `[agent]` that it does not set
 /// itself.

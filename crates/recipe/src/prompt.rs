@@ -1,6 +1,11 @@
 //! Keys of a prompt phase: `[[phase]] kind = "prompt"`.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
+
+use super::agent::AgentKeys;
+use super::context::ContextKeys;
 
 /// Search algorithm of a prompt phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,7 +30,99 @@ impl PromptAlgorithm {
     }
 }
 
-/// `[[phase]] kind = "prompt"`: improves the system prompt of an agent. No weights change.
+/// Text of an agent that a prompt phase improves.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PromptTarget {
+    /// The system prompt: `system` of the agent.
+    #[default]
+    System,
+    /// The instruction for summaries of earlier turns: `context.instruction` of the agent.
+    SummaryInstruction,
+    /// The description of a tool or of a parameter: `tool_descriptions` of the agent.
+    Tool(ToolTarget),
+}
+
+/// Keys of a target of kind `tool`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolTarget {
+    /// Name of the tool, as the model calls it.
+    pub name: String,
+    /// Name of the tool's parameter whose description is improved. If empty, the description of
+    /// the tool itself is improved.
+    #[serde(default)]
+    pub parameter: String,
+}
+
+impl PromptTarget {
+    /// Returns the key of an agent in a recipe that sets the text.
+    pub fn key(&self) -> &'static str {
+        match self {
+            PromptTarget::System => "system",
+            PromptTarget::SummaryInstruction => "instruction",
+            PromptTarget::Tool(_) => "tool_descriptions",
+        }
+    }
+
+    /// Returns the maximum number of characters of a text. A description is in every prompt beside
+    /// those of other tools, so it must be shorter than a system prompt.
+    pub fn max_chars(&self) -> usize {
+        match self {
+            PromptTarget::System => 32_000,
+            PromptTarget::SummaryInstruction | PromptTarget::Tool(_) => 8_000,
+        }
+    }
+
+    /// Returns why a text cannot be a candidate: it is empty or too long. Returns `None` if it can.
+    pub fn rejection(&self, text: &str) -> Option<String> {
+        if text.trim().is_empty() {
+            return Some("it is empty".into());
+        }
+        let (chars, max) = (text.chars().count(), self.max_chars());
+        (chars > max).then(|| format!("it has {chars} characters; the maximum is {max}"))
+    }
+
+    /// Sets the text in the keys of an agent. Does nothing if the agent writes no summaries and
+    /// the text is the instruction for them.
+    pub fn set(&self, keys: &mut AgentKeys, text: &str) {
+        let text = text.to_owned();
+        match self {
+            PromptTarget::System => keys.system = text,
+            PromptTarget::SummaryInstruction => {
+                if let ContextKeys::Summarize(summaries) = &mut keys.context {
+                    summaries.instruction = text;
+                }
+            }
+            PromptTarget::Tool(ToolTarget { name, parameter }) => {
+                let texts = keys.tool_descriptions.entry(name.clone()).or_default();
+                if parameter.is_empty() {
+                    texts.description = Some(text);
+                } else {
+                    texts.parameters.insert(parameter.clone(), text);
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Display for PromptTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PromptTarget::System => write!(f, "system prompt"),
+            PromptTarget::SummaryInstruction => write!(f, "instruction for summaries"),
+            PromptTarget::Tool(ToolTarget { name, parameter }) if parameter.is_empty() => {
+                write!(f, "description of the tool `{name}`")
+            }
+            PromptTarget::Tool(ToolTarget { name, parameter }) => {
+                write!(f, "description of the parameter `{parameter}` of the tool `{name}`")
+            }
+        }
+    }
+}
+
+/// `[[phase]] kind = "prompt"`: improves a text that an agent reads, such as its system prompt. No
+/// weights change.
 ///
 /// The first step scores the given prompts at the selection tasks. Each further step makes new
 /// prompts: the agent attempts some training tasks with a parent prompt, the editor criticizes the
@@ -35,9 +132,12 @@ impl PromptAlgorithm {
 pub struct PromptKeys {
     /// Name of the policy that criticizes and rewrites prompts.
     pub editor: String,
-    /// Name of the agent whose system prompt is improved; by default the agent of `[agent]`.
+    /// Name of the agent whose text is improved; by default the agent of `[agent]`.
     #[serde(default)]
     pub agent: String,
+    /// Text that is improved.
+    #[serde(default)]
+    pub target: PromptTarget,
     /// Search algorithm.
     #[serde(default)]
     pub algorithm: PromptAlgorithm,
@@ -103,4 +203,55 @@ fn unit() -> f32 {
 
 fn long() -> usize {
     2048
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tool(parameter: &str) -> PromptTarget {
+        PromptTarget::Tool(ToolTarget { name: "search".into(), parameter: parameter.into() })
+    }
+
+    #[test]
+    fn set_changes_only_text_of_target() {
+        let mut keys = AgentKeys::default();
+        PromptTarget::SummaryInstruction.set(&mut keys, "Sum up.");
+        assert_eq!(keys, AgentKeys::default(), "the agent writes no summaries");
+        keys.context = ContextKeys::Summarize(Default::default());
+        for (target, text) in [
+            (PromptTarget::System, "Be brief."),
+            (PromptTarget::SummaryInstruction, "Sum up."),
+            (tool(""), "Searches."),
+            (tool("query"), "Two words."),
+        ] {
+            target.set(&mut keys, text);
+        }
+        let ContextKeys::Summarize(summaries) = &keys.context else { panic!() };
+        assert_eq!(
+            (keys.system.as_str(), summaries.instruction.as_str()),
+            ("Be brief.", "Sum up.")
+        );
+        let texts = &keys.tool_descriptions["search"];
+        assert_eq!(texts.description.as_deref(), Some("Searches."));
+        assert_eq!(texts.parameters["query"], "Two words.");
+        assert_eq!(
+            tool("query").to_string(),
+            "description of the parameter `query` of the tool \
+                                               `search`"
+        );
+    }
+
+    #[test]
+    fn rejection_depends_on_target() {
+        let long = "x".repeat(8_001);
+        for target in [PromptTarget::System, PromptTarget::SummaryInstruction, tool("")] {
+            assert_eq!(target.rejection(" \n").as_deref(), Some("it is empty"));
+            assert_eq!(target.rejection("Use it."), None);
+            let why = target.rejection(&long);
+            assert_eq!(why.is_none(), target == PromptTarget::System, "{target}: {why:?}");
+        }
+        let why = PromptTarget::System.rejection(&"x".repeat(32_001)).unwrap();
+        assert!(why.contains("32001 characters"), "{why}");
+    }
 }

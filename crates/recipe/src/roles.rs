@@ -8,6 +8,7 @@ use levade_tree::DEFAULT;
 use super::agent::AgentKeys;
 use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PastKeys, PolicyKeys, PolicyModel};
+use super::prompt::PromptTarget;
 
 impl Recipe {
     /// Returns every policy by name, in name order: those of the recipe, or the only one.
@@ -38,14 +39,14 @@ impl Recipe {
         self.agents.get(name).or((name == DEFAULT).then_some(&self.agent))
     }
 
-    /// Sets the system prompt of the agent named `name`, if there is one.
-    pub fn set_system(&mut self, name: &str, prompt: &str) {
+    /// Sets a text of the agent named `name`, if there is one.
+    pub fn set_text(&mut self, name: &str, target: &PromptTarget, text: &str) {
         let keys = match self.agents.get_mut(name) {
             None if name == DEFAULT => Some(&mut self.agent),
             named => named,
         };
         if let Some(keys) = keys {
-            keys.system = prompt.to_owned();
+            target.set(keys, text);
         }
     }
 

@@ -57,6 +57,20 @@ fn context_policy_is_set_per_agent() {
 }
 
 #[test]
+fn tool_descriptions_and_prompt_target_round_trip() {
+    let other = ["agent.writer={tools=[], tool_descriptions={}}"];
+    let recipe = load(include_str!("testing/prompt.toml"), &other).unwrap();
+    assert_eq!(load(&recipe.to_toml().unwrap(), &[]).unwrap(), recipe);
+    let Phase::Prompt(keys) = &recipe.phase[0] else { panic!() };
+    let parameter = "expression".to_owned();
+    let target = ToolTarget { name: "calculator".into(), parameter };
+    assert_eq!(keys.target, PromptTarget::Tool(target));
+    let described = |agent: &str| recipe.agent_named(agent).unwrap().tool_descriptions.clone();
+    assert_eq!(described("default")["calculator"].description.as_deref(), Some("Computes."));
+    assert!(described("writer").is_empty());
+}
+
+#[test]
 fn policy_mixtures_and_teachers_round_trip() {
     let overrides = [
         "policy.default={kind='trained'}",

@@ -111,10 +111,23 @@ impl std::str::FromStr for Override {
     }
 }
 
+/// Returns whether a value is a table with a key, or with a table that contains the key.
+fn contains(value: &Value, key: &str) -> bool {
+    let tables = value.as_table().into_iter();
+    tables.flatten().any(|(name, inner)| name == key || contains(inner, key))
+}
+
 impl Override {
     /// Returns the path with dots, as in `--set`.
     pub fn key(&self) -> String {
         self.path.join(".")
+    }
+
+    /// Returns whether the override sets a key somewhere in the table `table` of the recipe, by its
+    /// path or in the new value.
+    pub fn sets(&self, table: &str, key: &str) -> bool {
+        let Some((first, rest)) = self.path.split_first() else { return false };
+        first == table && (rest.iter().any(|part| part == key) || contains(&self.value, key))
     }
 
     /// Sets the value in `table`, and creates missing tables on the path. Lists do not grow. A key
@@ -162,6 +175,28 @@ mod tests {
             text.parse::<Override>()?.apply(&mut table)?;
         }
         Ok(table)
+    }
+
+    #[test]
+    fn sets_finds_key_in_path_and_in_tables() {
+        for (text, key, sets) in [
+            ("agent.system=Be brief.", "system", true),
+            ("agent.writer.system=Be brief.", "system", true),
+            ("agent={system='Be brief.'}", "system", true),
+            ("agent.writer={system='Be brief.', tools=[]}", "system", true),
+            ("agent={max_turns=2, writer={system='Be brief.'}}", "system", true),
+            ("agent.writer={tools=[]}", "system", false),
+            ("agent.max_turns=2", "system", false),
+            ("model.source=system", "system", false),
+            ("phase.0.system=Be brief.", "system", false),
+            ("agent.context.instruction=Sum up.", "instruction", true),
+            ("agent={writer={context={instruction='Sum up.'}}}", "instruction", true),
+            ("agent.context.keep=3", "instruction", false),
+            ("agent.tool_descriptions.search.description=x", "tool_descriptions", true),
+            ("agent.tool_descriptions.search.description=x", "system", false),
+        ] {
+            assert_eq!(text.parse::<Override>().unwrap().sets("agent", key), sets, "{text}");
+        }
     }
 
     #[test]

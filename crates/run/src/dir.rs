@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use levade_recipe::Recipe;
+use levade_recipe::{PromptTarget, Recipe};
 use levade_store::{Access, Store};
-use levade_trainer::{improved_prompts, seconds, started_at};
+use levade_trainer::{PromptVersion, improved_prompts, seconds, started_at};
 
 use crate::failure::unusable;
 
@@ -129,19 +129,26 @@ pub fn policy_dir(checkpoint: &Path, trained: &[String], name: &str) -> PathBuf 
     }
 }
 
-/// Sets the system prompts of a run's recipe to those that its phases had improved when they wrote
-/// the checkpoint of a model. Does nothing if `model` is not in a checkpoint.
+/// Sets the texts of a run's recipe to those that its phases had improved when they wrote the
+/// checkpoint of a model, except those that `is_set` returns true for: the user sets them. Does
+/// nothing if `model` is not in a checkpoint.
 ///
 /// # Errors
 /// Returns an error if the file of the checkpoint cannot be read.
-pub fn use_improved_prompts(recipe: &mut Recipe, model: &Path) -> anyhow::Result<()> {
+pub fn use_improved_prompts(
+    recipe: &mut Recipe,
+    model: &Path,
+    is_set: impl Fn(&PromptTarget) -> bool,
+) -> anyhow::Result<()> {
     let Some(checkpoint) = checkpoint_of(model).filter(|dir| dir.join(STATE).is_file()) else {
         return Ok(());
     };
     let prompts = improved_prompts(&checkpoint)
         .map_err(|why| unusable(format!("{}: {why}", checkpoint.display())))?;
-    for (agent, prompt) in prompts {
-        recipe.set_system(&agent, &prompt.text);
+    for PromptVersion { agent, target, text, .. } in prompts.iter() {
+        if !is_set(target) {
+            recipe.set_text(agent, target, text);
+        }
     }
     Ok(())
 }
@@ -153,4 +160,45 @@ pub fn use_improved_prompts(recipe: &mut Recipe, model: &Path) -> anyhow::Result
 /// Returns an error if the directory cannot be read.
 pub fn start_time_or_now(dir: &Path) -> anyhow::Result<u64> {
     Ok(started_at(dir)?.unwrap_or_else(|| seconds(SystemTime::now())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A checkpoint of a build that improved system prompts only, and one of this build.
+    #[test]
+    fn improved_texts_of_checkpoint_replace_those_of_recipe_unless_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(RECIPE);
+        let text = "run = { name = 'x' }\nmodel = { source = './model' }\n\
+                    tasks = [{ kind = 'arithmetic' }]\n\
+                    [agent]\nsystem = 'Old.'\ncontext = 'summarize'\ntools = ['calculator']\n";
+        std::fs::write(&file, text).unwrap();
+        let recipe = Recipe::load(&file, &[]).unwrap();
+        let improved = |prompts: &str, is_set: fn(&PromptTarget) -> bool| {
+            let state = format!(
+                r#"{{"schema": 2, "position": {{"phase": 0, "step": 1, "global_step": 1,
+                    "evaluated": true}}, "prompts": {prompts}, "phase_end": true,
+                    "metrics_bytes": 0, "files": []}}"#
+            );
+            std::fs::write(dir.path().join(STATE), state).unwrap();
+            let mut recipe = recipe.clone();
+            use_improved_prompts(&mut recipe, dir.path(), is_set).unwrap();
+            recipe.agent
+        };
+        let older = improved(r#"{"default": {"version": 2, "text": "New."}}"#, |_| false);
+        assert_eq!(older.system, "New.");
+        assert_eq!(older.context, recipe.agent.context);
+
+        let versions = r#"[
+            {"agent": "default", "target": "system", "version": 1, "text": "New."},
+            {"agent": "default", "target": "summary_instruction", "version": 1, "text": "Sum up."},
+            {"agent": "default", "target": {"tool": {"name": "calculator"}}, "version": 3,
+             "text": "Computes."}]"#;
+        let now = improved(versions, |target| *target == PromptTarget::System);
+        assert_eq!(now.system, "Old.", "the user sets it");
+        assert_eq!(now.context_policy(1000).summary.instruction, "Sum up.");
+        assert_eq!(now.tool_descriptions["calculator"].description.as_deref(), Some("Computes."));
+    }
 }

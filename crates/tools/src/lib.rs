@@ -60,6 +60,7 @@ mod calculator;
 mod call_limits;
 mod command;
 mod delay;
+mod descriptions;
 mod helper;
 mod lease;
 mod mcp;
@@ -98,6 +99,7 @@ pub use calculator::{Calculator, CalculatorKeys};
 pub use call_limits::{CallLimits, LimitedToolbox};
 pub use command::{CommandKeys, CommandTool};
 pub use delay::DelayedToolbox;
+pub use descriptions::{ToolDescriptions, ToolTexts, parameter_description, parameter_names};
 pub use helper::{HelpRequest, Helper, HelperSlot};
 pub use mcp::{Mcp, McpKeys};
 pub use nested::depth_error;
@@ -445,6 +447,17 @@ pub enum ToolError {
         /// Name of the selected tool.
         name: String,
         /// Comma-separated names of the agent's tools.
+        known: String,
+    },
+    /// The recipe describes a tool or a parameter that the agent does not have.
+    #[error(
+        "`tool_descriptions` of the agent describes {described}, which does not exist; correct the \
+         name, or set `tool_descriptions` to {{}}; there is {known}"
+    )]
+    UnknownDescription {
+        /// The tool or the parameter.
+        described: String,
+        /// Comma-separated names of those that exist.
         known: String,
     },
     /// A session could not be opened.

@@ -7,6 +7,7 @@ use levade_tasks::Task;
 use levade_text::ToolSpec;
 
 use super::ToolError;
+use super::descriptions::{self, ToolDescriptions};
 
 /// Separator between the names of a toolbox and of its tool, used if several toolboxes have a tool
 /// of the same name.
@@ -19,6 +20,8 @@ pub(super) struct Offer {
     pub specs: Vec<ToolSpec>,
     /// For each tool, the index of its toolbox and the tool's own name.
     origins: Vec<(usize, String)>,
+    /// Texts in `specs` that replace those of the toolboxes.
+    descriptions: Arc<ToolDescriptions>,
 }
 
 impl Offer {
@@ -47,7 +50,12 @@ impl Offer {
                 origins.push((at, spec.name.clone()));
             }
         }
-        Ok(Offer { specs, origins })
+        Ok(Offer { specs, origins, descriptions: Arc::default() })
+    }
+
+    /// Returns a tool, under the name by which the model calls it, as the list describes it.
+    pub fn describe(&self, spec: ToolSpec) -> ToolSpec {
+        descriptions::describe(&self.descriptions, spec)
     }
 
     /// Returns the tools of the toolbox with index `at`, with their own names.
@@ -72,18 +80,27 @@ impl Offer {
     }
 }
 
-/// The lists shown to attempts. The list for a task is fixed from its first attempt on.
-#[derive(Debug)]
-pub(super) enum Offers {
+/// The lists shown to attempts. The list for a task is fixed from its first attempt on. Clones share
+/// the lists.
+#[derive(Debug, Clone)]
+pub(super) struct Offers {
+    lists: Lists,
+    /// Texts that replace those of the toolboxes in every list.
+    pub descriptions: Arc<ToolDescriptions>,
+}
+
+/// Lists with the texts of the toolboxes.
+#[derive(Debug, Clone)]
+enum Lists {
     /// All tools are known in advance and are the same for every task.
     Fixed(Arc<Offer>),
     /// Tools become known when a session is opened.
-    Found(Mutex<DiscoveredOffers>),
+    Found(Arc<Mutex<DiscoveredOffers>>),
 }
 
 /// Lists that were found by opening sessions.
 #[derive(Debug, Default)]
-pub(super) struct DiscoveredOffers {
+struct DiscoveredOffers {
     /// The first list. It is used for tasks that have not been attempted yet.
     first: Option<Arc<Offer>>,
     /// Lists by task id.
@@ -91,6 +108,16 @@ pub(super) struct DiscoveredOffers {
 }
 
 impl Offers {
+    /// Creates the lists of tools that are known in advance (`fixed`), or that become known when a
+    /// session is opened.
+    pub fn new(fixed: Option<Offer>) -> Self {
+        let lists = match fixed {
+            Some(offer) => Lists::Fixed(Arc::new(offer)),
+            None => Lists::Found(Arc::default()),
+        };
+        Offers { lists, descriptions: Arc::default() }
+    }
+
     /// Returns the list for a task. If the task has no list yet, the current tools (`now`) become
     /// its list.
     ///
@@ -101,9 +128,9 @@ impl Offers {
         task: &Task,
         now: impl FnOnce() -> Result<Offer, ToolError>,
     ) -> Result<Arc<Offer>, ToolError> {
-        let found = match self {
-            Offers::Fixed(offer) => return Ok(selected_tools(offer, task)),
-            Offers::Found(found) => found,
+        let found = match &self.lists {
+            Lists::Fixed(offer) => return Ok(self.shown(offer, task)),
+            Lists::Found(found) => found,
         };
         let now = now()?;
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,32 +141,33 @@ impl Offers {
             .entry(task.id.clone())
             .or_insert_with(|| if **first == now { first.clone() } else { Arc::new(now) })
             .clone();
-        Ok(selected_tools(&offer, task))
+        Ok(self.shown(&offer, task))
     }
 
     /// Returns the list for a task. If the task has none, returns the first list of any task, or
     /// `None` if there is none.
     pub fn offer_for(&self, task: &Task) -> Option<Arc<Offer>> {
-        self.full_offer(task).map(|offer| selected_tools(&offer, task))
+        self.full_offer(task).map(|offer| self.shown(&offer, task))
     }
 
     /// Sets the list for tasks that have not been attempted, unless an attempt has already found
     /// one.
     pub fn assume(&self, offer: Offer) {
-        if let Offers::Found(found) = self {
+        if let Lists::Found(found) = &self.lists {
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
             found.first.get_or_insert_with(|| Arc::new(offer));
         }
     }
 
-    /// Checks that a task selects only known tools.
+    /// Checks that a task selects only known tools, and that only known tools are described.
     ///
     /// # Errors
-    /// Returns [`ToolError::Selected`] with the first unknown tool.
+    /// Returns [`ToolError::UnknownSelection`] or [`ToolError::UnknownDescription`] with the first
+    /// unknown tool.
     pub fn check(&self, task: &Task) -> Result<(), ToolError> {
-        let (Some(selection), Some(offer)) = (task.tool_selection(), self.full_offer(task)) else {
-            return Ok(());
-        };
+        let Some(offer) = self.full_offer(task) else { return Ok(()) };
+        descriptions::check(&self.descriptions, &offer.specs)?;
+        let Some(selection) = task.tool_selection() else { return Ok(()) };
         let knows = |name: &&str| {
             let own = offer.origins.iter().any(|(_, own)| own == name);
             own || offer.specs.iter().any(|spec| spec.name == **name)
@@ -159,11 +187,25 @@ impl Offers {
         }
     }
 
-    /// Returns the list for a task, ignoring the tool selection of the task.
+    /// Returns the part of a list that a task selects, with the texts that replace those of the
+    /// toolboxes.
+    fn shown(&self, offer: &Arc<Offer>, task: &Task) -> Arc<Offer> {
+        let selected = selected_tools(offer, task);
+        if self.descriptions.is_empty() {
+            return selected;
+        }
+        let mut shown =
+            Offer { descriptions: self.descriptions.clone(), ..Offer::clone(&selected) };
+        shown.specs = selected.specs.iter().cloned().map(|spec| shown.describe(spec)).collect();
+        Arc::new(shown)
+    }
+
+    /// Returns the list for a task, ignoring the tool selection of the task, with the texts of the
+    /// toolboxes.
     fn full_offer(&self, task: &Task) -> Option<Arc<Offer>> {
-        match self {
-            Offers::Fixed(offer) => Some(offer.clone()),
-            Offers::Found(found) => {
+        match &self.lists {
+            Lists::Fixed(offer) => Some(offer.clone()),
+            Lists::Found(found) => {
                 let found = found.lock().unwrap_or_else(PoisonError::into_inner);
                 found.by_task.get(&task.id).or(found.first.as_ref()).cloned()
             }
@@ -179,7 +221,7 @@ fn selected_tools(offer: &Arc<Offer>, task: &Task) -> Arc<Offer> {
     let kept = all
         .filter(|(spec, (_, own))| selection.iter().any(|name| *name == spec.name || name == own));
     let (specs, origins) = kept.map(|(spec, origin)| (spec.clone(), origin.clone())).unzip();
-    Arc::new(Offer { specs, origins })
+    Arc::new(Offer { specs, origins, descriptions: Arc::default() })
 }
 
 #[cfg(test)]
@@ -243,8 +285,8 @@ mod tests {
     fn task_selection_filters_tools() {
         let boxes = [("web", specs(&["search", "open"])), ("wiki", specs(&["search"]))];
         let full_offer = || Offer::new(&boxes);
-        let fixed = Offers::Fixed(Arc::new(full_offer().unwrap()));
-        let found = Offers::Found(Mutex::default());
+        let fixed = Offers::new(Some(full_offer().unwrap()));
+        let found = Offers::new(None);
         found.freeze(&task("first", json!({})), full_offer).unwrap();
         for offers in [fixed, found] {
             for (selection, want) in [
@@ -271,7 +313,7 @@ mod tests {
 
     #[test]
     fn tool_list_of_task_is_frozen() {
-        let offers = Offers::Found(Mutex::default());
+        let offers = Offers::new(None);
         let of = |id| task(id, json!({}));
         assert_eq!(offers.offer_for(&of("a")), None);
         let freeze = |task, names: &[&str]| {

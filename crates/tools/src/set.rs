@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::future::ready;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tracing::{debug, trace};
 
+use super::descriptions::ToolDescriptions;
 use super::lease::acquire_leases;
 use super::observation::{Observation, ObservationKind};
 use super::offer::{NAME_SEPARATOR, Offer, Offers};
@@ -39,7 +40,7 @@ const MAX_NOTE_CHARS: usize = 20_000;
 #[derive(Clone)]
 pub struct ToolSet {
     boxes: Vec<Entry>,
-    offers: Arc<Offers>,
+    offers: Offers,
 }
 
 /// A toolbox of a set.
@@ -62,7 +63,7 @@ impl fmt::Debug for ToolSet {
 impl Default for ToolSet {
     /// Creates a set without toolboxes.
     fn default() -> Self {
-        ToolSet { boxes: Vec::new(), offers: Arc::new(Offers::Fixed(Arc::default())) }
+        ToolSet { boxes: Vec::new(), offers: Offers::new(Some(Offer::default())) }
     }
 }
 
@@ -93,22 +94,13 @@ impl ToolSet {
             }
         }
         let fixed = boxes.iter().map(|(toolbox, _)| Some((toolbox.name(), toolbox.specs()?)));
-        let offers = match fixed.collect::<Option<Vec<_>>>() {
-            Some(fixed) => Offers::Fixed(Arc::new(Offer::new(&fixed)?)),
-            None => Offers::Found(Mutex::default()),
+        let fixed =
+            fixed.collect::<Option<Vec<_>>>().map(|fixed| Offer::new(&fixed)).transpose()?;
+        let entry = |(toolbox, deadline)| {
+            let meter = Arc::default();
+            Entry { toolbox, deadline, strict: false, meter }
         };
-        Ok(ToolSet {
-            boxes: boxes
-                .into_iter()
-                .map(|(toolbox, deadline)| Entry {
-                    toolbox,
-                    deadline,
-                    strict: false,
-                    meter: Arc::default(),
-                })
-                .collect(),
-            offers: Arc::new(offers),
-        })
+        Ok(ToolSet { boxes: boxes.into_iter().map(entry).collect(), offers: Offers::new(fixed) })
     }
 
     /// Marks the toolboxes for which `is_strict` returns true. If a strict toolbox does not work,
@@ -120,6 +112,19 @@ impl ToolSet {
             entry.strict = is_strict(entry.toolbox.name());
         }
         self
+    }
+
+    /// Returns the set with texts that the model reads in place of those of the toolboxes. They
+    /// replace all earlier ones.
+    #[must_use]
+    pub fn with_descriptions(mut self, descriptions: &ToolDescriptions) -> Self {
+        self.offers.descriptions = Arc::new(descriptions.clone());
+        self
+    }
+
+    /// Returns the texts that the model reads in place of those of the toolboxes.
+    pub fn descriptions(&self) -> &ToolDescriptions {
+        &self.offers.descriptions
     }
 
     /// Returns slots for the agents that the toolboxes call.
@@ -150,7 +155,7 @@ impl ToolSet {
     ///
     /// # Errors
     /// Returns an error if a toolbox is not ready, if a session cannot be opened or closed, or if
-    /// the task selects an unknown tool.
+    /// the task selects or the set describes an unknown tool.
     pub async fn find(&self, attempt: &ToolContext) -> Result<(), ToolError> {
         for Entry { toolbox, .. } in &self.boxes {
             toolbox.check_ready().await?;
@@ -206,21 +211,15 @@ impl ToolSet {
                 ToolError::Open { tool: name.clone(), why }
             };
             let session = opened.unwrap_or_else(|| Err(late()))?;
-            let deadline = *deadline;
-            let strict = *strict;
-            let permit_timeout = attempt.deadline;
-            let tools = Vec::new();
-            let appeared = Vec::new();
-            let meter = meter.clone();
             open.sessions.push(OpenBox {
                 name,
                 session,
-                tools,
-                appeared,
-                deadline,
-                strict,
-                permit_timeout,
-                meter,
+                tools: Vec::new(),
+                appeared: Vec::new(),
+                deadline: *deadline,
+                strict: *strict,
+                permit_timeout: attempt.deadline,
+                meter: meter.clone(),
                 lease,
             });
         }
@@ -407,7 +406,7 @@ impl OpenTools {
                     .name_of(at, &spec.name)
                     .or_else(|| Some(&appeared.iter().find(|(_, own)| *own == spec.name)?.0[..]))
                     .unwrap_or(&spec.name);
-                ToolSpec { name: name.to_owned(), ..spec.clone() }
+                self.offer.describe(ToolSpec { name: name.to_owned(), ..spec.clone() })
             };
             let all = |specs: &[ToolSpec]| specs.iter().map(called).collect::<Vec<_>>();
             if let Some(note) = describe_changes(&all(tools), &all(&now)) {

@@ -4,8 +4,8 @@ use levade_tasks::calculation;
 use serde_json::json;
 
 use super::*;
-use crate::Calculator;
 use crate::testing::{Log, LoggedToolbox, call, context, parsed_calls};
+use crate::{Calculator, ToolTexts};
 
 const DEADLINE: Duration = Duration::from_millis(50);
 
@@ -350,6 +350,37 @@ async fn changed_tools_are_announced_but_prompt_is_fixed() {
     for open in [first, second, other] {
         open.close().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn descriptions_replace_those_of_toolboxes_and_are_not_announced() {
+    let log = Log::default();
+    let toolbox = LoggedToolbox::new("web", &log);
+    let offered = toolbox.tools.clone();
+    let plain = set(vec![toolbox]);
+    let texts_of = |text: &str| {
+        let of_tool = ToolTexts { description: Some(text.into()), ..Default::default() };
+        ToolDescriptions::from([("web".to_owned(), of_tool)])
+    };
+    let described = plain.clone().with_descriptions(&texts_of("Looks up pages."));
+    described.find(&context("task")).await.unwrap();
+    let mut open = described.open(&context("task")).await.unwrap();
+    assert_eq!(open.specs()[0].description, "Looks up pages.");
+    assert_eq!(described.specs(&context("task").task), open.specs());
+    assert_eq!(texts(&mut open, &calls_of(&["web"])).await, ["done 0"]);
+    *offered.lock().unwrap() = vec!["web", "click"];
+    let announced = texts(&mut open, &calls_of(&["web"])).await;
+    assert!(announced[0].contains("New: {\"name\":\"click\""), "{announced:?}");
+    assert!(!announced[0].contains("Changed"), "{announced:?}");
+    // The texts are those of one set; a clone without them, or with others, shares the tools.
+    assert_eq!(plain.specs(&context("task").task)[0].description, "");
+    let other = described.with_descriptions(&texts_of("Opens pages."));
+    assert_eq!(other.specs(&context("task").task)[0].description, "Opens pages.");
+    open.close().await.unwrap();
+
+    let misspelled = ToolDescriptions::from([("webb".to_owned(), ToolTexts::default())]);
+    let error = plain.with_descriptions(&misspelled).find(&context("task")).await.unwrap_err();
+    assert!(error.to_string().contains("the tool \"webb\""), "{error}");
 }
 
 fn names_of(specs: &[ToolSpec]) -> Vec<String> {

@@ -10,10 +10,12 @@ use levade_agent::{
 };
 use levade_conversation::Format;
 use levade_policy::Sampler;
-use levade_recipe::{AgentKeys, EvalKeys, PastKeys, Recipe, SourceKeys};
+use levade_recipe::{
+    AgentKeys, ContextKeys, EvalKeys, PastKeys, PromptTarget, Recipe, SourceKeys, ToolTarget,
+};
 use levade_tasks::Task;
 use levade_text::Chat;
-use levade_tools::{ToolSet, Usage};
+use levade_tools::{ToolSet, Usage, parameter_description, parameter_names};
 use levade_traces::Chats;
 use levade_tree::DEFAULT;
 
@@ -87,6 +89,47 @@ impl NamedAgent {
         &self.agent.players[0]
     }
 
+    /// Returns this agent with other texts, those of `keys`.
+    pub(crate) fn with_texts_of(&self, keys: &AgentKeys) -> Self {
+        let agent = with_texts(&self.agent, keys);
+        NamedAgent { agent, keys: keys.clone(), ..self.clone() }
+    }
+
+    /// Returns a text of the agent, as the agent reads it.
+    ///
+    /// # Errors
+    /// Returns an error that names the tools or parameters that exist if the text is the
+    /// description of another one. `key` is the key of the recipe that names the text.
+    pub(crate) fn text(&self, target: &PromptTarget, key: &str) -> Result<String, TrainerError> {
+        let ToolTarget { name, parameter } = match (target, &self.keys.context) {
+            (PromptTarget::System, _) => return Ok(self.keys.system.clone()),
+            (PromptTarget::SummaryInstruction, ContextKeys::Summarize(keys)) => {
+                return Ok(keys.instruction.clone());
+            }
+            // The recipe was checked: such an agent has summaries.
+            (PromptTarget::SummaryInstruction, _) => return Ok(String::new()),
+            (PromptTarget::Tool(tool), _) => tool,
+        };
+        let unknown = |what: &str, known: String| TrainerError::Tool {
+            name: name.clone(),
+            why: format!(
+                "`{key}` names {what}, which the agent {} does not have; it has {known}",
+                self.agent.name
+            ),
+        };
+        let specs = self.agent.tools.specs(&Task::default());
+        let Some(spec) = specs.iter().find(|spec| spec.name == *name) else {
+            let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+            return Err(unknown("this tool", names.join(", ")));
+        };
+        if parameter.is_empty() {
+            return Ok(spec.description.clone());
+        }
+        parameter_description(spec, parameter)
+            .map(str::to_owned)
+            .ok_or_else(|| unknown(&format!("its parameter {parameter:?}"), parameter_names(spec)))
+    }
+
     /// Returns the agent as a helper that toolboxes of other agents can call.
     fn helper(&self, roster: &Arc<Roster>) -> HelperAgent {
         let keys = self.keys.clone();
@@ -95,6 +138,20 @@ impl NamedAgent {
             roster: Arc::downgrade(roster),
             build_prompt: Arc::new(move |task| keys.initial_messages(task)),
         }
+    }
+}
+
+/// Returns an agent with other texts, those of `keys`: the descriptions of its tools and the
+/// instruction for summaries. Its system prompt is in `keys` only.
+fn with_texts(agent: &Agent, keys: &AgentKeys) -> Agent {
+    let with_instruction = |player: &Player| Player {
+        context_policy: keys.context_policy(player.context),
+        ..player.clone()
+    };
+    Agent {
+        players: agent.players.iter().map(with_instruction).collect(),
+        tools: agent.tools.clone().with_descriptions(&keys.tool_descriptions),
+        ..agent.clone()
     }
 }
 
@@ -131,6 +188,9 @@ pub struct Agents {
     named: Vec<NamedAgent>,
     /// All agents.
     pub(crate) roster: Arc<Roster>,
+    /// Agents that toolboxes call. The toolboxes have only weak references to them. No phase
+    /// improves the texts of such agents.
+    helpers: Arc<Roster>,
     /// A teacher that generates completions in place of the trained policies.
     pub(crate) teacher: Option<Teacher>,
 }
@@ -336,7 +396,7 @@ impl Agents {
         }
         let roster = Arc::new(Roster::new(all));
         register_helpers(&named, &roster);
-        Ok(Agents { named, roster, teacher: None })
+        Ok(Agents { named, helpers: Arc::clone(&roster), roster, teacher: None })
     }
 
     /// Returns the agent that performs a task: the named agent, or the first agent if the task
@@ -421,13 +481,30 @@ impl Agents {
         }
     }
 
-    /// Returns these agents with another system prompt for one of them.
-    pub(crate) fn with_prompt(&self, agent: &str, prompt: &str) -> Self {
-        let mut agents = self.clone();
-        for named in agents.named.iter_mut().filter(|named| named.agent.name == agent) {
-            named.keys.system = prompt.to_owned();
-        }
-        agents
+    /// Returns an agent that performs tasks.
+    ///
+    /// # Errors
+    /// Returns an error if there is no such agent.
+    pub(crate) fn find(&self, name: &str) -> Result<&NamedAgent, TrainerError> {
+        let found = self.named.iter().find(|named| named.agent.name == name);
+        found.ok_or_else(|| TrainerError::MissingPart(format!("the agent {name}")))
+    }
+
+    /// Returns these agents with another text for one of them.
+    pub(crate) fn with_text(&self, agent: &str, target: &PromptTarget, text: &str) -> Self {
+        let Ok(named) = self.find(agent) else { return self.clone() };
+        let mut keys = named.keys.clone();
+        target.set(&mut keys, text);
+        let named = self.named.iter().map(|named| match named.agent.name == agent {
+            true => named.with_texts_of(&keys),
+            false => named.clone(),
+        });
+        let roster = self.roster.agents().iter().map(|known| match known.name == agent {
+            true => with_texts(known, &keys),
+            false => known.clone(),
+        });
+        let roster = Arc::new(Roster::new(roster.collect()));
+        Agents { named: named.collect(), roster, ..self.clone() }
     }
 
     /// Returns these agents with the token limits of an evaluation.
@@ -445,6 +522,7 @@ mod tests {
     use std::time::Duration;
 
     use levade_policy::Simulator;
+    use levade_tools::Calculator;
 
     use super::*;
 
@@ -471,5 +549,46 @@ mod tests {
         let missing =
             Agents::with_sampler(&recipe, &parts[..1], &sampler, 2000).map(|_| ()).unwrap_err();
         assert!(missing.to_string().contains("the agent writer"), "{missing}");
+    }
+
+    #[test]
+    fn with_text_changes_what_one_agent_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("recipe.toml");
+        let recipe = "run = { name = 'x' }\nmodel = { source = './model' }\n\
+                      tasks = [{ kind = 'arithmetic' }]\n\
+                      [agent]\ncontext = 'summarize'\n[agent.writer]\nmax_turns = 2\n";
+        std::fs::write(&file, recipe).unwrap();
+        let recipe = Recipe::load(&file, &[]).unwrap();
+        let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
+        let tools = ToolSet::new(vec![Arc::new(Calculator::default())], Duration::ZERO).unwrap();
+        let parts = ["default", "writer"]
+            .map(|name| AgentSpec::new(name, Arc::clone(&chat), tools.clone()));
+        let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(Default::default()));
+        let initial = Agents::with_sampler(&recipe, &parts, &sampler, 2000).unwrap();
+        let tool = |parameter: &str| {
+            let (name, parameter) = ("calculator".to_owned(), parameter.to_owned());
+            PromptTarget::Tool(ToolTarget { name, parameter })
+        };
+        for target in
+            [PromptTarget::System, PromptTarget::SummaryInstruction, tool(""), tool("expression")]
+        {
+            let changed = initial.with_text("writer", &target, "Other.");
+            let text =
+                |agents: &Agents, name| agents.find(name).unwrap().text(&target, "k").unwrap();
+            assert_eq!(text(&changed, "writer"), "Other.", "{target}");
+            assert_eq!(text(&changed, "default"), text(&initial, "default"), "{target}");
+            // Attempts look agents up in the roster, and its tools and summaries are the same.
+            let [own, known] = [&changed.find("writer").unwrap().agent, {
+                changed.roster.find("writer").unwrap()
+            }];
+            assert_eq!(own.tools.specs(&Task::default()), known.tools.specs(&Task::default()));
+            assert_eq!(own.players[0].context_policy, known.players[0].context_policy);
+            let is_other = known.players[0].context_policy.summary.instruction == "Other.";
+            assert_eq!(is_other, target == PromptTarget::SummaryInstruction, "{target}");
+            // Agents that toolboxes call still exist.
+            assert!(Arc::ptr_eq(&changed.helpers, &initial.helpers));
+        }
+        assert_eq!(initial.with_text("nobody", &tool(""), "Other.").named.len(), 2);
     }
 }

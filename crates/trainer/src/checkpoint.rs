@@ -27,7 +27,7 @@ use tracing::info;
 use crate::TrainerError;
 use crate::files::{file_error, sync_dir, write_atomically};
 use crate::policies::{CRITIC, REFERENCE};
-use crate::prompt_version::{PromptVersion, Prompts};
+use crate::prompt_version::Prompts;
 
 /// Version of `trainer.json` that this build reads and writes. Version 2 added checksums.
 const SCHEMA: u32 = 2;
@@ -61,7 +61,7 @@ struct State {
     /// builds, which had one policy that every step trained.
     #[serde(default)]
     versions: Versions,
-    /// Prompts that phases have improved, by agent.
+    /// Texts that phases have improved.
     #[serde(default, skip_serializing_if = "Prompts::is_empty")]
     prompts: Prompts,
     /// Whether the phase ended here. Such checkpoints are kept, because the next phase starts from
@@ -82,8 +82,8 @@ pub struct Checkpoint {
     pub position: Position,
     /// Number of steps that had trained each policy, by name.
     pub versions: BTreeMap<String, u64>,
-    /// Prompts that phases have improved, by agent.
-    pub prompts: BTreeMap<String, PromptVersion>,
+    /// Texts that phases have improved.
+    pub prompts: Prompts,
     /// Whether the phase ended here.
     pub phase_end: bool,
     /// Length of the metrics file at this point, in bytes.
@@ -135,11 +135,11 @@ pub fn checkpoints(dir: &Path) -> Result<Vec<Checkpoint>, TrainerError> {
     Ok(Checkpoints::read_only(root).find()?.complete)
 }
 
-/// Returns the prompts that phases had improved when a checkpoint was written, by agent.
+/// Returns the texts that phases had improved when a checkpoint was written.
 ///
 /// # Errors
 /// Returns a message that names the file of the checkpoint that cannot be read.
-pub fn improved_prompts(checkpoint: &Path) -> Result<BTreeMap<String, PromptVersion>, String> {
+pub fn improved_prompts(checkpoint: &Path) -> Result<Prompts, String> {
     state_of(checkpoint).map(|state| state.prompts)
 }
 
@@ -467,7 +467,13 @@ mod tests {
     fn about(step: u32, phase_end: bool) -> CheckpointMeta {
         let position = Position { phase: 0, step, global_step: step, evaluated: false };
         let versions = Versions::from([("default".to_owned(), u64::from(step))]);
-        CheckpointMeta { position, versions, prompts: Prompts::new(), phase_end, metrics_bytes: 10 }
+        CheckpointMeta {
+            position,
+            versions,
+            prompts: Prompts::default(),
+            phase_end,
+            metrics_bytes: 10,
+        }
     }
 
     fn companions(dir: &Path) -> io::Result<()> {

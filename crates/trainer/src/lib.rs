@@ -174,6 +174,7 @@ pub use observe::{Event, Observer, StopFlag};
 pub use origin::{matching, merged_from, record_model, seconds, started_at, write_merged_from};
 pub use phase::{check_phases, with_copies};
 pub use policies::{ExtraFiles, Policy, PolicyLearner};
+pub use prompt_version::{PromptVersion, Prompts};
 pub use replay::{ReplayComparison, replay, terms};
 pub use rescore::{Rescored, RescoredAttempt, rescore, rescoring_keys};
 pub use rewind::{Rewound, rewind};

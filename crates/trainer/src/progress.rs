@@ -10,7 +10,7 @@ pub(crate) struct RunProgress {
     pub position: Position,
     /// Number of steps that have trained each policy, by name.
     pub versions: Versions,
-    /// Prompts that phases have improved, by agent.
+    /// Texts that phases have improved.
     pub prompts: Prompts,
     /// The newest checkpoint. `None` before the first one.
     pub latest: Option<Checkpoint>,

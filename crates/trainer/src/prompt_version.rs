@@ -1,18 +1,122 @@
-//! System prompts that phases have improved.
+//! Texts of agents that phases have improved, such as system prompts.
 
 use std::collections::BTreeMap;
 
+use levade_recipe::PromptTarget;
 use serde::{Deserialize, Serialize};
 
-/// Version of a system prompt.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Version of a text of an agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromptVersion {
-    /// Number of the version in its phase. 0 is the prompt with which a prompt phase started, or
+    /// Name of the agent.
+    pub agent: String,
+    /// Text of the agent that has this version.
+    pub target: PromptTarget,
+    /// Number of the version in its phase. 0 is the text with which a prompt phase started, or
     /// for an SFT phase the prompt of the recipe.
     pub version: u32,
-    /// The prompt.
+    /// The text.
     pub text: String,
 }
 
-/// Improved system prompts, by agent.
-pub(crate) type Prompts = BTreeMap<String, PromptVersion>;
+/// The newest version of each text that phases have improved.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(from = "StoredPrompts")]
+pub struct Prompts(Vec<PromptVersion>);
+
+/// Versions as checkpoints contain them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum StoredPrompts {
+    Versions(Vec<PromptVersion>),
+    /// System prompts by agent, from builds that improved no other texts.
+    Systems(BTreeMap<String, SystemVersion>),
+}
+
+#[derive(Deserialize)]
+struct SystemVersion {
+    version: u32,
+    text: String,
+}
+
+impl From<StoredPrompts> for Prompts {
+    fn from(stored: StoredPrompts) -> Self {
+        let system = |(agent, SystemVersion { version, text })| PromptVersion {
+            agent,
+            target: PromptTarget::System,
+            version,
+            text,
+        };
+        Prompts(match stored {
+            StoredPrompts::Versions(versions) => versions,
+            StoredPrompts::Systems(systems) => systems.into_iter().map(system).collect(),
+        })
+    }
+}
+
+impl Prompts {
+    /// Returns whether no text has been improved.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the versions, in the order in which their texts were first improved.
+    pub fn iter(&self) -> impl Iterator<Item = &PromptVersion> {
+        self.0.iter()
+    }
+
+    /// Returns the version of a text, if a phase has improved it.
+    pub fn get(&self, agent: &str, target: &PromptTarget) -> Option<&PromptVersion> {
+        self.iter().find(|known| known.agent == agent && known.target == *target)
+    }
+
+    /// Adds a version, which replaces the earlier one of the same text.
+    pub(crate) fn set(&mut self, version: PromptVersion) {
+        let is_same = |known: &&mut PromptVersion| {
+            (&known.agent, &known.target) == (&version.agent, &version.target)
+        };
+        match self.0.iter_mut().find(is_same) {
+            Some(known) => *known = version,
+            None => self.0.push(version),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use levade_recipe::ToolTarget;
+
+    use super::*;
+
+    #[test]
+    fn prompts_of_older_checkpoints_are_system_prompts() {
+        let stored = r#"{"default": {"version": 3, "text": "Think."}}"#;
+        let mut prompts: Prompts = serde_json::from_str(stored).unwrap();
+        let system = PromptVersion {
+            agent: "default".into(),
+            target: PromptTarget::System,
+            version: 3,
+            text: "Think.".into(),
+        };
+        assert_eq!(prompts.iter().collect::<Vec<_>>(), [&system]);
+
+        // Versions of other texts are stored beside them, one of each.
+        let name = "calculator".to_owned();
+        let tool = PromptTarget::Tool(ToolTarget { name, parameter: String::new() });
+        for text in ["Computes.", "Computes sums."] {
+            prompts.set(PromptVersion {
+                target: tool.clone(),
+                text: text.into(),
+                ..system.clone()
+            });
+        }
+        prompts.set(PromptVersion { version: 4, ..system.clone() });
+        let stored = serde_json::to_string(&prompts).unwrap();
+        assert_eq!(serde_json::from_str::<Prompts>(&stored).unwrap(), prompts);
+        assert_eq!(prompts.iter().count(), 2);
+        assert_eq!(prompts.get("default", &tool).unwrap().text, "Computes sums.");
+        assert_eq!(prompts.get("default", &PromptTarget::System).unwrap().version, 4);
+        assert_eq!(prompts.get("writer", &PromptTarget::System), None);
+        assert_eq!(serde_json::from_str::<Prompts>("{}").unwrap(), Prompts::default());
+    }
+}

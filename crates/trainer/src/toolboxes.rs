@@ -83,7 +83,8 @@ impl Toolboxes {
                 .is_some_and(|keys| keys.on_failure == ToolFailureEffect::Retry)
         };
         let boxes = agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?;
-        Ok(ToolSet::with_timeouts(boxes)?.with_strict_tools(retries))
+        let set = ToolSet::with_timeouts(boxes)?.with_strict_tools(retries);
+        Ok(set.with_descriptions(&agent.tool_descriptions))
     }
 
     /// Returns the toolbox that all agents share, and creates it on first use.

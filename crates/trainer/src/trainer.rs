@@ -210,9 +210,10 @@ impl Trainer {
         let withdrawn = store.withdrawals().await?.into_iter().filter_map(|w| w.task).collect();
         let prompts = latest.as_ref().map(|checkpoint| checkpoint.prompts.clone());
         let prompts = prompts.unwrap_or_default();
-        let improved = |agents: Agents, (agent, prompt): (&String, &PromptVersion)| {
-            agents.with_prompt(agent, &prompt.text)
-        };
+        let improved =
+            |agents: Agents, PromptVersion { agent, target, text, .. }: &PromptVersion| {
+                agents.with_text(agent, target, text)
+            };
         let rollouts = AttemptMaker {
             agents: prompts.iter().fold(agents, improved),
             scorers,
@@ -362,10 +363,11 @@ impl Trainer {
                 let span = info_span!("step", phase, step);
                 let done = current.step(&self.run, &self.progress, step, observer, stop);
                 let (mut metrics, attempts) = done.instrument(span).await?;
-                if let Some((agent, prompt)) = current.best_prompt(&self.run.recipe) {
+                if let Some(best) = current.best_prompt(&self.run.recipe) {
                     let rollouts = &mut self.run.rollouts;
-                    rollouts.agents = rollouts.agents.with_prompt(agent, &prompt.text);
-                    self.progress.prompts.insert(agent.to_owned(), prompt);
+                    let PromptVersion { agent, target, text, .. } = &best;
+                    rollouts.agents = rollouts.agents.with_text(agent, target, text);
+                    self.progress.prompts.set(best);
                 }
                 let retried =
                     self.reporter.note_warnings(&self.run.rollouts, &attempts, observer).await?;

@@ -114,6 +114,9 @@ impl RunnerLoop {
             seed: context.seed,
             stream: context.stream,
             is_evaluation: context.is_evaluation,
+            tool_descriptions: own
+                .as_ref()
+                .map_or_else(|_| Default::default(), |own| own.tools.descriptions().clone()),
             params: own.map_or_else(|_| context.params.clone(), |own| context.params_of(own)),
             limits: context.limits,
             endpoint,

@@ -39,6 +39,7 @@ impl RunnerAgent {
             task,
             messages,
             agent,
+            tool_descriptions,
             seed,
             stream,
             is_evaluation,
@@ -62,7 +63,7 @@ impl RunnerAgent {
         };
         let mut own = Agent::new(&agent, player.clone(), limits);
         if let RunnerAgent::Tools(tools) = self {
-            own.tools = tools.clone();
+            own.tools = tools.clone().with_descriptions(&tool_descriptions);
         }
         let context = AttemptContext {
             task,

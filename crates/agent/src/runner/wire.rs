@@ -3,6 +3,7 @@
 use levade_policy::SamplingParams;
 use levade_tasks::Task;
 use levade_text::Message;
+use levade_tools::ToolDescriptions;
 use levade_tree::{Outcome, TimeInterval};
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +32,9 @@ pub struct LeasedAttempt {
     pub messages: Vec<Message>,
     /// Name of the attempt's own agent.
     pub agent: String,
+    /// Texts of its tools that replace those of the toolboxes.
+    #[serde(default, skip_serializing_if = "ToolDescriptions::is_empty")]
+    pub tool_descriptions: ToolDescriptions,
     /// Seed of the run.
     pub seed: u64,
     /// Random stream of the attempt.

@@ -139,16 +139,13 @@ impl PhaseRun {
         }
     }
 
-    /// Returns the agent whose prompt the phase changes, and the best prompt so far. Returns `None`
-    /// if the phase changes no prompt, or has not found one yet.
-    pub fn best_prompt(&self, recipe: &Recipe) -> Option<(&str, PromptVersion)> {
+    /// Returns the best version so far of the text that the phase changes. Returns `None` if the
+    /// phase changes no text of an agent, or has not found one yet.
+    pub fn best_prompt(&self, recipe: &Recipe) -> Option<PromptVersion> {
         match self {
             PhaseRun::Rl(_) => None,
             PhaseRun::Sft(phase) => phase.prompt(recipe),
-            PhaseRun::Prompt(phase) => {
-                let (agent, prompt) = phase.best();
-                prompt.map(|prompt| (agent, prompt))
-            }
+            PhaseRun::Prompt(phase) => phase.best(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use levade_agent::{Agent, Teacher, demonstrate};
 use levade_policy::crash_point;
-use levade_recipe::{Phase, Recipe, SftKeys};
+use levade_recipe::{Phase, PromptTarget, Recipe, SftKeys};
 use levade_store::{Attempt, Status, StepPlan};
 use levade_tree::{AttemptId, AttemptSlot, DEFAULT, Outcome, Purpose, RunId};
 use serde_json::json;
@@ -163,7 +163,8 @@ impl Sft {
             .await?;
             let found = found.ok_or(Exit::Stopped)?;
             let later_agents = keys.system.as_ref().map(|system| {
-                rollouts.agents.with_prompt(&rollouts.agents.first().agent.name, system)
+                let agents = &rollouts.agents;
+                agents.with_text(&agents.first().agent.name, &PromptTarget::System, system)
             });
             let demonstrations = if teacher.is_none() || later_agents.is_some() {
                 let copies = imitate::copies(found, store.run(), later_agents.as_ref())?;
@@ -180,10 +181,11 @@ impl Sft {
     }
 
     /// Returns the system prompt that the agent uses from the first step on, if the phase sets one.
-    pub fn prompt(&self, recipe: &Recipe) -> Option<(&'static str, PromptVersion)> {
+    pub fn prompt(&self, recipe: &Recipe) -> Option<PromptVersion> {
         let text = self.keys.system.clone()?;
         let version = u32::from(text != recipe.agent.system);
-        Some((DEFAULT, PromptVersion { version, text }))
+        let (agent, target) = (DEFAULT.to_owned(), PromptTarget::System);
+        Some(PromptVersion { agent, target, version, text })
     }
 
     pub async fn step(

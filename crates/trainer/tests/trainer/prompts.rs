@@ -9,10 +9,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use levade_agent::Teacher;
 use levade_policy::Simulator;
+use levade_recipe::{PromptTarget, Recipe, ToolTarget};
 use levade_reward::{ScoreError, Scorer, ScorerInput};
 use levade_store::testing::wait;
 use levade_store::{Attempt, Sqlite, Status, Store};
 use levade_text::Message;
+use levade_tools::Calculator;
 use levade_trainer::{
     Event, Observer, RunEnd, RunParts, StartMode, StopFlag, Trainer, TrainerError, checkpoints,
     improved_prompts,
@@ -67,12 +69,16 @@ fn editor_with(
     Teacher::from_rule(move |messages| {
         let request = messages[0].content.as_str().to_owned();
         admit(&request, num_requests.fetch_add(1, Ordering::Relaxed))?;
-        let Some((_, rest)) =
-            request.split_once("# System prompt\n\n").filter(|_| request.contains("# Advice"))
-        else {
+        if !request.contains("# Advice") {
             assert!(request.contains("## Attempt 2\n\nTask: ") && request.contains("Score: "));
             return Ok(Message::assistant("Add a rule."));
-        };
+        }
+        let (_, titled) = request.split_once("\n\n# ").unwrap();
+        let (title, rest) = titled.split_once("\n\n").unwrap();
+        assert!(
+            ["System prompt", "Description of the tool `calculator`"].contains(&title),
+            "{request}"
+        );
         let (prompt, rest) = rest.split_once("\n\n# Advice\n\n").unwrap();
         assert!(rest.starts_with("Add a rule."), "{rest}");
         let rules = if request.contains("one change") { "RULE" } else { "RULE RULE" };
@@ -243,7 +249,7 @@ async fn completions_of_own_policy_are_imitated_without_their_prompt() {
     // From the first step of the phase on, the agent has the other prompt.
     let checkpoints = checkpoints(&dir).unwrap();
     let prompt = improved_prompts(&checkpoints.last().unwrap().dir).unwrap();
-    assert_eq!(prompt["default"].text, "");
+    assert_eq!(prompt.get("default", &PromptTarget::System).unwrap().text, "");
     let evals = attempts(&dir, Purpose::Eval);
     let last = evals.iter().filter(|attempt| attempt.slot.phase == 2 && attempt.slot.step == 2);
     assert!(last.clone().count() > 0);
@@ -337,6 +343,66 @@ async fn prompt_phase_starts_from_prompt_of_earlier_phase() {
     }
 }
 
+/// A phase that improves the description of a tool, one that improves the system prompt, and a step
+/// of reinforcement learning.
+const TOOL_THEN_SYSTEM: &str = "phase=[{kind='prompt', editor='editor', rounds=3, beam_width=2, \
+    branch_factor=2, gradient_tasks=2, selection_tasks=4, candidates=['Computes.'], \
+    target={kind='tool', name='calculator'}}, {kind='prompt', editor='editor', rounds=1, \
+    beam_width=1, branch_factor=1, gradient_tasks=2, selection_tasks=4}, \
+    {kind='rl', steps=1, groups=2, group_size=2, learning_rate=0.05}]";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tool_description_is_improved_and_used_by_later_phases_and_resumed_runs() {
+    let root = tempfile::tempdir().unwrap();
+    let target =
+        PromptTarget::Tool(ToolTarget { name: "calculator".into(), parameter: String::new() });
+    let mut pools = Vec::new();
+    for stops in [vec![], vec![(0, 2), (0, 4), (1, 1)]] {
+        let dir = root.path().join(format!("{} stops", stops.len()));
+        let policy = simulator(Duration::ZERO, 0.0);
+        let num_requests = Arc::new(AtomicUsize::new(0));
+        let mut start = StartMode::Fresh;
+        for last in stops.into_iter().chain([(9, 9)]) {
+            let (stop, editor) = (StopFlag::default(), editor(&num_requests));
+            let with = (&[TOOL_THEN_SYSTEM][..], &stop);
+            run_to(last, &dir, &policy, editor, start, with).await.unwrap();
+            start = StartMode::Resume;
+        }
+        let [tool, system] = [0, 1].map(|phase| pool_of(&dir, phase));
+        assert_eq!(tool["target"]["tool"]["name"], "calculator");
+        assert_eq!(system["target"], "system");
+        assert_eq!(start_prompt(&tool), Calculator::spec().description);
+        assert_eq!(start_prompt(&system), "Use the tool.");
+        let (best, system_best) = (&tool["prompts"][0], &system["prompts"][0]["text"]);
+        let text = best["text"].as_str().unwrap();
+        assert!(best["score"] == 1.0 && text.matches("RULE").count() >= 3, "{tool:#}");
+
+        // Later attempts read the best description, and the prompt of the second phase beside it.
+        let trained = attempts(&dir, Purpose::Train);
+        assert_eq!(trained.len(), 4);
+        for attempt in &trained {
+            let shown = prompt_text(&attempt.trajectory);
+            assert!(
+                shown.contains(text) && shown.contains(system_best.as_str().unwrap()),
+                "{shown}"
+            );
+            assert!(!shown.contains(&Calculator::spec().description) || text.starts_with("Eval"));
+        }
+        let evals = attempts(&dir, Purpose::Eval);
+        let mut last = evals.iter().filter(|attempt| attempt.slot.phase == 2);
+        assert!(last.all(|attempt| prompt_text(&attempt.trajectory).contains(text)));
+        assert!(evals.iter().any(|attempt| !prompt_text(&attempt.trajectory).contains("RULE")));
+
+        let checkpoint = checkpoints(&dir).unwrap().pop().unwrap();
+        let prompts = improved_prompts(&checkpoint.dir).unwrap();
+        assert_eq!(prompts.iter().count(), 2);
+        assert_eq!(prompts.get("default", &target).unwrap().text, text);
+        pools.push((tool, system, num_requests.load(Ordering::Relaxed), policy.weights()));
+    }
+    // Stops at step boundaries change no result, and no request is made twice.
+    assert_eq!(pools[0], pools[1]);
+}
+
 /// A run that an older build started keeps starting its prompt phases from the recipe's prompt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prompt_phase_of_older_run_starts_from_recipe() {
@@ -423,17 +489,41 @@ async fn prompt_phase_rejects_recipes_that_cannot_work() {
     let error = run(&dir, &policy, editor(&inner), StartMode::Fresh, set).await.unwrap_err();
     assert!(error.to_string().contains("50 training tasks") && error.is_user_error(), "{error}");
 
+    let of_tool = |target: &str| format!("phase.0.target={{kind='tool', {target}}}");
+    for (target, why) in [
+        (
+            "name='calc'",
+            "\"calc\" cannot be used: `phase.0.target` names this tool, which the agent default does \
+             not have; it has calculator",
+        ),
+        (
+            "name='calculator', parameter='x'",
+            "its parameter \"x\", which the agent default does not have; it has expression",
+        ),
+    ] {
+        let target = of_tool(target);
+        let set = (&[target.as_str()][..], &never);
+        let error = run(&dir, &policy, editor(&inner), StartMode::Fresh, set).await.unwrap_err();
+        assert!(error.to_string().contains(why) && error.is_user_error(), "{error}");
+    }
+
     let file = root.path().join("wrong.toml");
+    let nameless = of_tool("name=''");
+    let long = format!("phase.0.candidates=['{}']", "x".repeat(32_001));
     std::fs::write(&file, crate::common::RECIPE).unwrap();
     for (set, why) in [
         ("phase.0.editor=nobody", "`phase.0.editor` is nobody"),
         ("phase.0.agent=nobody", "`phase.0.agent` is nobody"),
         ("phase.0.candidates=['']", "phase.0.candidates.0"),
+        (long.as_str(), "`phase.0.candidates.0` is 32001 characters long"),
+        ("phase.0.target=summary_instruction", "set `agent.context = \"summarize\"`"),
+        (nameless.as_str(), "`phase.0.target.name` is \"\""),
+        ("phase.0.target=summary", "phase.0.target"),
         ("phase.0.selection_tasks=0", "phase.0.selection_tasks"),
     ] {
         let all = [&IMPROVED[..], &[set]].concat();
         let all: Vec<_> = all.iter().map(|text| text.parse().unwrap()).collect();
-        let error = levade_recipe::Recipe::load(&file, &all).unwrap_err().to_string();
+        let error = Recipe::load(&file, &all).unwrap_err().to_string();
         assert!(error.contains(why), "{set}: {error}");
     }
 }

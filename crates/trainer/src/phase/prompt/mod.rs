@@ -1,5 +1,6 @@
-//! A phase that improves the system prompt of an agent: textual gradients with beam search, or
-//! reflective evolution with a Pareto front.
+//! A phase that improves a text of an agent, such as its system prompt or the description of a tool:
+//! textual gradients with beam search, or reflective evolution with a Pareto front. The text is
+//! called the prompt here.
 //!
 //! The first step scores the given prompts at tasks that are reserved for selection: the one that
 //! the agent has when the phase starts, and the candidates of the recipe. In each further step, the
@@ -15,7 +16,7 @@
 //! - **A resumed phase starts from the same prompt**: the one in the checkpoint at the end of the
 //!   previous phase.
 //!
-//! No weights change. Out of scope: descriptions of tools, instructions of summaries.
+//! No weights change. Out of scope: the instructions by which other agents summarize tool results.
 
 mod editor;
 mod search;
@@ -31,6 +32,7 @@ use levade_tasks::Task;
 use levade_traces::Chats;
 use levade_tree::{AttemptSlot, Purpose};
 use serde_json::json;
+use tracing::debug;
 
 use crate::TrainerError;
 use crate::agents::Agents;
@@ -47,6 +49,7 @@ use crate::tasks::Tasks;
 use super::enter::start_of;
 use editor::Editor;
 use search::{Candidate, is_better, mean_score, parents, ranked};
+use texts::Wording;
 
 /// A prompt phase in progress.
 pub(crate) struct PromptPhase {
@@ -93,7 +96,8 @@ enum Part {
     Selection,
 }
 
-/// Checks that a phase has enough training tasks for its agent.
+/// Checks that a phase has enough training tasks for its agent, and that the agent has the text
+/// that the phase improves.
 ///
 /// # Errors
 /// Returns an error if it has not.
@@ -104,7 +108,14 @@ pub(super) fn check(
     tasks: &Tasks,
     agents: &Agents,
 ) -> Result<(), TrainerError> {
-    PhaseTasks::select(phase as u32, keys, seed, tasks, agents).map(|_| ())
+    PhaseTasks::select(phase as u32, keys, seed, tasks, agents)?;
+    let agent = agents.find(agent_name(keys, agents))?;
+    agent.text(&keys.target, &target_key(phase)).map(|_| ())
+}
+
+/// Returns the key of a recipe that names the text that a phase improves.
+fn target_key(phase: usize) -> String {
+    format!("phase.{phase}.target")
 }
 
 /// Returns the name of the agent whose prompt a phase improves.
@@ -178,14 +189,15 @@ impl PromptPhase {
         Ok(phase)
     }
 
-    /// Returns the agent and its best prompt. The prompt is `None` if no prompt has a score.
-    pub fn best(&self) -> (&str, Option<PromptVersion>) {
-        let best = ranked(&self.pool).into_iter().find(|candidate| candidate.mean().is_some());
-        let version = |candidate: &Candidate| PromptVersion {
-            version: candidate.version,
-            text: candidate.text.clone(),
-        };
-        (&self.agent, best.map(version))
+    /// Returns the best prompt, or `None` if no prompt has a score.
+    pub fn best(&self) -> Option<PromptVersion> {
+        let best = ranked(&self.pool).into_iter().find(|candidate| candidate.mean().is_some())?;
+        Some(PromptVersion {
+            agent: self.agent.clone(),
+            target: self.keys.target.clone(),
+            version: best.version,
+            text: best.text.clone(),
+        })
     }
 
     /// Runs a step. Also returns the attempts of the agent.
@@ -205,8 +217,7 @@ impl PromptPhase {
         let means: Vec<f64> = self.pool.iter().filter_map(Candidate::mean).collect();
         metrics.add_spread("prompt/score", means);
         metrics.add("prompt/candidates", self.pool.len() as f64);
-        let (_, best) = self.best();
-        metrics.add("prompt/version", f64::from(best.map_or(0, |best| best.version)));
+        metrics.add("prompt/version", f64::from(self.best().map_or(0, |best| best.version)));
         metrics.add("timing_s/step", start.elapsed().as_secs_f64());
         self.write_pool(run)?;
         Ok((metrics, attempts))
@@ -218,11 +229,16 @@ impl PromptPhase {
     fn start_prompt(&self, run: &RunContext) -> Result<String, TrainerError> {
         let checkpoints = run.checkpoints.find()?.complete;
         let start = start_of(&checkpoints, self.index).filter(|_| run.origin.rules.chained_prompts);
-        if let Some(prompt) = start.and_then(|start| start.prompts.get(&self.agent)) {
+        let PromptKeys { target, .. } = &self.keys;
+        if let Some(prompt) = start.and_then(|start| start.prompts.get(&self.agent, target)) {
             return Ok(prompt.text.clone());
         }
-        let keys = run.recipe.agent_named(&self.agent);
-        Ok(keys.map(|keys| keys.system.clone()).unwrap_or_default())
+        let agent = run.rollouts.agents.find(&self.agent)?;
+        let key = target_key(self.index as usize);
+        match run.recipe.agent_named(&self.agent) {
+            Some(keys) => agent.with_texts_of(keys).text(target, &key),
+            None => agent.text(target, &key),
+        }
     }
 
     /// Scores the prompt with which the phase starts, and the candidates of the recipe.
@@ -322,16 +338,19 @@ impl PromptPhase {
         let sample_index = |name: &str, i: usize, n: usize| {
             order(run.rollouts.seed, name, &[self.index, step, i as u32], n)[0] as usize
         };
+        let wording = Wording::new(&self.keys.target);
         let critique = |(i, child): (usize, &Child)| {
             let described: Vec<String> = child
                 .attempts
                 .iter()
                 .zip(&child.tasks)
                 .enumerate()
-                .map(|(n, (made, task))| texts::describe(n, &task.question, made, &self.chats))
+                .map(|(n, (made, task))| {
+                    texts::describe(n, &task.question, made, (self.agent.as_str(), &self.chats))
+                })
                 .collect();
             let instruction = texts::CRITIQUES[sample_index("critique", i, texts::CRITIQUES.len())];
-            let request = texts::critique(instruction, &child.parent.text, &described);
+            let request = wording.critique(instruction, &child.parent.text, &described);
             (self.slot(step, i, Part::Critique, 0), Some(request))
         };
         let requests: Vec<_> = children.iter().enumerate().map(critique).collect();
@@ -339,15 +358,21 @@ impl PromptPhase {
         let edit = |(i, (child, advice)): (usize, (&Child, &Option<String>))| {
             let instruction = texts::EDITS[sample_index("edit", i, texts::EDITS.len())];
             let request =
-                advice.as_ref().map(|advice| texts::edit(instruction, &child.parent.text, advice));
+                advice.as_ref().map(|advice| wording.edit(instruction, &child.parent.text, advice));
             (self.slot(step, i, Part::Edit, 0), request)
         };
         let requests: Vec<_> = children.iter().zip(&critiques).enumerate().map(edit).collect();
         let completions = self.complete_all(run, requests, stop).await?;
         for (child, completion) in children.iter_mut().zip(completions) {
-            child.text = completion.and_then(|completion| texts::read_prompt(&completion).ok());
+            child.text = completion.and_then(|completion| self.read_prompt(&completion));
         }
         Ok(())
+    }
+
+    /// Returns the new prompt in the editor's completion, or `None` if it cannot be a candidate.
+    fn read_prompt(&self, completion: &str) -> Option<String> {
+        let read = texts::read_prompt(completion, &self.keys.target);
+        read.inspect_err(|why| debug!(phase = self.index, why, "a rewrite was dropped")).ok()
     }
 
     /// Makes requests to the editor, and returns its completions. A completion is `None` if there
@@ -422,7 +447,7 @@ impl PromptPhase {
             .map(|(n, task)| (self.slot(step, index, part, n), task.clone()))
             .collect();
         let maker = AttemptMaker {
-            agents: run.rollouts.agents.with_prompt(&self.agent, prompt),
+            agents: run.rollouts.agents.with_text(&self.agent, &self.keys.target, prompt),
             concurrency: run.rollouts.concurrency.div_ceil(num_siblings),
             ..run.rollouts.clone()
         };
@@ -468,7 +493,9 @@ impl PromptPhase {
             })
         };
         let prompts: Vec<_> = ranked(&self.pool).into_iter().map(prompt).collect();
-        let text = format!("{:#}\n", json!({ "agent": self.agent, "prompts": prompts }));
+        let PromptKeys { target, .. } = &self.keys;
+        let pool = json!({ "agent": self.agent, "target": target, "prompts": prompts });
+        let text = format!("{pool:#}\n");
         write_atomically(&path, text.as_bytes())
     }
 }

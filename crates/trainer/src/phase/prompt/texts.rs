@@ -1,68 +1,145 @@
 //! Messages to the editor of prompts, and how its completions are read.
 
+use levade_recipe::PromptTarget;
 use levade_store::Attempt;
 use levade_traces::{CallTree, Chats};
 use serde_json::json;
 
 /// Maximum number of characters of one text of an attempt in a critique.
 const MAX_TEXT_CHARS: usize = 2_000;
-/// Maximum number of characters of a prompt.
-pub(super) const MAX_PROMPT_CHARS: usize = 32_000;
 
 /// Tags around a new prompt in the editor's completion.
 const OPEN: &str = "<prompt>";
 const CLOSE: &str = "</prompt>";
 
-/// Instructions for critiques, from which each critique samples one.
+/// Instructions for critiques, from which each critique samples one. [`Wording`] fills the braces.
 pub(super) const CRITIQUES: [&str; 3] = [
-    "Below are the system prompt of an agent and several of its attempts at tasks, each with its \
-     score from 0 to 1. List the weaknesses of the prompt that explain the low scores, as short \
-     bullet points. Name for each point the attempt that shows it, and what the prompt should say \
-     instead. Do not write a new prompt.",
-    "You review the instructions of an agent. Read its attempts below. Compare what the agent did \
+    "Below are the {subject} of an agent and several of its attempts at tasks, each with its \
+     score from 0 to 1. List the weaknesses of the {noun} that explain the low scores, as short \
+     bullet points. Name for each point the attempt that shows it, and what the {noun} should say \
+     instead. Do not write a new {noun}.",
+    "You review the {reviewed} of an agent. Read its attempts below. Compare what the agent did \
      with what earns a score of 1: which steps are missing, which are wrong, which rules of the \
-     prompt are ignored or misleading? Answer with concrete advice on how to change the prompt, in \
-     at most 300 words. Do not write a new prompt.",
-    "Judge the system prompt below by these criteria: is the task clear, is the format of the \
-     answer clear, does it say when and how to use tools, does it prevent the mistakes that the \
+     {noun} are ignored or misleading? Answer with concrete advice on how to change the {noun}, in \
+     at most 300 words. Do not write a new {noun}.",
+    "Judge the {subject} below by these criteria: {criteria}, does it prevent the mistakes that the \
      attempts show? Give one sentence of evidence and one sentence of advice for each criterion \
-     that is not met. Do not write a new prompt.",
+     that is not met. Do not write a new {noun}.",
 ];
 
-/// Instructions for new prompts, from which each edit samples one.
+/// Instructions for new prompts, from which each edit samples one. [`Wording`] fills the braces.
 pub(super) const EDITS: [&str; 2] = [
-    "Rewrite the system prompt of an agent so that it follows the advice. Keep what works. State \
+    "Rewrite the {subject} of an agent so that it follows the advice. Keep what works. State \
      general rules, and never solutions of single tasks.",
-    "Improve the system prompt of an agent with one change: the one of the advice that matters \
-     most. Leave the rest of the prompt as it is, word for word.",
+    "Improve the {subject} of an agent with one change: the one of the advice that matters \
+     most. Leave the rest of the {noun} as it is, word for word.",
 ];
 
-/// Returns the request for a critique of `prompt` in view of attempts with it.
-pub(super) fn critique(instruction: &str, prompt: &str, attempts: &[String]) -> String {
-    let attempts = attempts.join("\n\n");
-    format!("{instruction}\n\n# System prompt\n\n{}\n\n# Attempts\n\n{attempts}", shown(prompt))
+/// How messages to the editor name a text that is improved.
+pub(super) struct Wording {
+    /// The text: `system prompt`.
+    subject: String,
+    /// The text in the instruction for reviews.
+    reviewed: String,
+    /// The text, once it has been named.
+    noun: &'static str,
+    /// Criteria of a good text, as questions.
+    criteria: &'static str,
 }
 
-/// Returns the request for a new prompt that follows `advice`.
-pub(super) fn edit(instruction: &str, prompt: &str, advice: &str) -> String {
-    format!(
-        "{instruction}\n\n# System prompt\n\n{}\n\n# Advice\n\n{}\n\nReply with the complete new \
-         prompt between {OPEN} and {CLOSE}.",
-        shown(prompt),
-        advice.trim()
-    )
+impl Wording {
+    /// Creates the wording for a text.
+    pub fn new(target: &PromptTarget) -> Self {
+        let subject = target.to_string();
+        let (reviewed, noun, criteria) = match target {
+            PromptTarget::System => (
+                "instructions".to_owned(),
+                "prompt",
+                "is the task clear, is the format of the answer clear, does it say when and how to \
+                 use tools",
+            ),
+            PromptTarget::SummaryInstruction => (
+                subject.clone(),
+                "instruction",
+                "does it say what a summary of earlier turns must keep, what it can leave out, and \
+                 which form it has",
+            ),
+            PromptTarget::Tool(tool) if tool.parameter.is_empty() => (
+                subject.clone(),
+                "description",
+                "does it say what the tool does, when to call it and when not, and how to write its \
+                 arguments",
+            ),
+            PromptTarget::Tool(_) => (
+                subject.clone(),
+                "description",
+                "does it say what the argument means and which form it must have",
+            ),
+        };
+        Wording { subject, reviewed, noun, criteria }
+    }
+
+    /// Returns an instruction with this wording.
+    fn fill(&self, instruction: &str) -> String {
+        instruction
+            .replace("{subject}", &self.subject)
+            .replace("{reviewed}", &self.reviewed)
+            .replace("{noun}", self.noun)
+            .replace("{criteria}", self.criteria)
+    }
+
+    /// Returns the title of the section with the text: its name, with a capital letter.
+    fn title(&self) -> String {
+        let mut chars = self.subject.chars();
+        let first = chars.next().map(|first| first.to_ascii_uppercase());
+        first.into_iter().chain(chars).collect()
+    }
+
+    fn shown(&self, prompt: &str) -> String {
+        match prompt.trim().is_empty() {
+            true => format!("(The agent has no {}.)", self.subject),
+            false => prompt.to_owned(),
+        }
+    }
+
+    /// Returns the request for a critique of `prompt` in view of attempts with it.
+    pub fn critique(&self, instruction: &str, prompt: &str, attempts: &[String]) -> String {
+        format!(
+            "{}\n\n# {}\n\n{}\n\n# Attempts\n\n{}",
+            self.fill(instruction),
+            self.title(),
+            self.shown(prompt),
+            attempts.join("\n\n")
+        )
+    }
+
+    /// Returns the request for a new prompt that follows `advice`.
+    pub fn edit(&self, instruction: &str, prompt: &str, advice: &str) -> String {
+        format!(
+            "{}\n\n# {}\n\n{}\n\n# Advice\n\n{}\n\nReply with the complete new {} between \
+             {OPEN} and {CLOSE}.",
+            self.fill(instruction),
+            self.title(),
+            self.shown(prompt),
+            advice.trim(),
+            self.noun
+        )
+    }
 }
 
-fn shown(prompt: &str) -> &str {
-    if prompt.trim().is_empty() { "(The agent has no system prompt.)" } else { prompt }
-}
-
-/// Describes an attempt for a critique: its question, completions, tool calls, results and score.
-pub(super) fn describe(index: usize, question: &str, attempt: &Attempt, chats: &Chats) -> String {
+/// Describes an attempt of `agent` for a critique: its question, completions, tool calls, results
+/// and score. Completions of other agents, such as summaries, have the agent's name.
+pub(super) fn describe(
+    index: usize,
+    question: &str,
+    attempt: &Attempt,
+    (agent, chats): (&str, &Chats),
+) -> String {
     let mut text = format!("## Attempt {}\n\nTask: {}\n", index + 1, truncated(question));
     for call in CallTree::new(attempt, chats).calls {
         if !call.content.trim().is_empty() {
-            text.push_str(&format!("Agent: {}\n", truncated(call.content.trim())));
+            let speaker = if call.agent == agent { "Agent" } else { &call.agent };
+            text.push_str(&format!("{speaker}: {}\n", truncated(call.content.trim())));
         }
         for tool in call.tools {
             text.push_str(&format!("Tool call: {} {}\n", tool.name, truncated(&tool.arguments)));
@@ -92,8 +169,8 @@ fn truncated(text: &str) -> String {
 /// the whole completion if it has no tag.
 ///
 /// # Errors
-/// Returns a message if the prompt is empty, too long, or truncated.
-pub(super) fn read_prompt(completion: &str) -> Result<String, String> {
+/// Returns a message if the prompt is truncated, or if it cannot be the text `target`.
+pub(super) fn read_prompt(completion: &str, target: &PromptTarget) -> Result<String, String> {
     let prompt = match (completion.rfind(CLOSE), completion.find(OPEN)) {
         (Some(end), _) => {
             let start =
@@ -104,22 +181,18 @@ pub(super) fn read_prompt(completion: &str) -> Result<String, String> {
         (None, None) => completion,
     };
     let prompt = prompt.trim();
-    if prompt.is_empty() {
-        return Err("the prompt is empty".into());
-    }
-    match prompt.chars().count() {
-        0..=MAX_PROMPT_CHARS => Ok(prompt.to_owned()),
-        chars => Err(format!("it has {chars} characters; the maximum is {MAX_PROMPT_CHARS}")),
-    }
+    target.rejection(prompt).map_or_else(|| Ok(prompt.to_owned()), Err)
 }
 
 #[cfg(test)]
 mod tests {
+    use levade_recipe::ToolTarget;
+
     use super::*;
 
     #[test]
     fn read_prompt_returns_last_tagged_text_or_complete_text() {
-        let found = |completion: &str| read_prompt(completion).unwrap();
+        let found = |completion: &str| read_prompt(completion, &PromptTarget::System).unwrap();
         assert_eq!(found("Sure.\n<prompt>\nUse it.\n</prompt> Done."), "Use it.");
         assert_eq!(found("<prompt>a</prompt> or <prompt>b</prompt>"), "b");
         assert_eq!(found("  Just this.  "), "Just this.");
@@ -133,10 +206,42 @@ mod tests {
             ("<prompt>Use the", "was truncated"),
             ("Use the</prompt>", "is missing"),
         ] {
-            assert!(read_prompt(completion).unwrap_err().contains(why), "{completion}");
+            let read = read_prompt(completion, &PromptTarget::System);
+            assert!(read.unwrap_err().contains(why), "{completion}");
         }
-        let long = "x".repeat(MAX_PROMPT_CHARS + 1);
-        assert!(read_prompt(&long).unwrap_err().contains("32001 characters"));
+        let long = "x".repeat(8_001);
+        assert!(read_prompt(&long, &PromptTarget::System).is_ok());
+        let too_long = read_prompt(&long, &PromptTarget::SummaryInstruction).unwrap_err();
+        assert!(too_long.contains("8001 characters"), "{too_long}");
+    }
+
+    #[test]
+    fn requests_name_text_that_is_improved() {
+        let tool = |parameter: &str| {
+            let (name, parameter) = ("search".to_owned(), parameter.to_owned());
+            PromptTarget::Tool(ToolTarget { name, parameter })
+        };
+        for (target, subject, title) in [
+            (PromptTarget::System, "the system prompt of an agent", "# System prompt\n\nText."),
+            (tool(""), "the description of the tool `search` of", "# Description of the tool"),
+            (tool("query"), "of the parameter `query` of the tool `search`", "# Description of"),
+            (
+                PromptTarget::SummaryInstruction,
+                "the instruction for summaries",
+                "# Instruction for",
+            ),
+        ] {
+            let wording = Wording::new(&target);
+            let critiques = CRITIQUES.map(|text| wording.critique(text, "Text.", &[]));
+            let edits = EDITS.map(|text| wording.edit(text, "Text.", "Advice."));
+            assert!(critiques[0].starts_with("Below are the "), "{}", critiques[0]);
+            for request in critiques.iter().chain(&edits) {
+                assert!(!request.contains('{') && request.contains(title), "{request}");
+            }
+            assert!(edits.iter().all(|edit| edit.contains(subject)), "{edits:?}");
+            let empty = wording.critique(CRITIQUES[0], "", &[]);
+            assert!(empty.contains(&format!("(The agent has no {target}.)")), "{empty}");
+        }
     }
 
     #[test]

@@ -1,0 +1,123 @@
+//! Descriptions of tools that an agent reads in place of those of the toolboxes.
+
+use std::collections::BTreeMap;
+
+use levade_text::ToolSpec;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::ToolError;
+
+/// Descriptions by the name of the tool, as the model calls it.
+pub type ToolDescriptions = BTreeMap<String, ToolTexts>;
+
+/// Texts of a tool that replace those of its toolbox.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ToolTexts {
+    /// Description of the tool. `None` for that of the toolbox.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// Descriptions of parameters, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub parameters: BTreeMap<String, String>,
+}
+
+/// Returns the schemas of a tool's parameters by name, if it has any.
+fn properties(spec: &ToolSpec) -> impl Iterator<Item = (&String, &Value)> {
+    spec.parameters["properties"].as_object().into_iter().flatten()
+}
+
+/// Returns the description of a tool's parameter, which is empty if the toolbox has none. Returns
+/// `None` if there is no such parameter.
+pub fn parameter_description<'a>(spec: &'a ToolSpec, name: &str) -> Option<&'a str> {
+    let (_, schema) = properties(spec).find(|(parameter, _)| *parameter == name)?;
+    Some(schema["description"].as_str().unwrap_or_default())
+}
+
+/// Returns the names of a tool's parameters, separated by commas.
+pub fn parameter_names(spec: &ToolSpec) -> String {
+    properties(spec).map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns a tool with the texts that replace those of its toolbox.
+pub(super) fn describe(descriptions: &ToolDescriptions, mut spec: ToolSpec) -> ToolSpec {
+    let Some(texts) = descriptions.get(&spec.name) else { return spec };
+    if let Some(description) = &texts.description {
+        spec.description.clone_from(description);
+    }
+    for (name, text) in &texts.parameters {
+        let schema = spec.parameters.get_mut("properties").and_then(|all| all.get_mut(name));
+        if let Some(Value::Object(schema)) = schema {
+            schema.insert("description".to_owned(), text.as_str().into());
+        }
+    }
+    spec
+}
+
+/// Checks that every described tool and parameter exists among `specs`.
+///
+/// # Errors
+/// Returns [`ToolError::UnknownDescription`] with the first one that does not.
+pub(super) fn check(descriptions: &ToolDescriptions, specs: &[ToolSpec]) -> Result<(), ToolError> {
+    for (name, texts) in descriptions {
+        let Some(spec) = specs.iter().find(|spec| spec.name == *name) else {
+            let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+            let described = format!("the tool {name:?}");
+            return Err(ToolError::UnknownDescription { described, known: names.join(", ") });
+        };
+        let mut described = texts.parameters.keys();
+        if let Some(parameter) =
+            described.find(|parameter| parameter_description(spec, parameter).is_none())
+        {
+            let described = format!("the parameter {parameter:?} of the tool {name:?}");
+            return Err(ToolError::UnknownDescription { described, known: parameter_names(spec) });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Calculator;
+
+    fn descriptions(text: &str) -> ToolDescriptions {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn describe_replaces_given_texts_only() {
+        let spec = Calculator::spec();
+        let of_tool = descriptions(r#"{"calculator": {"description": "Computes."}}"#);
+        let described = describe(&of_tool, spec.clone());
+        assert_eq!(described.description, "Computes.");
+        assert_eq!(described.parameters, spec.parameters);
+        let of_parameter =
+            descriptions(r#"{"calculator": {"parameters": {"expression": "Like 1 + 2."}}}"#);
+        let described = describe(&of_parameter, spec.clone());
+        assert_eq!(described.description, spec.description);
+        assert_eq!(parameter_description(&described, "expression"), Some("Like 1 + 2."));
+        assert_eq!(parameter_description(&described, "other"), None);
+        let of_other = descriptions(r#"{"search": {"description": "Searches."}}"#);
+        assert_eq!(describe(&of_other, spec.clone()), spec);
+    }
+
+    #[test]
+    fn check_names_unknown_tools_and_parameters() {
+        let specs = [Calculator::spec()];
+        for (text, described, known) in [
+            (r#"{"calc": {}}"#, "the tool \"calc\"", "calculator"),
+            (
+                r#"{"calculator": {"parameters": {"x": "y"}}}"#,
+                "the parameter \"x\" of the tool \"calculator\"",
+                "expression",
+            ),
+        ] {
+            let error = check(&descriptions(text), &specs).unwrap_err().to_string();
+            assert!(error.contains(described) && error.ends_with(known), "{error}");
+        }
+        check(&descriptions(r#"{"calculator": {"parameters": {"expression": ""}}}"#), &specs)
+            .unwrap();
+    }
+}
