@@ -153,11 +153,7 @@ pub(crate) fn advice(missing: &[MissingWall]) -> String {
                 .map(|(.., way)| (*way).to_owned()),
         );
         if ways.is_empty() {
-            ways.push(
-                "in a container, let it create namespaces (docker run --security-opt \
-                 seccomp=unconfined --security-opt systempaths=unconfined)"
-                    .into(),
-            );
+            ways.push(container_advice(rustix::process::geteuid().is_root()).into());
         }
     }
     if lacks("landlock") {
@@ -172,6 +168,19 @@ pub(crate) fn advice(missing: &[MissingWall]) -> String {
         .into(),
     );
     ways.join("; ")
+}
+
+/// Returns the options of a container in which the sandbox can create namespaces. Root makes its
+/// mounts outside of a user namespace, which requires a capability that containers lack. For other
+/// users, the container's seccomp filter and its masks over `/proc` are in the way.
+fn container_advice(root: bool) -> &'static str {
+    if root {
+        "in a container, let root create namespaces (podman or docker run --cap-add SYS_ADMIN)"
+    } else {
+        "in a container, let it create namespaces and mount /proc (podman run --security-opt \
+         seccomp=unconfined --security-opt unmask=ALL; docker has systempaths=unconfined instead \
+         of unmask=ALL)"
+    }
 }
 
 #[cfg(test)]
@@ -201,6 +210,15 @@ mod tests {
         let way = advice(&lost);
         assert!(way.contains("lsm=") && way.ends_with("to run behind what there is"), "{way}");
         assert!(Protection::with_missing(Vec::new()).is_full());
+    }
+
+    #[test]
+    fn container_advice_names_capability_for_root_and_filters_for_user() {
+        assert!(container_advice(true).contains("--cap-add SYS_ADMIN"));
+        assert!(!container_advice(true).contains("seccomp"));
+        let user = container_advice(false);
+        assert!(user.contains("seccomp=unconfined") && user.contains("unmask=ALL"), "{user}");
+        assert!(!user.contains("SYS_ADMIN"));
     }
 
     #[test]

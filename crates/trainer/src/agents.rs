@@ -190,7 +190,7 @@ pub struct Agents {
     pub(crate) roster: Arc<Roster>,
     /// Agents that toolboxes call. The toolboxes have only weak references to them. No phase
     /// improves the texts of such agents.
-    helpers: Arc<Roster>,
+    _helpers: Arc<Roster>,
     /// A teacher that generates completions in place of the trained policies.
     pub(crate) teacher: Option<Teacher>,
 }
@@ -396,7 +396,7 @@ impl Agents {
         }
         let roster = Arc::new(Roster::new(all));
         register_helpers(&named, &roster);
-        Ok(Agents { named, helpers: Arc::clone(&roster), roster, teacher: None })
+        Ok(Agents { named, _helpers: Arc::clone(&roster), roster, teacher: None })
     }
 
     /// Returns the agent that performs a task: the named agent, or the first agent if the task
@@ -587,7 +587,7 @@ mod tests {
             let is_other = known.players[0].context_policy.summary.instruction == "Other.";
             assert_eq!(is_other, target == PromptTarget::SummaryInstruction, "{target}");
             // Agents that toolboxes call still exist.
-            assert!(Arc::ptr_eq(&changed.helpers, &initial.helpers));
+            assert!(Arc::ptr_eq(&changed._helpers, &initial._helpers));
         }
         assert_eq!(initial.with_text("nobody", &tool(""), "Other.").named.len(), 2);
     }
