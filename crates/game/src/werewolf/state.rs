@@ -123,8 +123,8 @@ impl Village {
         self.living().filter(|seat| self.position.roles[*seat].side() == Side::Wolves).collect()
     }
 
-    /// Returns the living player with a role that only one player has, or `None` if that player is
-    /// dead.
+    /// Returns the living player with a role that at most one player has, or `None` if no living
+    /// player has it.
     fn holder(&self, role: Role) -> Option<usize> {
         self.living().find(|seat| self.position.roles[*seat] == role)
     }
