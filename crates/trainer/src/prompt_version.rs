@@ -10,7 +10,7 @@ pub struct PromptVersion {
     /// Number of the version in its phase. 0 is the prompt with which a prompt phase started, or
     /// for an SFT phase the prompt of the recipe.
     pub version: u32,
-    /// The prompt.
+    /// Text of the prompt.
     pub text: String,
 }
 
