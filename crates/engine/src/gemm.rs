@@ -96,7 +96,7 @@ const TASKS_PER_THREAD: usize = 4;
 /// would take longer.
 const SERIAL_ROWS: usize = 16;
 
-/// The rhs, K × N.
+/// Right operand of a matmul, K × N.
 #[derive(Clone, Copy)]
 pub enum Rhs<'a> {
     /// Packed in advance, as weights are.
@@ -105,7 +105,7 @@ pub enum Rhs<'a> {
     Plain(Matrix<'a>),
 }
 
-/// What happens to the old contents of C.
+/// Treatment of the old contents of C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// C is overwritten.
