@@ -19,7 +19,7 @@ use crate::parquet_file::ParquetFile;
 use crate::part::{Part, Progress, for_each_row};
 use crate::sequence::SequenceReader;
 
-/// Where the rows are written.
+/// Destination of the exported rows.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Target {
     /// Standard output, or another stream, as JSON lines. Such an export cannot be continued.

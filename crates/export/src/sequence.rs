@@ -43,7 +43,7 @@ pub struct Sequence {
 /// A completion of a sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
-    /// Index of its message.
+    /// Index of the completion's message in [`Sequence::messages`].
     pub message: usize,
     /// Number of tokens before it in the sequence; for a chat API, as the API reports.
     pub prompt_tokens: usize,
