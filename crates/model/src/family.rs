@@ -117,7 +117,7 @@ pub enum Windows {
     Never,
     /// All layers.
     Every,
-    /// All layers except every n-th. The file can override n.
+    /// All layers except every n-th layer, where n is the value. The file can set another n.
     ButEvery(usize),
     /// Layers with index `max_window_layers` or higher, if `use_sliding_window` is set.
     Last,
