@@ -322,7 +322,7 @@ impl External {
     }
 }
 
-/// Progress of one call over all endpoints.
+/// State of one call that tries several endpoints.
 struct Course {
     /// Number of requests to each endpoint.
     request_counts: Vec<usize>,
