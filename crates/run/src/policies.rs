@@ -326,7 +326,7 @@ impl PolicySpec {
     }
 }
 
-/// Engines of a policy.
+/// Engines that sample and train a policy.
 struct Engines {
     policy: Engine,
     reference: Option<Engine>,
