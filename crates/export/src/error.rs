@@ -44,7 +44,7 @@ pub enum ExportError {
     Row {
         /// Name of the column.
         column: String,
-        /// Expected type.
+        /// Expected type of the value.
         expected: &'static str,
         /// Value that was found, shortened.
         found: String,

@@ -26,16 +26,18 @@ pub enum Target {
     Stream,
     /// A file of JSON lines.
     JsonLines(PathBuf),
-    /// A Parquet file.
+    /// One Parquet file.
     Parquet(PathBuf),
     /// A directory with one JSON file per row, named after the row's trajectory.
     Directory(PathBuf),
 }
 
 impl Target {
-    /// Returns the target that a path names: `-` is the stream, a path that ends with `.parquet` is
-    /// a Parquet file, one that ends with `/` is a directory, and any other path is a file of JSON
-    /// lines.
+    /// Returns the target that a path names:
+    /// - `-`: the stream
+    /// - a path that ends with `.parquet`: a Parquet file
+    /// - a path that ends with `/`: a directory
+    /// - any other path: a file of JSON lines
     ///
     /// # Errors
     /// Returns an error if the rows of `format` cannot be written there.
