@@ -12,7 +12,7 @@ use super::ToolError;
 /// of the same name.
 pub(super) const NAME_SEPARATOR: &str = "__";
 
-/// The tools of an agent, as the model sees them.
+/// Tools of an agent, as the prompt lists them.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Offer {
     /// Descriptions for the prompt, ordered by toolbox.
@@ -84,7 +84,8 @@ pub(super) enum Offers {
 /// Lists that were found by opening sessions.
 #[derive(Debug, Default)]
 pub(super) struct DiscoveredOffers {
-    /// The first list. It is used for tasks that have not been attempted yet.
+    /// List of the first task that was attempted. It is used for tasks that have not been attempted
+    /// yet.
     first: Option<Arc<Offer>>,
     /// Lists by task id.
     by_task: HashMap<String, Arc<Offer>>,
