@@ -382,8 +382,8 @@ impl Origin {
     /// whose attempts are in `store`. Returns notes for the user.
     ///
     /// # Errors
-    /// Returns [`TrainerError::PhaseOver`] if such a phase has ended and a later phase has started
-    /// from its result.
+    /// Returns [`TrainerError::PhaseFinished`] if such a phase has ended and a later phase has
+    /// started from its result.
     pub async fn update_lengths(
         &mut self,
         earlier: &Recipe,

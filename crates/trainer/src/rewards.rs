@@ -2,8 +2,8 @@
 //!
 //! The recipe decides how attempts without tokens and truncated attempts count (`empty`,
 //! `overlong`). A group whose attempts all have the same reward has no gradient.
-//! [`flow`](crate::flow) uses this module to complete a step, [`plan`](crate::plan) to compute
-//! advantages.
+//! [`scheduler`](crate::scheduler) uses this module to complete groups, [`plan`](crate::plan) to
+//! compute advantages.
 
 use levade_recipe::{EmptyAttempts, OverlongAttempts, RlKeys};
 use levade_rl::shaping;
