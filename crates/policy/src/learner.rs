@@ -1,15 +1,15 @@
 //! Turns batches into weight updates: the trait [`Learner`] and its types.
 //!
-//! [`Learner::plan`] returns how the learner would divide an update into micro-batches ([`Cut`]).
-//! The caller records this plan. [`Learner::train`] then runs the update exactly as planned, or
-//! rejects the plan and names the difference. A learner on one rank does this by
-//! [`Learner::forward_backward`] for each micro-batch and one [`Learner::optim_step`]. A learner
-//! evaluates terms and adds up weight × loss. It knows nothing of algorithms, groups or sequences,
-//! so micro-batches change only the order of the sums.
+//! [`Learner::plan`] returns how the learner would divide an update into micro-batches
+//! ([`MicroBatchPlan`]). The caller records this plan. [`Learner::train`] then runs the update
+//! exactly as planned, or rejects the plan and names the difference. A learner on one rank does
+//! this by [`Learner::forward_backward`] for each micro-batch and one [`Learner::optim_step`]. A
+//! learner evaluates terms and adds up weight × loss. It does not depend on algorithms, groups or
+//! sequences, so micro-batches change only the order of the sums.
 //!
 //! [`Learner::publish`] makes the current weights those of a version and returns their location: in
 //! memory, in files with a manifest, or in a process group. All samplers of the policy then load
-//! them ([`adopt_all`](crate::adopt_all)).
+//! them ([`update_sampler_weights`](crate::update_sampler_weights)).
 
 use std::path::Path;
 use std::sync::Arc;
