@@ -136,7 +136,7 @@ impl Offers {
     /// Checks that a task selects only known tools.
     ///
     /// # Errors
-    /// Returns [`ToolError::Selected`] with the first unknown tool.
+    /// Returns [`ToolError::UnknownSelection`] with the first unknown tool.
     pub fn check(&self, task: &Task) -> Result<(), ToolError> {
         let (Some(selection), Some(offer)) = (task.tool_selection(), self.full_offer(task)) else {
             return Ok(());
