@@ -135,7 +135,7 @@ impl Format {
     /// Returns the tokens after a completion.
     ///
     /// # Errors
-    /// Returns the errors of [`Chat::continuation_within`] and [`Chat::opened_thought`].
+    /// Returns the errors of [`Chat::continuation_within`] and [`Chat::opened_reasoning`].
     pub(crate) fn following_tokens(
         &self,
         round: Round<'_>,
