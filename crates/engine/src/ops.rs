@@ -136,7 +136,7 @@ pub(crate) mod testing {
         (0..len as u64).map(|i| (levade_policy::uniform(seed, 9, i) as f32 - 0.5) * scale).collect()
     }
 
-    /// Converts to f64.
+    /// Converts the values to f64.
     pub fn wide(x: &[f32]) -> Vec<f64> {
         x.iter().map(|v| f64::from(*v)).collect()
     }
