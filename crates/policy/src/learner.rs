@@ -143,8 +143,8 @@ pub struct OptimParams {
     pub epsilon: f32,
     /// Weight decay, applied to matrices but not to norms and biases.
     pub weight_decay: f32,
-    /// Maximum global gradient norm; larger gradients are scaled down to it. Infinity disables
-    /// clipping.
+    /// Maximum global gradient norm. A larger gradient is scaled down to this norm. Infinity
+    /// disables clipping.
     pub max_grad_norm: f32,
 }
 
@@ -153,7 +153,7 @@ pub struct OptimParams {
 pub struct OptimReport {
     /// Global gradient norm before clipping.
     pub grad_norm: f64,
-    /// Whether the weights changed. The step is skipped if the gradient is not finite.
+    /// Whether the weights have changed. A step whose gradient is not finite is skipped.
     pub applied: bool,
 }
 
