@@ -66,7 +66,7 @@ pub enum Event {
     },
     /// Part of a completion.
     Delta {
-        /// The reply, from 0.
+        /// Index of the completion, from 0.
         choice: usize,
         /// Text, reasoning and tool calls that the tokens complete.
         deltas: Vec<CompletionDelta>,
@@ -75,9 +75,9 @@ pub enum Event {
     },
     /// A completion has ended.
     Ended {
-        /// The reply, from 0.
+        /// Index of the completion, from 0.
         choice: usize,
-        /// The complete completion of a chat API.
+        /// The complete completion, with its finish reason and counts.
         end: Box<End>,
     },
     /// The call has failed. This is the last event.
