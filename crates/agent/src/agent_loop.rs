@@ -29,8 +29,8 @@ pub struct AttemptContext {
     /// Whether the attempt belongs to an evaluation. If the mixture of the attempt's own agent has
     /// a trained policy, such a policy then plays the agent.
     pub is_evaluation: bool,
-    /// Sampling parameters of the phase or the evaluation, for trained policies. The maximum number
-    /// of tokens is that of the agent's limits.
+    /// Sampling parameters of the phase or the evaluation, for trained policies. The agent's limits
+    /// set the maximum number of tokens.
     pub params: SamplingParams,
     /// Whether agents modify `params` by their own sampling rules, as they do in training.
     pub has_own_sampling: bool,
@@ -40,8 +40,8 @@ pub struct AttemptContext {
     pub roster: Arc<Roster>,
     /// Limits of the attempt.
     pub limits: Limits,
-    /// Teacher that answers in place of trained policies. Its completions become demonstrations.
-    /// `None` if the policies act.
+    /// Teacher that generates completions instead of the trained policies. The completions become
+    /// demonstrations. `None` if the policies act.
     pub teacher: Option<Teacher>,
 }
 
@@ -83,11 +83,11 @@ impl Attempt {
 /// Each segment names the agent that acted and the policy that answered.
 #[async_trait]
 pub trait AgentLoop: Send + Sync {
-    /// Makes one attempt. Its errors are in its outcome, with everything recorded before: an
-    /// attempt never fails other attempts.
+    /// Makes one attempt. If it fails, the error is in its outcome, together with everything that
+    /// was recorded before. It never fails other attempts.
     async fn run(&self, context: AttemptContext) -> Attempt;
 
-    /// Returns whether a teacher can answer in place of the trained policies in attempts of
+    /// Returns whether a teacher can generate the completions of trained policies in attempts of
     /// `agent`.
     fn can_be_taught(&self, agent: &Agent) -> bool {
         let _ = agent;

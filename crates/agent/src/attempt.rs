@@ -50,7 +50,8 @@ impl AgentLoop for BuiltInLoop {
     }
 }
 
-/// Makes one attempt. Its errors are in its outcome, with everything recorded before.
+/// Makes one attempt. If it fails, the error is in its outcome, together with everything that was
+/// recorded before.
 async fn run_attempt(context: AttemptContext) -> Attempt {
     let played = context.own_agent().and_then(|agent| Ok((agent, context.player(agent)?)));
     let (agent, player) = match played {
@@ -133,7 +134,7 @@ async fn open_and_loop(
         outcome.add_warning("tools", error.to_string());
     }
     if let Err(error) = tools.close().await {
-        // The attempt itself is complete. An error of the loop takes precedence over one after it.
+        // The attempt itself is complete. An error of the loop takes precedence over a later error.
         outcome.add_warning("tools", error.to_string());
         outcome.error = Some(error.to_string());
     }

@@ -35,7 +35,7 @@ pub(crate) enum Caller {
 pub(crate) struct PartyBuilder<'a> {
     context: &'a AttemptContext,
     caller: Caller,
-    /// Teacher that answers in place of trained policies.
+    /// Teacher that generates completions instead of the trained policies.
     teacher: Option<Arc<dyn ChatApi>>,
 }
 
@@ -64,8 +64,8 @@ impl<'a> PartyBuilder<'a> {
         Ok(Party { summarizer, ..self.without_summarizer(agent, player) })
     }
 
-    /// Returns the party of `agent` when it plays a user. No teacher answers in its place.
-    /// `timeout` is the timeout of a completion.
+    /// Returns the party of `agent` as the player of a user, which a teacher never replaces.
+    /// `timeout` limits a completion.
     ///
     /// # Errors
     /// Returns the errors of [`party`](Self::party).
@@ -178,9 +178,9 @@ impl AttemptContext {
         self.roster.find(&self.agent).ok_or_else(missing)
     }
 
-    /// Returns the policy that plays an agent in this attempt. An evaluation measures trained
-    /// policies: if the mixture of the attempt's own agent has any, one of them plays that agent.
-    /// Other agents are played as in training.
+    /// Returns the player of an agent in this attempt. In an evaluation, a trained policy plays the
+    /// agent of the task if its mixture has one, because an evaluation measures trained policies.
+    /// Other agents have the same players as in training.
     ///
     /// # Errors
     /// Returns a message if the mixture has no policy at the selected index.

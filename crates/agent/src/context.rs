@@ -1,5 +1,5 @@
-//! Context policies of agents: the maximum length of prompts, and the agent that summarizes what no
-//! longer fits.
+//! Context policies of agents: the maximum length of prompts, and the agent that summarizes removed
+//! turns.
 
 use levade_conversation::{Budget, Overflow};
 
@@ -12,7 +12,7 @@ pub struct ContextPolicy {
     pub summary: SummaryOptions,
 }
 
-/// Options of summaries.
+/// Options for the summaries of removed turns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SummaryOptions {
     /// Name of the agent that writes the summaries. If empty, the agent itself writes them, as
@@ -27,7 +27,7 @@ pub struct SummaryOptions {
 }
 
 impl ContextPolicy {
-    /// No policy: the model rejects prompts that exceed its context.
+    /// No policy: the model rejects prompts that are longer than its context.
     pub const UNLIMITED: ContextPolicy = ContextPolicy {
         budget: Budget::NONE,
         summary: SummaryOptions {

@@ -3,11 +3,10 @@
 use levade_text::{Chat, Message, Role, TextError, ToolSpec};
 use levade_tree::{Segment, Trajectory, TreeError};
 
-/// Error of a demonstration.
+/// Reason why a conversation cannot be a demonstration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DemonstrationError {
-    /// The conversation has no assistant turn after its opening messages, of which it needs at
-    /// least one.
+    /// The conversation has no assistant turn after its opening messages.
     #[error("a demonstration must have an assistant turn, with another turn before it")]
     MissingCompletion,
     /// The conversation ends with a turn of another role than the assistant.

@@ -1,14 +1,20 @@
 //! Agent loops: make attempts at tasks and record every token.
 //!
-//! An [`AgentLoop`] makes one attempt from an [`AttemptContext`]. [`BuiltInLoop`] is the tool loop
-//! between a model and its tools (`levade-tools`); a [`Program`] runs a command that calls an
-//! endpoint; [`user`] plays the user of a conversation; [`game`] plays games of several seats;
-//! [`environments`] run third-party environments; [`runner`] lets processes on other hosts make
-//! attempts; [`Sessions`] record agents that run elsewhere and join by themselves, and
-//! [`SessionLoop`] lets them make the attempts of a run. The [`Roster`] of a run has its agents,
-//! the policies that play them, their limits and their tools. It determines which policy answers
-//! an agent's calls. [`HelperAgent`] lets toolboxes call an agent, and [`demonstrate()`] records a
-//! worked solution in the form of an attempt.
+//! An [`AgentLoop`] makes one attempt from an [`AttemptContext`]. These are the loops and their
+//! parts:
+//! - [`BuiltInLoop`]: the tool loop between a model and its tools (`levade-tools`)
+//! - [`Program`]: a command that calls an endpoint
+//! - [`game`]: games of several seats
+//! - [`environments`]: third-party environments
+//! - [`runner`]: processes on other hosts that make attempts
+//! - [`SessionLoop`]: agents that run elsewhere and make the attempts of a run; [`Sessions`]
+//!   records agents outside of a run
+//! - [`user`]: the simulated user of a conversation
+//! - [`HelperAgent`]: an agent that toolboxes call
+//!
+//! The [`Roster`] of a run contains its agents, each with its limits, its tools and the policies
+//! that play it. It determines which policy answers an agent's calls. [`demonstrate()`] converts a
+//! worked solution to the form of an attempt.
 //!
 //! # Example
 //! ```

@@ -1,4 +1,4 @@
-//! Adds the outcomes of helpers to that of the attempt that they helped.
+//! Merges the outcomes of helpers into the outcome of the attempt that called them.
 
 use levade_tree::{CallCounts, ContextTruncation, Drift, Outcome};
 

@@ -17,18 +17,18 @@ use crate::user::SimulatedUser;
 /// attempt, and the recorded name of the agent.
 pub type PolicyPicker = Arc<dyn Fn(u64, u64, &str) -> usize + Send + Sync>;
 
-/// Attempts for which a policy of a mixture is selected.
+/// Scope in which a policy of a mixture is selected once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MixtureScope {
-    /// Each attempt independently.
+    /// Each attempt has a separate selection.
     #[default]
     Attempt,
     /// All attempts of a group together.
     Group,
 }
 
-/// Seats of a game for which a policy of a mixture is selected.
+/// Seats of a game for which a policy of a mixture is selected once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MixtureSeats {
@@ -66,7 +66,7 @@ pub struct Player {
     pub format: Option<Arc<Format>>,
     /// Maximum number of tokens of prompt and completion together. `usize::MAX` for a chat API.
     pub context: usize,
-    /// Whether the policy's completions in this role are trained. If so, the recipe determines the
+    /// Whether the completions of this player are trained. If so, the recipe determines the
     /// sampling parameters, regardless of what a program requests.
     pub is_trained: bool,
     /// Limit of the first prompt in the tool loop.
@@ -84,9 +84,9 @@ pub struct Agent {
     pub players: Vec<Player>,
     /// Selects the player of an attempt. `None` if there is only one player.
     pub picker: Option<PolicyPicker>,
-    /// Attempts for which the player is selected together.
+    /// Scope in which the player is selected once.
     pub mixture: MixtureScope,
-    /// Seats for which the player is selected together.
+    /// Seats for which the player is selected once.
     pub mixture_seats: MixtureSeats,
     /// Limits of attempts of this agent. Its completions have at most `limits.tokens` tokens in
     /// every attempt.
@@ -160,8 +160,8 @@ impl Player {
         }
     }
 
-    /// Waits for `future` on the clock of the player's policy, which excludes the time in which its
-    /// device trains. Returns `None` if `timeout` expires.
+    /// Waits for `future`, for at most `timeout` on the clock of the player's policy, which
+    /// excludes the time in which the policy's device trains. Returns `None` if `timeout` expires.
     pub(crate) async fn wait_within<T>(
         &self,
         timeout: Duration,

@@ -2,13 +2,13 @@
 //!
 //! An attempt waits in a [`SessionQueue`] until a client starts a session. The response contains
 //! the attempt's task and the key for its calls. The client calls the model, posts rewards and ends
-//! the session, which ends the attempt. Its end is that of a recorded session
+//! the session, which ends the attempt. The outcome is computed as for a recorded session
 //! ([`Sessions`](crate::Sessions)), but the tokens belong to an attempt slot of the run.
 //!
 //! # Guarantees
 //! - **One client per attempt.** A started attempt leaves the queue.
-//! - **A client that is lost** loses the attempt: without a call for the silence timeout, the try
-//!   counts as lost and is repeated with the same random stream, by any client.
+//! - **A lost client** loses the attempt. If a client makes no call for the silence timeout, the
+//!   try counts as lost. Any client can repeat it, with the same random stream.
 //! - **A session ends once.** A later end, reward or call gets status 410, as do those of attempts
 //!   that timed out or that the run no longer needs.
 //! - **Every wait has a timeout**: for a client while attempts wait and no client makes one, for a
@@ -36,13 +36,14 @@ use crate::{Agent, AgentLoop, Attempt, AttemptContext, Limits, Program};
 /// Maximum interval between two checks whether a client has started a session.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time without a client after which the user is notified. It doubles with every notice.
+/// Time without a client after which the user is notified for the first time. It doubles with every
+/// notice.
 const NOTICE_AFTER: Duration = Duration::from_secs(60);
 
 /// Maximum wait of a request for an attempt, in seconds.
 const MAX_REQUEST_WAIT: f64 = 60.0;
 
-/// Delay after which a client that got no attempt can ask again.
+/// Delay after which a client that got no attempt may repeat its request.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Settings of a queue of sessions.
@@ -115,7 +116,7 @@ impl Drop for QueuePosition<'_> {
         state.started.remove(self.session.recorder().name());
         drop(state);
         self.gateway.forget(&self.session);
-        // An attempt that the run no longer needs must not go on sampling for its client.
+        // An attempt that the run no longer needs must not continue to sample for its client.
         self.session.recorder().abort();
     }
 }
@@ -164,7 +165,8 @@ impl SessionQueue {
         QueuePosition { queue: self, gateway, session, number, started, ended }
     }
 
-    /// Removes and returns the first waiting attempt, or the first one at the task `task_id`.
+    /// Removes and returns the first waiting attempt. If `task_id` is set, only attempts at this
+    /// task are considered.
     fn take(&self, task_id: Option<&str>) -> Option<HostedSession> {
         let mut state = self.state();
         let is_wanted = |offer: &Offer| {
@@ -308,7 +310,7 @@ impl SessionHost for SessionQueue {
 /// Agent loop whose attempts are made by agents that run elsewhere.
 #[derive(Clone)]
 pub struct SessionLoop {
-    /// Opens the sessions of attempts. It has no command.
+    /// Program that opens the sessions of attempts. It has no command.
     pub program: Program,
     /// Queue from which clients start attempts.
     pub queue: Arc<SessionQueue>,

@@ -1,11 +1,10 @@
 //! Records the sessions of agents that run outside of this process.
 //!
 //! A client starts a session at the gateway, sends its calls with the session's key, posts rewards,
-//! and ends the session. Each session becomes an attempt of purpose
-//! [`Session`](Purpose::Session), with all of its tokens and log-probabilities. Its slot is the
-//! hash of its key. If traffic is recorded, calls without a session are recorded, too: those with
-//! the same id of a conversation (and the same person) as one session, every other call as a
-//! session of its own.
+//! and ends the session. Each session becomes an attempt of purpose [`Session`](Purpose::Session),
+//! with all of its tokens and log-probabilities. Its slot is the hash of its key. If traffic is
+//! recorded, calls without a session are recorded, too. Calls with the same conversation id and the
+//! same person form one session. Every other call is a separate session.
 //!
 //! # Guarantees
 //! - **A session that is not ended is closed** when its time is over, and its tokens are recorded.
@@ -63,7 +62,7 @@ pub struct SessionsOptions {
     pub records_traffic: bool,
 }
 
-/// Records sessions of agents that run elsewhere.
+/// Recorder of sessions of agents that run elsewhere.
 pub struct Sessions {
     options: SessionsOptions,
     /// Reference to this value, for tasks that outlive a call.
@@ -82,7 +81,7 @@ struct State {
     conversations: HashMap<Conversation, String>,
 }
 
-/// Id of a conversation in traffic, and the key of the person who has it.
+/// Key of a conversation in traffic: its id, and the key of the person.
 type Conversation = (String, Option<String>);
 
 struct OpenSession {
@@ -98,9 +97,9 @@ struct OpenSession {
 pub(crate) enum Ending {
     /// The client has ended it.
     Client(EndRequest),
-    /// It exceeded its time.
+    /// The session exceeded its time limit.
     Timeout(Duration),
-    /// The server has stopped.
+    /// The server was stopped.
     Shutdown,
 }
 
@@ -204,7 +203,7 @@ impl Sessions {
             state.open.get(id).filter(|_| is_traffic).map(|open| Arc::clone(&open.session))
         };
         if let Some(session) = traffic {
-            // Production clients do not know sessions, so their calls are not aborted.
+            // Clients in production do not know about sessions, so their calls are not aborted.
             let idle = session.recorder().wait_until_idle();
             process_time::with_timeout(timeout, idle).await;
         }

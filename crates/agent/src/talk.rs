@@ -91,7 +91,7 @@ impl Talk {
         self.history.push(Message::assistant(text));
     }
 
-    /// Closes the tools.
+    /// Closes the sessions of the tools.
     ///
     /// # Errors
     /// Returns a message if a tool fails to close.

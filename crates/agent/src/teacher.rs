@@ -74,8 +74,8 @@ impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rul
 }
 
 /// Returns the completions in a field of a task's row, in order. The field is a list of texts, or
-/// of messages in the format of chat APIs. Turns of tools and users between them are left out,
-/// because the attempt has its own. Tool calls without an id get one.
+/// of messages in the format of chat APIs. Messages of tools and users between them are left out,
+/// because the attempt has its own ones. Tool calls without an id get a generated id.
 ///
 /// # Errors
 /// Returns a message if the row has no such field, or if the field is not a list of completions.

@@ -61,7 +61,7 @@ impl ImitatingPolicy {
     }
 }
 
-/// Renders a teacher's external calls as demonstrations for the policies in whose place it acted.
+/// Renders a teacher's external calls as demonstrations for the policies that the teacher replaced.
 /// Returns the trajectory, and the number of demonstrated tokens.
 ///
 /// # Errors

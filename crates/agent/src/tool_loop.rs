@@ -12,7 +12,7 @@ use crate::merge_outcome::{clamp_finite, merge_outcome};
 use crate::roster::Player;
 use crate::user::{UserResponse, UserSession};
 
-/// Reason for which an attempt failed.
+/// Reason why the tool loop of an attempt failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoopError {
     #[error("{0}")]
@@ -211,11 +211,11 @@ impl ToolLoop<'_, '_> {
     }
 }
 
-/// Answer to a completion without a tool call.
+/// Result of a completion without a tool call.
 enum Answer {
-    /// Message of the user, after which the agent continues.
+    /// The simulated user has sent a message, and the agent continues.
     Message(String),
-    /// The attempt has ended.
+    /// The attempt has ended, with this finish.
     End(Finish),
 }
 
@@ -230,7 +230,7 @@ pub(crate) fn add_opening(history: &mut [Message], opening: Option<String>) {
     last.content = parts.into_iter().chain([opening]).collect();
 }
 
-/// Complete turn of the model.
+/// A turn of the model whose completion has ended.
 struct AssistantTurn {
     /// Turn in the conversation. If the completion is not recorded as tokens, the number of earlier
     /// turns.

@@ -27,13 +27,13 @@ pub enum ErrorKind {
     Method,
     /// The type or encoding of the body is not supported.
     MediaType,
-    /// The attempt has ended.
+    /// The attempt has already ended.
     AttemptEnded,
     /// The queue of calls is full. A retry after this time may succeed.
     Busy(Duration),
-    /// The model is unavailable. A retry may succeed.
+    /// The model is unavailable. The client may repeat the call.
     Unavailable,
-    /// A timeout expired.
+    /// A timeout has expired.
     Deadline,
     /// A defect of this program.
     Internal,
@@ -66,7 +66,7 @@ impl ErrorKind {
     }
 }
 
-/// Error of a call. The message states what is wrong, the wrong value and how to correct it.
+/// Error of a call. The message names the problem, the wrong value and a remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {

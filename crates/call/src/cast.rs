@@ -19,7 +19,8 @@ use crate::transcript::Reader;
 /// Maximum number of completions of one call.
 const MAX_COMPLETIONS: usize = 128;
 
-/// Parties of an attempt, one for each agent. The policy that plays an agent is selected before.
+/// Parties that answer the calls of one attempt, one party for each agent. The policy behind each
+/// party is already selected.
 #[derive(Clone)]
 pub struct Cast {
     parties: Arc<[Arc<Party>]>,
@@ -84,7 +85,7 @@ pub async fn call(
     start(recorder, party, request, options, true).await
 }
 
-/// Starts a call. `is_counted` is whether the call counts toward the limits of the attempt;
+/// Starts a call. `is_counted` states whether the call counts toward the limits of the attempt;
 /// summaries do not.
 async fn start(
     recorder: &Arc<Recorder>,

@@ -39,13 +39,13 @@ pub struct ChatQuery {
     pub parallel_calls: bool,
     /// Format that the completion must have.
     pub constraint: Option<Constraint>,
-    /// Sampling options.
+    /// Sampling options of the completion.
     pub sampling: SamplingOptions,
     /// Timeout for the complete response.
     pub timeout: Duration,
 }
 
-/// Part of a completion.
+/// Event of a streamed completion.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ChatDelta {
     /// Next part of the reasoning.
@@ -56,7 +56,7 @@ pub enum ChatDelta {
     Done(Box<ChatCompletion>),
 }
 
-/// Complete completion of a [`ChatApi`].
+/// Completion of a [`ChatApi`] that has ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatCompletion {
     /// Assistant message, with its tool calls and reasoning.

@@ -14,7 +14,7 @@ use levade_text::{
 
 use crate::transcript::{End, message_parts};
 
-/// Parser of one completion.
+/// Incremental parser of one completion, which also finds stop strings.
 pub(crate) struct CompletionParser {
     source: Source,
     output: ClientOutput,
@@ -53,7 +53,7 @@ enum Source {
     Text(Arc<Chat>, StreamDecoder),
 }
 
-/// How a completion of a chat is parsed.
+/// Options for parsing a completion of a chat.
 #[derive(Clone)]
 pub(crate) struct ChatParseOptions {
     pub chat: Arc<Chat>,
@@ -324,8 +324,8 @@ impl ClientOutput {
         self.speech.flush(CompletionDelta::Speech, output);
     }
 
-    /// Ends the completion. Returns the text held back, and the stop string that ended the
-    /// completion if it is in the message or in the reasoning.
+    /// Ends the completion. Returns the text that was held back, and the stop string that ended the
+    /// completion, if the message or the reasoning contains it.
     fn finish(&mut self, stopped: bool) -> (Vec<CompletionDelta>, Option<String>) {
         let mut rest = Vec::new();
         if let Some(blank) = self.blank.take().filter(|blank| !blank.is_empty()) {
@@ -398,8 +398,8 @@ impl HeldText {
         output.extend(Some(std::mem::take(&mut self.0)).filter(|text| !text.is_empty()).map(kind));
     }
 
-    /// Returns the rest. If a stop string ended the completion, returns the text before it, and the
-    /// stop string.
+    /// Returns the text that was held back. If a stop string ended the completion, returns the text
+    /// before it, and the stop string.
     fn end(&mut self, stops: &[String], stopped: bool) -> (String, Option<String>) {
         let rest = std::mem::take(&mut self.0);
         if !stopped {

@@ -17,7 +17,7 @@ use crate::request::OpeningLimit;
 pub(crate) type SummarizeFn<'a> =
     &'a (dyn Fn(Arc<Summarizer>, String) -> BoxFuture<'a, Result<String, ApiError>> + Send + Sync);
 
-/// Prompt of a call that fits.
+/// Prompt that fits the context of its party.
 pub(crate) struct FittedPrompt {
     pub prepared: Box<PreparedPrompt>,
     /// Whether the opening limit truncated the prompt.
@@ -62,7 +62,7 @@ pub(crate) async fn fit(
             FitResult::Summarize(text) => {
                 let summary = match &party.summarizer {
                     Some(summarizer) => summarize(Arc::clone(summarizer), text).await?,
-                    // Without a summarizer, the turns are dropped.
+                    // If there is no summarizer, the turns are dropped.
                     None => String::new(),
                 };
                 fitting.set_summary(&summary);

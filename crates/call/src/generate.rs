@@ -32,7 +32,7 @@ use crate::request::{Input, Request, ToolChoice};
 use crate::transcript::{End, Event, Head, Reader, Token, Transcript};
 use parts::Parts;
 
-/// State that the completions of a call share.
+/// State that all completions of a call share.
 struct Generation {
     recorder: Arc<Recorder>,
     party: Arc<Party>,
@@ -59,7 +59,7 @@ struct Generation {
     _guard: CallGuard,
 }
 
-/// One completion to sample.
+/// Parameters of one completion of a call.
 struct Choice {
     index: usize,
     prompt: Prompt,
@@ -69,7 +69,7 @@ struct Choice {
     call_prefix: String,
 }
 
-/// One sampled completion, before it is recorded.
+/// A completion that was sampled but is not recorded yet.
 struct SampledCompletion {
     index: usize,
     prompt: Prompt,
@@ -250,7 +250,7 @@ async fn wait_for_rejection(batch: Option<&BatchMembership>) {
 }
 
 impl Generation {
-    /// Samples all completions.
+    /// Samples all completions of the call.
     async fn run(self, choices: Vec<Choice>) {
         let metrics = Arc::clone(&self.recorder.options.metrics);
         let _ending = self.transcript.end_guard();

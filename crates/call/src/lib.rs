@@ -1,12 +1,12 @@
 //! Calls models on behalf of agents: fits the prompt to the context, samples, and records every
 //! token.
 //!
-//! A [`Party`] answers the calls of one agent: a sampler of tokens, or a chat API. A [`Cast`] has
-//! the parties of an attempt by the names of their agents, and a [`Recorder`] that records all
-//! their calls. [`Cast::call`] is the only way to call a model, for agent loops, API endpoints,
+//! A [`Party`] answers the calls of one agent. It is a sampler of tokens, or a chat API. A [`Cast`]
+//! contains the parties of an attempt by the names of their agents, and a [`Recorder`] that records
+//! all calls. [`Cast::call`] is the only way to call a model, for agent loops, API endpoints,
 //! teachers and judges. It finds the recorded history that the messages continue, fits the prompt
 //! to the party's context, samples with the attempt's random streams, and records prompt and
-//! completion. A [`Transcript`] has the events of the call, for any number of readers.
+//! completion. A [`Transcript`] contains the events of a call, for any number of readers.
 //!
 //! # Example
 //! ```

@@ -20,15 +20,15 @@ pub struct CallMetrics {
     pub calls: AtomicU64,
     /// Calls that failed or were rejected.
     pub failed: AtomicU64,
-    /// Calls in flight.
+    /// Number of calls in flight.
     pub running: AtomicU64,
-    /// Prompt tokens.
+    /// Number of prompt tokens.
     pub prompt_tokens: AtomicU64,
-    /// Sampled tokens.
+    /// Number of sampled tokens.
     pub sampled_tokens: AtomicU64,
-    /// Calls that were aborted because no reader was left.
+    /// Number of calls that were aborted because no reader was left.
     pub aborted: AtomicU64,
-    /// Prompts in which the chat template renders recorded history differently.
+    /// Number of prompts in which the chat template renders recorded history differently.
     pub drifted: AtomicU64,
     /// Prompts that forked a recorded conversation.
     pub forked: AtomicU64,
@@ -114,7 +114,7 @@ pub(crate) fn add(counter: &AtomicU64, count: u64) {
     counter.fetch_add(count, Ordering::Relaxed);
 }
 
-/// Durations, counted by buckets.
+/// Histogram of durations.
 #[derive(Debug, Default)]
 pub struct Histogram {
     buckets: [AtomicU64; BUCKET_BOUNDS.len()],
@@ -123,7 +123,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Adds a duration.
+    /// Adds a duration to the histogram.
     pub(crate) fn observe(&self, duration: Duration) {
         let seconds = duration.as_secs_f64();
         if let Some(bucket) = BUCKET_BOUNDS.iter().position(|bound| seconds <= *bound) {

@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-/// Options of a call in addition to its request.
+/// Options of a call that the request does not contain.
 #[derive(Default)]
 pub struct CallOptions {
     /// Guard that is dropped when the call has ended, or when its batch waits for further calls.

@@ -35,10 +35,10 @@ pub struct Party {
     pub summarizer: Option<Arc<Summarizer>>,
 }
 
-/// Source of a party's completions.
+/// Source of a party's completions: a sampler or a chat API.
 #[derive(Clone)]
 pub enum Backend {
-    /// Sampler. Every sampled token is recorded.
+    /// A sampler. Every sampled token is recorded.
     Tokens(Arc<dyn Sampler>),
     /// Chat API that takes messages and returns messages.
     Messages(Arc<dyn ChatApi>),
@@ -55,13 +55,13 @@ pub struct PartyLimits {
     pub timeout: Duration,
 }
 
-/// Source of the sampling parameters of a party.
+/// Rule that decides whether the recipe or the client sets the sampling parameters of a party.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SamplingRule {
-    /// The recipe. A request can only lower `max_tokens` and add stop strings, stop tokens and
-    /// `top_logprobs`.
+    /// The recipe sets them. A request can only lower `max_tokens` and add stop strings, stop
+    /// tokens and `top_logprobs`.
     Fixed(SamplingParams),
-    /// The client. These values are the defaults of options that it does not set.
+    /// The client sets them. These values are the defaults of options that a request does not set.
     Default(SamplingParams),
 }
 

@@ -25,7 +25,7 @@ pub fn probe_agent(agent: &str) -> String {
     format!("{agent}.probe")
 }
 
-/// Completion of a call that may be a probe.
+/// A completion that may belong to a probe.
 #[derive(Debug)]
 struct Candidate {
     agent: String,
@@ -36,7 +36,7 @@ struct Candidate {
     belongs: bool,
 }
 
-/// Calls of an attempt that may be probes.
+/// Finds the probes among the calls of an attempt.
 #[derive(Debug, Default)]
 pub(crate) struct Probes {
     candidates: Vec<Candidate>,

@@ -13,10 +13,10 @@ use crate::party::{Party, TokenBackend};
 use crate::recorder::Recorder;
 use crate::request::{Input, OpeningLimit};
 
-/// Prompt of a call.
+/// Prompt of a call, and how it was made.
 #[derive(Clone)]
 pub(crate) enum Prompt {
-    /// Rendered from messages.
+    /// The prompt was rendered from messages.
     Chat(Box<PreparedPrompt>),
     /// Token ids, encoded from text or passed by the client.
     Ids(Arc<[u32]>),

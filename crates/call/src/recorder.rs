@@ -31,7 +31,7 @@ pub struct RecorderOptions {
     pub max_tokens: usize,
     /// Time that a call without a reader continues, in case its client reconnects.
     pub grace: Duration,
-    /// Ids of tool calls.
+    /// Scheme for the ids of tool calls.
     pub tool_call_ids: ToolCallIds,
     /// When prompts are recorded.
     pub prompt_recording: PromptRecording,
@@ -50,16 +50,16 @@ pub enum ToolCallIds {
     FromTurn,
 }
 
-/// When prompts are recorded.
+/// Time at which a prompt is recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PromptRecording {
     /// Before the request is sampled, so that the record has the prompt of a call that fails.
     BeforeSampling,
-    /// With the completion, so that a call that fails leaves no trace.
+    /// The prompt is recorded together with the completion, so that a failed call leaves no trace.
     WithCompletion,
 }
 
-/// Record of one call.
+/// Record of one call: its agent, its origin, its token counts and its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CallRecord {
     /// Name of the agent.
@@ -94,7 +94,7 @@ pub struct CallRecord {
     pub interval: TimeInterval,
 }
 
-/// Everything that a recorder has recorded.
+/// Calls and tokens of an attempt that a recorder has recorded.
 #[derive(Debug, Default)]
 pub struct Recording {
     /// All tokens of prompts and completions, except for calls of chat APIs.
@@ -105,7 +105,7 @@ pub struct Recording {
     pub comparison_error: Option<String>,
     /// Number of prompts by origin.
     pub counts: Counts,
-    /// Calls in the order in which they ended.
+    /// Calls, in the order in which they ended.
     pub calls: Vec<CallRecord>,
     /// Calls of chat APIs, in messages.
     pub external: Vec<ExternalCall>,
@@ -129,7 +129,7 @@ pub struct Recorder {
     running: watch::Sender<usize>,
 }
 
-/// Mutable part of a recorder.
+/// State of a recorder that calls change.
 pub(crate) struct State {
     pub conversation: Conversation,
     pub streams: CallStreams,
@@ -145,7 +145,7 @@ pub(crate) struct State {
 }
 
 impl Recording {
-    /// Returns the times of the calls: of those with a turn, and of those of chat APIs.
+    /// Returns the times of the calls that have a turn, and of the calls to chat APIs.
     pub fn timings(&self) -> Timings {
         let mut timings = Timings::default();
         let mut externals = 0..;
@@ -200,7 +200,7 @@ impl Recorder {
         })
     }
 
-    /// Locks the state.
+    /// Locks the state for a change.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -384,7 +384,7 @@ impl Recorder {
     }
 }
 
-/// Guard of a call in flight.
+/// Guard of a call in flight. Dropping it ends the call.
 pub(crate) struct CallGuard(Arc<Recorder>);
 
 impl Drop for CallGuard {

@@ -18,14 +18,14 @@ use crate::recorder::{CallGuard, CallRecord, Recorder};
 use crate::request::{Input, Request};
 use crate::transcript::{End, Event, Head, Reader, Transcript, message_parts};
 
-/// Call of a chat API in flight.
+/// A call to a chat API in flight.
 struct Relay {
     recorder: Arc<Recorder>,
     party: Arc<Party>,
     transcript: Arc<Transcript>,
     messages: Vec<Message>,
     tools: Vec<ToolSpec>,
-    /// The completion so far.
+    /// The completion, as far as it has arrived.
     message: Message,
     /// Timeout for the complete response.
     timeout: Duration,

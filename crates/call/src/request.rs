@@ -4,24 +4,24 @@ use levade_policy::SamplingParams;
 use levade_text::{Message, ToolSpec};
 use serde::{Deserialize, Serialize};
 
-/// Input of a model.
+/// Input of a model: messages, text or token ids.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
     /// A conversation, rendered by the model's chat template.
     Messages(Vec<Message>),
     /// A text, encoded without a chat template.
     Text(String),
-    /// Token ids.
+    /// A prompt of token ids.
     Tokens(Vec<u32>),
 }
 
-/// Which tools the model may or must call.
+/// Rule for the tool calls of a completion.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// The model decides.
+    /// The model decides whether to call a tool.
     #[default]
     Auto,
-    /// No tool; the syntax of a tool call is text.
+    /// The model may not call a tool. The syntax of a tool call counts as text.
     None,
     /// At least one tool.
     Required,
@@ -47,7 +47,7 @@ pub enum Constraint {
 pub struct SamplingOptions {
     /// Maximum number of sampled tokens.
     pub max_tokens: Option<usize>,
-    /// Temperature, by which logits are divided.
+    /// Temperature by which logits are divided.
     pub temperature: Option<f32>,
     /// Probability mass of nucleus sampling.
     pub top_p: Option<f32>,
@@ -142,11 +142,11 @@ pub struct OpeningLimit {
     pub truncation: Truncation,
 }
 
-/// Way to shorten a prompt that is too long.
+/// Treatment of a prompt that is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Truncation {
-    /// The call fails.
+    /// The call fails with an error.
     #[default]
     #[serde(rename = "refuse")]
     Reject,
@@ -154,7 +154,7 @@ pub enum Truncation {
     Left,
     /// Removes the end, including the header of the completion.
     Right,
-    /// Removes the middle.
+    /// Removes the middle of the prompt.
     Middle,
 }
 
@@ -174,7 +174,7 @@ impl Truncation {
     }
 }
 
-/// Request for completions.
+/// Request for one or several completions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// Input of the model.
@@ -187,7 +187,7 @@ pub struct Request {
     pub tool_choice: ToolChoice,
     /// Whether the completion may have several tool calls. If not, only the first is returned.
     pub parallel_calls: bool,
-    /// Sampling options.
+    /// Sampling options of the completions.
     pub sampling: SamplingOptions,
     /// Format that the completion must have.
     pub constraint: Option<Constraint>,

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::api_error::{ApiError, ErrorKind};
 
-/// A token of a prompt or a completion.
+/// A token of a prompt or a completion, with its log-probability.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
     /// Id in the vocabulary.
@@ -25,7 +25,7 @@ pub struct Token {
     pub version: u64,
 }
 
-/// End of a completion.
+/// End of a completion: its message, finish reason and counts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct End {
     /// Assistant message as the client receives it, with its reasoning.
@@ -56,17 +56,17 @@ pub struct End {
 /// Event of a call. Events are stored in the order in which they occur.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// Prompt tokens with their log-probabilities, if the request asks for them. That of the first
-    /// token is NaN.
+    /// Prompt tokens with their log-probabilities, if the request demands them. The log-probability
+    /// of the first token is NaN.
     Prompt {
         /// Index of the completion that the prompt belongs to, from 0.
         choice: usize,
-        /// Prompt tokens that follow those of earlier events.
+        /// Further prompt tokens, after the tokens of earlier events.
         tokens: Vec<Token>,
     },
     /// Part of a completion.
     Delta {
-        /// The reply, from 0.
+        /// Index of the completion, from 0.
         choice: usize,
         /// Text, reasoning and tool calls that the tokens complete.
         deltas: Vec<CompletionDelta>,
@@ -75,9 +75,9 @@ pub enum Event {
     },
     /// A completion has ended.
     Ended {
-        /// The reply, from 0.
+        /// Index of the completion, from 0.
         choice: usize,
-        /// The complete completion.
+        /// The complete completion, with its finish reason and counts.
         end: Box<End>,
     },
     /// The call has failed. This is the last event.
@@ -146,7 +146,7 @@ impl MessageTokens {
     }
 }
 
-/// Data known from the start of a call.
+/// Values that are known at the start of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {
     /// Id of the response.
@@ -163,7 +163,7 @@ pub struct Head {
     pub is_truncated: bool,
     /// Origin of the prompt. `None` for prompts of token ids or text, and for chat APIs.
     pub origin: Option<Origin>,
-    /// Number of completions.
+    /// Number of completions of the call.
     pub n: usize,
 }
 
@@ -258,7 +258,7 @@ impl Transcript {
         self.readers.borrow().count > 0
     }
 
-    /// Waits until there is no reader.
+    /// Waits until the transcript has no reader.
     pub async fn wait_until_abandoned(&self) {
         // The sender exists as long as `self`, so this does not fail.
         let _ = self.readers.subscribe().wait_for(|readers| readers.count == 0).await;
@@ -280,7 +280,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Returns the transcript.
+    /// Returns the transcript that the reader reads.
     pub fn transcript(&self) -> &Arc<Transcript> {
         &self.transcript
     }

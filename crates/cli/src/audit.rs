@@ -102,7 +102,7 @@ async fn audit(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Attempts that belong together.
+/// Selection of attempts: by task, by attempt, or by person.
 #[derive(Debug, Clone, Copy)]
 pub enum Subject<'a> {
     /// All attempts at the task with this id.

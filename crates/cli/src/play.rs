@@ -80,7 +80,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A match with one player on a terminal.
+/// A match in which the user on the terminal plays one seat.
 struct Table<R, W> {
     seat: usize,
     /// Seed of the game and of the random moves of the remaining seats.

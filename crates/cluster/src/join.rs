@@ -41,7 +41,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// same request, and may need the processes to reach a point at which it can stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// Next action of this process.
+/// Next action of this process: to follow an order, or to exit.
 enum Next {
     Follow(Order),
     Exit(JoinOutcome),

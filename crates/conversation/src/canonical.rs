@@ -32,7 +32,7 @@ pub(crate) struct CanonicalForm {
     pub reasoning: Option<String>,
     /// Ids of the tool calls.
     pub ids: Vec<String>,
-    /// Hash of the tool calls only. `None` if there are none.
+    /// Hash of only the tool calls. `None` if the message has no tool calls.
     pub calls: Option<Key>,
     /// Whether the content has more than white space.
     pub has_content: bool,
@@ -77,7 +77,8 @@ impl CanonicalForm {
         let sent = reasoning(message).map(str::to_owned);
         let reasoning_text = sent
             .or_else(|| Some(reasoning_text).filter(|reasoning_text| !reasoning_text.is_empty()));
-        // Ids from the parser are not the client's; only those in the message are.
+        // The parser generates ids that the client does not know. Only the ids in the message
+        // count.
         let ids = message.tool_calls.iter().map(|call| call.id.clone()).collect();
         Some(CanonicalForm {
             ids,
@@ -121,7 +122,8 @@ impl CanonicalForm {
         for call in calls {
             of_calls.text(&call.name);
             if let Some(text) = call.arguments.unreadable() {
-                // No object has this number of fields, so unreadable arguments equal no others.
+                // No object has this number of fields, so unreadable arguments never equal other
+                // arguments.
                 of_calls.number_of(usize::MAX);
                 of_calls.text(text);
             }

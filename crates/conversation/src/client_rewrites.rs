@@ -96,8 +96,8 @@ fn is_number(c: char) -> bool {
 /// Returns the length of the text that a client has appended to a completion, as the number of
 /// bytes at the end of `sent`. Returns 0 if `sent` differs from the completion only in white space,
 /// and `None` if `sent` does not start with the completion. `full` is the complete text of the
-/// completion, and `received` has the texts that the client can have received: these lack a stop
-/// string that ended the completion, and what followed it in the same token.
+/// completion. `received` are the texts that the client can have received: without the stop string
+/// that ended the completion, and without the text after it in the same token.
 pub(crate) fn appended_length<'a>(
     full: &'a str,
     received: impl IntoIterator<Item = &'a str>,

@@ -125,7 +125,7 @@ struct ContinuationPoint {
 /// A prompt for a sampler. It is not recorded yet, so a call that fails leaves no trace.
 #[derive(Debug, Clone)]
 pub struct PreparedPrompt {
-    /// Token ids: the recorded ids, unchanged, then those of the new messages.
+    /// Token ids of the prompt: the recorded ids, unchanged, and the ids of the new messages.
     pub prompt: Vec<u32>,
     /// Whether the prompt opens the reasoning of the completion.
     pub in_reasoning: bool,
@@ -183,13 +183,13 @@ pub struct Conversation {
     parties: HashMap<(String, String), Party>,
     turns: u32,
     counts: Counts,
-    /// Cuts of recorded prompts, by agent and policy, and by the messages for which they were made.
+    /// Cuts of recorded prompts, by agent, policy, and the messages for which each cut was made.
     truncations: HashMap<Party, HashMap<Key, Truncation>>,
 }
 
 impl PreparedPrompt {
-    /// Replaces a prompt that starts a conversation with a shorter one. No template renders the
-    /// shorter prompt, so it is not searched for drift. Has no effect on a prompt that continues a
+    /// Replaces a prompt that starts a conversation by a shorter prompt. No template renders the
+    /// shorter prompt, so the search for drift skips it. Has no effect on a prompt that continues a
     /// completion.
     pub fn shorten(&mut self, prompt: Vec<u32>) {
         if self.continuation.is_none() && prompt != self.prompt {

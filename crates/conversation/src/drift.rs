@@ -1,13 +1,19 @@
 //! Finds drift: positions where a template renders recorded history differently.
 //!
-//! Each turn, drift is searched around the newest completion, also with an abridged past. A
+//! # Search
+//! At each turn, drift is searched around the newest completion, even if the past is abridged. A
 //! sequence that has drifted counts at every later turn, even if the position is no longer
-//! rendered. At the [end](crate::Conversation::finish), complete sequences are compared once. If
-//! that finds drift that was not near a completion (reasoning that a template drops two turns
-//! later, once a question follows), the turns are counted exactly. With
-//! [`History::Template`](crate::History::Template), and for templates that read all of the past,
-//! every turn renders and compares everything; drift then forks the conversation. The fork shares
-//! the tokens that both sequences start with, and continues with what the template renders.
+//! rendered.
+//!
+//! At the [end](crate::Conversation::finish) of a conversation, complete sequences are compared
+//! once. This can find drift that was not near a completion, for example reasoning that a template
+//! drops two turns later, after another question. The turns with drift are then counted exactly.
+//!
+//! # Forks
+//! With [`History::Template`](crate::History::Template), and for templates that read all of the
+//! past, every turn renders and compares everything. Drift then forks the conversation. The fork
+//! shares the tokens that both sequences start with, and continues with the tokens that the
+//! template renders.
 
 use levade_text::{Chat, Message, Role, ToolSpec};
 
@@ -74,7 +80,7 @@ impl Drift {
         }
         let differs = recorded.char_indices().zip(printed.chars()).find(|((_, a), b)| a != b);
         let at = differs.map_or(recorded.len().min(printed.len()), |((at, _), _)| at);
-        // Tags start alike, so the complete line is clearer, up to a length.
+        // Tags start alike, so the complete line is clearer if it is short.
         let line = recorded[..at].rfind('\n').map_or(0, |end| end + 1);
         let from = if at - line <= CONTEXT { line } else { at };
         Some(Drift {

@@ -135,7 +135,7 @@ impl Format {
     /// Returns the tokens after a completion.
     ///
     /// # Errors
-    /// Returns the errors of [`Chat::continuation_within`] and [`Chat::opened_thought`].
+    /// Returns the errors of [`Chat::continuation_within`] and [`Chat::opened_reasoning`].
     pub(crate) fn following_tokens(
         &self,
         round: Round<'_>,
@@ -208,8 +208,9 @@ pub(crate) fn to_messages(past: &[Arc<Message>]) -> Vec<Message> {
     past.iter().map(|message| Message::clone(message)).collect()
 }
 
-/// Returns a minimal past in place of a complete one: its instructions, a question, and a call with
-/// its result if the past ends with a result, each in one word. One tool replaces all tools.
+/// Returns a minimal past that replaces a complete one. It contains the instructions, a question,
+/// and a call with its result if the past ends with a result, each of one word. One tool replaces
+/// all tools.
 pub(crate) fn abridge(
     past: &[Arc<Message>],
     tools: &[ToolSpec],

@@ -34,7 +34,7 @@ pub(crate) struct Root {
     pub node: NodeId,
 }
 
-/// A message that follows those of the nodes above.
+/// A message after the messages of the parent nodes.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub parent: Option<NodeId>,
@@ -42,7 +42,7 @@ pub(crate) struct Node {
     pub root: usize,
     /// Number of nodes between the root and this node, this node included.
     pub depth: usize,
-    /// The message. `None` for a root.
+    /// Message of the node. `None` for a root.
     pub message: Option<Arc<Message>>,
     pub kind: NodeKind,
     /// The recorded prompt that ends here, if any.
@@ -63,7 +63,7 @@ pub(crate) enum NodeKind {
     Extended,
 }
 
-/// A recorded completion.
+/// Record of a completion that was sampled here.
 #[derive(Debug)]
 pub(crate) struct CompletionRecord {
     pub segment: SegmentId,
@@ -79,7 +79,7 @@ pub(crate) struct CompletionRecord {
     pub received_forms: Vec<(CanonicalForm, Message)>,
 }
 
-/// A recorded prompt.
+/// Record of a rendered prompt.
 #[derive(Debug, Clone)]
 pub(crate) struct PromptRecord {
     /// Segment that the prompt ends with. `None` if the prompt has no tokens.
@@ -170,7 +170,7 @@ impl Index {
         while let Some(id) = ancestors.next() {
             messages.extend(self.node(id).message.clone());
             if self.is_extended(id) {
-                // The message includes that of the completion above.
+                // The message includes the message of the completion in the parent node.
                 ancestors.next();
             }
         }
@@ -299,8 +299,8 @@ impl Index {
         self.index_node(root, parent, key, id);
     }
 
-    /// Creates a node for a completion below `parent`. `unique` tells whether the ids of its calls
-    /// are unique.
+    /// Creates a node for a completion below `parent`. `unique` states whether the ids of the
+    /// completion's calls are unique.
     pub(crate) fn completion_node(
         &mut self,
         root: usize,

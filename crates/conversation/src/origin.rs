@@ -40,7 +40,7 @@ pub enum Reason {
     Branched,
     /// The instructions at the start differ.
     System,
-    /// The tools differ.
+    /// The tools differ from the tools of the recorded history.
     Tools,
     /// A message of the past has changed.
     Edited,
@@ -60,7 +60,7 @@ pub enum Reason {
     ReasoningEdited,
     /// The text next to the tool calls of a completion is missing.
     TextLost,
-    /// The tool calls of a completion became text.
+    /// The client sent the tool calls of a completion back as text.
     CallsAsText,
     /// Several completions were merged into one message.
     Merged,
@@ -181,8 +181,8 @@ impl Index {
         if hit.completion.is_none() { Origin::Started } else { forked(at, Reason::Branched) }
     }
 
-    /// Returns whether this party has had the same conversation with other tools: one of its
-    /// completions, or all messages.
+    /// Returns whether the party has had the same conversation with other tools: the messages
+    /// repeat one of its completions, or all of them are recorded.
     fn knows_with_other_tools(
         &self,
         party: Party,

@@ -4,7 +4,7 @@ use levade_policy::FinishReason;
 use levade_text::{Message, ParsedCompletion};
 use levade_tree::SegmentId;
 
-/// A recorded completion.
+/// A completion that was recorded in the conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecordedCompletion {
     /// Segment with the completion's tokens.

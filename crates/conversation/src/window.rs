@@ -49,10 +49,10 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// No limit: only the model itself rejects prompts that are too long.
+    /// Budget without a limit: only the model itself rejects prompts that are too long.
     pub const NONE: Budget = Budget { max_tokens: usize::MAX, overflow: Overflow::Fail, keep: 1 };
 
-    /// Returns the number of tokens to which a prompt is cut.
+    /// Returns the number of tokens to which a prompt is shortened.
     fn target(&self) -> usize {
         self.max_tokens / 2
     }
@@ -76,7 +76,7 @@ const MAX_NOTE_BYTES: usize = 64;
 /// Estimated number of bytes that a template renders around a message.
 const MESSAGE_OVERHEAD: usize = 24;
 
-/// Heading of a summary.
+/// Heading before a summary of removed turns.
 const SUMMARY_HEADING: &str = "Summary of the part of this conversation that was left out:";
 
 /// Messages of a history to omit and to shorten, by their indices.

@@ -19,8 +19,8 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// Creates the activations of a model with `layers` layers, `kept` of which are stored.
-    /// Allocates nothing yet.
+    /// Creates the activations of a model with `layers` layers, `kept` of which are stored. Does
+    /// not allocate memory yet.
     pub fn new(layers: usize, kept: usize) -> Self {
         Activations {
             states: (0..kept.min(layers)).map(|_| LayerState::default()).collect(),

@@ -32,7 +32,7 @@ use crate::{Compute, EngineError};
 /// Name of the file with an adapter's weights.
 const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// One adapted projection.
+/// Low-rank adapter of one projection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
     /// Range of its matrix among the weights of the base.
@@ -392,7 +392,7 @@ impl Adapter {
     /// over `base`.
     ///
     /// # Errors
-    /// Errors are those of [`AdapterConfig::modules`].
+    /// Returns the errors of [`AdapterConfig::modules`].
     pub fn options_of(
         config: &AdapterConfig,
         base: &ModelConfig,

@@ -146,7 +146,7 @@ impl Cache {
         *count += 1;
     }
 
-    /// Evicts the least recently used leaf of the tree. Returns whether there was one.
+    /// Evicts the least recently used leaf of the tree. Returns whether there was a leaf to evict.
     fn evict(&mut self) -> bool {
         let Cache { tree, kept, running, free, .. } = self;
         let dropped = tree.evict(|blocks| blocks.iter().any(|block| running[*block as usize] == 0));

@@ -66,7 +66,7 @@ pub struct Encoder {
     buffers: Buffers,
 }
 
-/// Buffers between operations.
+/// Buffers for the values between two operations.
 #[derive(Default)]
 struct Buffers {
     stream: Buffer,

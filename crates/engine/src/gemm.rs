@@ -18,8 +18,8 @@
 //! 96 words are still more accurate but cost a few percent of the speed.)
 //!
 //! **Layout.** The rhs is read in *panels* of [`NR`] columns, `[k][NR]`, so that a tile streams
-//! through memory. Weights are packed once per update ([`Packed`]); any other rhs is packed into
-//! scratch for each call. The lhs is packed into tiles
+//! through memory. Weights are packed once per update ([`PackedMatrix`]); any other rhs is packed
+//! into scratch for each call. The lhs is packed into tiles
 //! ([`Kernel::tile_rows`](crate::precision::Kernel::tile_rows)), `[k][rows]`. If no instruction
 //! multiplies bf16, its words are split into the links of chains
 //! ([`Kernel::links`](crate::precision::Kernel::links)); for AMX it has the layout of `amx`. If it
@@ -96,7 +96,7 @@ const TASKS_PER_THREAD: usize = 4;
 /// would take longer.
 const SERIAL_ROWS: usize = 16;
 
-/// The rhs, K × N.
+/// Right operand of a matmul, K × N.
 #[derive(Clone, Copy)]
 pub enum Rhs<'a> {
     /// Packed in advance, as weights are.
@@ -105,7 +105,7 @@ pub enum Rhs<'a> {
     Plain(Matrix<'a>),
 }
 
-/// What happens to the old contents of C.
+/// Treatment of the old contents of C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// C is overwritten.

@@ -57,7 +57,7 @@ pub struct Head {
 
 /// Destination of per-target results: slices with one value for each target of the batch.
 pub struct TargetResults<'a> {
-    /// Log-probabilities.
+    /// Log-probabilities of the targets.
     pub logprobs: &'a mut [f32],
     /// Entropy and Σ p² of the distribution that predicts each target, if requested.
     pub spread: Option<(&'a mut [f32], &'a mut [f32])>,
@@ -202,7 +202,7 @@ fn total_weight(batch: &TreeBatch, target: usize) -> f64 {
 struct RowResult {
     /// Log-probabilities of its targets.
     logprobs: Vec<f32>,
-    /// Entropy in nats.
+    /// Entropy of the row's distribution, in nats.
     entropy: f64,
     /// Σ p², if requested.
     concentration: f64,

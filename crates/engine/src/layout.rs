@@ -33,7 +33,7 @@ pub enum Site {
     Output,
     /// Gate and up, stacked along the outputs.
     GateUp,
-    /// Down projection.
+    /// Down projection of the feed-forward part.
     Down,
 }
 
@@ -89,7 +89,7 @@ pub struct LinearLayout {
 /// Ranges of one layer's parameters; empty if the model does not have them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerLayout {
-    /// Norm before attention.
+    /// Norm before the attention.
     pub attention_norm: Range<usize>,
     /// Norm of the output of attention.
     pub attention_post_norm: Range<usize>,

@@ -2,8 +2,8 @@
 //!
 //! Each operation works on rows (tokens) independently of other rows. Only attention reads other
 //! rows: the keys and values of the row's own sequence. Reductions run in fixed lanes or in the
-//! order of rows. So the operations keep the batch invariance of [matmul](crate::product). There is
-//! no automatic differentiation.
+//! order of rows. So the operations keep the batch invariance of [matmul](crate::gemm). There is no
+//! automatic differentiation.
 //!
 //! # Adding an operation
 //! An operation is a file of this module with the following parts, in this order. `gated.rs` is the
@@ -136,7 +136,7 @@ pub(crate) mod testing {
         (0..len as u64).map(|i| (levade_policy::uniform(seed, 9, i) as f32 - 0.5) * scale).collect()
     }
 
-    /// Converts to f64.
+    /// Converts the values to f64.
     pub fn wide(x: &[f32]) -> Vec<f64> {
         x.iter().map(|v| f64::from(*v)).collect()
     }

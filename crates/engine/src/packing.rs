@@ -126,7 +126,7 @@ pub struct Packing {
     pub spans: Vec<Span>,
     /// Rows of each span's sequence, including its own.
     pub sequences: Vec<SequenceRows>,
-    /// Number of key-value blocks that the unit needs in addition to those of the stack.
+    /// Number of key-value blocks that the unit needs in addition to the blocks of the stack.
     pub blocks: usize,
 }
 

@@ -91,8 +91,8 @@ impl Pool {
         }
         assert!((tasks as u64) < CLOSED, "{tasks} tasks");
         let state = &*self.state;
-        // Two regions at the same time would run each other's tasks after the closures of these
-        // tasks are gone.
+        // If two regions ran at the same time, each could run the other's tasks after the closures
+        // of these tasks were dropped.
         assert!(
             !state.busy.swap(true, Ordering::Acquire),
             "the engine's pool is in use, either by another thread or by the task that calls it"
@@ -156,7 +156,7 @@ impl State {
         next != CLOSED && (next as usize) < self.tasks.load(Ordering::SeqCst)
     }
 
-    /// Claims and runs a task. Returns false if there is none.
+    /// Claims and runs a task. Returns `false` if no task is left.
     fn run_one(&self) -> bool {
         let ticket = self.ticket.load(Ordering::SeqCst);
         let task = ticket & CLOSED;

@@ -65,9 +65,9 @@ pub struct Limits {
 
 /// Queue and running sequences of all policies of an engine.
 pub struct Scheduler {
-    /// In order of admission.
+    /// Waiting sequences, in order of admission.
     waiting: VecDeque<Sequence>,
-    /// In the order in which they were admitted.
+    /// Running sequences, in the order in which they were admitted.
     running: Vec<Sequence>,
     cache: Cache,
     limits: Limits,

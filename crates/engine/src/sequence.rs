@@ -24,7 +24,7 @@ pub type Events = UnboundedSender<Result<SampleEvent, PolicyError>>;
 /// far.
 pub struct Sequence {
     pub policy: u32,
-    /// Prompt and completion.
+    /// Tokens of the prompt and the completion.
     pub tokens: Vec<u32>,
     /// Number of tokens with keys and values in `blocks`.
     pub computed: usize,
@@ -93,8 +93,8 @@ impl Sequence {
         sequence
     }
 
-    /// Returns the number of tokens in the completion, including those of an earlier request that
-    /// it continues.
+    /// Returns the number of tokens in the completion, including the tokens of an earlier request
+    /// that this request continues.
     pub fn completion_len(&self) -> usize {
         self.tokens.len() - self.prompt + self.params.sampled_before
     }

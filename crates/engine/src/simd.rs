@@ -177,7 +177,7 @@ pub fn fold(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// Returns the largest value, or −∞ if there is none. NaN is ignored.
+/// Returns the largest value, or −∞ if there are no values. NaN is ignored.
 #[inline(always)]
 pub fn max(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];

@@ -47,7 +47,7 @@ pub struct LayerState {
     pub qkv: Buffer,
     /// (max, Σ e) of every row and head.
     pub stats: Buffer,
-    /// Output of attention.
+    /// Output of the attention.
     pub attended: Buffer,
     /// Projected output of attention before its norm, and output of the feed-forward part before
     /// its norm; used only by models with these norms.
@@ -73,7 +73,7 @@ pub struct TemporaryRows {
 pub struct Transformer {
     /// Thread pool, instruction set and precision.
     pub compute: Compute,
-    /// Base weights.
+    /// Base weights of the model.
     pub weights: Weights,
     /// Adapters over the base weights.
     pub adapters: Vec<Adapter>,

@@ -20,7 +20,7 @@ pub struct Weights {
     pub config: ModelConfig,
     /// Layout of the parameters.
     pub layout: Layout,
-    /// Parameters in f32.
+    /// All parameters, in f32.
     pub master: Buffer,
     /// Matrices of all linear maps, in the order of [`Map::all`], packed for `x · Wᵀ`.
     maps: Vec<PackedMatrix>,

@@ -3,15 +3,15 @@
 /// Type of a value. Every value can be null.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ColumnType {
-    /// Text in UTF-8.
+    /// UTF-8 text.
     Text,
-    /// Integer of 64 bits.
+    /// 64-bit integer.
     Integer,
-    /// Number of 64 bits.
+    /// 64-bit float.
     Double,
-    /// Number of 32 bits.
+    /// 32-bit float.
     Float,
-    /// True or false.
+    /// Boolean value.
     Boolean,
     /// List of values of one type.
     List(Box<ColumnType>),
@@ -28,7 +28,7 @@ pub struct Column {
     pub kind: ColumnType,
 }
 
-/// Creates a column.
+/// Creates a column with the name `name` and the type `kind`.
 pub fn column(name: &'static str, kind: ColumnType) -> Column {
     Column { name, kind }
 }

@@ -25,13 +25,13 @@ pub enum ExportError {
          it, or remove the file", .0.display()
     )]
     OtherOptions(PathBuf),
-    /// Another process exports to the same target.
+    /// Another process writes to the same target.
     #[error("another process is exporting to {}; wait for it, or name another file", .0.display())]
     Busy(PathBuf),
     /// The rows of the format have no common columns.
     #[error("{0} cannot be written as Parquet; write .jsonl")]
     NoColumns(&'static str),
-    /// The target needs a format of files that it does not have.
+    /// The rows need a file format that the target does not have.
     #[error("{} must be {expected}", path.display())]
     Target {
         /// Path of the target.
@@ -44,7 +44,7 @@ pub enum ExportError {
     Row {
         /// Name of the column.
         column: String,
-        /// Expected type.
+        /// Expected type of the value.
         expected: &'static str,
         /// Value that was found, shortened.
         found: String,

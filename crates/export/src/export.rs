@@ -19,23 +19,25 @@ use crate::parquet_file::ParquetFile;
 use crate::part::{Part, Progress, for_each_row};
 use crate::sequence::SequenceReader;
 
-/// Where the rows are written.
+/// Destination of the exported rows.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Target {
     /// Standard output, or another stream, as JSON lines. Such an export cannot be continued.
     Stream,
     /// A file of JSON lines.
     JsonLines(PathBuf),
-    /// A Parquet file.
+    /// One Parquet file.
     Parquet(PathBuf),
     /// A directory with one JSON file per row, named after the row's trajectory.
     Directory(PathBuf),
 }
 
 impl Target {
-    /// Returns the target that a path names: `-` is the stream, a path that ends with `.parquet` is
-    /// a Parquet file, one that ends with `/` is a directory, and any other path is a file of JSON
-    /// lines.
+    /// Returns the target that a path names:
+    /// - `-`: the stream
+    /// - a path that ends with `.parquet`: a Parquet file
+    /// - a path that ends with `/`: a directory
+    /// - any other path: a file of JSON lines
     ///
     /// # Errors
     /// Returns an error if the rows of `format` cannot be written there.

@@ -9,9 +9,9 @@ use levade_tree::{AttemptId, AttemptSlot, Purpose};
 /// A range of numbers, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Range<T> {
-    /// Smallest number. `None` if there is no limit.
+    /// Minimum of the range. `None` sets no minimum.
     pub min: Option<T>,
-    /// Largest number. `None` if there is no limit.
+    /// Maximum of the range. `None` sets no maximum.
     pub max: Option<T>,
 }
 
@@ -43,7 +43,7 @@ impl<T: FromStr + Copy + PartialOrd> FromStr for Range<T> {
         };
         let is_ordered = match (range.min, range.max) {
             (None, None) => text == "..",
-            // False for NaN, too.
+            // NaN is in no range.
             (Some(min), Some(max)) => min <= max,
             (Some(one), None) | (None, Some(one)) => one.partial_cmp(&one).is_some(),
         };
@@ -61,13 +61,13 @@ pub struct Filter {
     pub statuses: Vec<Status>,
     /// Index of the phase.
     pub phase: Option<u32>,
-    /// Steps for which the attempts were started.
+    /// Range of the steps for which the attempts were started.
     pub steps: Option<Range<u32>>,
-    /// Rewards. Attempts without a reward are excluded if it is set.
+    /// Range of rewards. If it is set, attempts without a reward are excluded.
     pub reward: Option<Range<f64>>,
-    /// Scores. Attempts without a score are excluded if it is set.
+    /// Range of scores. If it is set, attempts without a score are excluded.
     pub score: Option<Range<f64>>,
-    /// Ids of tasks.
+    /// Pattern that the id of the task matches.
     pub task: Option<Pattern>,
     /// Name of the agent of the sequences.
     pub agent: Option<String>,

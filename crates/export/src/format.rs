@@ -1,4 +1,4 @@
-//! The formats of rows, and what they have in common.
+//! Formats of rows, and the functions that several formats use.
 
 mod atif;
 mod table;
@@ -32,7 +32,7 @@ pub enum Format {
     Atif,
 }
 
-/// Options of the rows.
+/// Options that determine the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RowOptions {
     /// Whether the rows contain the tokens.
@@ -49,7 +49,7 @@ pub struct RowOptions {
 pub struct ExportedAttempt {
     /// Id of the run.
     pub run: String,
-    /// The attempt.
+    /// Recorded attempt.
     pub attempt: Attempt,
     /// The sequences that are exported.
     pub sequences: Vec<Sequence>,
@@ -60,7 +60,7 @@ pub struct ExportedAttempt {
 pub struct Rows {
     /// JSON objects with the columns of the format.
     pub rows: Vec<Value>,
-    /// Reasons why an attempt or a sequence has no row, one for each.
+    /// Reasons for missing rows: one for each attempt or sequence that has no row.
     pub skipped: Vec<String>,
 }
 

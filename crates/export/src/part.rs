@@ -25,7 +25,7 @@ use crate::error::ExportError;
 /// Interval between two flushes of the rows to the disk.
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What an export contains.
+/// Selection of an export: its attempts, in groups, and its options as text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// The options that determine the rows, as text. An export continues only with equal options.
@@ -34,7 +34,7 @@ pub struct Plan {
     pub groups: Vec<Vec<AttemptId>>,
 }
 
-/// Progress of an export.
+/// Number of rows and groups that an export has completed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// Number of complete groups.
@@ -52,7 +52,7 @@ pub struct Progress {
 /// Converts a file of rows, at the first path, to another format, at the second path.
 pub type Convert<'a> = dyn Fn(&Path, &Path) -> Result<(), ExportError> + 'a;
 
-/// An open part.
+/// An unfinished export, which this process has locked.
 #[derive(Debug)]
 pub struct Part {
     target: PathBuf,

@@ -32,7 +32,7 @@ const MARK: &str = "LevadeExportMark";
 pub enum Position {
     /// Before the first message.
     Start,
-    /// After a message of a role, an index of `ROLES`.
+    /// After a message of this role. The value is an index in `ROLES`.
     After(usize),
     /// After the generation prompt.
     Generation {
@@ -60,21 +60,22 @@ struct Separator {
 pub struct PromptParser {
     chat: Arc<Chat>,
     tools: Vec<ToolSpec>,
-    /// Longest first.
+    /// Separators, the longest first.
     separators: Vec<Separator>,
 }
 
 /// The messages of a parsed stretch of context tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParsedContext {
-    /// Messages in order. Assistant messages have their text as the model would write it.
+    /// Messages in order. The text of an assistant message is the text that the model would have
+    /// written.
     pub messages: Vec<Message>,
     /// Whether the stretch leaves the reasoning of the next completion open.
     pub in_reasoning: bool,
 }
 
 impl PromptParser {
-    /// Creates a parser that knows the prompts of `chat` with `tools`.
+    /// Creates a parser for the prompts of `chat` that describe `tools`.
     pub fn new(chat: &Arc<Chat>, tools: Vec<ToolSpec>) -> Self {
         let chat = Arc::clone(chat);
         let mut parser = PromptParser { chat, tools, separators: Vec::new() };
@@ -91,7 +92,7 @@ impl PromptParser {
         parser
     }
 
-    /// Returns the tools that the parser knows.
+    /// Returns the tools that the parser's prompts describe.
     pub fn tools(&self) -> &[ToolSpec] {
         &self.tools
     }
@@ -266,8 +267,8 @@ struct PromptSplit {
 struct Search<'a> {
     atoms: &'a [Atom],
     separators: &'a [Separator],
-    /// Starts of contents, with their roles, after which nothing fits. Each is searched once, so
-    /// the work is at most the square of the prompt's length.
+    /// Starts of contents, with their roles, from which the rest of the prompt cannot be split.
+    /// Each is searched once, so the work is at most the square of the prompt's length.
     misfits: HashSet<(usize, usize)>,
 }
 

@@ -1,9 +1,10 @@
 //! The sequences of an attempt, as messages.
 //!
 //! A sequence is what the model saw in one call: the segments from a root of the attempt's tree to
-//! a leaf. An attempt has one sequence per conversation and per fork. A completion becomes an
-//! assistant message by the parser that agents use. Context tokens become messages by
-//! [`PromptParser`]. If a sequence cannot be parsed, its text is kept, and the reason is named.
+//! a leaf. An attempt has one sequence per conversation and per fork. Completions are parsed to
+//! assistant messages with the same parser as for agents, and context tokens are parsed to messages
+//! with [`PromptParser`]. If a sequence cannot be parsed, the sequence contains its text and the
+//! reason.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use levade_tree::{Kind, Part, SegmentId};
 
 use crate::prompt_parser::{AFTER_ASSISTANT, Position, PromptParser, described_tools};
 
-/// Returns the chat of an agent that a policy plays, or the reason why there is none.
+/// Function that returns the chat of an agent and a policy, or the reason why there is none.
 pub type FindChat<'a> = dyn Fn(&str, &str) -> Result<Arc<Chat>, String> + 'a;
 
 /// One sequence of an attempt.
@@ -34,22 +35,23 @@ pub struct Sequence {
     pub text: Option<String>,
     /// Reasons why `messages` is `None` or differs from what the model read and wrote.
     pub problems: Vec<String>,
-    /// Completions in order.
+    /// Completions of the sequence, in order.
     pub completions: Vec<Completion>,
-    /// The tokens. Empty for a sequence that a chat API answered.
+    /// Tokens of the sequence. Empty if a chat API answered it.
     pub tokens: Tokens,
 }
 
 /// A completion of a sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
-    /// Index of its message.
+    /// Index of the completion's message in [`Sequence::messages`].
     pub message: usize,
-    /// Number of tokens before it in the sequence; for a chat API, as the API reports.
+    /// Number of tokens before the completion in the sequence. For a chat API, the number that the
+    /// API reports.
     pub prompt_tokens: usize,
-    /// Number of its tokens; for a chat API, as the API reports.
+    /// Number of tokens of the completion. For a chat API, the number that the API reports.
     pub completion_tokens: usize,
-    /// Whether an earlier sequence of the attempt contains the completion, too.
+    /// Whether an earlier sequence of the attempt also contains the completion.
     pub is_repeated: bool,
     /// Last segment of the completion. `None` for a chat API.
     pub segment: Option<SegmentId>,
@@ -99,7 +101,7 @@ pub struct SequenceReader<'a> {
     chats: BTreeMap<(String, String), Result<ChatParsers, String>>,
 }
 
-/// A chat with the parsers of its prompts. The first one knows no tools.
+/// A chat with the parsers of its prompts. The first parser knows no tools.
 struct ChatParsers {
     chat: Arc<Chat>,
     parsers: Vec<PromptParser>,
@@ -114,15 +116,15 @@ struct Stretch {
 }
 
 impl<'a> SequenceReader<'a> {
-    /// Creates a reader. If `raw` is set, messages contain only text, as the model read and wrote
-    /// it: reasoning and tool calls stay in assistant messages, and descriptions of tools in the
-    /// prompt.
+    /// Creates a reader. If `raw` is set, messages contain the text as the model read and wrote it:
+    /// reasoning and tool calls stay in the text of assistant messages, and descriptions of tools
+    /// stay in the prompt.
     pub fn new(find_chat: &'a FindChat<'a>, raw: bool) -> Self {
         SequenceReader { find_chat, raw, chats: BTreeMap::new() }
     }
 
-    /// Returns the sequences of an attempt: those with tokens in the order of their leaves, then
-    /// those that chat APIs answered.
+    /// Returns the sequences of an attempt. Sequences with tokens come first, in the order of their
+    /// leaves, and then the sequences that chat APIs answered.
     pub fn read(&mut self, attempt: &Attempt) -> Vec<Sequence> {
         let owners = attempt.trajectory.owners();
         let mut sequences = Vec::new();
@@ -270,9 +272,9 @@ fn parse(
     Ok(sequence)
 }
 
-/// Converts a completion to an assistant message. Also returns its calls with the ids that the
-/// parser gave them. In the message, the ids are unique within the conversation: `call_M_N` is call
-/// `N` of message `M`.
+/// Converts a completion to an assistant message. Also returns the tool calls of the completion,
+/// with the ids that the parser generated. In the message, the ids are unique within the
+/// conversation: `call_M_N` is call `N` of message `M`.
 fn assistant(
     chat: &Chat,
     text: &str,

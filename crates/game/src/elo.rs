@@ -22,18 +22,18 @@ const TOLERANCE: f64 = 1e-10;
 pub struct PairedGame {
     /// Indices of the players.
     pub players: [usize; 2],
-    /// Score of the first of them: 1 for a win, 0.5 for a draw, 0 for a loss.
+    /// Score of the first player: 1 for a win, 0.5 for a draw, 0 for a loss.
     pub score: f64,
 }
 
 /// Elo rating with its 95 % interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rating {
-    /// The estimate.
+    /// Estimated rating.
     pub estimate: f64,
-    /// Lower end of the interval.
+    /// Lower end of the 95 % interval.
     pub low: f64,
-    /// Upper end of the interval.
+    /// Upper end of the 95 % interval.
     pub high: f64,
 }
 
@@ -88,9 +88,9 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
     sorted[below] + (sorted[above] - sorted[below]) * (at - at.floor())
 }
 
-/// Fits the ratings to the games.
+/// Fits Elo ratings to the games by maximum likelihood.
 fn ratings<'g>(num_players: usize, games: impl Iterator<Item = &'g PairedGame>) -> Vec<f64> {
-    // Scores and numbers of games by player and opponent.
+    // Sum of scores, and number of games, by player and opponent.
     let mut scores = vec![0.5; num_players];
     let mut counts = vec![0.0; num_players * num_players];
     for PairedGame { players: [one, other], score } in games {

@@ -49,7 +49,7 @@ impl Action {
 struct Deal {
     /// Card of each seat, as an index in [`CARDS`].
     cards: [usize; 2],
-    /// Actions so far. Seats act in turn.
+    /// Actions so far, in order. The seats act alternately.
     actions: Vec<Action>,
 }
 
@@ -87,7 +87,7 @@ impl Game for Kuhn {
     }
 }
 
-/// Starts a match with these cards.
+/// Returns the start of a match with these cards.
 fn start_with(cards: [usize; 2]) -> Start {
     let seat = |index: usize| Seat {
         index,
@@ -115,7 +115,7 @@ fn start_with(cards: [usize; 2]) -> Start {
 }
 
 impl Deal {
-    /// Returns the actions that the rules permit now, the default first. Empty if the deal is over.
+    /// Returns the legal actions, the default action first. Empty if the deal is over.
     fn legal(&self) -> &'static [Action] {
         match self.actions[..] {
             [] | [Action::Check] => &[Action::Check, Action::Bet],
@@ -124,7 +124,7 @@ impl Deal {
         }
     }
 
-    /// Returns the chips that seat 0 wins.
+    /// Returns the number of chips that seat 0 wins. Negative if it loses.
     fn chips(&self) -> f64 {
         let bettor = self.actions.iter().position(|action| *action == Action::Bet);
         match (self.actions.last(), bettor) {

@@ -76,7 +76,7 @@ pub enum GameError {
     Move {
         /// Seat that moved.
         seat: usize,
-        /// Reason why the rules reject the move.
+        /// Reason why the move is rejected.
         message: String,
     },
     /// A saved position belongs to another game or is damaged.
@@ -84,7 +84,7 @@ pub enum GameError {
     Position {
         /// Name of the game.
         game: String,
-        /// Error of the parser.
+        /// Error message of the parser.
         message: String,
     },
     /// The complete tree of the game cannot be built.
@@ -92,16 +92,16 @@ pub enum GameError {
     Tree {
         /// Name of the game.
         game: String,
-        /// Reason.
+        /// Reason why the tree cannot be built.
         message: String,
     },
     /// Ratings cannot be computed from these games.
     #[error("the ratings cannot be computed: {message}")]
     Ratings {
-        /// Reason.
+        /// Reason why the ratings cannot be computed.
         message: String,
     },
-    /// The texts of a language lack an entry.
+    /// The text file of a language lacks an entry.
     #[error("the texts in {language:?} have no entry {key:?}")]
     Text {
         /// Language of the texts.
@@ -111,7 +111,7 @@ pub enum GameError {
     },
 }
 
-/// Rules of a game.
+/// Rules of a game, from which matches are started.
 pub trait Game: Send + Sync {
     /// Returns the name of the game in recipes.
     fn name(&self) -> &'static str;
@@ -150,26 +150,27 @@ pub trait State: Send {
     /// the seats observe.
     ///
     /// # Errors
-    /// Returns an error if a move is missing, illegal or not asked for. The position is unchanged.
+    /// Returns an error if a move is missing, illegal or was not requested. The position then stays
+    /// unchanged.
     fn apply(&mut self, moves: &[(usize, Move)]) -> Result<Vec<Event>, GameError>;
 
-    /// Returns the complete position.
+    /// Returns the complete position as JSON.
     fn save(&self) -> Value;
 
     /// Restores a position that [`save`](Self::save) returned in a match of the same game.
     ///
     /// # Errors
-    /// Returns an error if `position` is not one of this game.
+    /// Returns an error if `position` is not a position of this game.
     fn load(&mut self, position: &Value) -> Result<(), GameError>;
 }
 
 /// Start of a match.
 pub struct Start {
-    /// Seats in order. `seats[i].index` is `i`.
+    /// Seats in order: `seats[i].index` is `i`.
     pub seats: Vec<Seat>,
-    /// What the seats observe before the first turn.
+    /// Events that the seats observe before the first turn.
     pub events: Vec<Event>,
-    /// First position.
+    /// Position at the first turn.
     pub state: Box<dyn State>,
 }
 
@@ -178,7 +179,7 @@ pub struct Start {
 pub struct Seat {
     /// Index of the seat, from 0.
     pub index: usize,
-    /// Name by which the players call the seat.
+    /// Name by which players refer to the seat.
     pub name: String,
     /// Role in this match, such as `witch`.
     pub role: String,
@@ -192,9 +193,9 @@ pub struct Seat {
 /// Next turn of a match.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Next {
-    /// These seats act at once, without seeing the moves of each other.
+    /// These seats act simultaneously, without seeing each other's moves.
     Requests(Vec<MoveRequest>),
-    /// The match is over. There is one outcome for each seat, in order.
+    /// The match is over. Contains one outcome for each seat, in order.
     Over(Vec<SeatOutcome>),
 }
 
@@ -223,7 +224,7 @@ impl Audience {
 pub struct Event {
     /// Seats that observe the event.
     pub to: Audience,
-    /// Seat that caused the event. `None` for the moderator.
+    /// Seat that caused the event. `None` if the moderator did.
     #[serde(default)]
     pub from: Option<usize>,
     /// Complete text, with the name of its speaker.
@@ -235,12 +236,12 @@ pub struct Event {
 pub struct SeatOutcome {
     /// Index of the seat.
     pub seat: usize,
-    /// Reward of the match.
+    /// Reward of the seat for the complete match.
     pub reward: f64,
-    /// Measurements by name, such as `won` or `survived`.
+    /// Metrics by name, such as `won` or `survived`.
     #[serde(default)]
     pub parts: Vec<(String, f64)>,
-    /// Rewards of single moves: the index of the move among those of the seat, and its reward.
+    /// Rewards of single moves, each with the index of the move among the moves of the seat.
     #[serde(default)]
     pub transitions: Vec<(u32, f64)>,
 }
@@ -250,10 +251,10 @@ fn games() -> [Box<dyn Game>; 3] {
     [Box::new(TicTacToe), Box::new(Kuhn), Box::new(Werewolf)]
 }
 
-/// Returns the game of this name.
+/// Returns the game with the name `name`.
 ///
 /// # Errors
-/// Returns [`GameError::UnknownGame`] if there is none.
+/// Returns [`GameError::UnknownGame`] if no game has this name.
 pub fn find(name: &str) -> Result<Box<dyn Game>, GameError> {
     let available = games().map(|game| game.name()).join(", ");
     let unknown = || GameError::UnknownGame { name: name.to_owned(), available };

@@ -10,15 +10,16 @@ pub struct MoveRequest {
     pub seat: usize,
     /// Kind of decision, such as `vote`. It groups metrics.
     pub kind: String,
-    /// Text that asks for the move. Only this seat sees it.
+    /// Text that requests the move. Only this seat sees it.
     pub prompt: String,
-    /// Whether the move has a public statement. The game decides which seats hear it.
+    /// Whether the move contains a public statement. The rules decide which seats observe the
+    /// statement.
     #[serde(default)]
     pub has_speech: bool,
     /// Permitted choices.
     #[serde(default)]
     pub choice: Choice,
-    /// Move that is played if the seat makes no legal one.
+    /// Move that is played if the seat makes no legal move.
     #[serde(default)]
     pub default: Move,
 }
@@ -27,12 +28,12 @@ pub struct MoveRequest {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Choice {
-    /// The move is a statement only.
+    /// The move consists of a statement only.
     #[default]
     None,
     /// One of these values.
     OneOf(Vec<Value>),
-    /// Any value of this JSON schema.
+    /// Any value that conforms to this JSON schema.
     Schema(Value),
 }
 
@@ -66,14 +67,14 @@ impl MoveRequest {
         MoveRequest { seat, kind, prompt, has_speech: false, choice, default: Move::default() }
     }
 
-    /// Returns this request, which then also asks for a public statement.
+    /// Returns this request, extended by a public statement.
     pub fn with_speech(mut self) -> Self {
         self.has_speech = true;
         self
     }
 
-    /// Returns the JSON schema of a completion: private `reasoning`, then `say` and `move` as far
-    /// as the request has them.
+    /// Returns the JSON schema of a completion: private `reasoning`, `say` if the move has a
+    /// statement, and `move` if it has a choice.
     pub fn schema(&self) -> Value {
         let mut properties = json!({"reasoning": {"type": "string"}});
         let mut required = Vec::new();
@@ -101,7 +102,7 @@ impl MoveRequest {
     /// Checks a move against the permitted choices.
     ///
     /// # Errors
-    /// Returns the reason, in words for the player, if the move is illegal.
+    /// Returns the reason as a message for the player if the move is illegal.
     pub fn check(&self, played: &Move) -> Result<(), String> {
         if self.has_speech && played.say.trim().is_empty() && self.choice == Choice::None {
             return Err("\"say\" must be a text that is not empty".to_owned());

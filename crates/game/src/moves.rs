@@ -5,7 +5,7 @@ use crate::{GameError, Move, MoveRequest};
 /// Returns one legal move for each request, in the order of the requests.
 ///
 /// # Errors
-/// Returns [`GameError::Move`] if a move is missing, illegal, duplicated or not asked for.
+/// Returns [`GameError::Move`] if a move is missing, illegal, duplicated or was not requested.
 pub fn moves_in_seat_order<'a>(
     requests: &[MoveRequest],
     moves: &'a [(usize, Move)],

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::GameError;
 
-/// Reads the options of a game. Null stands for no options.
+/// Reads the options of a game. Null means that no option is set.
 ///
 /// # Errors
 /// Returns [`GameError::Options`] if the options are no object, or if an option is unknown or has
@@ -15,13 +15,14 @@ pub fn read_options<T: DeserializeOwned>(game: &str, options: &Value) -> Result<
     let options = match options {
         Value::Null => Value::Object(Map::new()),
         Value::Object(_) => options.clone(),
-        // serde would read a list as the values of the options in the order of their declaration.
+        // serde would accept a list, and assign its items to the options in the order of their
+        // declaration.
         other => {
             return Err(invalid(format!("{other} is no object, such as {{\"name\": value}}")));
         }
     };
     serde_json::from_value(options.clone()).map_err(|error| {
-        // Each option has a default, so the wrong option is rejected on its own, too.
+        // Each option has a default, so the options can be checked one at a time.
         let is_wrong = |(name, value): &(&String, &Value)| {
             let single = Map::from_iter([((*name).clone(), (*value).clone())]);
             serde_json::from_value::<T>(Value::Object(single)).is_err()

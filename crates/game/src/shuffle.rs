@@ -2,12 +2,13 @@
 
 use levade_policy::uniform;
 
-/// Purpose of a game's random numbers. Streams of one seed with different purposes are independent.
+/// Purpose of a random number in a game. Streams with the same seed and different purposes are
+/// independent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Purpose {
     /// Cards or roles at the start of a match.
     Deal = 0x61,
-    /// Ties that chance decides.
+    /// Decision of a tie by chance.
     Tie = 0x62,
 }
 

@@ -36,7 +36,7 @@ impl Default for Options {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Board {
     options: Options,
-    /// Seat that marked each cell.
+    /// Seat that marked each cell. `None` for an empty cell.
     cells: [Option<usize>; 9],
 }
 
@@ -69,7 +69,7 @@ impl Game for TicTacToe {
 }
 
 impl Board {
-    /// Returns the seat that moves next.
+    /// Returns the seat that acts next.
     fn seat(&self) -> usize {
         self.cells.iter().flatten().count() % 2
     }

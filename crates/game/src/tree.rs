@@ -5,7 +5,7 @@
 //! [`InformationSet`]. A strategy assigns a probability to each choice at each information set, so
 //! that expected values are sums over the leaves, without sampling.
 //!
-//! Only games in which one seat at a time chooses from a list, without statements, have a tree.
+//! A tree requires that one seat acts at a time, chooses from a list, and makes no statements.
 
 use std::collections::HashMap;
 
@@ -20,17 +20,17 @@ pub type Strategy = Vec<Vec<f64>>;
 /// Complete tree of a game.
 pub struct GameTree {
     seats: Vec<Seat>,
-    /// Nodes. Children stand before their parents.
+    /// Nodes of the tree. A child precedes its parent.
     nodes: Vec<Node>,
     sets: Vec<InformationSet>,
-    /// Equally likely starts, as indices of nodes.
+    /// Indices of the nodes of the starts, which are equally likely.
     starts: Vec<usize>,
 }
 
 enum Node {
-    /// The match is over. Rewards by seat.
+    /// End of a match, with the reward of each seat.
     Leaf(Vec<f64>),
-    /// A seat chooses. The children are in the order of the choices.
+    /// Choice of a seat at the information set `set`. The children are in the order of the choices.
     Decision { set: usize, children: Vec<usize> },
 }
 
@@ -39,23 +39,23 @@ enum Node {
 pub struct InformationSet {
     /// Seat that acts.
     pub seat: usize,
-    /// Previous information set of the seat, with the index of its choice there. `None` at its
-    /// first move.
+    /// Previous information set of the seat, with the index of the choice that the seat made there.
+    /// `None` at its first move.
     pub previous: Option<(usize, usize)>,
     /// Texts that the seat has observed since its previous move.
     pub observed: Vec<String>,
-    /// Request for the move.
+    /// Request for the seat's move.
     pub request: MoveRequest,
     /// Legal choices.
     pub choices: Vec<Value>,
-    /// One of the positions.
+    /// One of the positions that the set contains.
     pub position: Value,
 }
 
 /// Attributes that distinguish the information sets of a tree.
 type Key = (usize, Option<(usize, usize)>, Vec<String>, String);
 
-/// What a seat has observed.
+/// History of one seat: the texts that it has observed and the choices that it has made.
 #[derive(Clone, Default)]
 struct View {
     previous: Option<(usize, usize)>,
@@ -75,8 +75,8 @@ impl GameTree {
     /// Creates the tree of a game with these options.
     ///
     /// # Errors
-    /// Returns an error if the rules reject the options, if the game cannot be enumerated, or if it
-    /// has more than `max_sets` information sets.
+    /// Returns an error if the rules reject the options, if the game cannot be enumerated, or if
+    /// the tree has more than `max_sets` information sets.
     pub fn new(game: &dyn Game, options: &Value, max_sets: usize) -> Result<Self, GameError> {
         let name = game.name();
         let starts = game.starts(options)?;
@@ -110,13 +110,13 @@ impl GameTree {
         &self.seats
     }
 
-    /// Returns the information sets. The previous set of a set stands before it.
+    /// Returns the information sets. Each set comes after the previous set of its seat.
     pub fn information_sets(&self) -> &[InformationSet] {
         &self.sets
     }
 
     /// Returns the information sets of a seat from its first move to `set`, each with the index of
-    /// the choice that leads to the next one. The last has none.
+    /// the choice that leads to the next one. The last one has no choice.
     pub fn path(&self, set: usize) -> Vec<(&InformationSet, Option<usize>)> {
         let mut path = vec![(&self.sets[set], None)];
         let mut previous = self.sets[set].previous;
@@ -135,7 +135,7 @@ impl GameTree {
         self.sets.iter().map(uniform).collect()
     }
 
-    /// Returns an equilibrium of the game, if its rules know one.
+    /// Returns an equilibrium of the game, or `None` if its rules provide none.
     pub fn equilibrium(&self, game: &dyn Game) -> Option<Strategy> {
         self.sets.iter().map(|set| game.equilibrium(&set.position)).collect()
     }
@@ -186,10 +186,10 @@ impl GameTree {
         sums
     }
 
-    /// Returns the strategy in which `seat` has the largest expected reward if the remaining seats
-    /// play `rest`, which it knows.
+    /// Returns the strategy in which `seat` has the largest expected reward against `rest`, the
+    /// known strategy of the remaining seats.
     pub fn best_response(&self, seat: usize, rest: &Strategy) -> Strategy {
-        // Probability of a node as far as chance and the remaining seats determine it.
+        // Probability of a node due to chance and the remaining seats.
         let own = |set: usize| self.sets[set].seat == seat;
         let reach = self.node_reach(|set, choice| if own(set) { 1.0 } else { rest[set][choice] });
         let mut nodes_of_set = vec![Vec::new(); self.sets.len()];
@@ -199,7 +199,8 @@ impl GameTree {
             }
         }
         let mut strategy = rest.clone();
-        // A set stands after the previous set of its seat, so later choices are known first.
+        // A set comes after the previous set of its seat, so in reverse order the later choices of
+        // a seat are known first.
         for set in (0..self.sets.len()).rev().filter(|set| own(*set)) {
             let value = |choice: usize| {
                 let nodes = nodes_of_set[set].iter();
@@ -220,7 +221,8 @@ impl GameTree {
         strategy
     }
 
-    /// Returns the probability of each node, if `probability` is that of a choice at a set.
+    /// Returns the probability of reaching each node. `probability` returns the probability of a
+    /// choice at a set.
     fn node_reach(&self, probability: impl Fn(usize, usize) -> f64) -> Vec<f64> {
         let mut reach = vec![0.0; self.nodes.len()];
         for start in &self.starts {
@@ -236,7 +238,7 @@ impl GameTree {
         reach
     }
 
-    /// Returns the expected reward of a seat from a node on.
+    /// Returns the expected reward of a seat if the match continues from a node.
     fn node_value(&self, node: usize, seat: usize, strategy: &Strategy) -> f64 {
         match &self.nodes[node] {
             Node::Leaf(rewards) => rewards[seat],
@@ -285,7 +287,7 @@ impl Builder<'_> {
         Ok(self.push(Node::Decision { set, children }))
     }
 
-    /// Returns the index of the information set of a position, which is added if it is new.
+    /// Returns the index of the information set of a position. Adds the set if it is new.
     fn find_set(
         &mut self,
         request: &MoveRequest,

@@ -62,7 +62,7 @@ impl Default for Options {
     }
 }
 
-/// A model that is served outside of attempts.
+/// A model that the gateway serves for calls that belong to no attempt.
 #[derive(Clone)]
 pub struct Model {
     /// Party that answers calls of the model. `party.model` is the name that clients use.

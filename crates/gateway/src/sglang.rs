@@ -57,7 +57,7 @@ impl<T: Clone> PerPrompt<T> {
     }
 }
 
-/// Body of a request.
+/// Body of a request to `/generate`.
 #[derive(Deserialize)]
 struct Request {
     model: Option<String>,
@@ -75,7 +75,7 @@ struct Request {
     rest: Map<String, Value>,
 }
 
-/// Prompts of token ids.
+/// Prompts of a request, as token ids.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "must be a list of token ids or a list of such lists")]
 enum Ids {
@@ -112,7 +112,7 @@ pub(crate) async fn generate(
     }
 }
 
-/// A validated request.
+/// Calls of a validated request, with the writers of their responses.
 struct PreparedCalls {
     caller: Caller,
     calls: Vec<Call>,
@@ -274,7 +274,7 @@ struct Writer {
     outputs: Vec<ChoiceOutput>,
 }
 
-/// Output of a choice so far.
+/// Output of one completion so far.
 #[derive(Default)]
 struct ChoiceOutput {
     text: String,

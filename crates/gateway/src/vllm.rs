@@ -26,7 +26,7 @@ use levade_call::{End, Event, Head, Token};
 /// Name of the API under which unknown fields are counted.
 const API: &str = "generate";
 
-/// Body of a request.
+/// Body of a request to `/inference/v1/generate`.
 #[derive(Deserialize)]
 struct Request {
     model: Option<String>,

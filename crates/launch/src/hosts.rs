@@ -149,7 +149,7 @@ fn failure_code(ended: i32) -> u8 {
     if ended == 2 { 2 } else { 1 }
 }
 
-/// State of a machine's part.
+/// State of one machine's part of a run.
 enum Part {
     /// Running, after `failures` consecutive failures.
     Up { process: Box<Child>, since: Instant, failures: u32 },

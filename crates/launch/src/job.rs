@@ -9,7 +9,7 @@ use levade_run::unusable;
 
 use crate::shell::quoted;
 
-/// A run on one machine or several.
+/// A run to launch: its files, and the machines that it needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
     /// Name that all launchers accept: lower-case letters, digits and hyphens.

@@ -35,7 +35,7 @@ pub struct Rope {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeScaling {
-    /// No scaling.
+    /// No scaling of the frequencies.
     None,
     /// All frequencies are divided by `factor`.
     Linear {
@@ -79,7 +79,7 @@ pub struct ModelConfig {
     pub family: Family,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Number of blocks.
+    /// Number of transformer blocks.
     pub layers: usize,
     /// Number of query heads.
     pub heads: usize,
@@ -122,7 +122,7 @@ pub struct ModelConfig {
 /// Name and shape of a weight tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// Hugging Face name.
+    /// Name of the parameter in Hugging Face files.
     pub name: String,
     /// Shape, row-major: a projection is `[outputs, inputs]`.
     pub shape: Vec<usize>,

@@ -41,7 +41,7 @@ pub struct EncoderConfig {
     pub hidden: usize,
     /// Width of the feed-forward layer.
     pub intermediate: usize,
-    /// Number of blocks.
+    /// Number of transformer blocks.
     pub layers: usize,
     /// Number of attention heads; divides `hidden`.
     pub heads: usize,
@@ -53,7 +53,7 @@ pub struct EncoderConfig {
     pub types: usize,
     /// Epsilon of layer norms; 1e-12 by default.
     pub norm_epsilon: f32,
-    /// Pooling method.
+    /// Method by which token vectors become one vector.
     pub pooling: Pooling,
     /// Maximum number of tokens of a text, special tokens included; `positions` by default.
     pub max_tokens: usize,

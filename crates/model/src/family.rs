@@ -99,7 +99,7 @@ pub struct Blocks {
 /// The attention projections of a family that have biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionBias {
-    /// The query, key and value projections always have biases, and the output projection never has
+    /// The query, key and value projections always have biases. The output projection never has
     /// one.
     QueryKeyValue,
     /// No projection has a bias.
@@ -113,11 +113,11 @@ pub enum AttentionBias {
 /// [`Self::Never`] or [`Self::Every`], the file can list the layers in `layer_types`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Windows {
-    /// No layer.
+    /// No layer has a window.
     Never,
-    /// All layers.
+    /// All layers have a window.
     Every,
-    /// All layers except every n-th. The file can override n.
+    /// All layers except every n-th layer, where n is the value. The file can set another n.
     ButEvery(usize),
     /// Layers with index `max_window_layers` or higher, if `use_sliding_window` is set.
     Last,

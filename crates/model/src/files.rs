@@ -17,9 +17,9 @@ use crate::{
 /// A weight tensor, row-major.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
-    /// Shape. A projection is `[outputs, inputs]`.
+    /// Shape of the tensor. A projection is `[outputs, inputs]`.
     pub shape: Vec<usize>,
-    /// Values. Their number is the product of `shape`.
+    /// Values of the tensor, row-major. Their number is the product of `shape`.
     pub data: Vec<f32>,
 }
 
@@ -30,7 +30,7 @@ pub struct Tensor {
 pub struct ModelFiles {
     /// Configuration of the model.
     pub config: ModelConfig,
-    /// Tokenizer. `None` if the directory has no `tokenizer.json`.
+    /// Tokenizer of the model. `None` if the directory has no `tokenizer.json`.
     pub tokenizer: Option<TokenizerSource>,
     /// Jinja template that renders a conversation as text. `None` if the model has none.
     pub chat_template: Option<String>,
@@ -44,8 +44,8 @@ pub struct ModelFiles {
 
 /// The weight files of a model.
 enum Weights {
-    /// A Hugging Face directory. `file_by_tensor` maps the name of a tensor to the index of its
-    /// file in `files`.
+    /// The files of a Hugging Face directory. `file_by_tensor` maps the name of a tensor to the
+    /// index of its file in `files`.
     Dir {
         files: Vec<SafetensorsFile>,
         file_by_tensor: HashMap<String, usize>,

@@ -47,8 +47,8 @@ impl Source {
     /// current directory.
     ///
     /// # Errors
-    /// Returns [`ModelError::Source`] if the text has none of these forms. The message lists the
-    /// valid forms.
+    /// Returns [`ModelError::Source`] if the text matches none of these rules. The message lists
+    /// the valid forms.
     pub fn parse(text: &str) -> Result<Self, ModelError> {
         let text = text.trim();
         if let Some(package) = text.strip_prefix("pypi:") {

@@ -6,7 +6,7 @@
 //! fixed: repetition penalty, frequency and presence penalty, biases, stop tokens. vLLM adds biases
 //! before the repetition penalty, SGLang after it; all other orders commute. Presence and frequency
 //! penalties count the tokens of the completion, including those in
-//! [`SamplingParams::drawn_before`](crate::SamplingParams::drawn_before).
+//! [`SamplingParams::sampled_before`](crate::SamplingParams::sampled_before).
 
 use crate::SamplingParams;
 

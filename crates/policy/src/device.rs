@@ -153,7 +153,7 @@ impl Device {
         self.prefix_cache.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Waits for as long as training on `tokens` tokens takes. Nothing is sampled meanwhile.
+    /// Waits for as long as training on `tokens` tokens takes. No sequence samples in this time.
     pub async fn learn(&self, tokens: usize) {
         self.work(self.timing.learn * tokens as u32).await;
     }

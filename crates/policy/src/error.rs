@@ -56,7 +56,7 @@ pub enum PolicyError {
         /// Version of the sampler's weights.
         version: u64,
     },
-    /// The queue is full.
+    /// The queue of the sampler is full.
     #[error("{what}; try again in {retry_after} s")]
     Busy {
         /// Name of the busy component and its load.

@@ -15,7 +15,7 @@ use crate::PolicyError;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grammar {
-    /// Any JSON object.
+    /// The completion is any JSON object.
     JsonObject,
     /// JSON that matches a schema, which is itself JSON.
     JsonSchema(String),

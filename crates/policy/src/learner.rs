@@ -1,15 +1,15 @@
 //! Turns batches into weight updates: the trait [`Learner`] and its types.
 //!
-//! [`Learner::plan`] returns how the learner would divide an update into micro-batches ([`Cut`]).
-//! The caller records this plan. [`Learner::train`] then runs the update exactly as planned, or
-//! rejects the plan and names the difference. A learner on one rank does this by
-//! [`Learner::forward_backward`] for each micro-batch and one [`Learner::optim_step`]. A learner
-//! evaluates terms and adds up weight × loss. It knows nothing of algorithms, groups or sequences,
-//! so micro-batches change only the order of the sums.
+//! [`Learner::plan`] returns how the learner would divide an update into micro-batches
+//! ([`MicroBatchPlan`]). The caller records this plan. [`Learner::train`] then runs the update
+//! exactly as planned, or rejects the plan and names the difference. A learner on one rank does
+//! this by [`Learner::forward_backward`] for each micro-batch and one [`Learner::optim_step`]. A
+//! learner evaluates terms and adds up weight × loss. It does not depend on algorithms, groups or
+//! sequences, so micro-batches change only the order of the sums.
 //!
 //! [`Learner::publish`] makes the current weights those of a version and returns their location: in
 //! memory, in files with a manifest, or in a process group. All samplers of the policy then load
-//! them ([`adopt_all`](crate::adopt_all)).
+//! them ([`update_sampler_weights`](crate::update_sampler_weights)).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -143,8 +143,8 @@ pub struct OptimParams {
     pub epsilon: f32,
     /// Weight decay, applied to matrices but not to norms and biases.
     pub weight_decay: f32,
-    /// Maximum global gradient norm; larger gradients are scaled down to it. Infinity disables
-    /// clipping.
+    /// Maximum global gradient norm. A larger gradient is scaled down to this norm. Infinity
+    /// disables clipping.
     pub max_grad_norm: f32,
 }
 
@@ -153,7 +153,7 @@ pub struct OptimParams {
 pub struct OptimReport {
     /// Global gradient norm before clipping.
     pub grad_norm: f64,
-    /// Whether the weights changed. The step is skipped if the gradient is not finite.
+    /// Whether the weights have changed. A step whose gradient is not finite is skipped.
     pub applied: bool,
 }
 

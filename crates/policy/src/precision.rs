@@ -15,7 +15,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// Returns the size of a number in bytes.
+    /// Returns the size of one number of this precision, in bytes.
     pub const fn bytes(self) -> usize {
         match self {
             Precision::F32 => 4,

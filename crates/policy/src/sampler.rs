@@ -82,8 +82,8 @@ pub struct SamplingParams {
     pub sampled_before: usize,
     /// Token ids that end the completion. The completion includes the stop token.
     pub stop_ids: Vec<u32>,
-    /// Texts that end the completion, which includes the tokens that complete one. Requires a
-    /// sampler that knows its vocabulary.
+    /// Stop strings: texts that end the completion. The completion includes the tokens that
+    /// complete a stop string. Requires a sampler that knows its vocabulary.
     pub stop_strings: Vec<String>,
     /// Output format of the completion. A token of `stop_ids` is allowed when the format is
     /// complete, or when the format itself allows this token; it ends the completion in both cases.
@@ -432,7 +432,7 @@ impl Completion {
     }
 }
 
-/// Work that a sampler has.
+/// Load of a sampler: its queued and running work.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Load {
     /// Number of requests being decoded.

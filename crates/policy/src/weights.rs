@@ -21,7 +21,7 @@ pub struct Manifest {
     pub files: Vec<SavedFile>,
 }
 
-/// Location of a directory.
+/// Location of a directory with weights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightsLocation {

@@ -19,7 +19,7 @@ use super::context::ContextKeys;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentKind {
-    /// The built-in loop, in which the model and its tools take turns.
+    /// The built-in loop, which alternates between the model and its tools.
     #[default]
     Tools,
     /// A program of the user that calls the model over HTTP.
@@ -212,7 +212,7 @@ impl Default for AgentKeys {
 }
 
 impl AgentKeys {
-    /// Returns the format in which conversations with `chat` are recorded.
+    /// Returns the format in which the agent's conversations over `chat` are recorded.
     pub fn format(&self, chat: Arc<Chat>) -> Arc<Format> {
         let options = Options {
             history: self.history,
@@ -227,8 +227,8 @@ impl AgentKeys {
         self.context.policy(self.max_context_tokens, self.max_tokens, context)
     }
 
-    /// Returns the messages with which a conversation about `task` starts. Instructions of the task
-    /// replace those of the agent.
+    /// Returns the messages with which a conversation about `task` starts. If the task has
+    /// instructions, they replace the agent's instructions.
     pub fn initial_messages(&self, task: &Task) -> Vec<Message> {
         let fill_prompt = |question: &str| self.prompt.replace(QUESTION, question);
         let mut messages = task.messages.clone();
@@ -313,8 +313,8 @@ impl SamplingKeys {
         }
     }
 
-    /// Returns whether the recorded log-probabilities are those of the distribution that the tokens
-    /// are sampled from.
+    /// Returns whether the recorded log-probabilities are those of the distribution from which the
+    /// tokens are sampled.
     pub fn is_plain(&self) -> bool {
         !self.params(SamplingParams::default()).is_filtered() && self.temperature != Some(0.0)
     }

@@ -73,7 +73,7 @@ impl Checker<'_> {
         self.check(in_range, "eval.min_p", min_p, format!("in 0..=1{greedy_note}"))
     }
 
-    /// Checks that a phase with early stopping is evaluated on the way.
+    /// Checks that a phase with early stopping has evaluations between its steps.
     fn early_stopping(&self, key: &str, phase: &Phase, eval: &EvalKeys) -> Result<(), RecipeError> {
         let Some(until) = phase.early_stop_success() else { return Ok(()) };
         let measured = eval.every > 0 && eval.tasks > 0;

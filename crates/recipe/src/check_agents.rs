@@ -32,7 +32,7 @@ impl Checker<'_> {
         self.check(ok, format!("{table}.{name}"), "a name", "a name of letters, digits, - and _")
     }
 
-    /// Checks policies, and that at least one is trained if there are phases.
+    /// Checks policies. If the recipe has phases, at least one policy must be trained.
     pub(super) fn policies(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         for (name, keys) in &recipe.policy {
             self.name("policy", name)?;
@@ -185,7 +185,7 @@ impl Checker<'_> {
             );
             self.check(ok, format!("phase.{index}.only.agents"), name, range)?;
         }
-        // Agents that are left after all filters are trained.
+        // The agents that remain after all filters are trained.
         agents.retain(|(name, keys)| keys.train && !recipe.plays_user(name));
         let range =
             format!("true for at least one agent: otherwise phase {index} would train nothing");

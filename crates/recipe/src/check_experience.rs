@@ -7,7 +7,7 @@ use super::keys::{Recipe, TaskSource};
 use super::rl::RlKeys;
 
 impl Checker<'_> {
-    /// Checks that the attempts of a phase can be made one after another.
+    /// Checks that the attempts of a phase can run one after another.
     pub(super) fn experience(
         &self,
         recipe: &Recipe,

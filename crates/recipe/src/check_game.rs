@@ -20,7 +20,7 @@ impl Recipe {
     /// is not built in.
     ///
     /// # Errors
-    /// Returns a message if there is no built-in game of this name.
+    /// Returns a message if no built-in game has this name.
     pub fn game_loop(
         &self,
         workers: impl FnOnce(&GameKeys, Duration) -> GameWorkers,

@@ -26,7 +26,7 @@ impl Checker<'_> {
             self.check(fits, key(&format!("urls.{i}")), display_url(url), range)?;
         }
         self.args_of_servers(samplers)?;
-        // A server that takes all GPUs it finds would take those of the learner.
+        // A server that uses all visible GPUs would also use the GPUs of the learner.
         let learner_takes_gpus = recipe.cluster.placement == Placement::Disaggregated
             && matches!(&recipe.cluster.learner, Some(LearnerKeys::Torch(keys)) if keys.start && keys.gpus > 0);
         self.check(

@@ -14,7 +14,7 @@ use super::keys::Recipe;
 use super::read::ReadError;
 use super::user::{UserAgentKeys, UserKeys, UserKind};
 
-/// Name under which scorers get the data of the user, which no toolbox may have.
+/// Name under which scorers get the data of the user. No toolbox may have this name.
 const USER: &str = "user";
 
 impl Recipe {

@@ -31,7 +31,8 @@ impl PolicyWeight {
     }
 }
 
-/// Policies of an agent: none if the recipe names none, one by its name, or a mixture.
+/// Policies of an agent: none, if the recipe names none; one policy, by its name; or a mixture of
+/// several.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PolicyChoice(Vec<PolicyWeight>);
 

@@ -1,7 +1,8 @@
 //! Named agents: `[agent.NAME]` contains the keys that differ from `[agent]`.
 //!
-//! In a file, both are one table, and the keys of `[agent]` apply to every agent. The types keep
-//! them separate: the keys of `[agent]`, and each named agent with all its keys.
+//! In a file, `[agent]` and the named agents are one table, and the keys of `[agent]` apply to
+//! every agent. The types separate the keys of `[agent]` from the named agents, each of which has
+//! all keys.
 
 use toml::{Table, Value};
 

@@ -11,12 +11,12 @@ use super::set::{Override, SetError};
 /// Condition under which a string is a path.
 #[derive(Clone, Copy)]
 enum PathForm {
-    /// Any string.
+    /// Any string is a path.
     Path,
     /// A string that starts with a dot, or that names an existing file: the name of a model can
     /// look like a path.
     Model,
-    /// A string that is no URL.
+    /// A string that is not a URL is a path.
     File,
     /// A string with a slash: a program without a slash is looked up in `PATH`.
     Program,

@@ -25,9 +25,9 @@ pub struct ModelKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyKeys {
-    /// Its weights are trained.
+    /// The weights of the policy are trained.
     Trained(PolicyModel),
-    /// Its weights are frozen.
+    /// The weights of the policy are frozen.
     Frozen(PolicyModel),
     /// A model behind an external API, which is never trained.
     External(ExternalKeys),

@@ -171,7 +171,7 @@ impl de::Error for ReadError {
         Problem::UnknownKind { found: found.into(), known }.into()
     }
 
-    // serde's path already leads to the key.
+    // The path of serde's error already leads to the key.
     fn unknown_field(_key: &str, known: &'static [&'static str]) -> Self {
         Problem::UnknownKey { known: known.to_vec() }.into()
     }

@@ -16,8 +16,8 @@ impl RlKeys {
         step > 0 && self.reference_step(step) == step
     }
 
-    /// Returns whether, after `done` steps, the reference weights differ both from those at the
-    /// start of the phase and from those of the policy.
+    /// Returns whether, after `done` steps, the reference has weights of its own: neither the
+    /// weights at the start of the phase nor the current weights of the policy.
     pub fn has_separate_reference(&self, done: u32) -> bool {
         (1..done).contains(&self.reference_step(done))
     }

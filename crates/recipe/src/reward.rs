@@ -200,7 +200,7 @@ pub enum UnscoredEffect {
     /// `agent.retries` times.
     #[default]
     Retry,
-    /// The attempt is left out of training.
+    /// The attempt is excluded from training.
     Drop,
     /// The attempt stays in the store and is scored when the scorer is available again. Meanwhile
     /// the run continues as far as it can without the score.

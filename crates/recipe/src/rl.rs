@@ -192,25 +192,25 @@ pub struct KlKeys {
     pub adaptive: Option<AdaptiveKl>,
 }
 
-/// Where a KL penalty is applied.
+/// Target of a KL penalty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlTarget {
     /// In the loss of every trained token.
     #[default]
     Loss,
-    /// In the reward of every token, before advantages are computed.
+    /// The penalty is subtracted from the reward of every token, before advantages are computed.
     Reward,
 }
 
-/// Order in which a step selects complete groups.
+/// Order in which a step selects groups among the complete ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupOrder {
     /// Groups are trained on in task order.
     #[default]
     Oldest,
-    /// Groups are trained on in the order in which they were completed.
+    /// In the order in which the groups were completed.
     FirstDone,
     /// Groups whose tokens were sampled by the newest weights are trained on first.
     Freshest,
@@ -275,10 +275,11 @@ pub enum GroupBy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// An attempt, whatever the number of its agents.
+    /// One attempt, even if several agents act in it.
     #[default]
     Attempt,
-    /// The part of an attempt that one agent or one seat has, so that all seats weigh alike.
+    /// The part of an attempt that belongs to one agent or one seat, so that all seats have equal
+    /// weights.
     Sample,
 }
 
@@ -316,7 +317,7 @@ pub enum ZeroVarianceGroups {
     /// They are trained as sampled, and count in the averages.
     #[default]
     Keep,
-    /// They are left out of the averages.
+    /// Such attempts are left out of the averages.
     Drop,
     /// New groups are sampled in their place until the step is full, at most as many additional
     /// groups as the step has (dynamic sampling, DAPO).
@@ -440,8 +441,8 @@ impl RlKeys {
             || matches!(self.estimator(), Estimator::OptimalToken { .. })
     }
 
-    /// Returns the number of attempts at each task of a step: those of its group, the oversampled
-    /// ones, and the greedy baseline.
+    /// Returns the number of attempts at each task of a step: the attempts of the group, the
+    /// oversampled attempts, and the greedy baseline.
     pub fn attempts_of_task(&self) -> usize {
         self.group_size + self.oversample + usize::from(self.needs_baseline())
     }

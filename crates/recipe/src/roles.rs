@@ -1,4 +1,5 @@
-//! Policies and agents of a recipe, and which policy generates for which agent.
+//! Finds the policies and agents of a recipe, and the policy that generates the completions of each
+//! agent.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +12,8 @@ use super::policy::{ExternalKeys, PastKeys, PolicyKeys, PolicyModel};
 use super::prompt::PromptTarget;
 
 impl Recipe {
-    /// Returns every policy by name, in name order: those of the recipe, or the only one.
+    /// Returns every policy by name, in the order of the names. Without `[policy]`, returns the
+    /// only policy.
     pub fn policies(&self) -> Vec<(String, PolicyKeys)> {
         if self.policy.is_empty() {
             return vec![(DEFAULT.to_owned(), PolicyKeys::Trained(PolicyModel::default()))];
@@ -50,8 +52,8 @@ impl Recipe {
         }
     }
 
-    /// Returns the name of an agent's policy, the first one of a mixture. `None` if the agent names
-    /// no policy and there are several, or if it names an unknown policy.
+    /// Returns the name of an agent's policy. Of a mixture, returns the first policy. Returns
+    /// `None` if the agent names no policy and there are several, or if it names an unknown policy.
     pub fn policy_of(&self, agent: &AgentKeys) -> Option<String> {
         let policies = self.policies();
         if let Some(first) = agent.policy.weights().first() {

@@ -53,7 +53,7 @@ impl SessionGatewayKeys {
         Duration::from_secs_f64(self.wait_seconds)
     }
 
-    /// Returns the time without a call after which an agent counts as lost.
+    /// Returns the time without a call after which the agent of a session counts as lost.
     pub fn silence(&self) -> Duration {
         Duration::from_secs_f64(self.silence_seconds)
     }

@@ -36,8 +36,8 @@ const RENAMED: &[(&str, &str)] = &[
     ("uniform_groups", "zero_variance_groups"),
 ];
 
-/// Returns the name under which `table` contains `key`: its old or its new name. Returns `key` if
-/// the table contains none of them.
+/// Returns the name under which `table` contains `key`: the current name or an old one. Returns
+/// `key` if the table contains neither.
 fn name_in<'a>(table: &Table, key: &'a str) -> &'a str {
     if table.contains_key(key) {
         return key;
@@ -61,9 +61,9 @@ pub enum SetError {
     NoKeys {
         /// Complete path of the override.
         key: String,
-        /// Part of the path that leads to the value without keys.
+        /// Part of the path up to the value that has no keys.
         inner: String,
-        /// Value without keys.
+        /// The value that has no keys.
         found: String,
     },
     /// A list is indexed by something other than the number of an item.
@@ -73,7 +73,7 @@ pub enum SetError {
     NoItem {
         /// Complete path of the override.
         key: String,
-        /// Part of the path that leads to the list.
+        /// Part of the path up to the list.
         inner: String,
         /// Number of items in the list.
         len: usize,

@@ -61,7 +61,7 @@ pub struct ToolKeys {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolFailureEffect {
-    /// The model sees that the call failed, and the attempt continues.
+    /// The model reads that the call failed, and the attempt continues.
     #[default]
     Observe,
     /// The attempt breaks, and is retried up to `agent.retries` times.

@@ -203,7 +203,7 @@ impl External {
         })
     }
 
-    /// Calls endpoints until `finish` succeeds on the response of one.
+    /// Calls endpoints until `finish` succeeds on the response of one of them.
     async fn call<T, F>(
         &self,
         request: &ChatRequest,
@@ -322,7 +322,7 @@ impl External {
     }
 }
 
-/// Progress of one call over all endpoints.
+/// State of one call that tries several endpoints.
 struct Course {
     /// Number of requests to each endpoint.
     request_counts: Vec<usize>,
@@ -450,7 +450,8 @@ impl Course {
     }
 }
 
-/// Takes an amount from a limit, if there is one, and waits until it is available.
+/// Takes an amount from a rate limit, and waits until it is available. Without a limit, returns at
+/// once.
 async fn await_limit(
     waits: &mut Waits,
     what: String,

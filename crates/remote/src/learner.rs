@@ -161,7 +161,7 @@ impl RemoteLearner {
 struct Sums(serde_json::Map<String, Value>);
 
 impl Sums {
-    /// Parses the sums. `null` becomes NaN.
+    /// Parses the sums of a response. `null` becomes NaN.
     fn read(self) -> Result<ForwardBackward, String> {
         let Sums(mut fields) = self;
         let null = Value::Null;

@@ -1,10 +1,11 @@
 //! Broadcasts the learner's weights into server memory, over a process group that both sides join.
 //!
-//! A learner that [`BroadcastWeights`] opens a group for one push to one server. The server joins
-//! before it pauses, and the group ends with the push, so the failure of a server affects only its
-//! own push. The learner sends the weights that it published last and still holds: before the
-//! weights change, [`Publishing`](crate::Publishing) withdraws that offer and waits for pushes in
-//! progress. If a push fails, the server loads the weights from the directory.
+//! A learner that implements [`BroadcastWeights`] opens a group for one push to one server. The
+//! server joins before it pauses, and the group ends with the push, so the failure of a server
+//! affects only its own push. The learner sends the weights that it published last and still holds:
+//! before the weights change, [`PublishingLearner`](crate::PublishingLearner) withdraws this offer
+//! and waits for pushes in progress. If a push fails, the server loads the weights from the
+//! directory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Distributes calls of one policy over replicas (*members*), and recovers from failures.
+//! Distributes calls of one policy over replicas, and recovers from failures.
 //!
 //! A [`Router`] is itself a sampler, so a caller uses it like a single sampler.
 //!
@@ -13,9 +13,9 @@
 //!
 //! # Failover
 //! A call whose replica fails continues at another replica. The tokens already returned are
-//! appended to the prompt ([`drawn_before`](levade_policy::SamplingParams::drawn_before)), and the
-//! weights must be at least as new as those that sampled them
-//! ([`least_version`](SampleRequest::least_version)). Tokens are functions of seed, stream and
+//! appended to the prompt ([`sampled_before`](levade_policy::SamplingParams::sampled_before)), and
+//! the weights must be at least as new as those that sampled them
+//! ([`min_version`](SampleRequest::min_version)). Tokens are functions of seed, stream and
 //! position, so with the same weights the completion is the same. If the last token may have
 //! completed a stop string, it is held back until the next one arrives, so that no completion
 //! continues past its end. Each token is returned once. Failures of the request itself are returned

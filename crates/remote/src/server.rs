@@ -3,7 +3,7 @@
 //!
 //! **Weights** come as directories, or over a process group
 //! ([`WeightBroadcast`](crate::WeightBroadcast)) with the directory as fallback. The files are
-//! checked (sizes, checksums, shapes, configuration) before the server hears of them, because
+//! checked (sizes, checksums, shapes, configuration) before the server receives their path, because
 //! invalid weights would crash vLLM's engine. Then requests are held back, and the server pauses,
 //! loads the weights, drops its cache, gets a *label* (version and checksum of the weights), and
 //! resumes. Before other requests are sent, the log-probabilities of a probe are compared with
@@ -26,7 +26,7 @@
 //! wait until it has loaded weights again, which wakes it.
 //!
 //! Out of scope: several servers ([`Router`](crate::Router)), ownership of devices
-//! ([`Turns`](crate::Turns)), and starting servers.
+//! ([`Colocation`](crate::Colocation)), and starting servers.
 
 mod call;
 mod dialect;

@@ -16,7 +16,7 @@ use crate::surrogate::LOG_RATIO_BOUND;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// Each token separately.
+    /// Ratio of each token.
     #[default]
     Token,
     /// The product over the sequence.
@@ -59,10 +59,10 @@ pub struct Correction {
 pub enum Bound {
     /// Clamps ratios to the interval. With `low` = 0, this is truncated importance sampling.
     Clamp {
-        /// Minimum weight.
+        /// Minimum weight. Smaller ratios are raised to it.
         #[serde(default)]
         low: f64,
-        /// Maximum weight.
+        /// Maximum weight. Larger ratios are lowered to it.
         high: f64,
     },
     /// Sets the weight to 0 for ratios outside the interval (IcePop).
@@ -166,7 +166,8 @@ pub struct Rejection {
     pub low: Option<f64>,
     /// Upper bound: a ratio for [`Statistic::K1`] and [`Statistic::Ratio`].
     pub high: f64,
-    /// Whether the ratio is p_behaviour / p_proximal, as in verl for K1. For comparisons only.
+    /// Whether the statistic uses the inverse ratio, p_behaviour / p_proximal, as in verl for K1.
+    /// For comparisons only.
     #[serde(default)]
     pub inverted: bool,
 }
@@ -189,7 +190,7 @@ pub enum Statistic {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StatisticSpan {
-    /// Each token separately.
+    /// Statistic of each token.
     #[default]
     Token,
     /// The sum over the sequence.

@@ -94,7 +94,7 @@ pub enum RlError {
         /// Number of values found.
         found: usize,
     },
-    /// A rollout's score has another number of components than there are weights.
+    /// The number of components of a rollout's score differs from the number of weights.
     #[error(
         "there are weights for {needed} components of a score, but a rollout's score has {found}"
     )]
@@ -104,7 +104,7 @@ pub enum RlError {
         /// Number of components of the score.
         found: usize,
     },
-    /// The estimator needs the score of another policy, but the rollout has none.
+    /// The estimator needs a score under another policy, but the rollout has none.
     #[error(
         "group {group} has no score of a greedy rollout, which this advantage needs: sample a \
          greedy rollout of each task as well"
@@ -141,7 +141,7 @@ pub enum RlError {
         /// Number of trials.
         trials: u64,
     },
-    /// There are no observations or no resamples.
+    /// An estimate was requested without observations or without resamples.
     #[error("an estimate needs at least one observation and one resample")]
     NoObservations,
 }

@@ -8,9 +8,10 @@ use crate::surrogate::bounded_exp;
 
 /// Single-sample estimators of KL(policy ‖ reference), with x = log p − log p_ref (Schulman 2020).
 ///
-/// Used without weights as a loss, only K2 has the gradient of the divergence, in expectation over
-/// samples of the policy. The expected gradient of K1 is 0, and that of K3 belongs to the reverse
-/// divergence. The last two estimators therefore report one value and use another gradient.
+/// As a loss without importance weights, only K2 has the gradient of the divergence, in expectation
+/// over samples of the policy. The expected gradient of K1 is 0, and the expected gradient of K3 is
+/// the gradient of the reverse divergence. Therefore the last two estimators combine the value of
+/// K1 or K3 with the gradient of K2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlEstimator {
@@ -54,7 +55,7 @@ impl KlEstimator {
 pub struct KlPenalty {
     /// Estimator of the divergence from one sample.
     pub estimator: KlEstimator,
-    /// Coefficient β.
+    /// Coefficient β of the penalty.
     pub coefficient: f64,
     /// Whether, in the loss, an estimate is multiplied by the token's ratio ρ to the behavior
     /// policy. The estimate is then unbiased for tokens that other weights sampled (DeepSeek-AI
@@ -85,9 +86,9 @@ impl KlPenalty {
         }
     }
 
-    /// Subtracts the penalty from the reward of every action token of a sequence, in place of a
-    /// penalty in the loss: r − β KL. `logps` are those of the policy at the start of the step.
-    /// Returns the mean divergence over the sequence's tokens.
+    /// Subtracts the penalty from the reward of every action token of a sequence, r − β KL, instead
+    /// of adding a penalty to the loss. `logps` are the log-probabilities under the policy at the
+    /// start of the step. Returns the mean divergence over the sequence's tokens.
     pub fn apply_to_rewards(
         &self,
         rewards: &mut [f64],

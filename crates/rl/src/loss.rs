@@ -84,7 +84,7 @@ pub enum PolicyLoss {
         /// Upper bound, as for [`PolicyLoss::Clip`].
         high: f64,
     },
-    /// The geometric mean of a sequence's ratios, each of which is clipped. Needs
+    /// Clips each ratio of a sequence, and takes the geometric mean. Requires
     /// [`prepare::set_geometric_means`](crate::prepare::set_geometric_means).
     GeometricMean {
         /// Log-ratios of tokens with a negative advantage are clipped below at −`low`.
@@ -92,7 +92,7 @@ pub enum PolicyLoss {
         /// Log-ratios of tokens with a positive advantage are clipped above at `high`.
         high: f64,
     },
-    /// A sigmoid gate in place of the clip.
+    /// Replaces the clip by a sigmoid gate.
     SoftGate {
         /// Temperature for positive advantages.
         positive: f64,
@@ -142,8 +142,8 @@ pub enum PolicyLoss {
     },
     /// ½ (V − R)², with R the return: regression of a value head. `logp` is then the value V.
     Value {
-        /// PPO's clipping (Schulman et al. 2017, as in the authors' code): the loss is at least
-        /// that of V clamped to ± this around the terms' `value`. `None` means no clipping.
+        /// Bound of PPO's value clipping (Schulman et al. 2017, as in the authors' code): the loss
+        /// is at least the loss of V clamped to `value` ± this bound. `None` disables the clipping.
         #[serde(default)]
         clip: Option<f64>,
     },
@@ -157,7 +157,7 @@ pub struct TrustRegion {
     /// Factor that widens the bounds of the loss. Default 4.
     #[serde(default = "default_cap")]
     pub cap: f64,
-    /// Whether the bounds are those of the loss: cap × decay = 1.
+    /// Whether the bounds are the bounds of the loss, without widening: cap × decay = 1.
     #[serde(default)]
     pub strict: bool,
     /// Rate in decay = exp(−`age_decay` × age). The age is the number of versions between the
@@ -199,7 +199,8 @@ pub struct KeepGradient {
     pub below: f64,
     /// Fraction at the upper bound, for positive advantages.
     pub above: f64,
-    /// As in AgentRL's code: the kept part has a value but no gradient. For comparisons only.
+    /// Whether the kept part of the loss has a value but no gradient, as in AgentRL's code. For
+    /// comparisons only.
     #[serde(default)]
     pub in_value_only: bool,
 }
@@ -227,7 +228,7 @@ pub struct Point {
     pub behaviour: Option<f64>,
     /// Log-probability under the frozen reference.
     pub reference: Option<f64>,
-    /// Advantage.
+    /// Advantage of the token.
     pub advantage: f64,
     /// Target of a critic's value.
     pub returns: f64,
@@ -282,7 +283,7 @@ pub struct TermLoss {
     pub ratio: f64,
     /// log p − log p_old; 0 without an old policy.
     pub log_ratio: f64,
-    /// Whether a bound was active, so that the policy part has a smaller gradient or none.
+    /// Whether a bound was active, so that the gradient of the policy part is smaller or 0.
     pub clipped: bool,
     /// Whether that bound was the dual clip.
     pub dual: bool,
@@ -474,7 +475,8 @@ impl Loss {
         self.at(&self.point(logp, term))
     }
 
-    /// Returns the point of a term, with the interpolated proximal policy if the loss has one.
+    /// Returns the inputs of a term's loss, with the interpolated proximal policy if the loss has
+    /// one.
     pub fn point(&self, logp: f32, term: &Term) -> Point {
         let point = Point::new(logp, term);
         match self

@@ -9,11 +9,11 @@ const VARIANCE_EPSILON: f64 = 1e-8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counting {
-    /// The number of values.
+    /// Divides by the number of values.
     #[default]
     Exact,
-    /// The number of values plus 10⁻⁸, which changes results by about as much. For comparisons with
-    /// verl.
+    /// Divides by the number of values plus 10⁻⁸, like verl. Results change by a relative
+    /// difference of at most 10⁻⁸.
     Verl,
 }
 
@@ -26,7 +26,7 @@ impl Counting {
         }
     }
 
-    /// Returns the mean, or 0 if there are no values.
+    /// Returns the mean of the values, or 0 if there are no values.
     pub fn mean(self, values: impl Iterator<Item = f64>) -> f64 {
         let (sum, n) = values.fold((0.0, 0.0), |(sum, n), value| (sum + value, n + 1.0));
         if n == 0.0 { 0.0 } else { sum / self.denominator(n) }
@@ -62,7 +62,7 @@ impl Whitening {
         Whitening { mean: 0.0, ..self }
     }
 
-    /// Maps one value. Returns 0 if all values were equal.
+    /// Normalizes one value. Returns 0 if all values were equal.
     pub fn apply(self, value: f64) -> f64 {
         self.scale.map_or(0.0, |scale| (value - self.mean) * scale)
     }

@@ -1,19 +1,20 @@
-//! Finds the step of a run from which two scorers part: a reward hack seen by an honest scorer.
+//! Finds the step of a run at which two scorers start to diverge. If the new scorer is trusted,
+//! this is the start of a reward hack.
 //!
-//! A new scorer may be noisier or stricter than the old one. As long as a new score depends only on
-//! the old score, not on the step, the scorers agree as they always did, whatever the policy
-//! learns. So the null hypothesis is: given the old score, new scores are exchangeable over steps.
+//! The new scorer may be noisier or stricter than the old scorer from the start. This is not a
+//! divergence as long as the new score of an attempt depends only on its old score, and not on the
+//! step. So the null hypothesis is: given the old score, new scores are exchangeable over steps.
 //!
 //! # Test
 //! Attempts are divided into strata by their old score. The residual r of an attempt is its new
 //! score minus the mean of its stratum, and s² is the variance of its stratum. Every step t gets
-//! the sums R(t) = Σ r and V(t) = Σ s². The statistic of a split before step k is
-//! Z(k) = Σ_{t<k} R(t) / √(Σ_{t<k} V · Σ_{t≥k} V / Σ V), and the test takes max Z(k): new scores
-//! fall while old ones do not, as after a reward hack. A rise of new scores is ignored. The
-//! statistic is divided by √φ, where φ is the mean squared difference of successive R/√V, halved,
-//! and at least 1 (Rice 1984): attempts of a step whose errors are correlated then do not count as
-//! independent. The p-value is that of a permutation test, in which new scores move between the
-//! attempts of a stratum.
+//! the sums R(t) = Σ r and V(t) = Σ s². The statistic of a split before step k is Z(k) = Σ_{t<k}
+//! R(t) / √(Σ_{t<k} V · Σ_{t≥k} V / Σ V), and the test takes max Z(k): new scores fall while old
+//! ones do not, as after a reward hack. A rise of new scores is ignored. The statistic is divided
+//! by √φ, where φ is the mean squared difference of successive R/√V, halved, and at least 1 (Rice
+//! 1984): attempts of a step whose errors are correlated then do not count as independent. The
+//! p-value is computed by a permutation test, which exchanges the new scores of attempts within a
+//! stratum.
 //!
 //! # Onset
 //! Residuals are recomputed against the strata before the split. The onset is the start j of the
@@ -36,16 +37,17 @@ pub struct TwoScores {
     pub new: f64,
 }
 
-/// The step from which two scorers part.
+/// Step at which two scorers start to diverge, with its interval and the evidence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Parting {
-    /// Index of the first step from which the old scorer overrates the attempts.
+    /// Index of the first step at which the old scorer overrates attempts, relative to the new
+    /// scorer.
     pub step: usize,
     /// First step of the 95 % bootstrap interval.
     pub low: usize,
     /// Last step of the interval.
     pub high: usize,
-    /// Mean change of the new score at an equal old score, after the onset. It is negative.
+    /// Mean change of the new score after `step`, at an equal old score. It is negative.
     pub change: f64,
     /// p-value of the permutation test.
     pub p_value: f64,
@@ -59,12 +61,12 @@ const PERMUTATIONS: u32 = 1999;
 const RESAMPLES: u32 = 400;
 /// Maximum number of strata. More distinct old scores are divided into quantiles.
 const MAX_STRATA: usize = 8;
-/// Numbers of steps over which a change may grow to its full size.
+/// Numbers of steps over which a change can grow to its full size.
 const RAMPS: [usize; 7] = [1, 2, 3, 5, 8, 12, 20];
 
-/// Finds the step from which the new scores part from the old ones. Returns `None` if the test does
-/// not reject at [`SIGNIFICANCE`], in particular if there are fewer than two steps. `seed` is that
-/// of the permutations.
+/// Finds the step at which the new scores start to diverge from the old scores. Returns `None` if
+/// the test does not reject the null hypothesis at [`SIGNIFICANCE`], in particular if there are
+/// fewer than two steps. `seed` determines the permutations.
 ///
 /// # Panics
 /// Panics if a score is NaN.
@@ -99,7 +101,7 @@ pub fn parting(scores: &[TwoScores], seed: u64) -> Option<Parting> {
     if p_value > SIGNIFICANCE {
         return None;
     }
-    // The foot of a slow change lies before the split, so the baseline is fitted twice.
+    // A slow change starts before the split, so the baseline is fitted twice.
     let mut start = split;
     for _ in 0..2 {
         start = Onset::new(scores, &strata, start, steps).estimate(split)?.0;

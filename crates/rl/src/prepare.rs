@@ -10,7 +10,7 @@
 use crate::loss::Point;
 use crate::moments::Counting;
 
-/// Returns the mean of a number over the trained points, or 0 if there are none.
+/// Returns the mean of a value over the trained points, or 0 if there are none.
 fn mean_of(points: &[Point], number: impl Fn(&Point) -> f64) -> f64 {
     Counting::Exact.mean(points.iter().filter(|point| !point.masked).map(number))
 }
@@ -92,9 +92,10 @@ pub fn select_covarying(
     chosen
 }
 
-/// Returns the smallest entropy among the fraction `fraction` of tokens, at least one, with the
-/// highest entropies. Training only tokens with at least this entropy trains the decisions in a
-/// text (Wang et al. 2025, "Beyond the 80/20 rule"). Infinite if there are no tokens.
+/// Returns the entropy threshold that selects the fraction `fraction` of tokens with the highest
+/// entropies, at least one token. Training only the tokens with at least this entropy trains the
+/// decisions in a text (Wang et al. 2025, "Beyond the 80/20 rule"). Infinite if there are no
+/// tokens.
 pub fn entropy_threshold(entropies: &[f64], fraction: f64) -> f64 {
     let mut falling = entropies.to_vec();
     falling.sort_by(|a, b| b.total_cmp(a));

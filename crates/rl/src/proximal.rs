@@ -11,9 +11,9 @@ use crate::correction::Bound;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Interpolation {
-    /// Linear in log-probabilities.
+    /// Interpolates linearly in log-probabilities.
     LogLinear,
-    /// Linear in probabilities.
+    /// Interpolates linearly in probabilities.
     Linear,
 }
 

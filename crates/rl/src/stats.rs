@@ -15,7 +15,7 @@ const Z_95: f64 = 1.959_963_984_540_054;
 /// An estimate with its 95 % confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// The estimate.
+    /// Estimated value.
     pub estimate: f64,
     /// Lower end of the interval.
     pub low: f64,
@@ -58,9 +58,9 @@ pub fn wilson(successes: u64, trials: u64) -> Result<Interval, RlError> {
 pub struct ScorePair {
     /// Number of the cluster, usually the task. Observations in a cluster can depend on each other.
     pub cluster: u64,
-    /// Score before.
+    /// Score before the change.
     pub before: f64,
-    /// Score after.
+    /// Score after the change.
     pub after: f64,
 }
 

@@ -65,7 +65,8 @@ pub fn importance_sampling(x: f64, advantage: f64) -> Surrogate {
     Surrogate::new(-advantage * ratio, -advantage * derivative, x.abs() > LOG_RATIO_BOUND)
 }
 
-/// Computes max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), for A < 0 at most −A·dual.
+/// Computes PPO's clipped loss max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)). For A < 0, it is at most
+/// −A·dual.
 ///
 /// Schulman et al. 2017 (equation 7), with separate lower and upper bounds (DAPO, Yu et al. 2025)
 /// and the dual clip of Ye et al. 2020 (equation 5).

@@ -34,8 +34,8 @@ pub enum Normalizer {
     TokenSum,
     /// Mean over rollouts of the sum over their tokens: the unbiased policy gradient of an episode.
     RolloutSum,
-    /// Mean over rollouts of the mean over their tokens (GRPO, Shao et al. 2024, equation 3): all
-    /// rollouts have equal weights, so each token of a long one has a smaller weight.
+    /// Mean over rollouts of the mean over their tokens (GRPO, Shao et al. 2024, equation 3). All
+    /// rollouts have equal weights, so a token of a long rollout has a smaller weight.
     RolloutMean,
     /// Mean over rollouts of the sum over their tokens, divided by a constant (Dr.GRPO, Liu et al.
     /// 2025): no length bias, with the scale of a mean.

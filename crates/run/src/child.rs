@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 /// A process that exits when its last owner drops it.
 pub struct ChildTask {
-    /// Name in messages.
+    /// Name of the process in messages.
     pub name: String,
     /// Task that ends once all processes of the program have exited.
     pub ended: JoinHandle<()>,

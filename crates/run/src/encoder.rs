@@ -10,12 +10,12 @@ use levade_text::EncoderTokenizer;
 use crate::host::Host;
 use crate::model;
 
-/// Texts put before queries and passages, if they differ from those in the model's files.
+/// Prefixes of queries and passages. They replace the prefixes in the model's files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prefixes {
-    /// Text before queries. `None` uses the model's text.
+    /// Prefix of queries. `None` uses the prefix in the model's files.
     pub query: Option<String>,
-    /// Text before passages. `None` uses the model's text.
+    /// Prefix of passages. `None` uses the prefix in the model's files.
     pub passage: Option<String>,
 }
 

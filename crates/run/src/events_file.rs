@@ -21,7 +21,7 @@ pub const EVENTS: &str = "events.jsonl";
 pub struct RecordedEvent {
     /// Time of the event as a Unix timestamp in seconds.
     pub time: f64,
-    /// The event.
+    /// Recorded event.
     pub event: Event,
 }
 
@@ -43,7 +43,7 @@ impl EventsFile {
         EventsFile { path: run_dir.join(EVENTS), state: Mutex::default() }
     }
 
-    /// Records an event. If an event cannot be written, it is lost, but the run continues.
+    /// Records an event. If the event cannot be written, it is lost, but the run continues.
     pub fn record(&self, event: &Event) {
         if event.is_progress() {
             return;

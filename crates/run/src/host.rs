@@ -22,7 +22,7 @@ pub enum Event {
     Fetching {
         /// Current stage of fetching.
         stage: String,
-        /// Bytes fetched.
+        /// Number of bytes that have been fetched.
         done: u64,
         /// Bytes in total, if known.
         total: Option<u64>,
@@ -40,11 +40,11 @@ pub enum Event {
     Note(String),
     /// An event of the training loop.
     Training(levade_trainer::Event),
-    /// All phases are done.
+    /// All phases have finished.
     Finished {
         /// Steps over all phases.
         steps: u32,
-        /// The last checkpoint.
+        /// Last checkpoint of the run.
         checkpoint: Option<PathBuf>,
     },
     /// The run was stopped on request.
@@ -53,7 +53,7 @@ pub enum Event {
         done: u32,
         /// Steps of the recipe.
         steps: u32,
-        /// The checkpoint from which the run can be resumed.
+        /// Checkpoint from which the run can be resumed.
         checkpoint: Option<PathBuf>,
     },
     /// The run was asked to stop, and its external learner ended before it. The newest checkpoint
@@ -61,9 +61,9 @@ pub enum Event {
     StoppedWithLearner,
     /// The run was asked to stop while it was starting, and has trained nothing in this process.
     StoppedBeforeStart,
-    /// The run failed.
+    /// The run ended with an error.
     Failed {
-        /// The error.
+        /// Message of the error.
         error: String,
     },
 }
@@ -132,7 +132,7 @@ impl Host {
         &self.supervisor
     }
 
-    /// Sends an event.
+    /// Sends an event to the receiver.
     pub fn send(&self, event: Event) {
         (self.receive)(event);
     }

@@ -333,7 +333,7 @@ impl PolicySpec {
     }
 }
 
-/// Engines of a policy.
+/// Engines that sample and train a policy.
 struct Engines {
     policy: Engine,
     reference: Option<Engine>,
@@ -433,7 +433,8 @@ impl Model {
     }
 
     /// Returns the engine options of a past version of a policy whose weights are all its own. Its
-    /// cache holds a share of the sequences of the policy, and at least one of the full context.
+    /// cache has room for a fraction of the policy's sequences, and at least for one sequence of
+    /// the full context.
     fn past_options(&self, policy: &EngineOptions) -> EngineOptions {
         let config = &self.found.files.config;
         let options = EngineOptions { trains: false, batch_tokens: 0, ..policy.clone() };

@@ -54,9 +54,9 @@ pub(crate) fn takes_rewards(reward: &RewardKeys) -> bool {
 pub struct GatewayAddress<'a> {
     /// Address and port to listen at.
     pub listen: &'a str,
-    /// URL by which clients reach the gateway; `http://` and the address if empty.
+    /// URL by which clients reach the gateway. If empty, the URL is `http://` and the address.
     pub url: &'a str,
-    /// Keys that start sessions. No sessions can be started if empty.
+    /// Keys that start sessions. If empty, clients cannot start sessions.
     pub keys: Vec<String>,
 }
 
@@ -216,7 +216,8 @@ fn session_address(keys: &SessionGatewayKeys) -> anyhow::Result<GatewayAddress<'
     Ok(GatewayAddress { listen, url: gateway, keys })
 }
 
-/// Creates the queue from which agents start the attempts of a run, and reports its URL.
+/// Creates the queue from which agents elsewhere start the attempts of a run. Reports the URL at
+/// which they start sessions.
 fn session_queue(
     started: &ProgramGateway,
     keys: &SessionGatewayKeys,

@@ -62,7 +62,7 @@ fn score_error(error: &SandboxError) -> ScoreError {
     }
 }
 
-/// Runner in this process's own sandbox.
+/// Runs tests in a sandbox of this process.
 #[derive(Debug)]
 struct LocalRunner {
     options: Options,
@@ -103,7 +103,7 @@ impl Runner for LocalRunner {
     }
 }
 
-/// Runner at a service.
+/// Runs tests at a sandbox service.
 #[derive(Debug)]
 struct RemoteRunner {
     service: Remote,

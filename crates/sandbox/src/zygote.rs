@@ -56,7 +56,7 @@ const USER: u32 = 0x7000_0d5e;
 /// Timeout for the fork server to start and to import the preloaded modules.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A fork server.
+/// A fork server, which starts runs from a preloaded interpreter.
 pub(crate) struct Zygote {
     control: UnixDatagram,
     /// The process exits when the control socket closes. Dropping it kills the process if

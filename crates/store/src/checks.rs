@@ -103,8 +103,8 @@ pub fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Failure> {
     }
 }
 
-/// Returns those of the `segments` segments that are not stored yet, in the form in which they must
-/// be stored.
+/// Returns the segments of `segments` that are not stored yet, in the form in which they must be
+/// stored.
 ///
 /// The attempt has `len` stored segments. `stored` returns one of them, and `tokens` returns its
 /// number of tokens. Both are called only for segments that `segments` refers to, by their id or as
@@ -153,7 +153,7 @@ pub fn new_segments(
     Ok(new)
 }
 
-/// Returns the first field in which two ends differ, or `None` if they are equal.
+/// Returns the name of the first field in which two ends differ, or `None` if they are equal.
 fn end_difference(stored: &End, end: &End) -> Option<&'static str> {
     if stored.outcome != end.outcome || stored.status != end.status {
         return Some("outcome");
@@ -164,8 +164,8 @@ fn end_difference(stored: &End, end: &End) -> Option<&'static str> {
     (stored.reward != end.reward || stored.step_rewards != end.step_rewards).then_some("reward")
 }
 
-/// Returns the first field in which two attempts with the same id differ, or `None` if they are
-/// equal.
+/// Returns the name of the first field in which two attempts with the same id differ, or `None` if
+/// they are equal.
 pub fn difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
     if a.task != b.task {
         return Some("task");

@@ -60,7 +60,7 @@ pub fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-/// Returns the kind with this stored name, or `None` if there is none.
+/// Returns the kind with the stored name `name`, or `None` if the name is unknown.
 pub fn parse_kind(name: &str) -> Option<Kind> {
     [Kind::Context, Kind::Sampled, Kind::Demonstrated]
         .into_iter()

@@ -16,7 +16,7 @@ pub type Cause = Box<dyn Error + Send + Sync>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Code {
-    /// Nothing is recorded under the key, or the store does not exist.
+    /// The key has no record, or the store does not exist.
     NotFound,
     /// A different value is recorded under the key.
     Conflict,
@@ -26,7 +26,7 @@ pub enum Code {
     Forbidden,
     /// The backend does not respond. A retry can succeed.
     Unavailable,
-    /// The disk is full.
+    /// The disk has no free space.
     Full,
     /// The stored bytes are corrupt.
     #[serde(rename = "damaged")]
@@ -124,7 +124,7 @@ pub enum StoreError {
         location: String,
         /// Id of the run in the file.
         found: String,
-        /// Id of the run for which the file was opened.
+        /// Id of the run for which the file was opened, which is not the run in the file.
         expected: String,
     },
     /// The store already holds records of the run that is started.
@@ -203,7 +203,7 @@ pub enum StoreError {
         /// Key that was being read or written.
         key: String,
     },
-    /// Nothing is recorded under the key.
+    /// The key has no record.
     #[error("{key} is not in {location}; start it first")]
     Unknown {
         /// Location of the store.
@@ -221,7 +221,7 @@ pub enum StoreError {
         location: String,
         /// Key of the call.
         key: String,
-        /// First field in which the stored and the new value differ.
+        /// Name of the first field in which the stored and the new value differ.
         field: &'static str,
     },
     /// The attempt has ended: no segment can be appended, and its end cannot be changed. An
@@ -235,7 +235,7 @@ pub enum StoreError {
         location: String,
         /// Key of the call.
         key: String,
-        /// Status with which the attempt ended.
+        /// Status with which the attempt has ended.
         status: Status,
     },
     /// The stored bytes are corrupt: they differ from anything that could have been written.
@@ -321,15 +321,15 @@ impl StoreError {
 pub enum Failure {
     /// The backend failed, or rejected the call for a reason of its own.
     Backend(Code, Cause),
-    /// Nothing is recorded under the key.
+    /// The key has no record.
     Unknown,
     /// A different value is recorded under the key. The first field that differs is named.
     Conflict(String, &'static str),
     /// The attempt has ended with this status.
     Ended(Status),
-    /// The stored bytes are corrupt. The problem is described.
+    /// The stored bytes are corrupt. The text describes the problem.
     Corrupt(String),
-    /// The value cannot be stored. The problem is described.
+    /// The value cannot be stored. The text describes the problem.
     Unstorable(String),
 }
 

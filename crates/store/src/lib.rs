@@ -1,18 +1,17 @@
 //! Durable storage of a run: attempts with their segments, plans of training steps, and
 //! evaluations.
 //!
-//! A run can be audited from any version of the weights back to the tokens that produced it, and it
-//! can be replayed. To this end a [`StepPlan`] lists, in order, the attempts that a step trains on,
-//! with the advantage and loss weight of each token. The attempts hold every token with its
-//! log-probability and the version of the weights that sampled it.
+//! From the store, a run can be replayed, and any version of the weights can be traced to the
+//! tokens that it was trained on. For this purpose, a [`StepPlan`] lists, in order, the attempts
+//! that a step trains on, with the advantage and loss weight of each token. An attempt contains
+//! every token with its log-probability and the version of the weights that sampled it.
 //!
 //! All access goes through one trait, [`Store`]. A [`Location`] parses the recipe key `run.store`.
 //! `levade-store-client` opens every location; two backends are here:
 //! - [`Sqlite`] keeps the run in one file.
 //! - [`Memory`] keeps the run in the memory of the process, for tests and for runs that need no
-//!   record. It holds every attempt until the last handle is dropped, and then all data is lost. A
-//!   run with this backend can neither be resumed nor read by another process
-//!   ([`StoreError::NotDurable`]).
+//!   record. All data is lost when the last handle is dropped. A run with this backend can neither
+//!   be resumed nor read by another process ([`StoreError::NotDurable`]).
 //!
 //! # Life of an attempt
 //! An attempt starts, its segments are appended as they are generated, and it ends once. An attempt
@@ -60,7 +59,7 @@
 //! - **A file of an earlier build is migrated** when it is opened for writing. When it is opened
 //!   only for reading, a copy is migrated and the file stays unchanged.
 //!
-//! A server and its client exchange records in the form of [`wire`].
+//! A store server and its client exchange records in the format of [`wire`].
 //!
 //! Out of scope: the contents of tasks and evaluations, which this crate stores as opaque JSON.
 

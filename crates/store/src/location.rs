@@ -35,7 +35,7 @@ pub enum Location {
     Memory,
     /// A MongoDB database, which is named after the run directory.
     Mongo(MongoUrl),
-    /// A store server.
+    /// A store server, by its URL.
     Server {
         /// URL of the server, without a final slash.
         url: String,
@@ -44,7 +44,7 @@ pub enum Location {
     },
 }
 
-/// The purpose for which a store is opened. A caller that writes must hold the lock of the run
+/// Purpose for which a store is opened. To write, the caller must hold the lock of the run
 /// directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access<'a> {

@@ -18,8 +18,9 @@ const LOCATION: &str = "memory";
 
 /// A store in memory. All data is lost when the last handle is dropped or the process exits.
 ///
-/// It keeps the same contract as the durable backends, and holds every attempt with all its tokens,
-/// so memory use grows with the run. Calls complete at once and never time out.
+/// It has the same guarantees as the durable backends, except durability. It keeps every attempt
+/// with all its tokens, so memory use grows with the run. Calls complete at once and never time
+/// out.
 #[derive(Debug)]
 pub struct Memory {
     run: RunId,

@@ -20,9 +20,9 @@ pub enum Status {
     Failed,
     /// The attempt produced nothing usable and was replaced by another try in the same slot.
     Superseded,
-    /// The process exited before the attempt ended, or the attempt broke together with every other
-    /// attempt of its batch, so that the cause lies outside the run. An abandoned attempt is never
-    /// trained on, and a resumed run makes another try.
+    /// The process exited before the attempt ended, or every attempt of the batch broke, which has
+    /// a cause outside of the run. An abandoned attempt is never trained on, and a resumed run
+    /// makes another try.
     Abandoned,
     /// The attempt was withdrawn, and must not be used any longer. See
     /// [`Withdrawal`](crate::Withdrawal).
@@ -325,7 +325,7 @@ pub struct PlannedSequence {
     pub values: Option<PerToken>,
 }
 
-/// One optimizer step.
+/// Sequences and micro-batches of one optimizer step.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Update {
     /// Sequences of the update, in order.

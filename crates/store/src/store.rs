@@ -98,7 +98,7 @@ pub trait Store: Debug + Send + Sync {
     /// Returns an error if reading fails.
     async fn attempt(&self, id: &AttemptId) -> Result<Option<Attempt>, StoreError>;
 
-    /// Returns the try that counts in an attempt slot: the last one that is completed, failed or
+    /// Returns the try that counts in an attempt slot: the last try that is completed, failed or
     /// unscored. Returns `None` if there is no such try.
     ///
     /// # Errors
@@ -172,22 +172,22 @@ pub trait Store: Debug + Send + Sync {
 
     /// Withdraws attempts: adds a tombstone for each attempt that the request selects, and gives
     /// the attempts the status [`Withdrawn`](crate::Status::Withdrawn). Returns the tombstones that
-    /// were added, sorted by slot and try. A repeated request adds none.
+    /// were added, sorted by slot and try. A repeated request adds no tombstones.
     ///
     /// If the request erases, the task of each attempt becomes null, its outcome becomes
     /// [`Outcome::initial`](levade_tree::Outcome::initial), its segments are removed, and
     /// [`erase_quotes`](crate::erase_quotes) is applied to all evaluations. When this method
-    /// returns, the backend's own files contain none of the erased bytes. Scores, rewards and
-    /// step plans stay. Call this only while no process works on the run.
+    /// returns, the backend's own files contain none of the erased bytes. Scores, rewards and step
+    /// plans stay. Call this only while no process works on the run.
     ///
     /// # Errors
-    /// Returns [`StoreError::Unstorable`] if an attempt of the request is not recorded. If erasing
-    /// the remains in the backend's files fails, the tombstones are recorded and an error is
-    /// returned; a repeated request completes the erasure.
+    /// Returns [`StoreError::Unstorable`] if an attempt of the request is not recorded. If the
+    /// tombstones are recorded but the backend's files cannot be erased, an error is returned; a
+    /// repeated request completes the erasure.
     async fn withdraw(&self, request: &WithdrawRequest) -> Result<Vec<Withdrawal>, StoreError>;
 
-    /// Returns all tombstones in the order in which they were added. An attempt that was erased
-    /// after it was withdrawn has two.
+    /// Returns all tombstones in the order in which they were added. An attempt that was first
+    /// withdrawn and later erased has two tombstones.
     ///
     /// # Errors
     /// Returns an error if reading fails.

@@ -3,8 +3,8 @@
 //! A withdrawal never replaces a record. It adds a [`Withdrawal`] for each attempt and gives the
 //! attempt the status [`Withdrawn`](crate::Status::Withdrawn), so that no query for attempts that
 //! count returns it. If the withdrawal erases, the task, the outcome and all segments of the
-//! attempt are removed, also from evaluations that quote them. Its id, slot, status, score and
-//! reward stay, and so do the step plans that name it.
+//! attempt are removed, and so are quotes of the attempt in evaluations. The attempt's id, slot,
+//! status, score and reward stay, and so do the step plans that contain the attempt.
 
 use std::collections::HashSet;
 
@@ -15,8 +15,9 @@ use serde_json::Value;
 use crate::error::Failure;
 use crate::{Attempt, Status};
 
-/// Returns the subject of a withdrawal of all attempts whose task came from the person with a key.
-/// The tombstones keep the key, so that no further attempt is made, also if tasks are erased.
+/// Returns the subject of a withdrawal of all attempts at tasks of the person with the key `key`.
+/// The tombstones keep the key, so that no further attempt at tasks of this person is made, even if
+/// the recorded tasks are erased.
 pub fn person_subject(key: &str) -> String {
     format!("person {key}")
 }
@@ -32,7 +33,7 @@ pub struct WithdrawRequest {
     /// Subject under which `tasks` are recorded as withdrawn: the id of a task, or
     /// [`person_subject`]. `None` if only attempts are withdrawn.
     pub task: Option<String>,
-    /// Reason, as the user stated it. It can be empty.
+    /// Reason that the user gave. It can be empty.
     pub reason: String,
     /// Time of the request as a Unix timestamp in seconds.
     pub at: u64,
@@ -46,10 +47,10 @@ impl WithdrawRequest {
         self.attempts.contains(&attempt.id) || self.tasks.contains(&attempt.task)
     }
 
-    /// Returns the tombstone that this request adds for an attempt. `earlier` are the tombstones
-    /// that the attempt has. Returns `None` if they already contain this information: an attempt
-    /// gets another tombstone only if it is erased after it was withdrawn, or withdrawn with
-    /// another subject, so that no further attempt is made at the tasks of the subject.
+    /// Returns the tombstone that this request adds for an attempt, or `None` if the tombstones
+    /// `earlier` of the attempt already contain its information. An attempt gets another tombstone
+    /// in two cases: it is erased after it was withdrawn, or it is withdrawn with another subject,
+    /// so that no further attempt is made at the tasks of that subject.
     pub fn tombstone(&self, attempt: &Attempt, earlier: &[Withdrawal]) -> Option<Withdrawal> {
         let was_erased = earlier.iter().any(|earlier| earlier.erased);
         let has_subject = |earlier: &Withdrawal| self.task.is_none() || earlier.task == self.task;
@@ -84,7 +85,7 @@ pub struct Withdrawal {
     /// Id of the task, or [`person_subject`] of the person, if all attempts at the task or of the
     /// person were withdrawn together.
     pub task: Option<String>,
-    /// Reason, as the user stated it. It can be empty.
+    /// Reason that the user gave. It can be empty.
     pub reason: String,
     /// Time of the withdrawal as a Unix timestamp in seconds.
     pub at: u64,
@@ -104,9 +105,9 @@ pub(crate) fn erase(attempt: &mut Attempt) {
     attempt.trajectory = Trajectory::new();
 }
 
-/// Removes the texts of attempts that a JSON document quotes: in every object whose field `attempt`
-/// is one of `names`, which are names of slots, all other strings become empty. Returns whether the
-/// document has changed.
+/// Removes quotes of attempts from a JSON document. `names` are the names of the attempts' slots.
+/// In every object whose field `attempt` is one of these names, all other strings become empty.
+/// Returns whether the document has changed.
 pub fn erase_quotes(document: &mut Value, names: &HashSet<String>) -> bool {
     let mut changed = false;
     match document {

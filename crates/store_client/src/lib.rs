@@ -1,17 +1,18 @@
-//! Opens stores by their location, and calls those of a server over HTTP.
+//! Opens stores by their location. Stores on a server are called over HTTP.
 //!
 //! [`open`] opens the store of a run by its [`Location`], and [`open_rollouts`] a store of
-//! rollouts. Callers use the traits of `levade-store` and know no backend. [`list_runs`] and
-//! [`remove_run`] are for the people who keep a server.
+//! rollouts. Callers use the traits of `levade-store`, so they do not depend on a backend.
+//! [`list_runs`] and [`remove_run`] administer a server.
 //!
 //! # Guarantees of the HTTP client
-//! - **Every wait has a deadline.** A server that cannot be reached is waited for, at most for
-//!   `LEVADE_STORE_TIMEOUT` seconds (default 300). The error names the URL and the last failure.
-//! - **Lost responses.** A request is repeated only if that has no further effect. A repeated
-//!   request for leases returns the same leases, even if the server was killed in between.
-//! - **Errors keep their type**: they are those of the server's store.
-//! - **Keys stay secret.** `LEVADE_STORE_KEY` is sent as a bearer token, and appears in no message.
-//!   A URL with a user name or a password is rejected.
+//! - **Every wait has a deadline.** A client waits for an unreachable server for at most
+//!   `LEVADE_STORE_TIMEOUT` seconds (default 300). The error then names the URL and the last
+//!   failure.
+//! - **Lost responses.** A request is repeated only if the repetition has no further effect. A
+//!   repeated request for leases returns the same leases, even if the server was killed in between.
+//! - **Errors keep their type.** A call returns the error that the server's store returned.
+//! - **Keys stay secret.** `LEVADE_STORE_KEY` is sent as a bearer token and never appears in a
+//!   message. A URL with a user name or a password is rejected.
 //! - **One trainer per run.** A store that was opened for writing has the lease of its run. After
 //!   another trainer has resumed the run, every write returns [`StoreError::Fenced`].
 //!
@@ -39,9 +40,11 @@ pub use store::HttpStore;
 /// Opens the store of the run in the directory `run_dir`.
 ///
 /// # Errors
-/// Returns the errors of [`Location::open_local`] for a store of this machine, the errors of
-/// [`HttpStore::open`] for a store on a server, those of [`MongoStore::open`] for a MongoDB
-/// database, and an error if an environment variable of [`ServiceOptions`] is invalid.
+/// Returns an error if an environment variable of [`ServiceOptions`] is invalid. Otherwise returns
+/// the errors of the backend:
+/// - [`Location::open_local`] for a store on this machine,
+/// - [`HttpStore::open`] for a store on a server,
+/// - [`MongoStore::open`] for a MongoDB database.
 pub async fn open(
     location: &Location,
     run_dir: &Path,
@@ -58,9 +61,11 @@ pub async fn open(
     }
 }
 
-/// Opens a store of rollouts: `memory:`, the path of an SQLite file, with or without `sqlite:`,
-/// which is created if it does not exist, the URL of a server (`http://` or `https://`), or that
-/// of a MongoDB database (`mongodb://`). A server uses its own clock instead of `clock`.
+/// Opens a store of rollouts. A server uses its own clock instead of `clock`. `location` is one of:
+/// - `memory:`
+/// - the path of an SQLite file, with or without `sqlite:`; a missing file is created
+/// - the URL of a server (`http://` or `https://`)
+/// - the URL of a MongoDB database (`mongodb://`)
 ///
 /// # Errors
 /// Returns the errors of [`levade_store::open_rollouts`], of [`HttpRollouts::connect`] and of
@@ -82,7 +87,7 @@ pub async fn open_rollouts(
             Ok(Arc::new(MongoRollouts::open(&url).await?))
         }
         Some((scheme, _)) => Err(StoreError::Open {
-            // The rest may contain a password.
+            // The location after its scheme may contain a password, so the error leaves it out.
             location: format!("{scheme}://…"),
             code: Code::Invalid,
             source: "it is neither a file nor a URL with http://, https:// or mongodb://".into(),
@@ -91,12 +96,12 @@ pub async fn open_rollouts(
     }
 }
 
-/// Returns the path of a file of rollouts, which may be written like the store of a run.
+/// Returns the path in a location of rollouts that is a file: the location without `sqlite:`.
 pub fn rollouts_file(location: &str) -> &str {
     location.strip_prefix("sqlite:").unwrap_or(location)
 }
 
-/// Reads the options of the environment.
+/// Reads [`ServiceOptions`] from the environment. `location` is named in the error.
 fn options(location: &str) -> Result<ServiceOptions, StoreError> {
     ServiceOptions::from_env().map_err(|why| StoreError::Open {
         location: location.to_owned(),

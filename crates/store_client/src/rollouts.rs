@@ -1,4 +1,4 @@
-//! Rollouts of a server.
+//! Client of the rollouts on a store server.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use tokio::time::Instant;
 use crate::ServiceOptions;
 use crate::service::{Call, CallError, MAX_HOLD, Service, Transport};
 
-/// Rollouts of a `levade store serve`.
+/// Client of the rollouts on a `levade store serve`.
 ///
 /// A wait for a server that does not respond ends with [`Code::Unavailable`]. Requests whose
 /// repetition has an effect are not repeated after a lost response: a rollout without a key, a try
 /// without a lease, and resources.
 pub struct HttpRollouts {
     service: Service,
-    /// Random text that no other client has.
+    /// Random text that distinguishes this client. It is the prefix of the keys of lease requests.
     client_id: String,
     lease_requests: AtomicU64,
 }
@@ -83,7 +83,8 @@ impl HttpRollouts {
         }
     }
 
-    /// Calls a method whose repetition has no further effect.
+    /// Calls a method that the client may repeat after a lost response, because a repetition has no
+    /// further effect.
     async fn repeatable<R: DeserializeOwned>(
         &self,
         method: &str,
@@ -92,7 +93,7 @@ impl HttpRollouts {
         self.call(method, arguments, Duration::ZERO, true).await
     }
 
-    /// Calls a method whose repetition has another effect.
+    /// Calls a method that the client must not repeat after a lost response.
     async fn once<R: DeserializeOwned>(
         &self,
         method: &str,
@@ -129,9 +130,10 @@ impl HttpRollouts {
     }
 }
 
-/// A wait that consists of several requests.
+/// Deadline of a wait that the client splits into several requests.
 struct PartedWait {
-    /// `None` if the wait is beyond the range of the clock, and so has no end.
+    /// End of the wait. `None` if the end is beyond the range of the clock: the wait then has no
+    /// end.
     deadline: Option<Instant>,
 }
 

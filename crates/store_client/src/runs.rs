@@ -1,4 +1,4 @@
-//! The runs of a store server: their list, and the removal of one.
+//! Lists and removes the runs of a store server.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use levade_store::{Code, StoreError, is_run_name};
 use crate::ServiceOptions;
 use crate::service::{Call, CallError, Service};
 
-/// Maximum wait for a server that does not respond: these requests come from a person.
+/// Timeout for a server that does not respond. It is short because a user waits for these requests.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns the runs of the server at `url`, in the order of their names.

@@ -1,7 +1,7 @@
 //! Requests to a store server: key, deadlines and retries.
 //!
-//! A server that restarts or cannot be reached is waited for. A request that may have been executed
-//! is repeated only if a repetition has no further effect.
+//! The client waits for a server that restarts or is unreachable. A request that may have been
+//! executed is repeated only if a repetition has no further effect.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,10 +47,10 @@ const EPOCH_HEADER: HeaderName = HeaderName::from_static("x-levade-epoch");
 /// Header of a response with the time of the store's clock.
 const TIME_HEADER: &str = "x-levade-time";
 
-/// How a client reaches a server.
+/// Options for reaching a server.
 #[derive(Clone)]
 pub struct ServiceOptions {
-    /// API key. `None` sends none.
+    /// API key of the server. If `None`, requests carry no key.
     pub key: Option<String>,
     /// Timeout for a server that does not respond, at the start and later.
     pub timeout: Duration,
@@ -81,19 +81,20 @@ impl ServiceOptions {
     }
 }
 
-/// A request.
+/// One request to a store server.
 pub(crate) struct Call {
     /// Path below the URL of the server.
     pub path: String,
-    /// Body.
+    /// Body of the request.
     pub body: Bytes,
-    /// Type of the body.
+    /// Media type of the body.
     pub content_type: &'static str,
     /// Number of the trainer's lease, if the request needs one.
     pub epoch: Option<u64>,
     /// Time for which the server may hold the request.
     pub hold: Duration,
-    /// Whether a repetition has no further effect, so that a lost response is no error.
+    /// Whether a repetition has no further effect. If so, the client repeats a request whose
+    /// response was lost.
     pub is_repeatable: bool,
 }
 
@@ -105,7 +106,8 @@ pub(crate) enum CallError<E> {
     Failed(Code, String),
 }
 
-/// Sends one request to a server, without repetitions. Simulations replace the network by it.
+/// Transport that sends one request to a server, without repetitions. Simulations implement it to
+/// replace the network.
 #[async_trait]
 pub trait Transport: Send + Sync {
     /// Sends a request and returns the complete response.
@@ -130,14 +132,15 @@ impl Transport for Client {
     }
 }
 
-/// A server of stores.
+/// Client of a store server.
 pub(crate) struct Service {
     transport: Arc<dyn Transport>,
     url: String,
     key: Option<HeaderValue>,
     timeout: Duration,
     created: Instant,
-    /// Bits of the largest difference between the store's clock and the time since `created`.
+    /// Largest difference seen between the store's clock and the time since `created`, in seconds,
+    /// as the bits of an `f64`.
     clock_offset: AtomicU64,
 }
 
@@ -152,10 +155,7 @@ impl Service {
         Self::over(Arc::new(client), url, options)
     }
 
-    /// Creates a client of the server at `url`, which `transport` reaches.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::Open`] if the URL or the key is invalid.
+    /// Creates a client of the server at `url` that sends its requests over `transport`.
     pub fn over(
         transport: Arc<dyn Transport>,
         url: &str,
@@ -184,7 +184,7 @@ impl Service {
         &self.url
     }
 
-    /// Returns the time of the store's clock, as the responses so far report it.
+    /// Returns the time of the store's clock, estimated from the responses so far.
     pub fn now(&self) -> f64 {
         f64::from_bits(self.clock_offset.load(Ordering::Relaxed))
             + self.created.elapsed().as_secs_f64()
@@ -273,12 +273,12 @@ fn open_error(url: &str, why: impl ToString) -> StoreError {
     StoreError::Open { location: url.to_owned(), code: Code::Invalid, source }
 }
 
-/// Returns whether a later request can succeed.
+/// Returns whether a repetition of the request can succeed after a response with this status.
 fn is_transient(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 502 | 503 | 504)
 }
 
-/// Error body of a store server.
+/// Body of a store server's error response.
 #[derive(Deserialize)]
 struct ErrorBody<E> {
     error: E,
@@ -303,7 +303,7 @@ fn rejection<E: DeserializeOwned>(url: &str, response: &ClientResponse) -> CallE
     }
 }
 
-/// Returns status and start of the body, for messages.
+/// Returns the status and the start of the body of a response, for error messages.
 fn response_text(response: &ClientResponse) -> String {
     let text: String = response.text().chars().take(500).collect();
     format!("the server responded {}: {text}", response.status)

@@ -1,4 +1,4 @@
-//! The store of a run on a server.
+//! Client of a run's store on a server.
 
 use std::fmt;
 use std::path::Path;
@@ -21,23 +21,24 @@ use tokio::task::JoinHandle;
 use crate::ServiceOptions;
 use crate::service::{Call, CallError, Service};
 
-/// File in a run directory with the text by which a server recognizes the directory.
+/// File in a run directory that contains the random text by which a server recognizes the
+/// directory.
 const OWNER_FILE: &str = "store-owner";
 
 /// Interval between two requests for a lease that another trainer has.
 const LEASE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The store of a run on a `levade store serve`.
+/// Client of a run's store on a `levade store serve`.
 ///
 /// A store that was opened for writing renews the lease of its run until it is dropped.
 pub struct HttpStore {
     server: Arc<Server>,
     run: RunId,
-    /// `None` if the store was opened only for reading.
+    /// Task that renews the lease. `None` if the store was opened only for reading.
     heartbeats: Option<JoinHandle<()>>,
 }
 
-/// What calls and heartbeats need.
+/// Connection to a run on a server, shared by calls and heartbeats.
 struct Server {
     service: Service,
     /// URL of the server and name of the run.
@@ -151,7 +152,7 @@ impl Server {
         }
     }
 
-    /// Calls a method of the server's store. All of them can be repeated.
+    /// Calls a method of the server's store. Every method of the store can be repeated safely.
     async fn call<R: Record>(
         &self,
         method: &str,
@@ -206,7 +207,7 @@ async fn renew(server: Arc<Server>, interval: Duration) {
     }
 }
 
-/// Returns the name of a run directory.
+/// Returns the name that a run gets from its directory.
 fn name_of(run_dir: &Path, url: &str) -> Result<String, StoreError> {
     let absolute = std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_owned());
     let name = absolute.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -220,7 +221,7 @@ fn name_of(run_dir: &Path, url: &str) -> Result<String, StoreError> {
     Err(StoreError::Open { location: url.to_owned(), code: Code::Invalid, source: why.into() })
 }
 
-/// Returns this process as the trainer of a run directory, which must be locked.
+/// Identifies this process as the trainer of a run directory, which the caller must have locked.
 async fn trainer(run_dir: &Path) -> Result<Trainer, StoreError> {
     let file = run_dir.join(OWNER_FILE);
     let new = random_hex(16);
@@ -229,7 +230,7 @@ async fn trainer(run_dir: &Path) -> Result<Trainer, StoreError> {
         let text = if known.len() == new.len() {
             known
         } else {
-            // A text that is lost with the power costs the next trainer the wait for the lease.
+            // If a power failure loses the text, the next trainer must wait until the lease ends.
             std::fs::write(&file, &new)?;
             new
         };
@@ -247,14 +248,15 @@ async fn trainer(run_dir: &Path) -> Result<Trainer, StoreError> {
     Ok(Trainer { owner, name })
 }
 
-/// Returns the number of a file in its file system, which distinguishes it from its copies.
+/// Returns the inode number of a file as text. It distinguishes the file from copies of the
+/// directory.
 #[cfg(unix)]
 fn file_number(file: &Path) -> std::io::Result<String> {
     use std::os::unix::fs::MetadataExt as _;
     Ok(format!("-{}", std::fs::metadata(file)?.ino()))
 }
 
-/// Returns nothing: the copies of a file cannot be distinguished here.
+/// Returns an empty text: on this platform, copies of a file cannot be distinguished.
 #[cfg(not(unix))]
 fn file_number(_: &Path) -> std::io::Result<String> {
     Ok(String::new())

@@ -1,12 +1,13 @@
 //! Loop of a worker: leases rollouts from a store, keeps their leases, and reports their ends.
 //!
-//! What a rollout is, and how it is made, is up to an implementation of [`Work`].
+//! An implementation of [`Work`] defines how a rollout is executed.
 //!
 //! # Guarantees
-//! - **Heartbeats.** A worker reports six times within the time of a lease. If the lease is lost,
-//!   it stops the rollout.
-//! - **Draining.** The first request to stop ends leasing; rollouts in progress end. After the
-//!   drain timeout or a second request, they are stopped and their leases are returned.
+//! - **Heartbeats.** A worker reports six times within the duration of a lease. If the lease is
+//!   lost, it stops the rollout.
+//! - **Draining.** After the first request to stop, the worker leases no more rollouts and
+//!   completes the ones in progress. After the drain timeout or a second request, it stops them and
+//!   returns their leases.
 //! - **Outages.** While the store is unreachable, rollouts continue and their reports are repeated,
 //!   until a timeout that names the store.
 //! - **Dropping stops everything.** A dropped loop leaves no task; its leases expire.
@@ -31,14 +32,14 @@ use tokio::time::Instant;
 /// Interval between heartbeats of the worker itself, which trainers count as connected.
 const WORKER_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum wait of one request for leases. A stopping worker waits for it, because a request that
-/// is dropped could lose a lease.
+/// Maximum wait of one request for leases. A stopping worker waits for the response, because
+/// dropping the request could lose a lease.
 const LEASE_WAIT: Duration = Duration::from_secs(5);
 
 /// Interval between reports of a rollout that has no timeout for reports.
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// Number of reports within the time of a lease.
+/// Number of heartbeats within the duration of a lease.
 const HEARTBEATS_PER_LEASE: u32 = 6;
 
 /// Timeout for returning leases when a worker stops.
@@ -47,7 +48,7 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between requests to a store that is unreachable.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reason why a call of a store failed until the end of a wait.
+/// Error of a store call that still failed after the last retry.
 #[derive(Debug)]
 pub struct RetryError {
     purpose: String,
@@ -96,27 +97,27 @@ pub async fn retry<T, F: Future<Output = Result<T, RolloutError>>>(
     }
 }
 
-/// What a worker makes.
+/// Implementation of the rollouts that a worker executes.
 #[async_trait]
 pub trait Work: Send + Sync + 'static {
     /// Error that ends the worker.
     type Error: From<RetryError> + Send;
 
-    /// Returns the queues to lease from, at least one. May wait until there is one.
+    /// Returns the queues to lease from, at least one. May wait until a queue exists.
     ///
     /// # Errors
-    /// Returns an error if none can be found in time.
+    /// Returns an error if no queue is found in time.
     async fn queues(&self) -> Result<Vec<String>, Self::Error>;
 
-    /// Makes a leased rollout, and returns how its lease ends and the metadata of the try. Is
-    /// dropped if the lease is lost.
+    /// Executes a leased rollout. Returns how its lease ends, and the metadata of the try. The
+    /// future is dropped if the lease is lost.
     async fn make(&self, rollout: &Rollout) -> (LeaseEnd, Option<Json>);
 
-    /// Returns the statistics in the heartbeat of a worker that leases from `queues` and makes
+    /// Returns the statistics for a heartbeat of a worker that leases from `queues` and executes
     /// `running` rollouts.
     fn stats(&self, queues: Vec<String>, running: usize) -> Option<Json>;
 
-    /// Shows a message to the user.
+    /// Shows a message, such as a note about a lost lease, to the user.
     fn note(&self, text: String);
 }
 
@@ -128,9 +129,9 @@ pub struct WorkerOptions {
     pub slots: usize,
     /// Id of the worker, unique in the store.
     pub name: String,
-    /// Whether the worker ends after its first leases have ended.
+    /// Whether the worker exits once the rollouts of its first lease request have ended.
     pub once: bool,
-    /// Timeout for an unreachable store.
+    /// Timeout for retries while the store is unreachable.
     pub wait: Duration,
     /// Timeout for rollouts in progress after a request to stop.
     pub drain: Duration,
@@ -167,23 +168,24 @@ pub async fn run_worker<W: Work>(
 
 type Leasing<E> = Pin<Box<dyn Future<Output = Result<Vec<Rollout>, E>> + Send>>;
 
-/// State of a worker.
+/// State that the tasks of a worker share.
 struct Worker<W> {
     options: WorkerOptions,
     work: Arc<W>,
     /// Leases in progress, by id of the rollout.
     leases: Mutex<BTreeMap<String, Lease>>,
-    /// Queues of the last request for leases.
+    /// Queues that the last request for leases named.
     queues: Mutex<Vec<String>>,
     /// Number of rollouts in progress.
     running: AtomicUsize,
-    /// Whether a request for leases is in progress, whose leases must be returned.
+    /// Whether a request for leases was sent whose response has not arrived. A stopping worker
+    /// waits for the response, to return its leases.
     is_requesting: AtomicBool,
 }
 
 impl<W: Work> Worker<W> {
-    /// Leases rollouts and starts them, until no more are to be leased and all have ended or the
-    /// drain timeout has expired.
+    /// Leases and starts rollouts. Returns when no more rollouts will be leased and all have ended,
+    /// or when the drain timeout has expired.
     async fn serve(
         self: &Arc<Self>,
         rollouts: &mut JoinSet<()>,
@@ -204,7 +206,7 @@ impl<W: Work> Worker<W> {
             }
             let expiry = deadline.unwrap_or_else(Instant::now);
             tokio::select! {
-                // The order makes simulations repeatable.
+                // A fixed order of the branches makes simulations repeatable.
                 biased;
                 Some(()) = requests.recv() => {
                     if deadline.is_some() {
@@ -239,7 +241,8 @@ impl<W: Work> Worker<W> {
                         has_leased = true;
                         if let Some(lease) = rollout.latest_try.as_ref().map(|latest| latest.lease()) {
                             self.leases().insert(rollout.id.clone(), lease.clone());
-                            // A stopping worker returns it.
+                            // A stopping worker does not start the rollout, and returns its lease
+                            // later.
                             if deadline.is_none() {
                                 rollouts.spawn(Arc::clone(self).make(rollout, lease));
                             }
@@ -258,12 +261,12 @@ impl<W: Work> Worker<W> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests leases. The result may be empty.
+    /// Requests at most `max` leases. The result may be empty.
     async fn lease(self: Arc<Self>, max: usize) -> Result<Vec<Rollout>, W::Error> {
         let WorkerOptions { store, wait, name, .. } = &self.options;
         let queues = self.work.queues().await?;
         self.queues().clone_from(&queues);
-        // A repeated request returns the leases of a response that was lost.
+        // If the response was lost, the repeated request returns the same leases.
         let request = LeaseRequest {
             queues,
             wait: LEASE_WAIT,
@@ -276,12 +279,12 @@ impl<W: Work> Worker<W> {
         Ok(leased?)
     }
 
-    /// Reports that the worker is connected, until the future is dropped.
+    /// Sends heartbeats of the worker until the future is dropped.
     async fn beat(self: Arc<Self>) {
         loop {
             let queues = self.queues().clone();
             let stats = self.work.stats(queues, self.running.load(Ordering::Relaxed));
-            // Leases report an unreachable store.
+            // An error is ignored here: the requests for leases report an unreachable store.
             if let Err(error) = self.options.store.beat_worker(&self.options.name, stats).await {
                 tracing::debug!(%error, "could not report that the runner is connected");
             }
@@ -289,7 +292,7 @@ impl<W: Work> Worker<W> {
         }
     }
 
-    /// Makes a leased rollout and reports its end.
+    /// Executes a leased rollout and reports its end.
     async fn make(self: Arc<Self>, rollout: Rollout, lease: Lease) {
         let _running = RunningRollout::new(&self.running);
         let lease_seconds = rollout.config.unresponsive_seconds.map(Duration::from_secs_f64);
@@ -318,7 +321,7 @@ impl<W: Work> Worker<W> {
         self.leases().remove(&rollout.id);
     }
 
-    /// Reports that a rollout is in progress, until its lease is lost. Returns the reason.
+    /// Sends heartbeats of a rollout until its lease is lost. Returns the reason for the loss.
     async fn keep_lease(&self, lease: &Lease, interval: Duration) -> String {
         loop {
             match self.options.store.heartbeat(lease).await {

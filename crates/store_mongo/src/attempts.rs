@@ -1,4 +1,4 @@
-//! Documents of attempts: everything except the tokens.
+//! Documents of attempts, which contain everything except the tokens.
 
 use std::str::FromStr;
 
@@ -10,10 +10,10 @@ use mongodb::bson::{Bson, DateTime, Document, doc};
 use crate::connection::Result;
 use crate::{fields, json};
 
-/// Statuses of the tries that can count in their slot.
+/// Statuses of a try that can be the one that counts in its slot.
 pub(crate) const COUNTING: [&str; 3] = ["completed", "unscored", "failed"];
 
-/// An attempt without its segments, with the length and the last segment of its trajectory.
+/// An attempt without its segments, with the number of segments and the id of the last one.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub attempt: Attempt,
@@ -28,7 +28,7 @@ pub(crate) fn slot_filter(slot: &AttemptSlot) -> Document {
     doc! { "purpose": purpose.name(), "phase": phase, "step": step, "group": group, "sample": sample }
 }
 
-/// Creates the document of an attempt with the segments up to `last`.
+/// Creates the document of an attempt whose last segment has the id `last`.
 pub(crate) fn document(attempt: &Attempt, last: Option<&str>) -> Result<Document> {
     let mut document = doc! { "_id": attempt.id.to_string() };
     document.extend(slot_filter(&attempt.slot));
@@ -47,12 +47,12 @@ pub(crate) fn document(attempt: &Attempt, last: Option<&str>) -> Result<Document
     Ok(document)
 }
 
-/// Returns the fields that the end of an attempt sets.
+/// Returns the fields of an attempt's document that are set when the attempt ends.
 pub(crate) fn end_fields(end: &End) -> Result<Document> {
     let to_json = |value: serde_json::Result<String>| {
         value.map_err(|error| Failure::Unstorable(error.to_string()))
     };
-    // −0 becomes 0, as in the other backends.
+    // −0 is stored as 0, as in the other backends.
     let number = |number: Option<f64>| number.map(|number| number + 0.0);
     let mut document = doc! {
         "status": end.status.name(),
@@ -105,12 +105,12 @@ fn status(of: &Document) -> Result<Status> {
     Ok(Status::parse(&name).ok_or_else(|| corrupt("status", format!("`{name}`")))?)
 }
 
-/// Reads the text of a field that must be present.
+/// Returns the JSON text of a field. A missing field is an error.
 pub(crate) fn json_text(of: &Document, name: &str) -> Result<String> {
     Ok(json::get(of, name)?.ok_or_else(|| corrupt(name, "the field is missing"))?)
 }
 
-/// Reads an attempt without its segments.
+/// Parses the document of an attempt, which does not contain the segments.
 pub(crate) fn head(of: &Document) -> Result<Head> {
     let parse = |name: &str| json_text(of, name);
     let start = AttemptStart {
@@ -134,7 +134,7 @@ pub(crate) fn head(of: &Document) -> Result<Head> {
     Ok(Head { attempt, len, last })
 }
 
-/// Fields of a summary or a failed attempt, for a projection.
+/// Returns the projection to the fields of a summary or a failed attempt.
 pub(crate) fn summary_fields() -> Document {
     let names = [
         "purpose",
@@ -153,12 +153,12 @@ pub(crate) fn summary_fields() -> Document {
     names.into_iter().map(|name| (name.to_owned(), Bson::Int32(1))).collect()
 }
 
-/// Returns the order of slots and tries.
+/// Returns the sort order of attempts: by slot, then by try.
 pub(crate) fn slot_order() -> Document {
     doc! { "phase": 1, "step": 1, "group": 1, "sample": 1, "number": 1 }
 }
 
-/// Reads a summary.
+/// Parses a summary from the document of an attempt.
 pub(crate) fn summary(of: &Document) -> Result<AttemptSummary> {
     Ok(AttemptSummary {
         id: id(of)?,
@@ -172,7 +172,7 @@ pub(crate) fn summary(of: &Document) -> Result<AttemptSummary> {
     })
 }
 
-/// Reads an attempt that broke.
+/// Parses a failed attempt from its document.
 pub(crate) fn failure(of: &Document) -> Result<FailedAttempt> {
     Ok(FailedAttempt {
         id: id(of)?,

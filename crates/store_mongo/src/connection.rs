@@ -24,19 +24,19 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval between two tries of an operation while the server is unavailable.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Time for which the driver looks for a server before it reports that there is none.
+/// Time for which the driver searches for a server before it reports that none is available.
 const SELECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An error inside an operation, before the location and the key are added.
+/// Error of an operation, without the location and the key, which [`Connection::run`] adds.
 #[derive(Debug)]
 pub(crate) enum OperationError {
     /// The operation failed.
     Failed(Failure),
-    /// Another trainer, which is named, has acquired the lease of the run.
+    /// Another trainer has acquired the lease of the run. The text names the trainer.
     Fenced(String),
 }
 
-/// Result of a part of an operation.
+/// Result of a function that runs within an operation.
 pub(crate) type Result<T> = std::result::Result<T, OperationError>;
 
 impl From<Failure> for OperationError {
@@ -57,7 +57,7 @@ impl From<Error> for OperationError {
     }
 }
 
-/// Converts an error of the driver to a failure that names a way out.
+/// Converts an error of the driver to a failure whose message contains a remedy.
 fn to_failure(error: Error) -> Failure {
     let code = code_of(&error);
     if code == Code::Invalid {
@@ -128,11 +128,11 @@ pub(crate) fn is_duplicate(error: &Error) -> bool {
         let is_only_error = error.write_concern_error.is_none();
         return is_only_error && errors.iter().all(|error| error.code == DUPLICATE_KEY);
     }
-    // NX-27017 sends no code.
+    // Server NX-27017 reports a duplicate key without a code.
     server_code(error) == Some(DUPLICATE_KEY) || error.to_string().contains("UNIQUE constraint")
 }
 
-/// A connection to one database.
+/// Connection to one database.
 pub(crate) struct Connection {
     pub database: Database,
     /// Address and database, without user and password.
@@ -140,12 +140,12 @@ pub(crate) struct Connection {
     pub clock: Arc<ServerClock>,
 }
 
-/// The time of the server, so that processes on several machines agree on it. It is read once, and
-/// advances with the time that passes here.
+/// Clock of the server, so that processes on several machines agree on the time. The server's time
+/// is read once, and then advanced by the local clock.
 #[derive(Debug)]
 pub(crate) struct ServerClock {
     clock: SystemClock,
-    /// Time of the server minus that of `clock`, in seconds.
+    /// Time of the server minus the time of `clock`, in seconds.
     offset: f64,
 }
 
@@ -214,7 +214,7 @@ impl Connection {
         self.database.collection(name)
     }
 
-    /// Runs an operation until its deadline. Repeats it while the server is unavailable, so an
+    /// Runs an operation, and repeats it while the server is unavailable, until a deadline. An
     /// operation must be safe to repeat.
     pub async fn run<T, F>(
         &self,
@@ -271,8 +271,7 @@ impl Connection {
         }
     }
 
-    /// Creates indexes that do not exist yet: (collection, name, keys, options), where the options
-    /// are `unique` and `sparse`.
+    /// Creates the indexes that do not exist yet.
     pub async fn create_indexes(
         &self,
         indexes: impl IntoIterator<Item = Index>,
@@ -313,7 +312,7 @@ impl Index {
 
 /// Reads the time of the server.
 async fn server_clock(database: &Database) -> mongodb::error::Result<ServerClock> {
-    // An operation that needs the user's permission, so that a wrong password is noticed here.
+    // This read requires the user's permission, so that a wrong password is noticed here.
     database.collection::<Document>("run").find_one(doc! { "_id": "run" }).await?;
     let clock = SystemClock::default();
     let before = clock.now();
@@ -333,7 +332,7 @@ pub(crate) async fn insert_new(
     to: &Collection<Document>,
     document: Document,
 ) -> Result<Option<Document>> {
-    // Not an upsert: of two at the same time, some servers report both as the first.
+    // An upsert would not do: of two concurrent upserts, some servers report both as the first.
     match to.insert_one(&document).await {
         Err(error) if is_duplicate(&error) => {
             Ok(to.find_one(doc! { "_id": document.get("_id") }).await?)
@@ -345,7 +344,7 @@ pub(crate) async fn insert_new(
     }
 }
 
-/// Inserts documents, some of which may exist already.
+/// Inserts documents, and ignores documents whose `_id` exists already.
 pub(crate) async fn insert_missing(
     to: &Collection<Document>,
     documents: Vec<Document>,

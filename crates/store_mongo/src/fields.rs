@@ -1,11 +1,11 @@
-//! Reads fields of documents. Servers return a number in the type that they prefer, so every
-//! numeric type is accepted.
+//! Reads fields of documents. Servers can return a number in a different type than it was stored
+//! in, so every numeric type is accepted.
 
 use levade_store::backend::Failure;
 use mongodb::bson::spec::BinarySubtype;
 use mongodb::bson::{Binary, Bson, Document};
 
-/// Describes a field that is missing or has another type.
+/// Creates the failure for a field that is missing or has the wrong type.
 fn corrupt(name: &str, expected: &str) -> Failure {
     Failure::Corrupt(format!("the field `{name}` is not {expected}"))
 }
@@ -26,7 +26,7 @@ pub(crate) fn as_integer(value: &Bson) -> Option<i64> {
     }
 }
 
-/// Returns an integer, or `None` if the field is missing.
+/// Returns an integer field, or `None` if it is missing.
 pub(crate) fn optional_integer<T: TryFrom<i64>>(
     of: &Document,
     name: &str,
@@ -36,12 +36,12 @@ pub(crate) fn optional_integer<T: TryFrom<i64>>(
     number.map(Some).ok_or_else(|| corrupt(name, "an integer in its range"))
 }
 
-/// Returns an integer.
+/// Returns an integer field. A missing field is an error.
 pub(crate) fn integer<T: TryFrom<i64>>(of: &Document, name: &str) -> Result<T, Failure> {
     optional_integer(of, name)?.ok_or_else(|| corrupt(name, "an integer"))
 }
 
-/// Returns a number, or `None` if the field is missing.
+/// Returns a numeric field, or `None` if it is missing.
 pub(crate) fn optional_number(of: &Document, name: &str) -> Result<Option<f64>, Failure> {
     match value(of, name) {
         None => Ok(None),
@@ -52,12 +52,12 @@ pub(crate) fn optional_number(of: &Document, name: &str) -> Result<Option<f64>, 
     }
 }
 
-/// Returns a number.
+/// Returns a numeric field. A missing field is an error.
 pub(crate) fn number(of: &Document, name: &str) -> Result<f64, Failure> {
     optional_number(of, name)?.ok_or_else(|| corrupt(name, "a number"))
 }
 
-/// Returns a text, or `None` if the field is missing.
+/// Returns a text field, or `None` if it is missing.
 pub(crate) fn optional_text(of: &Document, name: &str) -> Result<Option<String>, Failure> {
     match value(of, name) {
         None => Ok(None),
@@ -66,12 +66,12 @@ pub(crate) fn optional_text(of: &Document, name: &str) -> Result<Option<String>,
     }
 }
 
-/// Returns a text.
+/// Returns a text field. A missing field is an error.
 pub(crate) fn text(of: &Document, name: &str) -> Result<String, Failure> {
     optional_text(of, name)?.ok_or_else(|| corrupt(name, "a text"))
 }
 
-/// Returns the bytes of a binary field, or none if the field is missing.
+/// Returns the bytes of a binary field, or an empty slice if it is missing.
 pub(crate) fn bytes<'a>(of: &'a Document, name: &str) -> Result<&'a [u8], Failure> {
     match value(of, name) {
         None => Ok(&[]),

@@ -1,7 +1,7 @@
 //! JSON in documents: readable as fields, and exact to the byte.
 //!
 //! JSON in the field `NAME` is stored as BSON, so that a client can read and query it. If the BSON
-//! does not yield the same text again, the text is stored in `NAME_text` as well: because of white
+//! does not determine the text, the field `NAME_text` contains the text as well. Reasons are white
 //! space, the spelling of a number, an escape or a duplicate key.
 
 use levade_store::backend::Failure;
@@ -13,8 +13,8 @@ use crate::fields;
 /// Maximum nesting of JSON that is stored as BSON. Servers accept 100 levels in a document.
 const MAX_DEPTH: usize = 60;
 
-/// Returns the two fields of JSON text: its value and, if the value does not determine the text,
-/// the text. Both are null if there is no JSON.
+/// Returns the two fields that store JSON text: its value, and the text itself if the value does
+/// not determine it. Both are null if `json` is `None`.
 pub(crate) fn fields_of(name: &str, json: Option<&str>) -> [(String, Bson); 2] {
     let value = json.and_then(|text| to_bson(&serde_json::from_str(text).ok()?, 0));
     let is_exact = value.as_ref().and_then(to_json).is_some_and(|again| Some(&*again) == json);
@@ -22,17 +22,17 @@ pub(crate) fn fields_of(name: &str, json: Option<&str>) -> [(String, Bson); 2] {
     [(name.to_owned(), value.unwrap_or(Bson::Null)), (text_name(name), text.into())]
 }
 
-/// Writes JSON text to `document`.
+/// Writes the fields of the JSON text `json` to `document`.
 pub(crate) fn put(document: &mut Document, name: &str, json: &str) {
     for (field, value) in fields_of(name, Some(json)) {
-        // A value of null stands for the JSON `null` unless there is a text.
+        // A null value represents the JSON `null`, unless `NAME_text` has a text.
         if value != Bson::Null || field == name {
             document.insert(field, value);
         }
     }
 }
 
-/// Returns JSON text, or `None` if the field is missing.
+/// Returns the JSON text of a field, or `None` if the field is missing.
 ///
 /// # Errors
 /// Returns an error if the field has a type that JSON does not have.
@@ -45,7 +45,7 @@ pub(crate) fn get(document: &Document, name: &str) -> Result<Option<String>, Fai
     to_json(value).map(Some).ok_or_else(unknown)
 }
 
-/// Returns the field that has the text of `name`.
+/// Returns the name of the field that contains the exact text of the field `name`.
 pub(crate) fn text_name(name: &str) -> String {
     format!("{name}_text")
 }

@@ -1,10 +1,10 @@
 //! MongoDB as a backend of the ledger ([`MongoStore`]) and of rollouts ([`MongoRollouts`]).
 //!
-//! Servers differ in what they can do: a single server has no transactions, and other servers of
-//! the protocol lack more features. So every write is one update of one document. Other documents
-//! that belong to the write are written before, and no reader reaches them until the update. A
-//! process that is killed between two writes leaves documents that no reader reaches, and a
-//! repeated call completes the write.
+//! This crate uses no transactions, because a single MongoDB server does not support them, and
+//! other servers with the same protocol lack further features. Instead, every write ends with one
+//! update of one document. Other documents that belong to the write are written before, and no
+//! reader reaches them until the update. A process that is killed in between leaves documents that
+//! no reader reaches, and a repeated call completes the write.
 //!
 //! # Guarantees
 //! - **Durable.** A write returns after the majority of the servers has it in its journal.

@@ -1,8 +1,8 @@
-//! The write-ahead ledger: the plan of each training step.
+//! The write-ahead ledger: the recorded plan of each training step.
 //!
-//! The sequences of a plan are documents that carry the plan's digest. They are written first, and
-//! then the document of the step, which names the digest. So a plan is complete if its step exists,
-//! and sequences that a killed trainer left are never read.
+//! The sequences of a plan are documents that contain the plan's digest. They are written before
+//! the document of the step, which contains the same digest. So a plan is complete if the document
+//! of its step exists. Sequences that a killed trainer left behind are never read.
 
 use std::str::FromStr;
 
@@ -17,10 +17,10 @@ use crate::connection::{Connection, Result, all, insert_missing};
 use crate::segments::hex;
 use crate::{fields, json};
 
-/// Maximum number of sequences in one message.
+/// Maximum number of sequences in one insert request.
 const BATCH: usize = 256;
 
-/// Returns the id of the document of a step.
+/// Returns the id of a step's document.
 pub(crate) fn step_id(phase: u32, step: u32) -> String {
     format!("{phase}/{step}")
 }

@@ -1,6 +1,6 @@
 //! The lease of a run: one trainer writes the ledger, and a trainer that lost the lease stops.
 //!
-//! The document `run` names the owner, the epoch and the time until which the lease lasts, by the
+//! The document `run` contains the owner, the epoch, and the time at which the lease ends, by the
 //! clock of the server. A trainer that starts or resumes the run raises the epoch. It renews the
 //! lease in the background, and writes only while a renewed lease lasts longer than any write
 //! takes.
@@ -21,13 +21,13 @@ use tokio::time::Instant;
 use crate::connection::{Connection, OperationError, Result, insert_new};
 use crate::fields;
 
-/// Duration of the lease.
+/// Duration of a lease.
 const TTL: Duration = Duration::from_secs(60);
 
 /// Interval between two renewals.
 const RENEW_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Rest of the lease below which a write renews it first.
+/// Remaining time of the lease below which a write renews the lease first.
 const MIN_REST: Duration = Duration::from_secs(30);
 
 /// Version of the documents that this build reads and writes.
@@ -38,13 +38,13 @@ const FORMAT: i32 = 1;
 pub(crate) struct RunLease {
     connection: Arc<Connection>,
     epoch: i64,
-    /// Time until which the lease lasts, by the clock of this process.
+    /// Time at which the lease ends, by the clock of this process.
     until: Arc<Mutex<Instant>>,
     _stop: oneshot::Sender<()>,
 }
 
 /// Returns the owner name of the process that holds the lock of `run_dir`: the host and the
-/// directory. Of two such processes, the earlier one has exited.
+/// directory. If two processes have the same owner name, the earlier one has exited.
 pub(crate) fn owner_of(run_dir: &Path) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let dir = std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_owned());
@@ -70,7 +70,7 @@ pub(crate) async fn stored_run(
     Ok(Some(RunId(run)))
 }
 
-/// Creates the document of a run unless there is one.
+/// Creates the document of a run, unless the database has one.
 pub(crate) async fn create_run(
     connection: &Connection,
     run: &RunId,
@@ -134,7 +134,7 @@ impl RunLease {
                     _ = &mut stopped => break,
                     () = tokio::time::sleep(RENEW_INTERVAL) => {}
                 }
-                // A failure shows at the next write.
+                // If the renewal fails, the next write reports the error.
                 let _ = renew(&of, epoch, &renewed).await;
             }
             let own = doc! { "_id": "run", "epoch": epoch };
@@ -143,8 +143,8 @@ impl RunLease {
         RunLease { connection: Arc::clone(connection), epoch, until, _stop: stop }
     }
 
-    /// Checks that this process may write: that no other trainer has raised the epoch, and that the
-    /// lease lasts until the write is done. Renews the lease if it ends soon.
+    /// Checks that this process may write: no other trainer has raised the epoch, and the lease
+    /// lasts longer than any write. Renews the lease if it ends soon.
     ///
     /// # Errors
     /// Returns [`OperationError::Fenced`] if another trainer has acquired the lease.
@@ -178,7 +178,7 @@ async fn renew(connection: &Connection, epoch: i64, until: &Mutex<Instant>) -> R
     Ok(())
 }
 
-/// Names the trainer that has the lease.
+/// Describes the trainer that has the lease, for an error.
 fn holder(run: &Document) -> String {
     let owner = fields::optional_text(run, "owner").ok().flatten();
     owner.unwrap_or_else(|| "a trainer that has ended since".to_owned())

@@ -1,9 +1,10 @@
 //! Stores the segments of attempts, each in one document, without a transaction.
 //!
-//! A segment's document is named by its content and that of the segments before it, as a commit of
-//! git is. The document of the attempt names the last segment, so one update of the attempt appends
-//! any number of segments. Documents that a lost or rejected call left are never reached from
-//! there. A prompt is stored once, however many attempts start with it.
+//! The id of a segment's document is a digest of its content and of the segments before it, like
+//! the id of a git commit. The document of the attempt contains the id of the last segment, so one
+//! update of the attempt appends any number of segments. Segments that a lost or rejected call left
+//! behind are not reachable from any attempt. A prompt is stored once, even if several attempts
+//! start with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -16,29 +17,30 @@ use sha2::{Digest, Sha256};
 use crate::connection::{Connection, Result, all, insert_missing};
 use crate::fields;
 
-/// Maximum size of the columns of a document, in bytes. Longer ones are stored in chunks of this
+/// Maximum size of the columns of a document, in bytes. Longer columns are stored in chunks of this
 /// size, because a document is limited to 16 MB.
 const CHUNK_BYTES: usize = 8 << 20;
 
 /// The columns of a segment, in the order in which chunks contain them.
 const COLUMNS: [&str; 3] = ["tokens", "logprobs", "versions"];
 
-/// Access to the segments of a database.
+/// Reads and writes the segments of a database.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Segments<'a> {
     pub connection: &'a Connection,
-    /// Maximum size of columns in one document.
+    /// Maximum size of the columns in one document, in bytes.
     pub chunk_bytes: usize,
 }
 
 impl<'a> Segments<'a> {
-    /// Creates the access with chunks of the usual size.
+    /// Creates a reader and writer with chunks of [`CHUNK_BYTES`].
     pub fn new(connection: &'a Connection) -> Self {
         Segments { connection, chunk_bytes: CHUNK_BYTES }
     }
 
     /// Writes segments that follow the segment with the digest `previous`. Returns the digest of
-    /// the last one, which an attempt must name to contain them.
+    /// the last segment. The segments belong to an attempt once the attempt's document contains
+    /// this digest.
     pub async fn write(
         &self,
         attempt: &AttemptId,
@@ -52,7 +54,7 @@ impl<'a> Segments<'a> {
             last = Some(fields::text(&document, "digest")?);
             documents.push(document);
         }
-        // Full batches, but never more than a message takes.
+        // Batches are as large as possible, but never larger than a request may be.
         while !documents.is_empty() {
             let mut size = 0;
             let fits = documents.iter().take_while(|document| {
@@ -66,7 +68,7 @@ impl<'a> Segments<'a> {
         Ok(last)
     }
 
-    /// Creates the document of a segment. Writes its prompt and chunks.
+    /// Creates the document of a segment, after writing its prompt and chunks.
     async fn document(
         &self,
         attempt: &AttemptId,
@@ -114,7 +116,7 @@ impl<'a> Segments<'a> {
         Ok(document)
     }
 
-    /// Writes a prompt unless it is stored. Returns its id.
+    /// Writes a prompt unless it is stored already. Returns its id.
     async fn write_prompt(&self, tokens: Vec<u8>) -> Result<String> {
         let id = hex(&Sha256::digest(&tokens));
         let prompts = self.connection.collection("prompts");
@@ -127,7 +129,8 @@ impl<'a> Segments<'a> {
         Ok(id)
     }
 
-    /// Adds columns to a document, or writes them to chunks that the document names.
+    /// Adds columns to a document. Columns that are too large are written to chunks, whose ids the
+    /// document then contains.
     async fn put_columns(
         &self,
         id: &str,
@@ -186,8 +189,8 @@ impl<'a> Segments<'a> {
         Ok([data, logprobs, versions])
     }
 
-    /// Returns the documents of the segments at `indices` that belong to the attempt whose last
-    /// segment is (`len` − 1, `last`).
+    /// Returns the documents of the segments at `indices` of an attempt whose last segment has the
+    /// index `len` − 1 and the digest `last`.
     pub async fn find(
         &self,
         attempt: &AttemptId,
@@ -215,7 +218,8 @@ impl<'a> Segments<'a> {
         Ok(found.into_iter().filter_map(|(i, mut of)| Some((i, of.pop()?))).collect())
     }
 
-    /// Returns all segments of an attempt with `len` segments, the last of which is `last`.
+    /// Returns all segments of an attempt that has `len` segments and whose last segment has the
+    /// digest `last`.
     pub async fn trajectory(
         &self,
         attempt: &AttemptId,
@@ -243,7 +247,7 @@ impl<'a> Segments<'a> {
         Ok(trajectory)
     }
 
-    /// Reads a segment, with its prompt and chunks.
+    /// Parses the document of a segment, after reading its prompt and chunks.
     pub async fn parse(&self, document: &Document) -> Result<Segment> {
         let index: u32 = fields::integer(document, "index")?;
         let corrupt = |what: &str| Failure::Corrupt(format!("segment {index}: {what}"));

@@ -22,25 +22,25 @@ use crate::{fields, json, plans, withdrawals};
 
 /// The store of a run in a MongoDB database.
 ///
-/// Every write is one update of one document, after writes that no reader reaches before it.
+/// Every write ends with one update of one document. Documents that are written before it are not
+/// reachable for readers until the update.
 #[derive(Debug)]
 pub struct MongoStore {
     connection: Arc<Connection>,
     run: RunId,
-    /// `None` if the store was opened only for reading.
+    /// Lease of the run. `None` if the store was opened only for reading.
     lease: Option<RunLease>,
 }
 
 impl MongoStore {
-    /// Opens the store of the run in the directory `run_dir`, in the database that `url` and the
-    /// name of the directory name.
+    /// Opens the store of the run in the directory `run_dir`. The names of the database in `url`
+    /// and of the directory determine the database.
     ///
     /// # Errors
     /// - Returns [`StoreError::Deadline`] if no server responds, and [`StoreError::Open`] if the
     ///   server rejects the user or, for [`Access::Read`], if the database contains no run.
     /// - Returns [`StoreError::OtherRun`] if the database contains another run than `access`
-    ///   starts,
-    ///   and [`StoreError::NotEmpty`] if it contains records of the same run.
+    ///   starts, and [`StoreError::NotEmpty`] if it contains records of the same run.
     /// - Returns [`StoreError::Version`] if another build wrote the database in another format.
     /// - Returns [`StoreError::Leased`] if another trainer works on the run.
     pub async fn open(
@@ -134,7 +134,8 @@ impl MongoStore {
         found.as_ref().map(attempts::head).transpose()
     }
 
-    /// Returns the fields of summaries and failed attempts, in the order of slots and tries.
+    /// Returns the fields of summaries and failed attempts that match `filter`, in the order of
+    /// slots and tries.
     async fn list(&self, filter: Document) -> Result<Vec<Document>> {
         let attempts = self.attempts();
         let found = attempts.find(filter).sort(attempts::slot_order());
@@ -182,7 +183,8 @@ impl MongoStore {
         }
         let digest = segments.write(id, last.clone(), &new).await?;
         let (sampled, tokens) = attempts::token_counts(&new);
-        // The attempt must still be running, and end with the segment that the new ones follow.
+        // The update matches only if the attempt is still running and still ends with the segment
+        // that the new segments follow.
         let unchanged = doc! {
             "_id": id.to_string(),
             "status": Status::Running.name(),
@@ -248,7 +250,8 @@ fn indexes() -> Vec<Index> {
     ]
 }
 
-/// Repeats `attempt` until it has a result: another call changed the same document in between.
+/// Repeats `attempt` until it returns a result. It returns `None` if another call changed the same
+/// document in the meantime.
 async fn until_settled<T, F>(attempt: impl Fn() -> F + Send) -> Result<T>
 where
     F: Future<Output = Result<Option<T>>> + Send,

@@ -1,8 +1,8 @@
-//! Tombstones of attempts, and the erasure of what they name.
+//! Tombstones of attempts, and the erasure of withdrawn attempts.
 //!
 //! A tombstone is a member of the attempt's document, so one update withdraws an attempt and
-//! removes its texts. Segments, chunks, prompts and quotes are removed afterwards; a repeated
-//! request completes an erasure that was interrupted.
+//! removes its texts. Segments, chunks, prompts and quotes are removed afterwards. A repeated
+//! request completes an interrupted erasure.
 
 use std::collections::HashSet;
 
@@ -15,10 +15,10 @@ use crate::attempts::{self, Head};
 use crate::connection::{Connection, Result, all};
 use crate::{fields, json};
 
-/// Field of an attempt with its tombstones.
+/// Field of an attempt's document that contains its tombstones.
 const FIELD: &str = "withdrawals";
 
-/// Adds the tombstones of a request, and erases the attempts if the request says so.
+/// Adds the tombstones of a request. Also erases the attempts if the request demands it.
 pub(crate) async fn record(to: &Connection, request: &WithdrawRequest) -> Result<Vec<Withdrawal>> {
     let attempts = to.collection("attempts");
     let documents = all(attempts.find(doc! {}).sort(attempts::slot_order()).await?).await?;
@@ -30,7 +30,7 @@ pub(crate) async fn record(to: &Connection, request: &WithdrawRequest) -> Result
         let earlier = tombstones(document)?;
         next_order = earlier.iter().map(|(order, _)| order + 1).fold(next_order, i64::max);
         missing.remove(&head.attempt.id);
-        // The task of an erased attempt was removed, so only its id selects it.
+        // The task of an erased attempt was removed, so only the attempt's id can select it.
         if request.selects(&head.attempt) {
             selected.push((head, earlier));
         }
@@ -80,7 +80,7 @@ pub(crate) async fn list(from: &Connection) -> Result<Vec<Withdrawal>> {
     Ok(tombstones.into_iter().map(|(_, tombstone)| tombstone).collect())
 }
 
-/// Reads the tombstones of an attempt, each with its position among those of the run.
+/// Reads the tombstones of an attempt, each with its position among all tombstones of the run.
 fn tombstones(of: &Document) -> Result<Vec<(i64, Withdrawal)>> {
     let Ok(members) = of.get_array(FIELD) else { return Ok(Vec::new()) };
     let parse = |member: &Document| {

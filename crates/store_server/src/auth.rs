@@ -1,4 +1,4 @@
-//! Checks of requests: keys, and rules for web pages.
+//! Checks API keys and the origins of web pages.
 
 use std::sync::Arc;
 
@@ -12,22 +12,23 @@ use levade_http::{Access, Verdict, service};
 
 use crate::response::ApiError;
 
-/// Paths that need neither a key nor a name of the server: probes of orchestrators and clients.
+/// Paths that require neither a key nor one of the server's host names, for probes of orchestrators
+/// and clients.
 const HEALTH: [&str; 2] = ["/v1/agl/health", "/healthz"];
 
-/// Types of bodies besides JSON. A page needs a preflight request to send them, which only
-/// permitted origins pass.
+/// Permitted media types of bodies besides JSON. A web page can send these types only after a
+/// preflight request, which the server grants only to permitted origins.
 const OTHER_TYPES: [&[u8]; 2] =
     [b"application/x-protobuf", levade_store::wire::MEDIA_TYPE.as_bytes()];
 
-/// Keys, and rules for web pages.
+/// API keys, and rules for requests of web pages.
 pub(crate) struct Rules {
     pub keys: Vec<String>,
     pub access: Access,
 }
 
-/// Rejects requests without a key or, if none is required, requests that a foreign web page can
-/// cause.
+/// Rejects requests without a valid key. If no key is required, rejects requests that a foreign web
+/// page could have caused.
 pub(crate) async fn check(
     State(rules): State<Arc<Rules>>,
     request: Request,
@@ -54,8 +55,8 @@ fn rejection(rules: &Rules, request: &Request) -> Option<ApiError> {
         let kind = kind.as_bytes().to_ascii_lowercase();
         OTHER_TYPES.iter().any(|known| kind.starts_with(known))
     });
-    // An empty body does not have to be JSON: aiohttp sends application/octet-stream. The origin of
-    // a page, which browsers send with every POST request, is still checked.
+    // An empty body may have any type, because aiohttp sends application/octet-stream. The origin
+    // of a page, which browsers send with every POST request, is still checked.
     let length = request.headers().get(header::CONTENT_LENGTH);
     let is_empty = length.is_none_or(|length| length == "0")
         && !request.headers().contains_key(header::TRANSFER_ENCODING);
@@ -67,7 +68,7 @@ fn rejection(rules: &Rules, request: &Request) -> Option<ApiError> {
 }
 
 /// Returns the password of HTTP Basic authentication. Clients that cannot set headers send the key
-/// of a URL such as `http://levade:KEY@host:4747` this way.
+/// in a URL such as `http://levade:KEY@host:4747`.
 fn basic_password(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, encoded) = value.split_once(' ')?;

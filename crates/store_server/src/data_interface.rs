@@ -1,11 +1,11 @@
 //! Routes of Agent Lightning 0.1: an agent pulls a task, reads resources and posts one report.
 //!
-//! A report becomes spans of the latest try: one for each triplet, the spans of its trace, and one
-//! with the final reward. So a reader of spans treats it like the reports of later versions. An
-//! empty report, which a client sends after an exception, ends the try as failed.
+//! A report is converted to spans of the latest try: one span for each triplet, the spans of its
+//! trace, and one span with the final reward. Readers of spans therefore need no special case for
+//! this version. A client sends an empty report after an exception; it ends the try as failed.
 //!
-//! Clients of this version neither name their try nor send heartbeats. The timeouts of the
-//! rollout's configuration replace a lost agent, and a repeated report changes nothing.
+//! Clients of this version neither name their try nor send heartbeats. So a lost agent is detected
+//! by the timeouts of the rollout's configuration. A repeated report has no effect.
 
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
@@ -25,7 +25,7 @@ use crate::service::Shared;
 /// Header that all clients send. Web pages can send it only to origins that permit them.
 const CLIENT_HEADER: &str = "x-agentlightning-client";
 
-/// Returns the routes.
+/// Returns the routes of Agent Lightning 0.1.
 pub(crate) fn routes() -> Routes {
     Routes::new("agent-lightning-0.1")
         .get("/task", task, op("Lease a task", 200, "TaskIfAny"))
@@ -87,7 +87,7 @@ fn found(resources: Option<Resources>, text: impl FnOnce() -> String) -> RouteRe
     ok(&resources.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, text()))?)
 }
 
-/// Part of a task that a client may repeat in a report: the number of the reported try.
+/// Part of a task's JSON that names its try. A client may copy it into its report.
 #[derive(Deserialize)]
 struct TaskClaims {
     #[serde(default)]
@@ -151,11 +151,11 @@ async fn report(State(service): State<Shared>, request: Request) -> RouteResult 
 }
 
 impl Report {
-    /// Returns the spans that the report becomes. Their ids depend on their position alone, so that
-    /// a repeated report adds none.
+    /// Converts the report to spans. Their ids depend only on their positions, so that a repeated
+    /// report adds no spans.
     fn spans(&self, of: &Try, now: f64) -> Result<Vec<NewSpan>, ApiError> {
-        // Clients extract triplets from the trace, or replace them. Of two spans of one response,
-        // the first counts, so the triplets precede the trace.
+        // Of two spans for one response, the first counts. Triplets are extracted from the trace or
+        // replace it, so they precede it here.
         let mut spans = Vec::new();
         for triplet in self.triplets.iter().flatten() {
             let mut attributes = Map::new();
@@ -193,7 +193,8 @@ impl Report {
     }
 }
 
-/// Creates a span of a try from what a client reported without spans of its own.
+/// Creates a span for reported values that have no span of their own. `index` is its position in
+/// the report.
 pub(crate) fn reported(
     of: &Try,
     name: &str,
@@ -210,7 +211,7 @@ pub(crate) fn reported(
     )
 }
 
-/// Ids of a span: its trace, itself and its parent.
+/// Ids of a span: of its trace, of itself, and of its parent.
 type Ids = (String, String, Option<String>);
 
 fn new_span(
@@ -241,7 +242,8 @@ fn new_span(
     }
 }
 
-/// Converts a span as OpenTelemetry's Python SDK prints it: ids are `0x…`, times are ISO 8601.
+/// Converts a span from the JSON of OpenTelemetry's Python SDK, whose ids are `0x…` and whose times
+/// are ISO 8601.
 fn sdk_span(of: &Try, span: &Map<String, Value>, index: usize) -> NewSpan {
     let id = |value: Option<&Value>| {
         value?.as_str().map(|text| text.trim_start_matches("0x").to_owned())
@@ -259,7 +261,7 @@ fn sdk_span(of: &Try, span: &Map<String, Value>, index: usize) -> NewSpan {
     new_span(of, name, attributes, ids, (time("start_time"), time("end_time")))
 }
 
-/// Parses a UTC time such as `2025-09-13T12:34:56.789012Z`.
+/// Parses a UTC time such as `2025-09-13T12:34:56.789012Z` to a Unix timestamp.
 fn unix_seconds(text: &str) -> Option<f64> {
     let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
     let parts = |text: &str, separator| -> Option<Vec<f64>> {

@@ -1,4 +1,4 @@
-//! Routes of workers, resources, health and statistics.
+//! Routes of workers, resources, server health and statistics.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ use crate::request::{
 use crate::response::{ApiError, RouteResult, created, ok};
 use crate::service::{Shared, WirePage};
 
-/// Name of the store in its statistics.
+/// Name that the store reports in its statistics.
 const NAME: &str = "LevadeStore";
 
-/// Returns the routes.
+/// Returns the routes of workers, resources, health and statistics.
 pub(crate) fn routes() -> Routes {
     let workers = op("List workers", 200, "Page<Worker>");
     let put = op("Add a version of resources", 200, "Resources").body("NamedResources");
@@ -167,7 +167,7 @@ async fn latest_resources(State(service): State<Shared>) -> RouteResult {
 
 #[derive(Deserialize)]
 struct VersionQuery {
-    /// Number of the version, as text. Addition of this server.
+    /// Number of the version, as text. This field is an addition to Agent Lightning's format.
     #[serde(default)]
     version: Option<String>,
 }

@@ -1,8 +1,8 @@
 //! Routes of the stores of runs: `POST /v1/runs/RUN/METHOD` calls a method of [`Store`].
 //!
-//! Bodies of requests and responses are records in the form of [`levade_store::wire`]. Every write
-//! has the number of the trainer's lease in the header `x-levade-epoch`. `/v1/runs` lists the runs
-//! as JSON, and the method `remove` removes one that no trainer has leased.
+//! Bodies of requests and responses are records in the format of [`levade_store::wire`]. Every
+//! write carries the number of the trainer's lease in the header `x-levade-epoch`. `/v1/runs` lists
+//! the runs as JSON. The method `remove` removes a run that no trainer has leased.
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
@@ -23,10 +23,10 @@ use crate::service::{Service, Shared};
 /// Maximum size of a request in bytes.
 const MAX_RECORD: usize = 1 << 30;
 
-/// Header with the number of the trainer's lease.
+/// Header of a request with the number of the trainer's lease.
 const EPOCH_HEADER: &str = "x-levade-epoch";
 
-/// Returns the routes.
+/// Returns the routes of the stores of runs.
 pub(crate) fn routes() -> Router<Shared> {
     Router::new()
         .route("/v1/runs", get(list).post(list))
@@ -66,7 +66,7 @@ async fn answer(
     Ok(([(header::CONTENT_TYPE, MEDIA_TYPE)], record).into_response())
 }
 
-/// A request.
+/// A request that calls a method of a run's store.
 struct Call<'a> {
     service: &'a Service,
     run: &'a str,
@@ -166,7 +166,7 @@ impl Call<'_> {
     }
 }
 
-/// Converts an error to a response from which a client restores it.
+/// Converts an error to a response whose body a client converts back to the same error.
 fn to_typed_error(error: StoreError) -> ApiError {
     let typed = serde_json::to_value(WireError::from(&error)).unwrap_or_default();
     let mut response = ApiError::from(levade_store::rollouts::RolloutError::Store(error));

@@ -3,27 +3,29 @@
 //! Runners, tracers, trainers and LLM proxies that use `agentlightning==0.3.0` work against it
 //! unchanged: they reach it as `LightningStoreClient(url)`. The routes are those of Agent
 //! Lightning's server below `/v1/agl`, OpenTelemetry's `/v1/traces`, and `/v1/prometheus/`. Agents
-//! of Agent Lightning 0.1 find `/task`, `/resources` and `/rollout`, and programs of 1.0 the routes
-//! of rollouts and events below `/api`. All protocols share one queue. `/openapi.json` describes
-//! these routes. [`serve`] runs them over any [`Rollouts`]. `levade-store-client` calls the methods
-//! of that trait by the routes below `/v1/rollouts`, and stores of runs by those below `/v1/runs`.
+//! of Agent Lightning 0.1 use `/task`, `/resources` and `/rollout`. Programs of 1.0 use the routes
+//! of rollouts and events below `/api`. All protocols share one queue, and `/openapi.json`
+//! describes their routes.
+//!
+//! [`serve`] runs the server over any implementation of [`Rollouts`]. `levade-store-client` calls
+//! the methods of that trait by the routes below `/v1/rollouts`, and stores of runs by the routes
+//! below `/v1/runs`.
 //!
 //! # Differences from Agent Lightning's server
 //! - Unknown ids return 404, so that clients fail at once instead of repeating the request for 8 s.
 //! - `/v1/traces` also accepts JSON, and reports spans of unknown rollouts as rejected instead of
 //!   failing.
 //! - Timeouts are also enforced while no request arrives.
-//! - Requests may carry additional fields: `idempotency_key`, `queue` and `priority` of a rollout,
-//!   `wait_seconds` of a request for work, `count` of a request for sequence ids.
+//! - Requests may carry additional fields: a rollout `idempotency_key`, `queue` and `priority`; a
+//!   request for work `wait_seconds`; a request for sequence ids `count`.
 //! - A server can require API keys.
 //!
 //! # Guarantees
 //! - **Waits end.** A wait without a limit ends after an hour, and every wait ends when the server
 //!   stops.
-//! - **Web pages are kept out.** Without keys, a server accepts only requests under its own names,
-//!   and cross-origin requests only from permitted origins.
-//!
-//! - **One trainer per run.** The lease of a run fences its writes.
+//! - **Foreign web pages are rejected.** Without keys, a server accepts only requests under its own
+//!   names, and cross-origin requests only from permitted origins.
+//! - **One trainer per run.** Only the trainer that holds the lease of a run can write it.
 //!
 //! Out of scope: the state of rollouts and runs, which `levade-store` keeps.
 
@@ -76,30 +78,31 @@ use service::{Service, Shared};
 /// Maximum time for which a stopping server completes requests in progress.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// Minimum size of a response that is compressed, in bytes. Smaller ones take longer to compress
-/// than to send.
+/// Minimum size of a response that is compressed, in bytes. Smaller responses take longer to
+/// compress than to send.
 const MIN_COMPRESSED: u64 = 16 << 10;
 
 /// Options of the server.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// API keys, one of which each request except `/v1/agl/health` must carry. If empty, no key is
+    /// API keys. Each request except `/v1/agl/health` must carry one of them. If empty, no key is
     /// required.
     pub keys: Vec<String>,
-    /// Host names that the server accepts if it requires no key. Its origins should be
+    /// Host names under which requests are accepted if no key is required. Its origins should be
     /// [`cors_origins`](Self::cors_origins).
     pub access: Access,
     /// Origins whose web pages can call the server; `*` permits all.
     pub cors_origins: Vec<String>,
-    /// Minimum interval between two searches for timeouts that requests cause. Zero searches at
-    /// every request that depends on them. Defaults to 10 s.
+    /// Minimum interval between two searches for expired tries that requests trigger. Zero searches
+    /// at every request that depends on the result. Defaults to 10 s.
     pub scan_debounce: Duration,
-    /// Interval between two searches for timeouts while no request causes one. Defaults to 1 s.
+    /// Interval between two searches for expired tries while no request triggers one. Defaults to 1
+    /// s.
     pub scan_interval: Duration,
-    /// Directory for the stores of runs, which is created if it does not exist. `None` keeps them
-    /// in memory.
+    /// Directory for the stores of runs, which is created if it does not exist. `None` keeps the
+    /// stores in memory.
     pub runs_dir: Option<PathBuf>,
-    /// Duration of a trainer's lease of its run. Defaults to 60 s.
+    /// Duration of the lease by which a trainer holds its run. Defaults to 60 s.
     pub run_lease: Duration,
 }
 
@@ -117,10 +120,12 @@ impl Default for ServerOptions {
     }
 }
 
-/// Serves a store until `stop` finishes. Requests in progress are completed, waits are ended.
+/// Serves a store until `stop` finishes. Requests in progress are then completed, and their waits
+/// end early.
 ///
 /// # Errors
-/// Returns an error if the listener fails, or if an origin cannot be sent in a header.
+/// Returns an error if the listener fails, or if an origin of `options` is not a valid header
+/// value.
 pub async fn serve(
     store: Arc<dyn Rollouts>,
     options: ServerOptions,
@@ -146,7 +151,8 @@ pub async fn serve(
     }
 }
 
-/// A server without a listener, whose requests are calls. Simulations use it in place of [`serve`].
+/// Server without a listener, whose requests are passed to [`call`](Self::call). Simulations use it
+/// instead of [`serve`].
 pub struct Server {
     routes: Router,
     service: Shared,
@@ -154,10 +160,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Creates a server of a store.
+    /// Creates a server over `store`.
     ///
     /// # Errors
-    /// Returns an error if an origin of `options` cannot be sent in a header.
+    /// Returns an error if an origin of `options` is not a valid header value.
     pub fn new(store: Arc<dyn Rollouts>, options: ServerOptions) -> std::io::Result<Self> {
         let (stopping, stopped) = watch::channel(false);
         let runs = Runs::new(options.runs_dir.clone(), options.run_lease);
@@ -165,7 +171,7 @@ impl Server {
         Ok(Server { routes: router(Arc::clone(&service), options)?, service, stopping })
     }
 
-    /// Responds to a request.
+    /// Handles one request and returns the response.
     ///
     /// # Errors
     /// Returns an error if the body of the response breaks off.
@@ -177,7 +183,7 @@ impl Server {
         Ok(Response::from_parts(head, body))
     }
 
-    /// Ends tries that exceeded a timeout, at intervals, until the future is dropped.
+    /// Ends tries that exceeded a timeout, once per `interval`, until the future is dropped.
     pub async fn scan_every(&self, interval: Duration) {
         self.service.scan_every(interval).await;
     }
@@ -193,7 +199,7 @@ fn routes() -> Routes {
         .merge(data_interface::routes())
 }
 
-/// Returns all routes with their rules.
+/// Returns the router: all routes, with the checks of keys and origins.
 fn router(service: Shared, options: ServerOptions) -> std::io::Result<Router> {
     let ServerOptions { keys, access, cors_origins, .. } = options;
     let cors = cors(&cors_origins)?;
@@ -225,7 +231,8 @@ fn cors(origins: &[String]) -> std::io::Result<Option<CorsLayer>> {
         return Ok(None);
     }
     let origin = if origins.iter().any(|origin| origin.trim() == "*") {
-        // Credentials forbid the wildcard, so the origin is repeated.
+        // A wildcard is not permitted together with credentials, so the response repeats the
+        // request's origin.
         AllowOrigin::mirror_request()
     } else {
         let values =

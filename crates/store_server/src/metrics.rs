@@ -1,4 +1,4 @@
-//! Counters of requests, in the text format of Prometheus.
+//! Counters of the server's requests, in the text format of Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,28 +7,29 @@ use std::time::Duration;
 
 use levade_store::rollouts::Statistics;
 
-/// Upper bounds of the histogram of durations, in seconds.
+/// Upper bounds of the buckets for the duration of a request, in seconds.
 const BUCKETS: [f64; 12] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
-/// Labels of a series: method, route and status.
+/// Labels of a counter: method, route and status.
 pub(crate) type Labels = (String, String, u16);
 
-/// Number of requests, by duration.
+/// Counters of the requests with equal labels, by duration.
 #[derive(Debug, Clone, Copy, Default)]
 struct Series {
-    /// Requests up to each bound, without those up to the bound before.
+    /// Number of requests in each bucket. Unlike in Prometheus, a bucket excludes the buckets
+    /// before it.
     buckets: [u64; BUCKETS.len()],
     count: u64,
     seconds: f64,
 }
 
-/// Counters of all requests.
+/// Counters of all requests since the server started.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics(Mutex<BTreeMap<Labels, Series>>);
 
 impl Metrics {
-    /// Counts a request.
+    /// Counts a request that took `duration`.
     pub fn record(&self, labels: Labels, duration: Duration) {
         let seconds = duration.as_secs_f64();
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

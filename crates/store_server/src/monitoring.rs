@@ -1,4 +1,4 @@
-//! `GET /v1/prometheus/`, and the measurement of all requests.
+//! Serves `GET /v1/prometheus/`, and measures the duration of all requests.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::openapi::{Routes, op};
 use crate::response::ApiError;
 use crate::service::Shared;
 
-/// Returns the routes.
+/// Returns the route of the metrics.
 pub(crate) fn routes() -> Routes {
     let metrics = op("Return metrics in the text format of Prometheus", 200, "");
     Routes::new("service").get("/v1/prometheus/", show, metrics.clone()).get(
@@ -37,7 +37,7 @@ pub(crate) async fn measure(
     response
 }
 
-/// Returns the metrics.
+/// Returns the metrics in the text format of Prometheus.
 async fn show(State(service): State<Shared>) -> Result<Response, ApiError> {
     let rows = service.store().statistics().await?;
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];

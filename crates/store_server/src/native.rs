@@ -1,8 +1,8 @@
 //! Native routes of rollouts: `POST /v1/rollouts/METHOD` calls a method of [`Rollouts`].
 //!
-//! The body is the list of the method's arguments as JSON, and the response is its result. An error
-//! is `{"detail": TEXT, "error": ERROR}` with the type of the error. Every response has the time of
-//! the store's clock in the header `x-levade-time`.
+//! The body is a JSON list of the method's arguments, and the response is the method's result. An
+//! error is `{"detail": TEXT, "error": ERROR}`, where `ERROR` is a [`RolloutError`]. Every response
+//! carries the time of the store's clock in the header `x-levade-time`.
 
 use std::time::Duration;
 
@@ -25,10 +25,10 @@ use crate::service::{Service, Shared};
 /// Maximum time for which a request is held. Clients that wait longer repeat the request.
 const MAX_HOLD: Duration = Duration::from_secs(3600);
 
-/// Header with the time of the store's clock.
+/// Header of a response with the time of the store's clock.
 const TIME_HEADER: &str = "x-levade-time";
 
-/// Returns the routes.
+/// Returns the native routes of rollouts.
 pub(crate) fn routes() -> Router<Shared> {
     Router::new().route("/v1/rollouts/{method}", post(answer))
 }
@@ -141,7 +141,8 @@ async fn changes(
     }
 }
 
-/// Returns the rollouts that have ended, and whether no other is awaited.
+/// Waits for rollouts with [`Rollouts::wait_finished`]. Returns the ended ones, and whether no
+/// other rollout of `ids` is open.
 async fn wait_finished(
     service: &Service,
     ids: &[String],
@@ -156,7 +157,7 @@ async fn wait_finished(
     Ok((finished, is_done))
 }
 
-/// Returns whether one of the rollouts exists and has not ended.
+/// Returns whether a rollout of `ids` exists and has not ended.
 async fn has_open(store: &dyn Rollouts, ids: &[String]) -> Result<bool> {
     for id in ids {
         if store.rollout(id).await?.is_some_and(|rollout| !rollout.status.is_finished()) {
@@ -170,7 +171,7 @@ fn to_response(result: Result<impl Serialize>) -> RouteResult {
     ok(&result.map_err(to_typed_error)?)
 }
 
-/// Converts an error to a response from which a client restores it.
+/// Converts an error to a response whose body a client converts back to the same error.
 fn to_typed_error(error: RolloutError) -> ApiError {
     let typed = serde_json::to_value(&error).unwrap_or_default();
     let mut response = ApiError::from(error);

@@ -1,7 +1,7 @@
 //! Routes together with their descriptions, from which `GET /openapi.json` is generated.
 //!
-//! The router is built from the same table as the document, so that neither has a route that the
-//! other lacks. `schemas.json` defines the data; a test validates responses of the server with it.
+//! The router and the document are built from the same table, so they have the same routes.
+//! `schemas.json` defines the data; a test validates the server's responses against it.
 
 use std::future::ready;
 
@@ -14,10 +14,10 @@ use serde_json::{Map, Value, json};
 use crate::response::json_response;
 use crate::service::Shared;
 
-/// Path of the document.
+/// Path of the OpenAPI document.
 const DOCUMENT: &str = "/openapi.json";
 
-/// Schemas of requests and responses, by name.
+/// JSON schemas of requests and responses, by name.
 const SCHEMAS: &str = include_str!("schemas.json");
 
 /// Description of one operation: a method of a path.
@@ -25,11 +25,13 @@ const SCHEMAS: &str = include_str!("schemas.json");
 pub(crate) struct Operation {
     summary: &'static str,
     status: u16,
-    /// Name of the schema of the response, `[NAME]` for a list, `Page<NAME>` for a page, or empty.
+    /// Schema of the response: `NAME`, `[NAME]` for a list, `Page<NAME>` for a page, or empty if
+    /// the response has no schema.
     response: &'static str,
-    /// Name of the schema of the body, and whether the body is required.
+    /// Schema name of the body, and whether the body is required. `None` if the operation has no
+    /// body.
     body: Option<(&'static str, bool)>,
-    /// Names of the query's parameters.
+    /// Names of the query parameters.
     query: &'static [&'static str],
 }
 
@@ -51,7 +53,7 @@ impl Operation {
         self
     }
 
-    /// Sets the parameters of the query.
+    /// Sets the names of the query parameters.
     pub fn query(mut self, names: &'static [&'static str]) -> Self {
         self.query = names;
         self
@@ -99,7 +101,7 @@ impl Operation {
     }
 }
 
-/// Returns the schema that a name in [`Operation`] refers to, or `None` if it is empty.
+/// Returns the schema for a name in [`Operation`], or `None` if the name is empty.
 fn schema(name: &str) -> Option<Value> {
     let within = |open, close| name.strip_prefix(open)?.strip_suffix(close);
     if name.is_empty() {
@@ -122,16 +124,16 @@ fn schema(name: &str) -> Option<Value> {
     }
 }
 
-/// Routes with their descriptions.
+/// List of routes with their descriptions.
 pub(crate) struct Routes {
     tag: &'static str,
     router: Router<Shared>,
-    /// Tag, method and path of each operation, with its description.
+    /// Operations of the document: tag, method, path and description.
     operations: Vec<(&'static str, &'static str, String, Operation)>,
 }
 
 impl Routes {
-    /// Creates an empty list. `tag` groups its operations in the document.
+    /// Creates an empty list. `tag` groups the operations of this list in the document.
     pub fn new(tag: &'static str) -> Self {
         Routes { tag, router: Router::new(), operations: Vec::new() }
     }

@@ -1,8 +1,8 @@
-//! `POST /v1/traces`: spans of OpenTelemetry, as protobuf or JSON.
+//! Route `POST /v1/traces`, which receives OpenTelemetry spans as protobuf or JSON.
 //!
-//! A span belongs to the try that its attributes name, or those of its resource. Spans without
-//! names and spans of unknown tries are reported as rejected in `partial_success`, so that an
-//! exporter does not send the others again.
+//! The attributes of a span, or of its resource, name the rollout and the try that the span belongs
+//! to. Spans that name no try or an unknown one are reported as rejected in `partial_success`. The
+//! exporter then does not resend the accepted spans.
 
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
@@ -30,7 +30,7 @@ const ROLLOUT_ID: &str = "agentlightning.rollout_id";
 const ATTEMPT_ID: &str = "agentlightning.attempt_id";
 const SEQUENCE_ID: &str = "agentlightning.span_sequence_id";
 
-/// Returns the routes.
+/// Returns the route of traces.
 pub(crate) fn routes() -> Routes {
     let absent = || async { StatusCode::NOT_IMPLEMENTED };
     let unsupported = op("Not supported", 501, "");
@@ -45,7 +45,7 @@ pub(crate) fn routes() -> Routes {
         .post("/v1/development/profiles", absent, unsupported)
 }
 
-/// Encoding of a request, in which its response is written.
+/// Encoding of a request. The response has the same encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Encoding {
     Protobuf,
@@ -76,7 +76,7 @@ impl Encoding {
         (status, [(header::CONTENT_TYPE, kind)], body).into_response()
     }
 
-    /// Returns an error as OTLP demands it: a `google.rpc.Status`.
+    /// Returns an error response with a `google.rpc.Status`, as OTLP requires.
     fn error(self, status: StatusCode, message: String) -> Response {
         let json = json!({ "message": message }).to_string();
         self.response(status, RpcStatus { code: 0, message }.encode_to_vec(), json)
@@ -142,7 +142,7 @@ async fn traces(State(service): State<Shared>, request: Request) -> Response {
         Ok(body) => body,
         Err(rejection) => return encoding.error(rejection.status, rejection.message),
     };
-    // A large body takes milliseconds to decode.
+    // Decoding a large body takes milliseconds, so it runs on a blocking thread.
     let decoded = tokio::task::spawn_blocking(move || decode(encoding, &body)).await;
     let (spans, unnamed) = match decoded {
         Ok(Ok(decoded)) => decoded,
@@ -157,7 +157,7 @@ async fn traces(State(service): State<Shared>, request: Request) -> Response {
     }
     match service.store().add_spans(spans).await {
         Ok(outcomes) => success(encoding, &outcomes, unnamed),
-        // The exporter sends the spans again; those that are stored are dropped then.
+        // The exporter sends all spans again. The spans that are stored by then are ignored.
         Err(error) => encoding.error(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
     }
 }
@@ -203,7 +203,8 @@ fn decode(encoding: Encoding, body: &Bytes) -> Result<(Vec<NewSpan>, usize), Str
     Ok((spans, unnamed))
 }
 
-/// A span in Agent Lightning's format. It borrows what the spans of a resource share.
+/// JSON body of a stored span, in Agent Lightning's format. It borrows the values that the spans of
+/// a resource share.
 #[derive(Serialize)]
 struct Body<'a> {
     trace_id: &'a str,
@@ -255,7 +256,8 @@ impl Context {
     }
 }
 
-/// Converts a span to Agent Lightning's format. Returns `None` if it names no try.
+/// Converts a span to Agent Lightning's format. Returns `None` if neither the span nor its resource
+/// names a try.
 fn convert(span: &Span, of_resource: &Map<String, Value>, resource: &Json) -> Option<NewSpan> {
     let attributes = object(&span.attributes);
     let find = |name: &str| {
@@ -265,7 +267,7 @@ fn convert(span: &Span, of_resource: &Map<String, Value>, resource: &Json) -> Op
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let rollout_id = text(find(ROLLOUT_ID)?);
     let try_id = text(find(ATTEMPT_ID)?);
-    // A missing, negative or malformed number lets the store assign one.
+    // For a missing, negative or malformed number, the store assigns the next one.
     let number = find(SEQUENCE_ID).and_then(|value| text(value).trim().parse::<u64>().ok());
     let trace_id = hex(&span.trace_id, 16);
     let span_id = hex(&span.span_id, 8);
@@ -344,7 +346,7 @@ fn json_value(value: Option<&AnyValue>) -> Value {
         Some(Any::StringValue(text)) => json!(text),
         Some(Any::BoolValue(value)) => json!(value),
         Some(Any::IntValue(number)) => json!(number),
-        // JSON has no number for infinities and NaN.
+        // JSON cannot represent infinities and NaN.
         Some(Any::DoubleValue(number)) if number.is_finite() => json!(number),
         Some(Any::DoubleValue(number)) => json!(number.to_string()),
         Some(Any::ArrayValue(list)) => {

@@ -1,4 +1,4 @@
-//! Requests: bodies, query strings, pages and filters.
+//! Parses requests: bodies, query strings, pages and filters.
 
 use axum::extract::Request;
 use bytes::Bytes;
@@ -16,24 +16,24 @@ use crate::response::ApiError;
 /// Maximum size of a request body, before and after decompression, in bytes.
 pub(crate) const MAX_BODY: usize = 64 << 20;
 
-/// Reads a body.
+/// Reads the body of a request.
 pub(crate) async fn bytes(request: Request) -> Result<Bytes, ApiError> {
     let (parts, body) = request.into_parts();
     Ok(read_body(&parts.headers, body, MAX_BODY).await?)
 }
 
-/// Parses a body, which must not be empty.
+/// Reads and parses the JSON body of a request. The body must not be empty.
 pub(crate) async fn body<T: DeserializeOwned>(request: Request) -> Result<T, ApiError> {
     parse(&bytes(request).await?)
 }
 
-/// Parses a body. An empty one is an empty object.
+/// Reads and parses the JSON body of a request. An empty body counts as an empty object.
 pub(crate) async fn optional_body<T: DeserializeOwned>(request: Request) -> Result<T, ApiError> {
     let bytes = bytes(request).await?;
     parse(if bytes.is_empty() { b"{}" } else { &bytes })
 }
 
-/// Parses JSON, with an error that names the wrong field.
+/// Parses JSON. The error names the field with the wrong value.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     if bytes.is_empty() {
         return Err(ApiError::unprocessable("missing", &["body"], "Field required"));
@@ -75,19 +75,20 @@ pub(crate) fn query<T: DeserializeOwned>(request: &Request) -> Result<T, ApiErro
     parse(Value::Object(fields).to_string().as_bytes())
 }
 
-/// Keeps the difference between an absent field (`None`) and null (`Some(None)`).
+/// Deserializes a field so that null is `Some(None)`. With a default, an absent field is `None`.
 pub(crate) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 
-/// Keeps a value, null included, as JSON.
+/// Deserializes a field as raw JSON, so that null is `Some` too.
 pub(crate) fn raw<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Json>, D::Error> {
     Json::deserialize(deserializer).map(Some)
 }
 
-/// Rejects null where a field may be absent but not null.
+/// Returns the value of a field, or an error if the field is null. `None` means that the field is
+/// absent.
 pub(crate) fn not_null<T>(field: &str, value: Option<Option<T>>) -> Result<Option<T>, ApiError> {
     match value {
         Some(None) => {
@@ -97,7 +98,7 @@ pub(crate) fn not_null<T>(field: &str, value: Option<Option<T>>) -> Result<Optio
     }
 }
 
-/// Rejects JSON that is not an object.
+/// Returns an error if the JSON of a field is not an object.
 pub(crate) fn object(field: &str, value: &Json) -> Result<(), ApiError> {
     if !value.get().starts_with('{') {
         return Err(ApiError::unprocessable(
@@ -109,19 +110,20 @@ pub(crate) fn object(field: &str, value: &Json) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Limits and order of a page.
+/// Page limits and sort order of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Paging {
-    /// -1 for no limit.
+    /// Maximum number of items; -1 for no limit.
     pub limit: i64,
     pub offset: i64,
-    /// `None` if the request does not contain the field.
+    /// Field to sort by: `None` if the request does not set it, `Some(None)` if it is null.
     sort_by: Option<Option<String>>,
     sort_order: Order,
 }
 
 impl Paging {
-    /// Returns the page. `sort_by` is the order if the request sets none.
+    /// Returns the page that the request selects. `sort_by` is the field to sort by if the request
+    /// sets none.
     pub fn page(&self, sort_by: Option<&str>) -> Result<PageRequest, ApiError> {
         if self.limit == 0 || self.limit < -1 {
             return Err(ApiError::bad_request("Limit must be greater than 0 or -1 for no limit"));
@@ -137,8 +139,8 @@ impl Paging {
     }
 }
 
-/// Generates a request of a page: its own fields, and those of [`Paging`]. (`#[serde(flatten)]`
-/// would accept no integers with digits of arbitrary precision.)
+/// Generates the type of a query: its own fields, and the fields of [`Paging`].
+/// (`#[serde(flatten)]` would accept no integers with digits of arbitrary precision.)
 macro_rules! paged {
     ($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }) => {
         $(#[$meta])*
@@ -156,11 +158,11 @@ macro_rules! paged {
         }
 
         impl $name {
-            /// Names of all fields.
+            /// Names of all query parameters.
             pub const FIELDS: &'static [&'static str] =
                 &[$(stringify!($field),)* "limit", "offset", "sort_by", "sort_order"];
 
-            /// Returns the limits and the order.
+            /// Returns the page limits and the sort order.
             pub fn paging(&self) -> Paging {
                 let Self { limit, offset, sort_by, sort_order, .. } = self;
                 Paging { limit: *limit, offset: *offset, sort_by: sort_by.clone(), sort_order: *sort_order }
@@ -174,7 +176,7 @@ fn no_limit() -> i64 {
 }
 
 paged! {
-    /// A query of rollouts.
+    /// Query parameters that select rollouts.
     RolloutsQuery {
         status_in: Option<Vec<RolloutStatus>>,
         rollout_id_in: Option<Vec<String>>,
@@ -195,12 +197,12 @@ impl RolloutsQuery {
 }
 
 paged! {
-    /// A query of the tries of a rollout.
+    /// Query parameters that select tries of a rollout.
     TriesQuery {}
 }
 
 paged! {
-    /// A query of workers.
+    /// Query parameters that select workers.
     WorkersQuery {
         status_in: Option<Vec<WorkerStatus>>,
         worker_id_contains: Option<String>,
@@ -219,7 +221,7 @@ impl WorkersQuery {
 }
 
 paged! {
-    /// A query of resources.
+    /// Query parameters that select resources.
     ResourcesQuery {
         resources_id: Option<String>,
         resources_id_contains: Option<String>,
@@ -231,14 +233,14 @@ impl ResourcesQuery {
         ResourcesFilter {
             id: self.resources_id,
             id_contains: self.resources_id_contains,
-            // Clients cannot parse them.
+            // Clients of Agent Lightning cannot parse announcements of runs.
             without_announcements: true,
         }
     }
 }
 
 paged! {
-    /// A query of the spans of a rollout.
+    /// Query parameters that select spans of a rollout.
     SpansQuery {
         rollout_id: Option<String>,
         attempt_id: Option<String>,
@@ -274,7 +276,7 @@ impl SpansQuery {
     }
 }
 
-/// Returns the try that an id or `latest` names.
+/// Converts an id of a try, or `latest`, to the name of a try.
 pub(crate) fn try_name(text: String) -> TryName {
     if text == "latest" { TryName::Latest } else { TryName::Id(text) }
 }

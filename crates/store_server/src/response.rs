@@ -1,4 +1,4 @@
-//! Responses: JSON, and the error bodies of Agent Lightning's server.
+//! Builds responses: JSON bodies, and error bodies in the format of Agent Lightning's server.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -21,12 +21,12 @@ impl ApiError {
         ApiError { status, body: json!({ "detail": detail.into() }) }
     }
 
-    /// Creates an error of an argument that is understood but not permitted.
+    /// Creates an error for an argument that has the right type but a value that is not permitted.
     pub fn bad_request(detail: impl Into<String>) -> Self {
         ApiError::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// Creates an error of a field that does not have its type. `location` is its path in the
+    /// Creates an error for a field of the wrong type. `location` is the path of the field in the
     /// request.
     pub fn unprocessable(kind: &str, location: &[&str], message: impl Into<String>) -> Self {
         let detail = json!([{ "type": kind, "loc": location, "msg": message.into() }]);
@@ -69,7 +69,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Result of a route.
+/// Result of a route's handler.
 pub(crate) type RouteResult = Result<Response, ApiError>;
 
 /// Returns a response with status 200 and a JSON body.

@@ -16,10 +16,11 @@ use crate::request::{
 use crate::response::{ApiError, RouteResult, created, ok};
 use crate::service::{Shared, WirePage};
 
-/// Maximum time of a wait that requests no limit. Clients that wait longer repeat the request.
+/// Maximum duration of a wait for which the request sets no limit. Clients that wait longer repeat
+/// the request.
 const MAX_WAIT: Duration = Duration::from_secs(3600);
 
-/// Returns the routes.
+/// Returns the routes of rollouts, their queue and their tries.
 pub(crate) fn routes() -> Routes {
     let rollouts = op("List rollouts", 200, "Page<Rollout>");
     let tries = op("List the attempts of a rollout", 200, "Page<Attempt>");
@@ -67,7 +68,7 @@ pub(crate) fn routes() -> Routes {
         )
 }
 
-/// A purpose that Agent Lightning knows.
+/// Purposes of a rollout in Agent Lightning's protocol.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Mode {
@@ -87,7 +88,8 @@ impl Mode {
     }
 }
 
-/// A rollout to enqueue or to start. The fields after `worker_id` are additions of this server.
+/// A rollout to enqueue or to start. The fields after `worker_id` are additions to Agent
+/// Lightning's format.
 #[derive(Debug, Deserialize)]
 struct RolloutBody {
     input: Json,
@@ -161,10 +163,11 @@ struct DequeueBody {
     limit: i64,
     #[serde(default)]
     worker_id: Option<String>,
-    /// Addition of this server.
+    /// Queue to lease from. This field is an addition to Agent Lightning's format.
     #[serde(default)]
     queue: Option<String>,
-    /// Maximum wait for a first rollout, in seconds. Addition of this server.
+    /// Maximum wait for a first rollout, in seconds. This field is an addition to Agent Lightning's
+    /// format.
     #[serde(default)]
     wait_seconds: f64,
 }
@@ -187,7 +190,7 @@ async fn dequeue(State(service): State<Shared>, request: Request) -> RouteResult
     }
 }
 
-/// Converts a wait of a request. Values that are not positive are no wait.
+/// Converts a wait in seconds to a duration. A negative number is no wait.
 fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(MAX_WAIT).min(MAX_WAIT)
 }
@@ -357,8 +360,8 @@ async fn wait(State(service): State<Shared>, request: Request) -> RouteResult {
     let body: WaitBody = body(request).await?;
     let store = service.checked().await?;
     let wait = body.timeout.map_or(MAX_WAIT, seconds);
-    // A try whose timeout passes during the wait ends by the timer of the server, which wakes the
-    // wait.
+    // If a try exceeds its timeout during the wait, the server's timer ends it, which also ends
+    // this wait.
     let finished = tokio::select! {
         finished = store.wait_finished(&body.rollout_ids, wait) => finished?,
         () = service.stopped() => store.wait_finished(&body.rollout_ids, Duration::ZERO).await?,

@@ -1,11 +1,15 @@
 //! Stores of runs, each with the lease of its trainer.
 //!
-//! A run `NAME` is the file `NAME.db` in one directory, or in the memory of the server. The lease
-//! is the file `NAME.lease` beside it. Its epoch rises with every trainer that opens the run for
-//! writing, and a write with an earlier epoch is rejected. While a trainer renews the lease, only a
-//! trainer of the same run directory can take the run over. A server that writes a run locks the
-//! file `NAME.lock` until it ends, because two servers would not see each other's leases. A
-//! removed run keeps its lease file, in which the lease has ended, so that no epoch is used twice.
+//! A run `NAME` is the file `NAME.db` in one directory, or in the memory of the server. Its lease
+//! is the file `NAME.lease` in the same directory.
+//!
+//! The epoch of a lease rises with every trainer that opens the run for writing, and a write with
+//! an earlier epoch is rejected. While a trainer renews the lease, only a trainer of the same run
+//! directory can take the run over. A removed run keeps its lease file, in which the lease has
+//! ended, so that no epoch is used twice.
+//!
+//! Two servers would not see each other's leases. So a server that writes a run locks the file
+//! `NAME.lock` until the server exits.
 //!
 //! # Concurrency
 //! Calls hold the lock of their run shared. A trainer that takes the run over holds the lock
@@ -23,41 +27,41 @@ use levade_store::{Access, Code, Location, Purpose, RunId, Store, StoreError, is
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
-/// Number of renewals in the duration of a lease.
+/// Number of times that a trainer renews its lease within the lease's duration.
 const RENEWALS: u32 = 6;
 
-/// Stores of runs.
+/// Stores of all runs of the server.
 pub(crate) struct Runs {
-    /// `None` keeps them in memory.
+    /// Directory of the stores. `None` keeps the stores in memory.
     dir: Option<PathBuf>,
-    /// Duration of a lease.
+    /// Duration of a lease of a run.
     ttl: Duration,
     runs: Mutex<HashMap<String, Arc<RwLock<Run>>>>,
 }
 
-/// One run.
+/// State of one run.
 #[derive(Default)]
 pub(crate) struct Run {
-    /// `None` before the first request.
+    /// Store of the run. `None` before the first request.
     store: Option<Arc<dyn Store>>,
     is_writable: bool,
     lease: Option<Lease>,
-    /// Keeps other servers from writing the run.
+    /// Locked file that prevents other servers from writing the run.
     lock: Option<File>,
 }
 
 struct Lease {
     record: LeaseRecord,
-    /// `None` if the run was removed.
+    /// Time of the last renewal. `None` if the run was removed.
     renewed: Mutex<Option<Instant>>,
 }
 
-/// Contents of the file of a lease.
+/// Contents of a lease file.
 #[derive(Clone, Serialize, Deserialize)]
 struct LeaseRecord {
     epoch: u64,
     trainer: Trainer,
-    /// Whether the run was removed, which ended the lease.
+    /// Whether the run was removed, which also ended the lease.
     #[serde(default)]
     is_removed: bool,
 }
@@ -72,18 +76,18 @@ impl Lease {
         *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Returns the rest of the lease, or `None` if it has ended.
+    /// Returns the time until the lease ends, or `None` if it has ended.
     fn rest(&self, ttl: Duration) -> Option<Duration> {
         let renewed = *self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
         ttl.checked_sub(renewed?.elapsed())
     }
 }
 
-/// A run whose lock a call holds.
+/// A run that is locked for a call.
 pub(crate) type LockedRun = OwnedRwLockReadGuard<Run>;
 
 impl Run {
-    /// Returns the store.
+    /// Returns the store of the run. `name` is the run's name, for the error.
     ///
     /// # Errors
     /// Returns an error if the run does not exist.
@@ -91,7 +95,8 @@ impl Run {
         self.store.as_deref().ok_or_else(|| absent(name))
     }
 
-    /// Checks that a write comes from the trainer that holds the lease, and renews the lease.
+    /// Checks that a write comes from the trainer that holds the lease `epoch`, and renews the
+    /// lease.
     fn check_epoch(&self, name: &str, epoch: u64, key: &str) -> Result<(), StoreError> {
         let location = || name.to_owned();
         match &self.lease {
@@ -110,7 +115,7 @@ impl Run {
 }
 
 impl Runs {
-    /// Creates the stores in `dir`, or in memory. `ttl` is the duration of a lease.
+    /// Creates the stores in `dir`, or in memory if it is `None`. `ttl` is the duration of a lease.
     pub fn new(dir: Option<PathBuf>, ttl: Duration) -> Self {
         Runs { dir, ttl, runs: Mutex::default() }
     }
@@ -120,7 +125,7 @@ impl Runs {
         Arc::clone(runs.entry(name.to_owned()).or_default())
     }
 
-    /// Opens a run. For writing, the caller gets its lease.
+    /// Opens a run. If it is opened for writing, the caller acquires its lease.
     pub async fn open(&self, name: &str, request: OpenRequest) -> Result<OpenedRun, StoreError> {
         let heartbeat = self.ttl / RENEWALS;
         let OpenRequest::Write { is_new, run: id, trainer } = request else {
@@ -200,7 +205,7 @@ impl Runs {
         Ok(found)
     }
 
-    /// Removes a run and its record. A later run of the name starts anew.
+    /// Removes a run and its record. A later run with this name starts empty.
     ///
     /// # Errors
     /// Returns [`StoreError::Leased`] if a trainer has the lease of the run, and an error if the
@@ -217,7 +222,8 @@ impl Runs {
         {
             return Err(leased(name, lease, rest));
         }
-        // The lease ends first: a trainer that still has it must not write into a later run.
+        // The lease ends first, so that a trainer that still holds it cannot write into a later run
+        // of this name.
         let epoch = run.lease.as_ref().map_or(0, |lease| lease.record.epoch) + 1;
         let trainer = Trainer { owner: String::new(), name: "the removal of the run".to_owned() };
         self.record_lease(&mut run, name, LeaseRecord { epoch, trainer, is_removed: true }).await?;
@@ -225,14 +231,14 @@ impl Runs {
         run.is_writable = false;
         let files = self.dir.as_ref().map(|dir| record_files(dir, name));
         in_background(name, "remove", move || {
-            // Closes the file.
+            // Dropping the store closes its file.
             drop(store);
             files.into_iter().flatten().try_for_each(|file| remove_if_exists(&file))
         })
         .await
     }
 
-    /// Returns a run for a read.
+    /// Returns a run, locked for a read.
     pub async fn reader(&self, name: &str) -> Result<LockedRun, StoreError> {
         let run = self.run(name);
         let locked = Arc::clone(&run).read_owned().await;
@@ -248,7 +254,7 @@ impl Runs {
         Ok(locked.downgrade())
     }
 
-    /// Returns a run for a write of the trainer that has the lease `epoch`.
+    /// Returns a run, locked for a write of the trainer that has the lease `epoch`.
     pub async fn writer(&self, name: &str, epoch: u64, key: &str) -> Result<LockedRun, StoreError> {
         let run = self.run(name);
         let locked = Arc::clone(&run).read_owned().await;
@@ -257,11 +263,12 @@ impl Runs {
             return Ok(locked);
         }
         drop(locked);
-        // The server has started since the trainer opened the run.
+        // If the run is not open for writing yet, the server was restarted after the trainer opened
+        // the run.
         let mut locked = run.write_owned().await;
         if !locked.is_writable {
-            // A missing file must not be created again: it would have another run id, and the run
-            // would continue without its record.
+            // A missing file must not be created again. The new file would have another run id, and
+            // the trainer would continue with an empty record.
             self.check_exists(name).await?;
         }
         self.lock(&mut locked, name).await?;
@@ -273,7 +280,7 @@ impl Runs {
         Ok(locked.downgrade())
     }
 
-    /// Locks a run against writes of other servers, until this server ends.
+    /// Prevents other servers from writing the run until this server exits.
     ///
     /// # Errors
     /// Returns [`Code::Unavailable`] if another server writes the run. Clients then wait for it.
@@ -303,14 +310,14 @@ impl Runs {
         })
     }
 
-    /// Checks that a run has a file.
+    /// Returns an error if a run has no file.
     async fn check_exists(&self, name: &str) -> Result<(), StoreError> {
         let file = self.dir.as_ref().map(|dir| dir.join(format!("{name}.db")));
         let look = move || file.map_or(Ok(false), |file| file.try_exists());
         if in_background(name, "read", look).await? { Ok(()) } else { Err(absent(name)) }
     }
 
-    /// Opens the store of a run, which must be locked exclusively.
+    /// Opens the store of a run. The caller must have locked the run exclusively.
     async fn open_store(
         &self,
         run: &mut Run,
@@ -341,8 +348,8 @@ impl Runs {
         Some(self.dir.as_ref()?.join(format!("{name}.lease")))
     }
 
-    /// Reads the lease of a run if the server has started since the lease was taken. The trainer
-    /// has the complete duration of a lease to renew it.
+    /// Reads the lease of a run from its file, if this server has not read it yet. The trainer then
+    /// has the full duration of a lease to renew it.
     async fn load_lease(&self, run: &mut Run, name: &str) -> Result<(), StoreError> {
         let Some(file) = self.lease_file(name).filter(|_| run.lease.is_none()) else {
             return Ok(());
@@ -381,7 +388,7 @@ fn leased(name: &str, lease: &Lease, rest: Duration) -> StoreError {
     }
 }
 
-/// Returns the runs that have a file in `dir`. Their trainers are not known.
+/// Returns the runs that have a file in `dir`, without their trainers.
 fn read_entries(dir: &Path) -> std::io::Result<Vec<RunEntry>> {
     let files = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -395,7 +402,7 @@ fn read_entries(dir: &Path) -> std::io::Result<Vec<RunEntry>> {
         if !is_record || !is_run_name(name) {
             continue;
         }
-        // A file can be removed meanwhile.
+        // A file may have been removed since the directory was read.
         let present = record_files(dir, name).into_iter().filter_map(|file| file.metadata().ok());
         let present: Vec<std::fs::Metadata> = present.collect();
         let changed = present.iter().filter_map(|file| file.modified().ok()).max();
@@ -409,8 +416,8 @@ fn read_entries(dir: &Path) -> std::io::Result<Vec<RunEntry>> {
     Ok(found)
 }
 
-/// Returns the files of a record in the order in which they are removed: a log without its database
-/// would be replayed into a later one.
+/// Returns the files of a run's store in the order in which they are removed. The log is first:
+/// without its database, it would be replayed into a later database of this name.
 fn record_files(dir: &Path, name: &str) -> [PathBuf; 3] {
     ["db-wal", "db-shm", "db"].map(|extension| dir.join(format!("{name}.{extension}")))
 }
@@ -430,7 +437,7 @@ fn absent(name: &str) -> StoreError {
     }
 }
 
-/// Runs file operations on a thread that may block.
+/// Runs file operations on a blocking thread.
 async fn in_background<T: Send + 'static>(
     name: &str,
     action: &'static str,
@@ -447,7 +454,7 @@ async fn in_background<T: Send + 'static>(
     done.map_err(|error| failed(error.into()))?.map_err(|error| failed(error.into()))
 }
 
-/// Replaces a file, so that it has either its old or its new contents after a crash.
+/// Replaces a file atomically: after a crash, it has either its old or its new contents.
 fn write_durably(file: &Path, contents: &[u8]) -> std::io::Result<()> {
     let new = file.with_extension("lease.new");
     let mut written = std::fs::File::create(&new)?;

@@ -1,4 +1,4 @@
-//! State that all routes share: the store, the search for timeouts, and the stop.
+//! State that all routes share: the stores, the search for expired tries, and the shutdown signal.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,21 +12,21 @@ use crate::request::Paging;
 use crate::response::ApiError;
 use crate::runs::Runs;
 
-/// State of the server.
+/// State that all routes share.
 pub(crate) struct Service {
     store: Arc<dyn Rollouts>,
     runs: Runs,
-    /// Minimum interval between two searches for timeouts. Zero searches at every request.
+    /// Minimum interval between two searches for expired tries. Zero searches at every request.
     scan_debounce: Duration,
     last_scan: Mutex<Option<Instant>>,
     pub metrics: Metrics,
     pub started: Instant,
     stopping: watch::Receiver<bool>,
-    /// Held while a report of a state is checked and written.
+    /// Locked while a route checks and changes the state of a rollout.
     transitions: tokio::sync::Mutex<()>,
 }
 
-/// The state, as routes receive it.
+/// Shared reference to the state, as routes receive it.
 pub(crate) type Shared = Arc<Service>;
 
 impl Service {
@@ -48,12 +48,12 @@ impl Service {
         &self.runs
     }
 
-    /// Returns the store, without a search for timeouts.
+    /// Returns the store of rollouts without searching for expired tries first.
     pub fn store(&self) -> &dyn Rollouts {
         &*self.store
     }
 
-    /// Returns the store after a search for timeouts, unless one was recent.
+    /// Searches for expired tries, unless a search was recent, and returns the store of rollouts.
     pub async fn checked(&self) -> Result<&dyn Rollouts, ApiError> {
         if self.is_scan_due() {
             self.scan().await?;
@@ -87,7 +87,7 @@ impl Service {
         Ok(())
     }
 
-    /// Ends tries that exceeded a timeout, at intervals, until the future is dropped.
+    /// Ends tries that exceeded a timeout, once per `interval`, until the future is dropped.
     pub async fn scan_every(&self, interval: Duration) {
         loop {
             tokio::time::sleep(interval).await;
@@ -100,12 +100,12 @@ impl Service {
     /// Waits until the server stops.
     pub async fn stopped(&self) {
         let mut stopping = self.stopping.clone();
-        // An error means that the server is gone.
+        // An error means that the sender was dropped, so the server has stopped.
         let _ = stopping.wait_for(|stopping| *stopping).await;
     }
 }
 
-/// A page in Agent Lightning's format, which repeats the limits of the request.
+/// Page of results in Agent Lightning's format, which repeats the limits of the request.
 #[derive(Serialize)]
 pub(crate) struct WirePage<T> {
     items: Vec<T>,

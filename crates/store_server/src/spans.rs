@@ -1,4 +1,4 @@
-//! Routes of spans, and their format.
+//! Routes of spans, and the JSON format of spans.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,7 +20,7 @@ use crate::request::{SpansQuery, body, bytes, parse, query, try_name};
 use crate::response::{ApiError, RouteResult, created, json_response, ok};
 use crate::service::Shared;
 
-/// Returns the routes.
+/// Returns the routes of spans.
 pub(crate) fn routes() -> Routes {
     let spans = op("List the spans of a rollout", 200, "Page<Span>");
     Routes::new("spans")
@@ -36,7 +36,7 @@ pub(crate) fn routes() -> Routes {
         )
 }
 
-/// Fields of a span whose absence has a meaning, with their defaults.
+/// Defaults of the span fields that a client may omit, as JSON.
 const DEFAULTS: [(&str, &str); 11] = [
     ("parent_id", "null"),
     ("status", r#"{"status_code":"UNSET","description":null}"#),
@@ -65,7 +65,8 @@ enum StatusCodeName {
     Error,
 }
 
-/// Parses a span. Its fields, unknown ones included, keep their text.
+/// Parses a span. All fields, including unknown ones, are stored with the JSON text that the client
+/// sent.
 pub(crate) fn parse_span(bytes: &[u8]) -> Result<NewSpan, ApiError> {
     let mut fields: BTreeMap<String, Json> = parse(bytes)?;
     for (name, default) in DEFAULTS {
@@ -111,7 +112,7 @@ fn field<T: DeserializeOwned>(fields: &BTreeMap<String, Json>, name: &str) -> Re
     serde_json::from_str(value.get()).map_err(wrong)
 }
 
-/// Appends a stored span as JSON.
+/// Appends a stored span to `out` as JSON.
 fn write_span(out: &mut String, rollout_id: &str, try_id: &str, number: u64, body: &str) {
     let rollout_id = json!(rollout_id);
     let try_id = json!(try_id);
@@ -162,7 +163,7 @@ async fn found(service: &Shared, query: SpansQuery) -> RouteResult {
     Ok(page_response(&spans.items, paging.limit, paging.offset, spans.total))
 }
 
-/// Returns the order in which the spans of a try are read.
+/// Returns the request of one page with all spans, in the order of their sequence numbers.
 pub(crate) fn by_number() -> PageRequest {
     PageRequest { sort_by: Some("sequence_id".to_owned()), ..PageRequest::default() }
 }
@@ -171,7 +172,7 @@ pub(crate) fn by_number() -> PageRequest {
 struct CallsQuery {
     #[serde(default)]
     attempt_id: Option<String>,
-    /// Names of agents. If there are none, the calls of all agents are returned.
+    /// Names of agents whose calls are returned. If empty, the calls of all agents are returned.
     #[serde(default)]
     agent: Vec<String>,
 }
@@ -197,7 +198,7 @@ async fn calls(
     }
     let filter = SpanFilter { try_name: Some(name), ..SpanFilter::new(&rollout_id) };
     let spans = store.spans(&filter, &by_number()).await?.items;
-    // A long trace takes milliseconds to parse.
+    // Parsing a long trace takes milliseconds, so it runs on a blocking thread.
     let read = tokio::task::spawn_blocking(move || read_calls(&spans, &query.agent)).await;
     let read =
         read.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
@@ -224,7 +225,7 @@ fn read_calls(spans: &[Span], agents: &[String]) -> serde_json::Result<Value> {
     }))
 }
 
-/// Returns a page of spans, whose bodies are already JSON.
+/// Returns a page of spans without parsing their bodies, which are already JSON.
 fn page_response(spans: &[Span], limit: i64, offset: i64, total: u64) -> Response {
     let size: usize = spans.iter().map(|span| span.body.get().len() + 128).sum();
     let mut text = String::with_capacity(size + 128);
@@ -247,7 +248,8 @@ struct NextBody {
         reason = "required by the protocol; all tries of a rollout share a counter"
     )]
     attempt_id: String,
-    /// Number of consecutive ids. Addition of this server.
+    /// Number of consecutive sequence ids to reserve. This field is an addition to Agent
+    /// Lightning's format.
     #[serde(default = "one_number")]
     count: u64,
 }

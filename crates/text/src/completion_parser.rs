@@ -294,7 +294,7 @@ impl Reader {
         self.at = kept;
     }
 
-    /// Parses the text that was held back. The completion is over.
+    /// Ends the completion, and parses the text that was held back.
     pub(crate) fn finish(&mut self, tags: &Tags, tools: &[ToolSpec], found: &mut Vec<Finding>) {
         self.advance(tags, tools, true, found);
         self.leave_gap(found);

@@ -88,7 +88,7 @@ pub(crate) struct GrammarSchema {
 
 impl GrammarSchema {
     /// Creates the enforceable form of a schema. `schema_pointer` is the JSON pointer of the schema
-    /// in its document. Needs the stack of [`with_room`].
+    /// in its document. Needs the stack of [`with_large_stack`].
     pub(crate) fn from_schema(schema: Schema<'_>, schema_pointer: &str) -> Self {
         let mut flattening = SchemaFlattener::default();
         let mut enforceable = GrammarSchema {

@@ -20,9 +20,9 @@ use crate::TextError;
 /// Sizes of the longest tokens of a vocabulary. 0 means that there is no bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TokenSizes {
-    /// Largest number of ASCII letters and digits in a token.
+    /// Largest number of ASCII letters and digits in one token.
     letters: usize,
-    /// Largest number of bytes in a token.
+    /// Largest number of bytes in one token.
     bytes: usize,
 }
 

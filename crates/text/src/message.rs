@@ -17,7 +17,7 @@ pub enum Role {
     Developer,
     /// The human user, or the task.
     User,
-    /// The model. Demonstrations have this role, too.
+    /// The model. Demonstrations also have this role.
     Assistant,
     /// A tool result. OpenAI's first function-calling API names this role `function`.
     #[serde(alias = "function")]

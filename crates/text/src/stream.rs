@@ -26,7 +26,7 @@ impl StreamDecoder {
         StreamDecoder { keep_special: true, ..Self::default() }
     }
 
-    /// Returns the text that `id` completes. Often empty.
+    /// Returns the text that the token `id` completes. It is often empty.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
         self.push_bytes(if self.keep_special {
             tokenizer.bytes_with_special(id)
@@ -200,7 +200,7 @@ impl CompletionStream {
         self.calls_are_text = self.chat.tags().syntax.syntax_tags().reasoning_tags.is_none();
     }
 
-    /// Returns the deltas that `id` completes. Often empty.
+    /// Returns the deltas that the token `id` completes. The list is often empty.
     pub fn push(&mut self, id: u32) -> Vec<CompletionDelta> {
         let text = self.decoder.push_bytes(self.chat.completion_bytes(id));
         self.read(&text)

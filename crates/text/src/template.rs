@@ -80,7 +80,7 @@ impl ChatTemplate {
     /// Renders messages.
     ///
     /// # Errors
-    /// Returns an error if the template raises one or fails.
+    /// Returns an error if the template raises an error or cannot be rendered.
     pub fn render(&self, rendering: TemplateInput<'_>) -> Result<String, TextError> {
         self.render_guarded(rendering, None)
     }

@@ -54,7 +54,7 @@ impl Gate {
     }
 }
 
-/// Waits for a permit of a semaphore, if there is one.
+/// Waits for a permit of a semaphore. If there is no semaphore, returns at once.
 async fn acquire(semaphore: Option<&Arc<Semaphore>>) -> Permit {
     let mut permit = Permit::default();
     if let Some(semaphore) = semaphore

@@ -1,4 +1,5 @@
-//! Leases: an attempt waits until it may open its toolboxes, of which there may be only so many.
+//! Leases of toolboxes: an attempt waits until its toolboxes, which may limit the number of
+//! concurrent attempts, have room for it.
 
 use std::sync::Arc;
 

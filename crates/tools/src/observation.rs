@@ -7,9 +7,9 @@ use levade_tree::{CallCounts, TimeInterval};
 
 use super::{Branch, CallError, ResultTruncation, ToolOutput};
 
-/// Maximum number of characters of an observation, for every tool. The middle of a longer one is
-/// left out. Models do not read that much, and tokenizing it would take long. Some tools have a
-/// lower limit.
+/// Maximum number of characters of an observation, for every tool. The middle of a longer
+/// observation is left out. Models do not read that much, and tokenizing it would take long. Some
+/// tools have a lower limit.
 const MAX_BYTES: usize = 2_000_000;
 
 /// Names of the metrics that every toolbox has: the number of calls, and the number of failed
@@ -19,7 +19,7 @@ pub const COMMON_METRICS: [&str; 2] = ["calls", "errors"];
 /// Text that the model reads after a tool call, with the other effects of the call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Observation {
-    /// The call. `None` if it was malformed.
+    /// Tool call that the observation belongs to. `None` if the call was malformed.
     pub call: Option<ToolCall>,
     /// Name of the called toolbox. `None` if no toolbox has such a tool.
     pub toolbox: Option<String>,
@@ -47,7 +47,7 @@ pub struct Observation {
 /// Category of a call's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ObservationKind {
-    /// The call succeeded.
+    /// The call has succeeded.
     Ok,
     /// The call could not be parsed.
     Malformed,
@@ -57,7 +57,7 @@ pub enum ObservationKind {
     BadArguments,
     /// The tool ran and failed, or is unavailable.
     Failed,
-    /// The call timed out.
+    /// The call has timed out.
     Timeout,
 }
 

@@ -13,7 +13,7 @@ use super::descriptions::{self, ToolDescriptions};
 /// of the same name.
 pub(super) const NAME_SEPARATOR: &str = "__";
 
-/// The tools of an agent, as the model sees them.
+/// Tools of an agent, as the prompt lists them.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Offer {
     /// Descriptions for the prompt, ordered by toolbox.
@@ -101,7 +101,8 @@ enum Lists {
 /// Lists that were found by opening sessions.
 #[derive(Debug, Default)]
 struct DiscoveredOffers {
-    /// The first list. It is used for tasks that have not been attempted yet.
+    /// List of the first task that was attempted. It is used for tasks that have not been attempted
+    /// yet.
     first: Option<Arc<Offer>>,
     /// Lists by task id.
     by_task: HashMap<String, Arc<Offer>>,

@@ -1,4 +1,4 @@
-//! Tool results.
+//! Results of tool calls.
 
 use std::collections::BTreeMap;
 

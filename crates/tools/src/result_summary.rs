@@ -39,7 +39,7 @@ fn instruction() -> String {
 
 /// A toolbox whose long tool results are summarized. Errors are passed on unchanged.
 pub struct SummarizedToolbox {
-    /// The wrapped toolbox.
+    /// Toolbox whose results are summarized.
     pub toolbox: Arc<dyn Toolbox>,
     /// Slot for the agent that summarizes.
     pub slot: HelperSlot,

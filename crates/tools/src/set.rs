@@ -249,7 +249,7 @@ pub struct OpenTools {
 struct OpenBox {
     name: String,
     session: Box<dyn Session>,
-    /// Tools that the model knows: those of the prompt, updated by announcements in observations.
+    /// Tools that the model knows: the prompt's, updated by announcements in observations.
     tools: Vec<ToolSpec>,
     /// Tools that observations have announced: the name that the model uses, and the toolbox's own
     /// name.

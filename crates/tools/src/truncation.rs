@@ -38,7 +38,7 @@ pub struct ResultTruncation {
     pub characters: Option<usize>,
     /// Maximum number of tokens, with the tokenizer of the model. `None` means no limit.
     pub tokens: Option<(usize, Arc<Chat>)>,
-    /// Part that is left out.
+    /// Part of the tool result that is left out.
     pub side: Side,
 }
 

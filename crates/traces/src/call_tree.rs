@@ -1,9 +1,10 @@
 //! The calls of an attempt, found in its record.
 //!
-//! A record contains segments of tokens, not messages. A call is a completion, with the context
-//! tokens between it and the completion that its prompt continues. Its tool calls are parsed from
-//! its tokens, and their results from the context tokens that follow it: the chat template renders
-//! placeholders there, which show where the results stand.
+//! A record contains segments of tokens, not messages. A call consists of a completion and the
+//! context tokens between it and the completion that its prompt continues. The tool calls are
+//! parsed from the tokens of the completion, and their results from the context tokens after it. To
+//! find the results, the chat template renders placeholders, which show the positions of the
+//! results.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +17,10 @@ use serde_json::Value;
 use crate::chats::{ChatFormat, Chats};
 use crate::times::TimeSource;
 
-/// The calls of an attempt, each after the call that it continues.
+/// The model calls of an attempt. Each call comes after the call whose history it continues.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct CallTree {
-    /// Calls in the order of the record. Calls of chat APIs are last.
+    /// Calls in the order of the record. Calls to chat APIs are last.
     pub calls: Vec<CallNode>,
 }
 
@@ -30,33 +31,33 @@ pub struct CallNode {
     pub agent: String,
     /// Name of the policy.
     pub policy: String,
-    /// Turn in the attempt. `None` for a call of a chat API.
+    /// Turn in the attempt. `None` for a call to a chat API.
     pub turn: Option<u32>,
     /// Index of the call whose history this call continues. `None` if it starts a conversation.
     pub parent: Option<usize>,
     /// Whether the prompt leaves the history of `parent` before its end.
     pub is_fork: bool,
-    /// Segments of the prompt that no earlier call has. Empty for a call of a chat API.
+    /// Segments of the prompt that no earlier call contains. Empty for a call to a chat API.
     pub context: Vec<SegmentId>,
-    /// Segment of the completion. `None` for a call of a chat API, and for a call that failed.
+    /// Segment of the completion. `None` for a call to a chat API, and for a failed call.
     pub completion: Option<SegmentId>,
     /// Number of tokens in the complete prompt.
     pub prompt_tokens: usize,
-    /// Number of prompt tokens that no earlier call has.
+    /// Number of prompt tokens that no earlier call contains.
     pub new_tokens: usize,
     /// Number of tokens of the completion.
     pub tokens: usize,
-    /// Weight versions of the completion, each once, in order.
+    /// Distinct weight versions that sampled the completion, in order.
     pub versions: Vec<u64>,
     /// Sampling temperature. `None` if unknown.
     pub temperature: Option<f32>,
-    /// Text of the new part of the prompt, as the chat template renders it.
+    /// Text of the prompt's new part, as the chat template renders it.
     pub prompt: String,
     /// Reasoning of the completion.
     pub reasoning: String,
     /// Text of the completion, without reasoning and tool calls.
     pub content: String,
-    /// Why the completion ended: `stop`, `length`, `tool_call` or `error`.
+    /// Reason why the completion ended: `stop`, `length`, `tool_call` or `error`.
     pub finish: &'static str,
     /// Tool calls of the completion.
     pub tools: Vec<ToolNode>,
@@ -79,7 +80,7 @@ pub struct ToolNode {
     pub status: Option<String>,
     /// Time of the call. `None` if unknown.
     pub interval: Option<TimeInterval>,
-    /// Origin of the time.
+    /// Origin of `interval`: measured, derived or unknown.
     pub time: TimeSource,
 }
 
@@ -96,8 +97,8 @@ impl ToolNode {
 }
 
 impl CallTree {
-    /// Finds the calls of an attempt. `chats` decodes and parses its tokens; without the format of
-    /// a policy, texts and tools of its calls are empty.
+    /// Finds the calls of an attempt. `chats` decodes and parses its tokens. If it has no format
+    /// for a policy, the calls of that policy have neither texts nor tools.
     pub fn new(attempt: &Attempt, chats: &Chats) -> Self {
         let mut tree = CallTree::default();
         tree.add_recorded(attempt, chats);
@@ -117,10 +118,10 @@ impl CallTree {
         agents
     }
 
-    /// Adds the calls that are recorded in tokens.
+    /// Adds the calls that are recorded as tokens.
     fn add_recorded(&mut self, attempt: &Attempt, chats: &Chats) {
         let segments = attempt.trajectory.segments();
-        // The call that a segment belongs to or, for context, comes after.
+        // For each segment, the call that the segment belongs to or, for context, that precedes it.
         let mut call_of: Vec<Option<usize>> = vec![None; segments.len()];
         for segment in segments {
             let parent = segment.parent.map(|parent| &segments[parent.0 as usize]);
@@ -132,7 +133,7 @@ impl CallTree {
                 self.calls.push(call);
             }
         }
-        // A prompt without a completion belongs to a call that failed.
+        // A prompt without a completion belongs to a failed call.
         for leaf in attempt.trajectory.leaves() {
             let segment = &segments[leaf.0 as usize];
             let has_call = self.calls.iter().any(|call| call.turn == Some(segment.turn));
@@ -157,7 +158,8 @@ impl CallTree {
         }
     }
 
-    /// Returns the call whose last segment is `last`: a completion, or a prompt without one.
+    /// Returns the call whose last segment is `last`, which is a completion, or the prompt of a
+    /// failed call.
     fn new_call(
         &self,
         last: &Segment,
@@ -209,7 +211,7 @@ impl CallTree {
         call
     }
 
-    /// Adds the calls of chat APIs, which an agent program recorded as messages.
+    /// Adds the calls to chat APIs, which are recorded as messages.
     fn add_external(&mut self, attempt: &Attempt) {
         let recorded = attempt.outcome.scorer_inputs.get("program");
         let recorded = recorded.map_or(Value::Null, |program| program["external"].clone());
@@ -258,8 +260,9 @@ impl CallTree {
         }
     }
 
-    /// Adds the times of the outcome. A tool call of a program runs in the program, between two
-    /// calls: its time follows from theirs.
+    /// Adds the times that the outcome of the attempt contains. A program executes a tool call
+    /// between two model calls, so the time of such a tool call is derived from the times of the
+    /// model calls.
     fn add_times(&mut self, attempt: &Attempt) {
         let timings = &attempt.outcome.timings;
         let mut externals = 0..;
@@ -305,8 +308,8 @@ impl CallTree {
 pub type AgentCalls = BTreeMap<String, Vec<(String, String)>>;
 
 /// Returns the tool calls of an attempt without their results. An agent that acted without a call
-/// has an empty list. `chats` decodes and parses the tokens; without the format of a policy, calls
-/// in its completions are not found.
+/// has an empty list. `chats` decodes and parses the tokens; if it has no format for a policy, the
+/// tool calls in that policy's completions are not found.
 pub fn tool_calls(attempt: &Attempt, chats: &Chats) -> AgentCalls {
     let mut calls = AgentCalls::new();
     let mut add = |agent: &str, tools: Vec<ToolNode>| {
@@ -379,8 +382,8 @@ fn parse_completion(call: &mut CallNode, completion: &Segment, format: &ChatForm
     };
 }
 
-/// Returns the texts of `count` tool results in the context that follows a completion. Empty if the
-/// context does not have the form in which the template renders that many results.
+/// Returns the texts of `count` tool results in the context that follows a completion. Returns an
+/// empty list if the template would render that many results differently.
 fn tool_results(chat: &Chat, completion: &[u32], count: usize, following: &str) -> Vec<String> {
     if count == 0 {
         return Vec::new();
@@ -400,7 +403,7 @@ fn tool_results(chat: &Chat, completion: &[u32], count: usize, following: &str) 
             return Vec::new();
         };
         let Some(stripped) = rest.strip_prefix(before) else { return Vec::new() };
-        // The text between two results ends the earlier one.
+        // A result ends at the text that the template prints before the next one.
         let end = match after.split_once(&placeholder(index + 1)) {
             Some((between, _)) => stripped.find(between),
             None => stripped.rfind(after),

@@ -1,4 +1,4 @@
-//! The chat formats with which attempts are read: one for each agent and policy.
+//! Chat formats by which recorded attempts are parsed: one for each agent and policy.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use levade_text::{Chat, Message};
 #[derive(Debug, Clone, Default)]
 pub struct Chats(BTreeMap<(String, String), ChatFormat>);
 
-/// A chat format, with what the view of an attempt needs to know about it.
+/// A chat format, with properties that are needed to parse attempts.
 #[derive(Debug, Clone)]
 pub(crate) struct ChatFormat {
     pub chat: Arc<Chat>,
-    /// Whether prompts open the model's reasoning.
+    /// Whether the generation prompt opens the model's reasoning.
     pub opens_reasoning: bool,
 }
 
@@ -25,13 +25,13 @@ impl Chats {
         self.0.insert((agent.to_owned(), policy.to_owned()), ChatFormat { chat, opens_reasoning });
     }
 
-    /// Returns the chat of an agent, or else any chat of the policy.
+    /// Returns the chat of an agent. If the agent has none, returns any chat of the policy.
     pub fn chat(&self, agent: &str, policy: &str) -> Option<&Arc<Chat>> {
         self.find(agent, policy).map(|format| &format.chat)
     }
 
-    /// Returns the format of an agent, or else any format of the policy: an agent such as
-    /// `writer.summary` has no format of its own.
+    /// Returns the format of an agent. If the agent has none, such as `writer.summary`, returns any
+    /// format of the policy.
     pub(crate) fn find(&self, agent: &str, policy: &str) -> Option<&ChatFormat> {
         self.0.get(&(agent.to_owned(), policy.to_owned())).or_else(|| {
             let mut of_policy = self.0.iter().filter(|((_, known), _)| known == policy);

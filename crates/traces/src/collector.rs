@@ -16,12 +16,12 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of characters of a response in an error message.
 const MAX_EXCERPT_CHARS: usize = 300;
 
-/// Address of a collector.
+/// Address and headers of a collector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CollectorOptions {
     /// Complete URL, such as `http://127.0.0.1:4318/v1/traces`.
     pub url: String,
-    /// Names and values of further headers.
+    /// Names and values of additional headers.
     pub headers: Vec<(String, String)>,
 }
 
@@ -68,16 +68,16 @@ pub struct Collector {
     options: CollectorOptions,
     timeout: Duration,
     agent: ureq::Agent,
-    /// Maximum number of traces of a request. Halved when a request exceeds the timeout.
+    /// Maximum number of traces in a request. It is halved when a request exceeds the timeout.
     max_traces: usize,
 }
 
-/// Traces that a collector has accepted.
+/// Result of a request that a collector has accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AcceptedTraces {
-    /// Number of traces. At least 1, unless there were none to send.
+    /// Number of sent traces. At least 1, unless there were none to send.
     pub(crate) count: usize,
-    /// The collector's message if it dropped some of their spans.
+    /// Message of the collector if it dropped some of the traces' spans.
     pub(crate) dropped: Option<String>,
 }
 
@@ -89,7 +89,7 @@ enum RequestError {
 }
 
 impl Collector {
-    /// Creates a client of a collector. Nothing is sent yet.
+    /// Creates a client of a collector, without connecting to it.
     pub fn new(options: CollectorOptions) -> Self {
         Collector::with_timeout(options, RESPONSE_TIMEOUT)
     }
@@ -102,9 +102,9 @@ impl Collector {
         Collector { options, timeout, agent, max_traces: usize::MAX }
     }
 
-    /// Sends the first traces in one request, and blocks until the collector has accepted them. A
-    /// collector that is too slow for all traces gets half of them in the next request, and so on;
-    /// later calls start with that number.
+    /// Sends the first traces in one request, and blocks until the collector has accepted them. If
+    /// the collector is too slow for them, the next request contains half as many, and so on. Later
+    /// calls start with the reduced number.
     ///
     /// # Errors
     /// Returns an error if the collector is unavailable, rejects the request, or is too slow for a
@@ -131,12 +131,12 @@ impl Collector {
         }
     }
 
-    /// Sends all traces, in as many requests as the collector needs. Returns its message if it
-    /// dropped some of their spans; the remaining traces are not sent then.
+    /// Sends all traces, in as many requests as the collector needs. If the collector drops some of
+    /// the spans, returns the collector's message without sending the remaining traces.
     ///
     /// # Errors
     /// Returns an error if the collector is unavailable, rejects a request, or is too slow for a
-    /// single trace. The collector may have accepted a part of the traces.
+    /// single trace. The collector may have accepted some of the traces before.
     pub fn send_all(
         &mut self,
         mut traces: &[ResourceSpans],
@@ -185,7 +185,7 @@ impl Collector {
         let text: String = text.chars().filter(|c| !c.is_control()).collect();
         let text: String = text.chars().take(MAX_EXCERPT_CHARS).collect();
         let why = format!("{url}: HTTP status {status}: {text}");
-        // The statuses that OTLP declares as worth a retry.
+        // These are the statuses for which OTLP recommends a retry.
         Err(RequestError::Collector(match status {
             429 | 502 | 503 | 504 => CollectorError::Unavailable(why),
             _ => CollectorError::Rejected(why),

@@ -14,11 +14,11 @@ use crate::spans::TraceBuilder;
 
 /// Maximum number of attempts that wait for the collector.
 const MAX_QUEUED: usize = 256;
-/// Limits of a request: attempts, and bytes before compression. The attempt that reaches the limit
-/// is included.
+/// Maximum number of attempts in a request, and maximum size before compression in bytes. The
+/// attempt that reaches the size is included.
 const MAX_BATCH: usize = 32;
 const MAX_BATCH_BYTES: usize = 1 << 20;
-/// Time for which a request waits for further attempts.
+/// Time for which a request waits for further attempts before it is sent.
 const BATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// Initial and maximum pause before a retry when the collector is unavailable.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(500);
@@ -26,7 +26,7 @@ const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// Timeout for sending the remaining attempts at the end of a run.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What happened to the attempts of a run.
+/// Counts of sent and lost attempts of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExportReport {
     /// Number of attempts that the collector accepted.
@@ -40,7 +40,7 @@ pub struct ExportReport {
 }
 
 impl ExportReport {
-    /// Describes what was lost, or returns `None` if the collector has every attempt.
+    /// Describes the lost attempts, or returns `None` if the collector has every attempt.
     pub fn loss(&self) -> Option<String> {
         let ExportReport { sent, dropped, rejected, failure } = self;
         let why = failure.as_deref().unwrap_or("the collector is too slow");
@@ -68,13 +68,13 @@ pub struct Exporter {
     state: Arc<Mutex<State>>,
     /// Whether the first failure was returned by [`take_failure`](Exporter::take_failure).
     is_failure_taken: bool,
-    /// Disconnected when the thread ends.
+    /// Receiver that is disconnected when the thread ends.
     ended: Mutex<Receiver<()>>,
 }
 
 impl Exporter {
-    /// Starts the thread. `connect` returns the collector; it is called before the first request,
-    /// and again while it fails as unavailable.
+    /// Starts the thread. `connect` returns the collector. It is called before the first request,
+    /// and repeatedly while it returns [`CollectorError::Unavailable`].
     ///
     /// # Errors
     /// Returns an error if no thread can be started.
@@ -95,7 +95,8 @@ impl Exporter {
         Ok(Exporter { queue: Some(queue), state, is_failure_taken: false, ended })
     }
 
-    /// Queues an attempt that has ended. Drops and counts the attempt if the queue is full.
+    /// Adds an attempt that has ended to the queue. If the queue is full, drops the attempt and
+    /// counts it.
     pub fn send(&self, attempt: &Attempt) {
         lock(&self.state).pending += 1;
         let queued = self.queue.as_ref().map(|queue| queue.try_send(Box::new(attempt.clone())));
@@ -106,7 +107,7 @@ impl Exporter {
         }
     }
 
-    /// Returns the first failure, once.
+    /// Returns the first failure. Later calls return `None`.
     pub fn take_failure(&mut self) -> Option<String> {
         let failure = lock(&self.state).report.failure.clone().filter(|_| !self.is_failure_taken);
         self.is_failure_taken |= failure.is_some();
@@ -157,7 +158,7 @@ impl<C: Fn() -> Result<Collector, CollectorError>> Delivery<C> {
         }
     }
 
-    /// Sends a batch, again and again while the collector is unavailable.
+    /// Sends a batch. Repeats the request while the collector is unavailable.
     fn deliver(&mut self, mut batch: &[ResourceSpans]) {
         let mut pause = MIN_RETRY_INTERVAL;
         while !batch.is_empty() {

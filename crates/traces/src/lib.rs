@@ -6,11 +6,11 @@
 //! once. [`TimesFile`] keeps the times of attempts in a file beside the record.
 //!
 //! # Guarantees
-//! - **Tracing never delays a step and never ends a run.** A queue of fixed size lies between a run
-//!   and its collector. If the queue is full, attempts are dropped, counted and reported.
+//! - **Tracing never delays a step and never ends a run.** A queue of fixed size separates the run
+//!   from its collector. If the queue is full, attempts are dropped, counted and reported.
 //! - **Traces are deterministic.** The ids of a trace and its spans depend only on the attempt and
 //!   the start of its run. An attempt that is sent twice is the same trace.
-//! - **No time is invented.** A span says whether its time was measured, follows from measured
+//! - **No time is invented.** A span states whether its time was measured, derived from measured
 //!   times, or is unknown ([`TimeSource`]).
 //!
 //! Out of scope: spans of other programs (`levade-store-server` receives them), and metrics.

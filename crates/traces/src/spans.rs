@@ -22,14 +22,14 @@ use crate::chats::Chats;
 use crate::ids::{span_id, trace_id};
 use crate::times::TimeSource;
 
-/// What traces contain.
+/// Options for the content of traces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceOptions {
     /// Whether spans contain the text of prompts, completions, tool calls and results.
     pub text: bool,
     /// Maximum number of characters of each text.
     pub max_text_chars: usize,
-    /// Whether root spans have the attributes from which MLflow makes tags, by which its users
+    /// Whether root spans have the attributes that MLflow converts to tags, by which its users
     /// filter traces.
     pub mlflow_tags: bool,
 }
@@ -43,7 +43,7 @@ pub struct TraceBuilder {
     pub started_at: u64,
     /// Chat formats of the run.
     pub chats: Chats,
-    /// What traces contain.
+    /// Options for the content of traces.
     pub options: TraceOptions,
 }
 
@@ -52,13 +52,13 @@ struct Trace<'a> {
     builder: &'a TraceBuilder,
     attempt: &'a Attempt,
     id: [u8; 16],
-    /// Start of the next span of unknown time, in nanoseconds.
+    /// Start of the next span whose time is unknown, in nanoseconds since 1970.
     unknown: u64,
     spans: Vec<Span>,
 }
 
 impl TraceBuilder {
-    /// Returns the spans of an attempt, with the resource and the scope that they belong to.
+    /// Returns the spans of an attempt, with their resource and scope.
     pub fn trace(&self, attempt: &Attempt) -> ResourceSpans {
         let measured = attempt.outcome.timings.find(|part| *part == TimedPart::Attempt);
         let unknown = measured.map_or(self.started_at * 1_000_000_000, |interval| interval.start);
@@ -86,14 +86,14 @@ impl TraceBuilder {
         }
     }
 
-    /// Returns a text as an attribute, or `None` if traces contain no text.
+    /// Returns a text as an attribute value, or `None` if the options exclude text.
     fn content(&self, content: &str) -> Option<Any> {
         let TraceOptions { text: is_wanted, max_text_chars, .. } = self.options;
         is_wanted.then(|| text(&truncate(content, max_text_chars)))
     }
 
-    /// Returns a list of messages with one message, in the JSON form of the conventions, or `None`
-    /// if traces contain no text.
+    /// Returns a list of one message in the JSON format of the conventions, or `None` if the
+    /// options exclude text.
     fn messages(&self, role: &str, parts: Vec<Value>, finish: Option<&str>) -> Option<Any> {
         let mut message = json!({ "role": role, "parts": parts });
         if let Some(finish) = finish {
@@ -108,13 +108,13 @@ impl TraceBuilder {
 }
 
 impl Trace<'_> {
-    /// Adds all spans, the root first.
+    /// Adds all spans, the root span first.
     fn add_spans(&mut self, measured: Option<TimeInterval>) {
         let attempt = self.attempt;
         let tree = CallTree::new(attempt, &self.builder.chats);
         let agents: Vec<&str> = tree.agents();
         let scoring = attempt.outcome.timings.find(|part| *part == TimedPart::Scoring);
-        // The root ends with its scores.
+        // The root span ends when the scorers have ended.
         let interval = measured.map(|measured| {
             let end = scoring.map_or(0, |scoring| scoring.end()).max(measured.end());
             TimeInterval { duration: end - measured.start, ..measured }
@@ -269,7 +269,7 @@ impl Trace<'_> {
         events.collect()
     }
 
-    /// Adds the span of a model call, and those of its tool calls.
+    /// Adds the span of a model call, and the spans of its tool calls.
     fn add_call(&mut self, index: usize, call: &CallNode, parent: &[u8]) {
         let builder = self.builder;
         let time = call.interval.map(|interval| (interval, TimeSource::Measured));
@@ -324,7 +324,7 @@ impl Trace<'_> {
         }
     }
 
-    /// Adds the span of a tool call.
+    /// Adds the span of a tool call below the span of its model call.
     fn add_tool(&mut self, id: &str, tool: &ToolNode, call: &CallNode, parent: &[u8]) {
         let builder = self.builder;
         let time = tool.interval.map(|interval| (interval, tool.time));
@@ -387,7 +387,7 @@ fn score_attributes(attempt: &Attempt) -> Vec<KeyValue> {
     attributes.collect()
 }
 
-/// Returns the recorded name of a reason, such as `max_tokens`.
+/// Returns the recorded name of a finish reason, such as `max_tokens`.
 fn finish_name(finish: Finish) -> &'static str {
     match finish {
         Finish::Answered => "answered",
@@ -400,7 +400,8 @@ fn finish_name(finish: Finish) -> &'static str {
     }
 }
 
-/// Returns the first characters of a text, with a note about the number of omitted ones.
+/// Truncates a text to `max_chars` characters. Appends a note with the number of omitted
+/// characters.
 fn truncate(content: &str, max_chars: usize) -> String {
     match content.char_indices().nth(max_chars) {
         Some((end, _)) => {

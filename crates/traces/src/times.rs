@@ -1,15 +1,16 @@
-//! Origins of the times of spans.
+//! Origins of the times in spans.
 
 /// Origin of a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimeSource {
-    /// The process that made the attempt measured the time.
+    /// The time was measured by the process that made the attempt.
     Measured,
-    /// The time follows from measured times: a tool call of a program takes place between two
-    /// model calls.
+    /// The time was derived from measured times. For example, a program executes a tool call
+    /// between two model calls.
     Derived,
-    /// The time is unknown. The span has no duration, and starts at the start of the attempt or, if
-    /// that is unknown, of the run: one microsecond after the span before it, to keep their order.
+    /// The time is unknown. The span has no duration. It starts at the start of the attempt or, if
+    /// that is unknown, at the start of the run. Consecutive spans start one microsecond apart, to
+    /// keep their order.
     Unknown,
 }
 

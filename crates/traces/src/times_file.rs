@@ -19,8 +19,8 @@ struct Line {
     timings: Vec<Timing>,
 }
 
-/// Appends times to a file, from a separate thread. Clones share the thread, which ends when the
-/// last of them is dropped.
+/// Writer of the file, which appends lines in a separate thread. Clones share the thread, which
+/// ends when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct TimesFile(Sender<Line>);
 
@@ -52,8 +52,8 @@ impl TimesFile {
         }
     }
 
-    /// Reads the times of the attempts of a run. Without a file there are none. Lines that a killed
-    /// process has left incomplete are skipped.
+    /// Reads the times of the attempts of a run. Returns an empty map if the file does not exist.
+    /// Lines that a killed process has left incomplete are skipped.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.
@@ -75,7 +75,8 @@ impl TimesFile {
 /// Writes lines until all senders are dropped. Flushes the buffer whenever no line waits.
 fn write_lines(file: File, lines: &Receiver<Line>) -> io::Result<()> {
     let mut file = BufWriter::new(file);
-    // An incomplete last line of an earlier process must not spoil the first line of this one.
+    // An incomplete last line of an earlier process must not corrupt the first line of this
+    // process.
     if file.get_ref().metadata()?.len() > 0 {
         file.write_all(b"\n")?;
     }

@@ -39,14 +39,14 @@ pub struct AgentSpec {
     pub when: CallPattern,
     /// User who answers the agent's replies. `None` if a reply without a tool call ends an attempt.
     pub user: Option<Arc<SimulatedUser>>,
-    /// An agent loop that replaces the built-in one. `None` for the built-in loop.
+    /// Agent loop that replaces the built-in loop. `None` for the built-in loop.
     pub custom: Option<Arc<dyn AgentLoop>>,
 }
 
 /// The interface through which an agent's policy generates completions.
 #[derive(Clone)]
 pub enum ChatBackend {
-    /// Token-level sampling. This chat renders messages as tokens.
+    /// Samples tokens. The chat renders messages as tokens, and parses tokens into messages.
     Policy(Arc<Chat>),
     /// A chat API that takes and returns messages.
     Api(Arc<dyn ChatApi>),
@@ -186,34 +186,34 @@ impl TokenLimits {
 pub struct Agents {
     /// Agents that perform tasks. An agent that an external policy may play is not among them.
     named: Vec<NamedAgent>,
-    /// All agents.
+    /// All agents, with their limits, tools and players.
     pub(crate) roster: Arc<Roster>,
     /// Agents that toolboxes call. The toolboxes have only weak references to them. No phase
     /// improves the texts of such agents.
     _helpers: Arc<Roster>,
-    /// A teacher that generates completions in place of the trained policies.
+    /// Teacher that generates completions instead of the trained policies.
     pub(crate) teacher: Option<Teacher>,
 }
 
 /// The sampler of a policy, with the policy's name in the store and its context size in tokens.
 struct PolicySampler {
     policy: String,
-    /// The sampler, or that of each slot of a pool of past versions.
+    /// Sampler of the policy. A pool of past versions has one sampler for each slot.
     samplers: Vec<Arc<dyn Sampler>>,
     context: usize,
     pool: Option<Arc<PastPool>>,
 }
 
-/// The players of a policy among those of an agent.
+/// Position of one policy's players in the list of an agent's players.
 struct PolicyPlayers {
     /// Index of the first one.
     first: usize,
-    /// Pool that selects one of several.
+    /// Pool that selects one of the policy's players. `None` if the policy has only one player.
     pool: Option<Arc<PastPool>>,
 }
 
-/// Returns the choice of the player of an agent: that of a policy, and then that of a past version
-/// if the policy is a pool.
+/// Returns the function that picks the player of an agent: it picks a policy and, if the policy is
+/// a pool, one of its past versions.
 fn player_picker(pick: Option<PolicyPicker>, policies: Vec<PolicyPlayers>) -> Option<PolicyPicker> {
     if policies.iter().all(|policy| policy.pool.is_none()) {
         return pick;
@@ -283,8 +283,8 @@ impl Agents {
         Self::new(recipe, parts, &policies, &past)
     }
 
-    /// Creates the agents of a recipe, all of which sample from one model with this context size,
-    /// whatever their policies.
+    /// Creates the agents of a recipe so that all of them sample from one model, whatever their
+    /// policies. The model has this context size.
     pub fn with_sampler(
         recipe: &Recipe,
         parts: &[AgentSpec],
@@ -449,7 +449,7 @@ impl Agents {
         all
     }
 
-    /// Returns the formats in which the agents talk to the policies that play them.
+    /// Returns the chat formats of the agents, one for each policy that plays an agent.
     pub(crate) fn chats(&self) -> Chats {
         let mut chats = Chats::default();
         for agent in self.roster.agents() {
@@ -462,7 +462,7 @@ impl Agents {
         chats
     }
 
-    /// Returns these agents with a teacher that generates completions in place of their trained
+    /// Returns these agents with `teacher`, which generates completions instead of their trained
     /// policies.
     ///
     /// # Errors

@@ -60,7 +60,7 @@ pub async fn trained(store: &dyn Store) -> Result<Vec<Trained>, TrainerError> {
 pub struct Descendant {
     /// Name of the policy.
     pub policy: String,
-    /// Steps that trained on one of the attempts.
+    /// Steps that trained the policy on at least one of the attempts.
     pub steps: Vec<Trained>,
     /// First version that descends from the attempts. All later versions descend from it.
     pub first: u64,
@@ -68,11 +68,12 @@ pub struct Descendant {
     pub last: u64,
 }
 
-/// Returns the weights that descend from `attempts`, one entry for each policy. Only these attempts
-/// are named in the steps of an entry.
+/// Returns the weights that descend from `attempts`, one entry for each policy. The steps of an
+/// entry list only attempts of `attempts`.
 ///
-/// A policy descends from the attempts if a step trained it on one of them. Samples of a policy
-/// that another policy was trained on count only as the context that they were.
+/// A policy descends from the attempts if a step trained the policy on one of them. If the samples
+/// of a policy were only context in the training of another policy, the other policy does not
+/// descend from them.
 pub fn descendants(trained: &[Trained], attempts: &BTreeSet<AttemptId>) -> Vec<Descendant> {
     let mut found: BTreeMap<&str, Descendant> = BTreeMap::new();
     for step in trained {

@@ -17,7 +17,7 @@ pub(crate) struct TrainedSequence {
     pub leaf: SegmentId,
     /// Number of earlier turns on the sequence that another leaf's sequence trains.
     pub turns_before: usize,
-    /// Actions in order.
+    /// Trained actions on the sequence, in order.
     pub turns: Vec<Action>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct TrainedSequence {
 pub(crate) struct Action {
     /// Index of the model call.
     pub turn: u32,
-    /// Agent that acted.
+    /// Agent that sampled the tokens.
     pub agent: String,
     /// Segments with their numbers of tokens.
     pub segments: Vec<(SegmentId, usize)>,
@@ -46,15 +46,16 @@ impl TrainedSequence {
     }
 }
 
-/// Selects the training targets: the tokens of one policy, except those of untrained agents.
+/// Definition of the training targets: the tokens of one policy, except the tokens of untrained
+/// agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Targets<'a> {
     /// Name of the policy.
     pub policy: &'a str,
     /// Names of the agents that are not trained, in all their seats.
     pub untrained: &'a [String],
-    /// Whether an attempt in which only other policies acted is no sample of the policy. False in
-    /// runs that an earlier build started.
+    /// Whether an attempt in which only other policies acted is excluded from the samples of the
+    /// policy. False in runs that an earlier build started.
     pub only_acting: bool,
 }
 
@@ -305,7 +306,7 @@ mod tests {
         );
         let first =
             AttemptSequences::from_trajectory(&trajectory).input(&planned(4), Targets::DEFAULT, 9);
-        // Context tokens after the last completion are left out.
+        // Context tokens after the last completion are not part of the sequence.
         assert_eq!(first.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(first.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [2, 3, 5]);
         let term = first.targets[2].term;

@@ -17,24 +17,24 @@ pub struct Best {
     pub checkpoint: PathBuf,
     /// Label of its evaluation, such as `grpo, step 20`.
     pub label: String,
-    /// Number of checkpoints from which it was selected.
+    /// Number of checkpoints among which the best one was selected.
     pub candidates: usize,
     /// Success rate on the tasks that are reported.
     pub success: Interval,
-    /// Whether separate tasks (`eval.select`) selected it. If not, the success rate is that of the
-    /// selection tasks, and is biased upwards.
+    /// Whether the checkpoint was selected on separate tasks (`eval.select`). If not, `success` is
+    /// the success rate on the selection tasks, and is biased upwards.
     pub uses_selection_tasks: bool,
 }
 
-/// Returns the evaluation with the highest mean score on the selection tasks, the first one of
-/// equals.
+/// Returns the evaluation with the highest mean score on the selection tasks. Of equal evaluations,
+/// returns the first.
 pub(crate) fn best_of(evals: &[EvalResult]) -> Option<&EvalResult> {
     evals.iter().reduce(|best, eval| if eval.selection() > best.selection() { eval } else { best })
 }
 
 impl Best {
-    /// Returns the best of `evals`, whose checkpoint is `checkpoint`. Returns `None` if there was
-    /// no choice. An evaluation before training has no checkpoint.
+    /// Returns the best of `evals`, whose checkpoint is `checkpoint`. Returns `None` if fewer than
+    /// two checkpoints were evaluated, or if the best evaluation was made before training.
     pub(crate) fn select(evals: &[EvalResult], checkpoint: Option<PathBuf>) -> Option<Self> {
         let best = best_of(evals)?;
         let is_trained = |eval: &&EvalResult| eval.phase > 0 || eval.step > 0;
@@ -94,8 +94,8 @@ mod tests {
             ),
             ("step 2", 3, 0.7, false)
         );
-        // Selection tasks can prefer another checkpoint. The reported success is that of the
-        // remaining tasks.
+        // The selection tasks can select another checkpoint than the remaining tasks would. The
+        // reported success is the success on the remaining tasks.
         let evals = [eval(1, 4, Some((4, 4))), eval(2, 7, Some((3, 4)))];
         let best = Best::select(&evals, checkpoint_dir()).unwrap();
         assert_eq!(

@@ -73,7 +73,7 @@ struct State {
     files: Vec<SavedFile>,
 }
 
-/// A complete checkpoint.
+/// A complete checkpoint in a run directory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
     /// Directory of the checkpoint.
@@ -381,8 +381,8 @@ impl Checkpoints {
         Some(self.root.join(name.trim())).filter(|path| path.is_dir())
     }
 
-    /// Removes all checkpoints except the newest `keep`, the best one, and those at the end of a
-    /// phase.
+    /// Removes all checkpoints except the newest `keep` checkpoints, the best checkpoint, and the
+    /// checkpoints at the end of a phase.
     pub fn prune(&self, keep: usize) -> Result<(), TrainerError> {
         let found = self.find()?.complete;
         let best = self.best();

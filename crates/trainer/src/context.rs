@@ -27,7 +27,8 @@ pub(crate) struct RunContext {
     pub past: PastPolicies,
     /// Names of the agents whose completions are not targets.
     pub untrained: Vec<String>,
-    /// Largest maximum number of sampled tokens among the agents of the training tasks.
+    /// Maximum number of sampled tokens of an attempt: the largest `max_tokens` among the agents of
+    /// the training tasks.
     pub constant_length: usize,
     /// External policies that phases imitate, by name.
     pub teachers: BTreeMap<String, Teacher>,

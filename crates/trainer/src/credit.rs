@@ -1,14 +1,22 @@
 //! Assigns each part of a reward to the token that earned it, and decides which attempts are
 //! compared.
 //!
-//! A part of a reward can be earned before the end: by a turn (a call that could not be parsed), by
-//! an observation after a turn, or by an agent. Such a part is assigned to the last sampled token
-//! before that point. This is the last token of the action, of the action before the observation,
-//! or of the agent's part of a sequence. A part without an action before it stays with the outcome,
-//! which is assigned to the end of every sequence. If agents are compared within their role, each
-//! agent's part of an attempt is a separate sample, and the parts of agents that another policy
-//! plays, or that are not trained, belong to no sample. An attempt in which another policy acted or
-//! was selected for an agent, and in which the policy did not act, is not a sample of that policy.
+//! # Credit
+//! A part of a reward can be earned before the end of the attempt. It is assigned to the last
+//! sampled token before the point at which it was earned:
+//! - Earned by a turn, such as a call that could not be parsed: the last token of the turn's
+//!   action.
+//! - Earned by an observation after a turn: the last token of the action before the observation.
+//! - Earned by an agent: the last token of the agent's part of a sequence.
+//!
+//! The remaining reward, and a part without an action before it, is assigned to the end of every
+//! sequence.
+//!
+//! # Samples
+//! If agents are compared within their role, each agent's part of an attempt is a separate sample.
+//! Parts of agents that another policy plays, or that are not trained, belong to no sample. An
+//! attempt is not a sample of a policy if the policy did not act in it, and another policy acted or
+//! was selected for an agent.
 
 use levade_recipe::GroupBy;
 use levade_rl::Rollout;
@@ -119,7 +127,7 @@ fn is_reward_of(
     }
 }
 
-/// Returns whether a seat of a game earned a reward, also if it did not act.
+/// Returns whether a seat of a game earned a reward. A seat can earn a reward without having acted.
 fn is_of_seat(trajectory: &Trajectory, by: &CreditTarget) -> bool {
     matches!(by, CreditTarget::Agent(name) if is_seat(name))
         || is_reward_of(trajectory, by, is_seat)
@@ -243,8 +251,8 @@ impl CreditedReward {
     }
 
     /// Converts a sample for the estimators. `extra_rewards` is added to the rewards of the tokens
-    /// of each sequence, and so to the score. `signals` are the models' numbers for each sequence,
-    /// and `masked` returns whether an agent's tokens are left out of training.
+    /// of each sequence, and so to the score. `signals` are the values that models computed for
+    /// each sequence. `masked` returns whether an agent's tokens are left out of training.
     pub fn rollout(
         &self,
         sample: &Sample,

@@ -44,7 +44,7 @@ pub enum TrainerError {
     /// The recipe names a tool that does not exist.
     #[error("`agent.tools` names \"{name}\", but there is no such tool; {known}")]
     UnknownTool {
-        /// The unknown name.
+        /// Name that does not exist.
         name: String,
         /// The names of the tools that exist.
         known: String,
@@ -57,7 +57,7 @@ pub enum TrainerError {
     TraceHeaders {
         /// Name of the variable.
         variable: String,
-        /// What is wrong.
+        /// Description of the problem with the variable's value.
         why: String,
     },
     /// The tokenizer or the chat template cannot be used.
@@ -95,7 +95,8 @@ pub enum TrainerError {
     #[error("{} holds no record of sessions; name the directory that levade serve --record has \
              written", .0.display())]
     NoSessions(PathBuf),
-    /// Sessions were sampled by another model than that of the run, or with another tokenizer.
+    /// The model or the tokenizer of the run differs from the one that sampled the recorded
+    /// sessions.
     #[error("the sessions in {} were sampled by another model than the run's: {name} differs; \
              train the model that was served", record.display())]
     OtherModel {
@@ -104,7 +105,8 @@ pub enum TrainerError {
         /// File of the model that differs.
         name: String,
     },
-    /// No intact checkpoint is as old as the step to which a run goes back, or it has no such step.
+    /// The run cannot go back to a step, because it has no such step, or no intact checkpoint of
+    /// that step or an earlier one.
     #[error("the run in {} {}", run_dir.display(), missing_checkpoint(*step, *num_steps, kept))]
     NoCheckpoint {
         /// Number of finished steps that was requested.
@@ -143,7 +145,7 @@ pub enum TrainerError {
     ExchangeUnsupported {
         /// Directory of the run.
         run_dir: PathBuf,
-        /// Reason.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The recipe changes the length of a phase that has already ended.
@@ -172,13 +174,13 @@ pub enum TrainerError {
         /// Directory of the run.
         run_dir: PathBuf,
     },
-    /// No task is held out, so there is nothing to evaluate on.
+    /// There are no held-out tasks, so nothing can be evaluated.
     #[error(
         "no task is held out, so there is nothing to evaluate on: set `held_out` of a source of \
          tasks, or set `eval.tasks` to 0 to disable evaluation"
     )]
     NoHeldOutTasks,
-    /// There are no training tasks. The text names the reason and the way out.
+    /// There are no training tasks. The text contains the reason and a remedy.
     #[error("{0}")]
     NothingToTrainOn(String),
     /// There are fewer demonstrations than requested.
@@ -319,12 +321,12 @@ pub enum TrainerError {
     UnknownScorer {
         /// Name of the task.
         task: String,
-        /// The unknown scorer.
+        /// Name of the unknown scorer.
         name: String,
         /// The scorers of the recipe.
         known: String,
     },
-    /// No scorer applies to a task.
+    /// No scorer of the recipe applies to a task.
     #[error(
         "task {task} of the source {of} has no scorer: none of {known} matches it; see `when` of \
          [[reward.scorers]]; the sources are {sources}"
@@ -334,7 +336,7 @@ pub enum TrainerError {
         task: String,
         /// Source of the task.
         of: String,
-        /// All sources of tasks.
+        /// Names of all sources of tasks.
         sources: String,
         /// The scorers of the recipe.
         known: String,
@@ -389,7 +391,7 @@ pub enum TrainerError {
     Curriculum {
         /// Index of the phase.
         phase: u32,
-        /// The reason.
+        /// Reason why the curriculum does not fit the tasks.
         why: String,
     },
     /// A snapshot of a pool of past versions cannot be loaded.
@@ -402,7 +404,7 @@ pub enum TrainerError {
         version: u64,
         /// Directory of the snapshot.
         dir: PathBuf,
-        /// The reason.
+        /// Reason why the snapshot cannot be loaded.
         why: String,
     },
     /// A phase has a KL penalty, but no reference model was loaded.
@@ -419,7 +421,7 @@ pub enum TrainerError {
     UnknownAgent {
         /// Name of the task.
         task: String,
-        /// The unknown agent.
+        /// Name of the unknown agent.
         name: String,
         /// The agents of the recipe.
         known: String,
@@ -455,7 +457,8 @@ pub enum TrainerError {
          earlier or a later checkpoint, or start another run in a directory named with --run"
     )]
     Withdrawn(AttemptSlot),
-    /// A run would use a task that was withdrawn: its quoted id, with the person if it has one.
+    /// The run would use a task that was withdrawn. The text is the quoted id of the task, with the
+    /// person if the task has one.
     #[error(
         "the task {0} was withdrawn from this run; remove it from its source, and start another \
          run in a directory named with --run"
@@ -474,10 +477,10 @@ pub enum TrainerError {
     /// A planned step used an attempt that the store does not contain.
     #[error("a planned step uses {0}, which is not in the store; the store is incomplete")]
     MissingAttempt(AttemptSlot),
-    /// Every attempt failed.
+    /// Every attempt of a batch failed.
     #[error("all {count} attempts failed; the first one: {first}")]
     AllFailed {
-        /// Number of attempts.
+        /// Number of attempts in the batch.
         count: usize,
         /// Error of the first attempt.
         first: String,
@@ -491,7 +494,7 @@ pub enum TrainerError {
     /// A batch cannot be built.
     #[error(transparent)]
     Tree(#[from] TreeError),
-    /// The store failed.
+    /// An operation of the store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// An operation on a file of the run failed.
@@ -499,7 +502,7 @@ pub enum TrainerError {
     File {
         /// The action that failed, as an infinitive.
         action: &'static str,
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
         /// Reason of the failure.
         source: io::Error,
@@ -507,7 +510,7 @@ pub enum TrainerError {
     /// A file of the run has unexpected contents.
     #[error("{} is damaged: {why}", path.display())]
     Damaged {
-        /// The damaged file.
+        /// Path of the damaged file.
         path: PathBuf,
         /// Description of the damage.
         why: String,

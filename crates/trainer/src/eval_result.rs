@@ -38,7 +38,7 @@ pub struct EvalResult {
 pub struct UncalledTools {
     /// Name of the attempt, as in `levade inspect`.
     pub attempt: String,
-    /// The full completion.
+    /// Full text of the completion.
     #[serde(rename = "reply")]
     pub completion: String,
     /// Why no call was parsed from the completion, or how the call failed.
@@ -57,7 +57,7 @@ pub struct SliceResult {
     /// Whether the tasks serve only to select the best checkpoint.
     #[serde(default, skip_serializing_if = "is_false")]
     pub selects: bool,
-    /// Number of tasks.
+    /// Number of tasks in the slice.
     pub tasks: u64,
     /// Number of attempts with a correct answer (a score of 1).
     pub correct: u64,
@@ -69,7 +69,7 @@ pub struct SliceResult {
     pub score: Option<Interval>,
     /// Fraction of attempts that ended with an answer, correct or not.
     pub answered: f64,
-    /// Fraction of attempts in which at least one tool call succeeded.
+    /// Fraction of attempts with at least one successful tool call.
     pub used_tool: f64,
     /// Mean number of sampled tokens per attempt.
     pub sampled_tokens: f64,
@@ -100,7 +100,7 @@ fn is_0(count: &u64) -> bool {
 pub struct AtK {
     /// Number k of attempts.
     pub k: usize,
-    /// pass@k: fraction of tasks that at least one of k attempts solves.
+    /// pass@k: fraction of tasks that are solved by at least one of k attempts.
     pub pass: Interval,
     /// best@k: mean score of the best of k attempts.
     pub best: Interval,
@@ -114,7 +114,7 @@ pub(crate) const NUM_RESAMPLES: u32 = 10_000;
 /// Prefix of the metrics of a game.
 const GAME: &str = "game/";
 
-/// Number of random subsets of k attempts from which maj@k is estimated.
+/// Number of random subsets of k attempts by which maj@k is estimated.
 const MAJORITY_SAMPLES: u32 = 200;
 
 /// Returns the mean over tasks with its bootstrap interval.
@@ -122,7 +122,7 @@ fn interval_over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, Tr
     Ok(mean_score(&values.collect::<Vec<_>>(), NUM_RESAMPLES, 0)?)
 }
 
-/// Returns the means of a game's metrics. Matches that failed have none and are left out.
+/// Returns the means of a game's metrics over the matches that did not fail.
 fn game_metrics(tasks: &[&[&Attempt]]) -> Result<BTreeMap<String, Interval>, TrainerError> {
     let value = |attempt: &Attempt, name: &str| attempt.outcome.tool_metrics.get(name).copied();
     let all = tasks.iter().copied().flatten().flat_map(|a| a.outcome.tool_metrics.keys());
@@ -264,8 +264,8 @@ impl EvalResult {
         self.selection_mean(|slice| slice.success)
     }
 
-    /// Returns the mean over the tasks that serve only for selection (`eval.select`), or over all
-    /// tasks that count if there are none.
+    /// Returns the mean score over the tasks that only select the checkpoint (`eval.select`). If
+    /// there are none, returns the mean over all tasks that count.
     fn selection_mean(&self, interval_of: impl Fn(&SliceResult) -> Interval) -> f64 {
         let choosing = || self.slices.iter().filter(|slice| slice.selects);
         let tasks: u64 = choosing().map(|slice| slice.tasks).sum();
@@ -293,8 +293,8 @@ impl EvalResult {
         for (slice, name) in std::iter::once((&self.overall, "eval".to_owned()))
             .chain(self.slices.iter().map(|slice| (slice, format!("eval/{}", slice.name))))
         {
-            // No name may be a directory prefix of another, because some sinks store each metric in
-            // a file.
+            // Some sinks store each metric in a file, so the name of a metric must not be a
+            // directory in the name of another.
             let mut add = |what: &str, interval: Interval| {
                 metrics.add(format!("{name}/{what}"), interval.estimate);
                 metrics.add(format!("{name}/{what}_low"), interval.low);

@@ -12,8 +12,8 @@ use crate::observe::{Observer, StopFlag};
 use crate::rollout::AttemptMaker;
 use crate::tasks::EvalSlice;
 
-/// Evaluates the published policy. Also returns the attempts, in the order of the tasks. Returns
-/// `None` if stopped.
+/// Evaluates the published policy. Returns the result and the attempts, in the order of the tasks.
+/// Returns `None` if the run is stopped.
 ///
 /// # Errors
 /// Returns an error if there are no tasks, if recording fails, or if every attempt failed.

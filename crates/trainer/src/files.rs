@@ -11,7 +11,7 @@ pub(crate) fn file_error(action: &'static str, path: &Path, source: io::Error) -
     TrainerError::File { action, path: path.to_owned(), source }
 }
 
-/// Creates an empty directory. Removes existing contents.
+/// Creates an empty directory. If the directory exists, removes its contents.
 pub(crate) fn create_empty_dir(dir: &Path) -> Result<(), TrainerError> {
     let clear = || if dir.exists() { fs::remove_dir_all(dir) } else { Ok(()) };
     clear()

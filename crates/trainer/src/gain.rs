@@ -76,8 +76,8 @@ impl Gain {
     }
 }
 
-/// Returns the evaluations that a summary compares: the one before training, and the last of each
-/// phase.
+/// Returns the evaluations that a summary compares: the evaluation before training, and the last
+/// evaluation of each phase.
 pub fn milestones(evals: &[EvalResult]) -> Vec<&EvalResult> {
     let mut picked: Vec<&EvalResult> = evals.iter().take(1).collect();
     for (i, eval) in evals.iter().enumerate().skip(1) {

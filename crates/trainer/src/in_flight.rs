@@ -2,9 +2,8 @@
 //!
 //! # Guarantees
 //! - **Scoring takes no permit from sampling.**
-//! - **An attempt that may wait for its score** is recorded as unscored as soon as it ends. That is
-//!   the only case in which a record is completed later; its tokens stay. When a run resumes, such
-//!   an attempt is scored, not repeated.
+//! - **An attempt that may wait for its score** is recorded as unscored as soon as it ends, and
+//!   gets its score later. A resumed run scores the recorded attempt instead of repeating it.
 //! - **Cancel safety.** A caller that stops waiting for the next attempt loses nothing.
 
 use std::collections::HashMap;
@@ -168,8 +167,8 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
         });
     }
 
-    /// Waits for the next event. Returns `None` if no attempt is in progress. If `limit` is set, it
-    /// limits all waits for unavailable scorers.
+    /// Waits for the next event of an attempt. Returns `None` if no attempt is in progress. `limit`
+    /// bounds the total wait for unavailable scorers.
     ///
     /// # Errors
     /// Returns an error if recording fails, or if only unavailable scorers are left to wait for,
@@ -271,13 +270,14 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
     }
 }
 
-/// Returns the attempts of a group that were compared before. The remaining attempts are still to
-/// be compared with them: the run was killed while the scores were recorded one by one.
+/// Returns the attempts of a group that were already compared with each other. The remaining
+/// attempts must still be compared with them: the run was killed while it recorded the scores one
+/// by one.
 pub(crate) fn completed_attempts<'a>(attempts: impl Iterator<Item = &'a Attempt>) -> Vec<Attempt> {
     attempts.filter(|attempt| attempt.status == Status::Completed).cloned().collect()
 }
 
-/// Scores a job once. An attempt that is to be retried is recorded as superseded.
+/// Scores an attempt once. If the attempt must be retried, records it as superseded.
 async fn score<K>(
     scorers: Scorers,
     store: Arc<dyn Store>,

@@ -101,7 +101,7 @@ fn fraction_of_peak(keys: &OptimizerKeys, step: u32, steps: u32) -> f32 {
     (last + (1.0 - last) * remaining) as f32
 }
 
-/// Parameters by which a plan is executed.
+/// Parameters for the execution of a plan.
 pub(crate) struct UpdateSettings<'a> {
     pub phase: &'a Phase,
     /// Selects the tokens that are trained.

@@ -26,10 +26,10 @@ async fn is_best(run: &RunContext, progress: &RunProgress) -> Result<bool, Train
     Ok(is_current(best, progress.position, planned as u32))
 }
 
-/// Returns whether an evaluation was made with the weights of `position`. The start of a phase has
-/// the weights of the end of the phase before. `planned` is the number of steps that were planned
-/// in the phase of the evaluation, all of which an ended phase has finished; prompt phases plan
-/// none.
+/// Returns whether an evaluation was made with the weights at `position`. The start of a phase has
+/// the same weights as the end of the previous phase. `planned` is the number of planned steps in
+/// the phase of the evaluation; an ended phase has finished all of them. A prompt phase plans no
+/// steps.
 fn is_current(eval: EvalKey, position: Position, planned: u32) -> bool {
     let Position { phase, step, .. } = position;
     (eval.phase, eval.step) == (phase, step)

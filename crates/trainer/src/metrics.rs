@@ -19,7 +19,7 @@ use crate::TrainerError;
 pub struct Metrics(Vec<(String, f64)>);
 
 impl Metrics {
-    /// Adds a number.
+    /// Adds a value.
     pub fn add(&mut self, name: impl Into<String>, value: f64) {
         self.0.push((name.into(), value));
     }
@@ -91,7 +91,7 @@ impl MetricsFile {
         Ok(MetricsFile { path: path.to_owned(), file })
     }
 
-    /// Appends a line.
+    /// Appends a line to the metrics file.
     pub fn append(&mut self, line: &Value) -> Result<(), TrainerError> {
         let text = format!("{line}\n");
         self.file.write_all(text.as_bytes()).map_err(|source| self.failed("write", source))

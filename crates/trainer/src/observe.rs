@@ -74,13 +74,13 @@ pub enum Event {
     Note(String),
 }
 
-/// Observes a run. The trainer's own task calls it, so it should return at once.
+/// Observer of a run. The trainer's own task calls it, so it should return quickly.
 pub trait Observer: Send {
-    /// Handles an event.
+    /// Handles an event of the run.
     fn event(&mut self, event: &Event);
 }
 
-/// Ignores all events.
+/// Observer that ignores all events.
 impl Observer for () {
     fn event(&mut self, _event: &Event) {}
 }
@@ -97,7 +97,7 @@ struct Stop {
 }
 
 impl StopFlag {
-    /// Requests the stop.
+    /// Requests that the run stops at its next safe point.
     pub fn stop(&self) {
         self.0.wanted.store(true, Ordering::SeqCst);
         self.0.changed.notify_waiters();

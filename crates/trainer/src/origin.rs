@@ -1,9 +1,13 @@
 //! Records the inputs of a run other than its recipe, in `origin.json`, when the run starts.
 //!
-//! The file contains: the time that templates can print; checksums of the files of tasks, of the
-//! model, and of the tool descriptions that agents see; and the steps that schedules were made for.
-//! If one of these has changed when the run resumes, the run is rejected with an error that names
-//! the change. A model that is merged from the run has a file that names the run.
+//! The file contains:
+//! - the time that templates can print,
+//! - checksums of the files of tasks, of the model's files, and of the tool descriptions that
+//!   agents see,
+//! - the numbers of steps for which schedules were made.
+//!
+//! If one of these inputs has changed when the run resumes, the run is rejected with an error that
+//! names the change. A model that is merged from the run has a file that names the run.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -91,7 +95,7 @@ struct Input {
     crc32c: u32,
 }
 
-/// The description of a tool as an agent sees it.
+/// Description of a tool, as an agent sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OfferedTool {
     agent: String,
@@ -366,8 +370,8 @@ impl Origin {
         Ok(notes)
     }
 
-    /// Returns the number of steps for which the schedule of step `step` was made, given that the
-    /// phase has `steps` steps now.
+    /// Returns the number of steps for which the schedule of step `step` was made. `steps` is the
+    /// current number of steps of the phase.
     pub fn scheduled(&self, phase: u32, step: u32, steps: u32) -> u32 {
         let earlier =
             self.lengths.iter().find(|length| length.phase == phase && step < length.until);
@@ -378,8 +382,8 @@ impl Origin {
     /// whose attempts are in `store`. Returns notes for the user.
     ///
     /// # Errors
-    /// Returns [`TrainerError::PhaseOver`] if such a phase has ended and a later phase has started
-    /// from its result.
+    /// Returns [`TrainerError::PhaseFinished`] if such a phase has ended and a later phase has
+    /// started from its result.
     pub async fn update_lengths(
         &mut self,
         earlier: &Recipe,

@@ -1,8 +1,8 @@
 //! Past versions of trained policies, as opponents.
 //!
-//! A pool contains the newest snapshots of one trained policy, each in a sampler of its own. One of
-//! them plays in each attempt. The picker of an agent selects it from the random stream of the
-//! attempt, or of the group with `mixture = "group"`.
+//! A pool contains the newest snapshots of one trained policy, each in a sampler of its own. In
+//! each attempt, one of the snapshots plays. The picker of an agent selects the snapshot from the
+//! random stream of the attempt or, with `mixture = "group"`, of the group.
 //!
 //! # Guarantees
 //! - **A function of the step.** The versions in the pool depend only on the number of steps that
@@ -262,8 +262,8 @@ impl PastPolicies {
         self.0.iter().find(|pool| pool.name == name)
     }
 
-    /// Loads the snapshots that were in the pools at a checkpoint with these versions. Without a
-    /// checkpoint, takes the first snapshots.
+    /// Loads the snapshots that the pools contained at the checkpoint with these versions. If there
+    /// is no checkpoint, takes the first snapshots.
     ///
     /// # Errors
     /// Returns an error that names the snapshot if one is missing or damaged, and an error if a
@@ -287,10 +287,10 @@ impl PastPolicies {
         Ok(())
     }
 
-    /// Takes the snapshots that are due after a policy got a version.
+    /// Takes the snapshots that are due after a policy has published a new version.
     ///
     /// # Errors
-    /// Returns an error if a snapshot cannot be written, or if its sampler does not load it.
+    /// Returns an error if a snapshot cannot be written, or if its sampler fails to load it.
     pub async fn snapshot(
         &self,
         policies: &Policies,
@@ -394,7 +394,8 @@ mod tests {
         }
     }
 
-    /// Returns the fraction of streams in which each version plays, oldest first.
+    /// Returns, for each version from the oldest on, the fraction of random streams in which the
+    /// version plays.
     fn fractions(pool: &PastPool) -> Vec<f64> {
         let picks: Vec<usize> = (0..20_000).map(|stream| pool.pick(7, stream)).collect();
         assert_eq!(picks, (0..20_000).map(|stream| pool.pick(7, stream)).collect::<Vec<_>>());

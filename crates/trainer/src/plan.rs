@@ -1,8 +1,8 @@
 //! Converts attempts and their rewards into the plan of a step: advantages, weights, updates.
 //!
-//! For every optimizer step, a plan has its sequences, a weight and an advantage for each token,
-//! and the micro-batches into which the policy's learner and the critic divide them. It is recorded
-//! before the step runs.
+//! A plan contains the optimizer updates of a step. For each update it contains the sequences, a
+//! weight and an advantage for each token, and the division into micro-batches, for the policy's
+//! learner and for the critic. The plan is recorded before the step runs.
 //!
 //! # Guarantees
 //! - **A plan is a pure function** of the attempts, the values of critic and reference, the recipe,
@@ -205,8 +205,8 @@ pub(crate) struct PlanInput<'a> {
     pub seed: u64,
     /// Maximum number of sampled tokens per attempt, by agent.
     pub limits: &'a TokenLimits,
-    /// Largest of these limits among the agents of the training tasks. Some algorithms divide the
-    /// sum over an attempt's tokens by this constant.
+    /// The largest of these limits among the agents of the training tasks. Some algorithms divide
+    /// the sum over an attempt's tokens by this constant.
     pub constant_length: usize,
     /// Coefficient of a KL penalty that is applied to the reward.
     pub kl_coefficient: f64,
@@ -243,7 +243,7 @@ struct GroupedSamples<'a> {
 }
 
 impl<'a> GroupedSamples<'a> {
-    /// Adds a group. Skips it if it carries no training signal, or if it needs a baseline and has
+    /// Adds a group. Skips a group that has no training signal, or that needs a baseline and has
     /// none.
     fn add_group(&mut self, plan_input: &PlanInput<'_>, group: usize, attempts: &'a [Attempt]) {
         let keys = plan_input.keys;
@@ -299,7 +299,8 @@ impl<'a> GroupedSamples<'a> {
             .filter(|c| c.credit_target.is_some())
             .map(Component::weighted_value)
             .sum();
-        // In a game, the score can be that of one agent, but every seat has a part of the sum.
+        // In a game, the score can be the score of one agent only, but the sum contains parts of
+        // every seat.
         let score = attempt.score.unwrap_or(0.0);
         let is_of_seat = |component: &Component| match &component.credit_target {
             Some(CreditTarget::Agent(name)) => is_seat(name),
@@ -411,7 +412,7 @@ pub(crate) struct Draft {
     epochs: u32,
 }
 
-/// The sequences of a group.
+/// Sequences of one group, each with its part of the plan and the input of the learner.
 type GroupSequences = Vec<(PlannedSequence, SequenceInput)>;
 
 impl Draft {
@@ -504,7 +505,7 @@ pub(crate) fn draft_sft(
 ) -> Draft {
     let groups: Vec<Vec<Rollout>> =
         demonstrations.iter().map(|attempt| vec![Rollout::new(attempt, targets, None)]).collect();
-    // Cross-entropy has a gradient whatever the advantage.
+    // Cross-entropy has a gradient even if the advantage is 0.
     let only = &TrainFilterKeys::default();
     let counting = UnitCounting { normalizer, unit: Unit::Attempt, only };
     let updates = vec![update(&groups, targets, counting, true)];

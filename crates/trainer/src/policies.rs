@@ -1,11 +1,11 @@
 //! The policies of a run: the models that agents sample from, and the models that learn.
 //!
 //! A policy is trained or frozen. Each trained policy has its own learner, optimizer, reference,
-//! critic and versions, and its own part of every plan (`PolicyPlan`). It learns from the segments
-//! with its name, with the same bits as if it were the only policy (`tests/trainer/policies.rs`).
-//! Segments of other policies are context to it: they are not targets, do not age a group, and are
-//! in a batch only if a sequence of the policy goes through them. A group in which only other
-//! policies acted does not count for a policy.
+//! critic and versions, and its own part of every plan (`PolicyPlan`). A policy learns only from
+//! the segments that it sampled, with the same bits as if it were the only policy
+//! (`tests/trainer/policies.rs`). Segments of other policies are context: they are not targets, do
+//! not count in the age of a group, and are in a batch only if a sequence of the policy contains
+//! them. A group in which only other policies acted does not count for a policy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -144,8 +144,8 @@ impl Policies {
         self.all.iter().find(|policy| policy.name == name)
     }
 
-    /// Returns the samplers of all policies with this name: one, or one for each slot of a pool of
-    /// past versions.
+    /// Returns the samplers of the policy with this name. A pool of past versions has one sampler
+    /// for each slot; other policies have one sampler.
     pub fn samplers(&self, name: &str) -> impl Iterator<Item = Arc<dyn Sampler>> {
         self.all.iter().filter(move |policy| policy.name == name).map(|p| Arc::clone(&p.sampler))
     }

@@ -1,15 +1,18 @@
 //! Computes the inputs of an update's loss that a single token does not determine.
 //!
-//! Most losses read one token only. Some need more: the ratio of a complete sequence (GSPO), the
-//! tokens of an update with the highest covariance (KL-Cov), the proximal policy (decoupled PPO),
-//! importance weights for tokens of older policies. These numbers come from the log-probabilities
-//! of a forward pass. If the weights in training also sampled the tokens, the recorded
-//! log-probabilities are used instead, because both are bitwise equal (not with
-//! `engine.keep_cache`). The numbers are stored in the terms, like the log-probabilities of a
-//! reference. So an update is one call of [`Learner::train`], wherever the learner runs.
+//! Most losses need only the values of one token. Some losses need more:
+//! - GSPO: the ratio of a complete sequence,
+//! - KL-Cov: the tokens of an update with the highest covariance,
+//! - decoupled PPO: the proximal policy,
+//! - corrections: importance weights for tokens that older weights sampled.
 //!
-//! Corrections for the policy that sampled a token weight the policy's loss. A critic learns from
-//! the plan unchanged.
+//! These values are computed from the log-probabilities of a forward pass. If the current weights
+//! sampled the tokens, the recorded log-probabilities are used instead, because they are bitwise
+//! equal (except with `engine.keep_cache`). The values are stored in the terms, so that an update
+//! is one call of [`Learner::train`], wherever the learner runs.
+//!
+//! Corrections change the weights of the policy's loss only. The critic learns from the unchanged
+//! plan.
 
 use std::collections::HashMap;
 
@@ -74,8 +77,8 @@ impl<'a> Preparer<'a> {
     }
 
     /// Computes the log-probabilities under the weights at the start of the step, before the first
-    /// update. Uses the recorded ones for tokens that these weights sampled, because they are
-    /// bitwise equal.
+    /// update. For tokens that these weights sampled, uses the recorded log-probabilities, because
+    /// they are bitwise equal.
     pub async fn start(&mut self, batches: &[Inputs]) -> Result<(), TrainerError> {
         if self.keys.proximal != ProximalPolicy::Recompute {
             return Ok(());

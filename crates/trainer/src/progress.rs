@@ -12,7 +12,7 @@ pub(crate) struct RunProgress {
     pub versions: Versions,
     /// Texts that phases have improved.
     pub prompts: Prompts,
-    /// The newest checkpoint. `None` before the first one.
+    /// Newest checkpoint. `None` before the first checkpoint.
     pub latest: Option<Checkpoint>,
     /// Evaluations in order, including those of earlier processes of the run.
     pub evals: Vec<EvalResult>,

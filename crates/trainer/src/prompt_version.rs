@@ -15,7 +15,7 @@ pub struct PromptVersion {
     /// Number of the version in its phase. 0 is the text with which a prompt phase started, or
     /// for an SFT phase the prompt of the recipe.
     pub version: u32,
-    /// The text.
+    /// Text of this version.
     pub text: String,
 }
 

@@ -35,8 +35,8 @@ pub(crate) fn curriculum_stream(phase: u32) -> u64 {
     stream("curriculum", &[phase])
 }
 
-/// Returns the random counter at which a pool of past versions selects one of them, in the stream
-/// of an attempt. It is in the half above all token positions.
+/// Returns the random counter at which a pool selects a past version, in the random stream of an
+/// attempt. The counter is in the upper half of the range, above all token positions.
 pub(crate) fn pool_counter(name: &str) -> u64 {
     stream(&format!("past {name}"), &[]) | 1 << 63
 }

@@ -72,8 +72,8 @@ pub(crate) async fn restore_references(
     Ok(())
 }
 
-/// Copies the weights of policies into their references if an update of the references is due
-/// before `step`.
+/// Copies the current weights of policies into their references, for policies whose reference must
+/// be updated before `step`.
 ///
 /// # Errors
 /// Returns an error if weights cannot be saved or loaded.

@@ -102,8 +102,8 @@ pub async fn terms(
     let FoundCheckpoints { complete: checkpoints, .. } =
         Checkpoints::read_only(dir.join("checkpoints")).find()?;
     let before = |at: &&Checkpoint| at.position.phase == phase && at.position.step <= step;
-    // A reference that has not moved is that of the start of the phase. Checkpoints within the
-    // phase do not contain it.
+    // A reference that has not been updated has the weights at the start of the phase. Checkpoints
+    // within the phase do not contain it.
     let has_reference = |at: &&Checkpoint| match keys {
         Phase::Rl(keys) => !keys.needs_reference() || keys.has_separate_reference(at.position.step),
         Phase::Sft(_) | Phase::Prompt(_) => true,
@@ -200,7 +200,7 @@ impl<'a> ReplayRun<'a> {
         Ok(())
     }
 
-    /// Replays a step. Adds the terms of its losses to `terms`, if given.
+    /// Replays a step. If `terms` is set, adds the terms of the step's losses to it.
     async fn step(
         &self,
         plan: &StepPlan,

@@ -47,8 +47,8 @@ impl Reporter {
         })
     }
 
-    /// Appends a line to the metrics file and sends its `metrics` to the sinks as those of `step`.
-    /// A sink that fails is dropped.
+    /// Appends a line to the metrics file, and sends its `metrics` to the sinks as metrics of
+    /// `step`. Drops a sink that fails.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
@@ -112,7 +112,7 @@ impl Reporter {
         }
     }
 
-    /// Closes the sinks. `finished` is whether all phases are finished.
+    /// Closes the sinks. `finished` states whether all phases are finished.
     pub fn close(&mut self, finished: bool, observer: &mut dyn Observer) {
         for sink in &mut self.sinks {
             if let Err(why) = sink.close(finished) {

@@ -1,10 +1,10 @@
-//! Scores the attempts of a recorded run again, with other scorers, and finds the step from which
-//! the old and the new scores part.
+//! Scores the attempts of a recorded run again, with other scorers, and finds the step at which the
+//! old and the new scores start to diverge.
 //!
-//! Nothing is sampled and nothing is recorded. The attempts are those that count for training, in
-//! their groups, so that scorers which compare attempts can be used. An attempt that the new
-//! scorers cannot decide is unscored and takes no part in the comparison; `unscored = VALUE` of a
-//! recipe is ignored, because a substitute value is not a score.
+//! Nothing is sampled or recorded. The attempts that count for training are scored in their groups,
+//! so that scorers that compare attempts can be used. An attempt that the new scorers cannot decide
+//! is unscored, and is left out of the comparison. `unscored = VALUE` of a recipe is ignored,
+//! because a substitute value is not a score.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ pub struct RescoredAttempt {
     pub step: u32,
     /// Recorded score. `None` if the attempt was not scored.
     pub old: Option<f64>,
-    /// New score. `None` if the attempt could not be scored again.
+    /// New score. `None` if the new scorers could not score the attempt.
     pub new: Option<f64>,
     /// Reason why there is no new score.
     pub error: Option<String>,
@@ -45,7 +45,8 @@ pub struct Rescored {
     pub attempts: Vec<RescoredAttempt>,
     /// (phase, step) of every step that has an attempt with both scores.
     pub steps: Vec<(u32, u32)>,
-    /// The step from which the scores part, as indices of `steps`. `None` if they do not.
+    /// Step at which the scores start to diverge, as indices of `steps`. `None` if they do not
+    /// diverge.
     pub parting: Option<Parting>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! The recipe decides how attempts without tokens and truncated attempts count (`empty`,
 //! `overlong`). A group whose attempts all have the same reward has no gradient.
-//! [`flow`](crate::flow) uses this module to complete a step, [`plan`](crate::plan) to compute
-//! advantages.
+//! [`scheduler`](crate::scheduler) uses this module to complete groups, [`plan`](crate::plan) to
+//! compute advantages.
 
 use levade_recipe::{EmptyAttempts, OverlongAttempts, RlKeys};
 use levade_rl::shaping;
@@ -39,9 +39,9 @@ pub(crate) fn reward_of(
     }
 }
 
-/// Returns whether an attempt is a sample of a policy. It is not if another policy acted or was
-/// selected for an agent, and the policy itself did not act: its completions cannot have changed
-/// the reward. An attempt in which no policy acted is a sample of each.
+/// Returns whether an attempt is a sample of a policy. It is not if the policy did not act and
+/// another policy acted or was selected for an agent, because the completions of the policy cannot
+/// have changed the reward. An attempt in which no policy acted is a sample of every policy.
 pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
     let is_other = |policy: &String| policy != targets.policy;
     let is_selected = attempt.outcome.cast.values().any(is_other);
@@ -50,7 +50,8 @@ pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
     !(is_selected || is_acting) || acts(&attempt.trajectory, targets)
 }
 
-/// Returns whether a policy acted in a trajectory, trained or greedy.
+/// Returns whether a trajectory contains a completion of the policy by a trained agent. Greedy
+/// completions count, too.
 fn acts(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
     trajectory
         .segments()

@@ -41,7 +41,7 @@ use crate::run_dir::LockedRunDir;
 use crate::superseded::{RewindRecord, finish_rewind, partial_dir, superseded_dir, sync_parent};
 
 /// Files that are copied if they exist. The metrics after the checkpoint are removed when the run
-/// resumes. The file `mlflow.json` is left out: the server has the later steps already.
+/// resumes. The file `mlflow.json` is not copied, because the server already has the later steps.
 const COPIED: [&str; 5] =
     ["engine.json", "learner.json", "metrics.jsonl", "events.jsonl", TimesFile::NAME];
 /// Maximum number of tokens that one write to the new store contains, unless a single attempt has
@@ -51,7 +51,7 @@ const MAX_WRITE_TOKENS: usize = 1 << 20;
 /// A run that was set back to an earlier step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rewound {
-    /// Number of finished steps of the run now: those of the checkpoint from which it continues.
+    /// Number of finished steps at the checkpoint from which the run continues.
     pub step: u32,
     /// Number of finished steps that were superseded.
     pub superseded_steps: u32,
@@ -69,7 +69,7 @@ pub struct Rewound {
 /// store, or if a file cannot be written. The run is then unchanged.
 pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError> {
     let root = &recipe.run.folder;
-    // A link to the directory must not be exchanged in place of the directory.
+    // A symbolic link to the directory must not be exchanged instead of the directory.
     let root = fs::canonicalize(root).map_err(|source| file_error("open", root, source))?;
     let old =
         Recipe { run: RunKeys { folder: root.clone(), ..recipe.run.clone() }, ..recipe.clone() };
@@ -103,7 +103,7 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
         fs::remove_dir_all(&partial).map_err(|source| file_error("remove", &partial, source))?;
     }
     let superseded = superseded_dir(&root)?;
-    // Differences other than those of the reward and the store are applied when the run resumes.
+    // The run applies other permitted differences when it resumes.
     let reward = recipe.reward.clone();
     let run = RunKeys { store: recipe.run.store.clone(), ..earlier.run.clone() };
     let next = Recipe { reward, run, ..earlier.clone() };
@@ -135,7 +135,7 @@ struct Rewind<'a> {
     earlier: &'a Recipe,
     /// Recipe of the run from the checkpoint on.
     next: &'a Recipe,
-    /// Checkpoints up to the one from which the run continues, oldest first.
+    /// Checkpoints up to the checkpoint from which the run continues, oldest first.
     kept: &'a [Checkpoint],
     /// Position of the last of them.
     position: Position,
@@ -180,7 +180,7 @@ impl Rewind<'_> {
     async fn copy_record(&self, store_dir: &Path) -> Result<(), TrainerError> {
         let location = &self.earlier.run.store;
         let from = levade_store_client::open(location, self.old.root(), Access::Read).await?;
-        // Ids of attempts contain the id of the run, which is that of the old store.
+        // Ids of attempts are derived from the id of the run, which is the id in the old store.
         let access = Access::Start(from.run());
         let to = levade_store_client::open(&self.next.run.store, store_dir, access).await?;
         let is_new = to.planned_steps().await?.is_empty() && to.evals().await?.is_empty();

@@ -48,7 +48,7 @@ pub struct AttemptMaker {
     pub store: Arc<dyn Store>,
     /// Receives every attempt that counts when it has ended.
     pub tracer: Tracer,
-    /// Records from which attempts at recorded sessions are copied.
+    /// Records of sessions, from which the attempts of session tasks are copied.
     pub sessions: SessionRecords,
     /// Subjects of withdrawals from the run: ids of tasks, and people by their key
     /// ([`person_subject`]). No further attempt at their tasks is made.
@@ -56,9 +56,10 @@ pub struct AttemptMaker {
 }
 
 impl AttemptMaker {
-    /// Returns the attempts of these slots at these tasks, in the same order. None of them is for
-    /// training. Recorded attempts are not repeated. Returns `None` if stopped; attempts recorded
-    /// until then stay.
+    /// Makes one attempt for each slot, at the task of the same index, and returns the attempts in
+    /// this order. The attempts are not for training. Attempts that are already recorded are not
+    /// repeated. Returns `None` if the run is stopped; the attempts that were recorded until then
+    /// stay.
     ///
     /// # Errors
     /// Returns an error if recording fails, if a task names an unknown agent, or if every attempt
@@ -301,9 +302,9 @@ pub(crate) struct SlotTries {
 }
 
 impl SlotTries {
-    /// Makes tries until one does not fail or no retry is left. Returns the last one, unscored and
-    /// its record still running, with the number of failed tries before it. A failed try is
-    /// recorded as superseded, and a lost one as abandoned.
+    /// Executes tries until one does not fail or no retry is left. Returns the last try, unscored
+    /// and still recorded as running, with the number of failed tries before it. A failed try is
+    /// recorded as superseded, and a lost try as abandoned.
     pub async fn run(self, store: &dyn Store) -> Result<(Attempt, u32), StoreError> {
         let SlotTries { slot, retries, needs_tokens, agent_loop, context } = self;
         let Tries { next: mut number, mut failed } = store.tries(&slot).await?;
@@ -344,8 +345,9 @@ impl SlotTries {
     }
 }
 
-/// Rejects a task that was withdrawn from the run, alone or with all tasks of a person. `subjects`
-/// are those of the withdrawals, `id` is the task's, and `persons` are the keys of its people.
+/// Returns an error if a task was withdrawn from the run, by its id or by a person. `subjects` are
+/// the subjects of all withdrawals, `id` is the id of the task, and `persons` are the keys of the
+/// task's people.
 ///
 /// # Errors
 /// Returns [`TrainerError::WithdrawnTask`] if the task was withdrawn.
@@ -363,7 +365,7 @@ pub(crate) fn reject_withdrawn_task(
     }
 }
 
-/// Runs an attempt. If it panics, returns it as failed.
+/// Runs an attempt. If it panics, returns it as a failed attempt.
 async fn run_guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> levade_agent::Attempt {
     let agent = agent.clone();
     let made = catch_panic(async move { agent.run(context).await }).await;
@@ -397,7 +399,7 @@ impl ScorerOutage {
 pub struct AttemptWarnings(BTreeMap<String, (u64, String)>);
 
 impl AttemptWarnings {
-    /// Adds the failures of `attempts`. Returns messages for the sources that had not failed
+    /// Adds the warnings of `attempts`. Returns a message for each source that had no warning
     /// before.
     pub fn add(&mut self, attempts: &[Attempt]) -> Vec<String> {
         let mut new = Vec::new();

@@ -2,16 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Rules that earlier builds did not have. `origin.json` records those with which a run started,
-/// so that a resumed run keeps them. The default are the rules of builds that recorded none.
+/// Rules that earlier builds did not have. `origin.json` records the rules with which a run
+/// started, so that a resumed run keeps them. The default rules are the rules of builds that
+/// recorded none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Rules {
     /// Whether a prompt phase starts from the prompt that earlier phases left. Otherwise, it starts
     /// from the prompt of the recipe.
     pub chained_prompts: bool,
-    /// Whether an attempt in which other policies acted, but not a policy itself, is no sample of
-    /// that policy. Otherwise, it is a sample, unless another policy was selected for an agent.
+    /// Whether an attempt is no sample of a policy if only other policies acted in it. If false,
+    /// such an attempt is a sample, unless another policy was selected for an agent.
     pub only_acting: bool,
 }
 

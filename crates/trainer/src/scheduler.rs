@@ -188,7 +188,8 @@ impl GroupScheduler {
         let task_index = self.order.task_index(position, recorded, &busy);
         let Some(mut task) = tasks.train(task_index) else { return Ok(()) };
         if rollouts.scorers.depend_on_success() {
-            // All attempts of a group have the same scorers, also if the run was resumed.
+            // All attempts of a group must have the same scorers, even if the run was resumed in
+            // between.
             task.measured_success = match recorded {
                 Some(recorded) => recorded["measured_success"].as_f64(),
                 None => self.order.success(task_index),
@@ -223,8 +224,8 @@ impl GroupScheduler {
         Ok(())
     }
 
-    /// Admits all positions below `end` except those in `taken`. When resuming, this restores
-    /// groups that an earlier process had started when it took later groups.
+    /// Admits all positions below `end` except the positions in `taken`. A resumed run thereby
+    /// restores groups that an earlier process had started while it took later groups.
     async fn admit_until(
         &mut self,
         end: u64,
@@ -241,7 +242,7 @@ impl GroupScheduler {
         Ok(())
     }
 
-    /// Returns the number of groups that the staleness bound admits by now. Each replaced group
+    /// Returns the number of groups that the staleness bound admits so far. Each replaced group
     /// raises it by one.
     fn capacity(&self) -> u64 {
         let groups = self.keys.groups as u64;
@@ -288,8 +289,8 @@ impl GroupScheduler {
     /// Waits for the next event of an attempt in progress, and records the attempt if it has ended.
     /// Returns `false` if no attempt is in progress.
     ///
-    /// If a step `needs` the attempts, and only unavailable scorers are left to wait for, the wait
-    /// is limited to the outage timeout.
+    /// If a step `needs` the attempts and all of them wait for unavailable scorers, the wait is
+    /// limited to the outage timeout.
     ///
     /// This method is cancel safe: if the future is dropped, the next call continues from the same
     /// state.
@@ -367,8 +368,8 @@ impl GroupScheduler {
         })
     }
 
-    /// Marks a group as complete if it is. If the group carries no training signal, raises the
-    /// capacity by one, so that another group replaces it.
+    /// Marks a group as complete if it needs no further attempts. If the group has no training
+    /// signal, raises the capacity by one, so that another group replaces it.
     fn complete_if_done(&mut self, position: u64) {
         let Some(group) = self.open.get_mut(&position).filter(|group| group.completed.is_none())
         else {
@@ -412,8 +413,8 @@ impl GroupScheduler {
         }
         group.completed = Some(self.completions);
         self.completions += 1;
-        // Refilling is limited to one additional step's groups. The limit refers to positions, so
-        // that the order in which attempts end does not matter.
+        // At most as many groups as one step has are sampled as replacements. The limit refers to
+        // positions, so that the order in which attempts end has no effect.
         let ahead = (2 + u64::from(self.keys.staleness)) * self.keys.groups as u64;
         let is_uninformative = self.is_uninformative(position);
         if let Some(group) = self.open.get_mut(&position) {

@@ -28,7 +28,7 @@ use moment::{Moment, first_gap};
 pub(crate) use step_rewards::sum_of_components;
 use step_rewards::{call_rewards, component_reward, score_of};
 
-/// Scorers that a program provides in place of the recipe's scorers with these names.
+/// Scorers that the program provides, by name. They replace the recipe's scorers with these names.
 pub type CustomScorers = BTreeMap<String, Arc<dyn Scorer>>;
 
 /// The scorers of a run. Clones share them.
@@ -89,7 +89,7 @@ pub(crate) struct ScoringFailure {
 /// Consequence for an attempt that could not be scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FailureAction {
-    /// The attempt failed. `retry` is whether another try may succeed.
+    /// The attempt counts as failed. `retry` states whether another try may succeed.
     Broken { retry: bool },
     /// The attempt is left out of training.
     Dropped,
@@ -140,7 +140,7 @@ impl NamedScorer {
             };
             named.push(Component { name, weight, ..component });
         }
-        // Without a score component, the attempt would count as worthless.
+        // Without a component for the score, the attempt would count as worthless.
         if scores == 0 && self.weight != 0.0 {
             return Err(unusable(format!(
                 "no component called `{}` was returned",
@@ -229,7 +229,7 @@ fn chosen(task: &Value) -> Option<Vec<&str>> {
     }
 }
 
-/// Returns a text or a number as text. Of several values, returns the first.
+/// Returns a text, or a number as text. If there are several values, returns the first one.
 fn first_text(expected: &Value) -> String {
     match expected {
         Value::String(text) => text.clone(),
@@ -314,8 +314,8 @@ impl Scorers {
             .map(|named| named.name.as_str())
     }
 
-    /// Returns whether an attempt is scored together with those of its group, after each has been
-    /// scored independently.
+    /// Returns whether an attempt must also be scored together with the other attempts of its
+    /// group.
     pub(crate) fn compares_group(&self, attempt: &Attempt) -> bool {
         self.scorers_of(attempt).any(|named| named.scorer.scores_groups())
     }
@@ -418,7 +418,7 @@ impl Scorers {
         found
     }
 
-    /// Scores an attempt independently of its group. Replaces its components.
+    /// Scores an attempt independently of its group, and replaces the components of its score.
     ///
     /// # Errors
     /// Returns an error if a scorer fails and the recipe has no substitute value for this case.
@@ -539,7 +539,7 @@ impl Scorers {
         Ok(())
     }
 
-    /// Computes the score and the reward of an attempt that has all its components.
+    /// Computes the score and the reward of an attempt from its components.
     pub(crate) fn finish(&self, attempt: Attempt) -> Attempt {
         let keys = &self.0.keys;
         let mut outcome = attempt.outcome;

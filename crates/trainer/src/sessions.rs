@@ -1,11 +1,11 @@
-//! Recorded sessions as tasks: attempts of training that are copied from a record of
-//! `levade serve --record` instead of being sampled.
+//! Recorded sessions as tasks: attempts of training that are copied from a record of `levade serve
+//! --record` instead of being sampled.
 //!
 //! Sessions with the same task id form groups of the recipe's group size. The row of such a task
-//! has the ids of its sessions in the field `taken_from`, and the record in the field `record`; the
-//! attempt of sample `n` copies the `n`th session, in training and, if a phase imitates sessions,
-//! as a demonstration, and has the person of that session. A record to which no session was added
-//! is always divided into the same groups.
+//! contains the ids of its sessions in the field `taken_from`, and the record in the field
+//! `record`. The attempt with sample index `n` copies the `n`th session and gets the person of that
+//! session. It is a training attempt or, if a phase imitates sessions, a demonstration. A record is
+//! always divided into the same groups, unless sessions are added to it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,12 +29,12 @@ const RECORD: &str = "record";
 /// Field of a task's row with the people of the sessions, if one has a person.
 const PERSONS: &str = "taken_persons";
 
-/// The records from which a run takes sessions.
+/// Records from which a run copies sessions.
 #[derive(Debug, Clone, Default)]
 pub struct SessionRecords {
     /// Stores of the records by directory.
     stores: Arc<BTreeMap<String, Arc<dyn Store>>>,
-    /// Whether demonstrations are copies of sessions, too.
+    /// Whether sessions are also copied as demonstrations.
     copies_demonstrations: bool,
 }
 
@@ -74,9 +74,9 @@ impl SessionRecords {
     }
 }
 
-/// Returns the task of an attempt in a slot: `task`, but with only the person of its own session
-/// if it is a task of sessions. People of other sessions are left out, so that an attempt does not
-/// name them.
+/// Returns the task of the attempt in a slot. For a task of sessions, the result names only the
+/// person of the attempt's own session, so that an attempt does not name the people of other
+/// sessions.
 pub(crate) fn own_task(slot: &AttemptSlot, task: &Task) -> Task {
     let mut own = task.clone();
     if let Some(persons) = task.row.get(PERSONS).and_then(Value::as_array) {

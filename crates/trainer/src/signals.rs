@@ -16,7 +16,8 @@ use crate::policies::Models;
 use crate::queries::{Question, SequenceKey, predictions, query_in_batches};
 use crate::rewards::is_truncated;
 
-/// Numbers that models compute for a sequence, one for every trained token. Empty if not needed.
+/// Values that models compute for a sequence, one for every trained token. A list is empty if the
+/// loss does not need it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Signals {
     /// Values of the critic.
@@ -152,9 +153,9 @@ pub(crate) fn all_sequences(
     found
 }
 
-/// Returns the sequence with the last target of an attempt, extended by one token as a target. A
-/// critic's value for this token is the value of the state in which the attempt ended. Returns
-/// `None` if nothing was sampled.
+/// Returns the sequence of an attempt that contains the last target, extended by one token, which
+/// is the only target. A critic's value for this token is the value of the state in which the
+/// attempt ended. Returns `None` if nothing was sampled.
 fn end_input(trajectory: &Trajectory, targets: Targets<'_>) -> Option<(SegmentId, SequenceInput)> {
     let last = |sequence: &crate::batch::TrainedSequence| {
         sequence.turns.iter().flat_map(|action| &action.segments).map(|(segment, _)| *segment).max()

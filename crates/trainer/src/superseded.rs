@@ -23,7 +23,7 @@ const SCHEMA: u32 = 1;
 #[serde(deny_unknown_fields)]
 pub(crate) struct RewindRecord {
     schema: u32,
-    /// Number of finished steps from which the run continued.
+    /// Number of finished steps at the checkpoint from which the run continued.
     from: u32,
     /// Name of the directory, next to the run directory, that contains the superseded steps.
     superseded: String,

@@ -66,7 +66,7 @@ pub struct EvalSlice {
     pub excluded_from_overall: bool,
     /// Whether the tasks serve only to select the best checkpoint.
     pub selects: bool,
-    /// The held-out tasks.
+    /// Held-out tasks of all sources.
     pub tasks: Vec<Task>,
 }
 
@@ -274,8 +274,8 @@ impl Tasks {
         None
     }
 
-    /// Returns the evaluation tasks with one of `questions`, which a model was asked or shown in
-    /// training.
+    /// Returns the evaluation tasks whose question is in `questions`: questions that a model was
+    /// asked or shown in training.
     pub fn evaluated_tasks_among<'t>(&'t self, questions: &HashSet<QuestionKey>) -> Vec<&'t Task> {
         let tasks: Vec<&Task> = self.eval.iter().flat_map(|slice| &slice.tasks).collect();
         filter_seen(&tasks, questions)
@@ -339,7 +339,7 @@ impl TrainSource {
 }
 
 impl TaskIndices {
-    /// Returns the indices in `0..n` at which a generator asks no held-out question.
+    /// Returns the indices in `0..n` at which a generator does not generate a held-out question.
     fn excluding(
         generator: &Arithmetic,
         n: u32,
@@ -386,8 +386,8 @@ fn held_out_questions(
     (source_questions, (!generated.is_empty()).then(all_questions))
 }
 
-/// Returns the tasks that neither ask nor show a held-out question. Adds notes with the number of
-/// removed tasks, and the number of kept tasks that are near copies of held-out questions.
+/// Returns the tasks that neither ask nor show a held-out question. Adds notes with two numbers:
+/// removed tasks, and kept tasks that are near copies of held-out questions.
 fn without_leaks(
     held_out: &HeldOutQuestions,
     source: std::fmt::Arguments<'_>,
@@ -454,8 +454,8 @@ fn truncate_question(question: &str) -> String {
     }
 }
 
-/// Returns the questions that a run was asked or shown in training, according to its store: those
-/// of its demonstrations and of its training attempts.
+/// Returns the questions that a run's model was asked or shown in training: the questions of the
+/// demonstrations and training attempts in the run's store.
 ///
 /// # Errors
 /// Returns an error if the store cannot be read, or if its tasks cannot be parsed.

@@ -1,8 +1,8 @@
 //! Loss terms of a step, token by token.
 //!
-//! A loss is a sum over terms: one for each trained token of each sequence. [`RecordingLearner`] is
-//! a learner that trains like the learner it wraps and keeps the terms. [`PolicyTerms::tokens_of`]
-//! lists the terms of one attempt with the numbers that the loss was computed from.
+//! A loss is a sum over terms: one for each trained token of each sequence. [`RecordingLearner`]
+//! wraps a learner, trains with it, and keeps the terms. [`PolicyTerms::tokens_of`] lists the terms
+//! of one attempt, with the values from which the loss was computed.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,7 +34,7 @@ pub struct PolicyTerms {
 pub struct BatchTerms {
     /// Index of the optimizer update within the step.
     pub update: u32,
-    /// The loss function.
+    /// Loss function of the update.
     pub loss: Loss,
     /// Sum of the loss as the learner computed it.
     pub sum: f64,
@@ -66,7 +66,7 @@ pub struct TokenTerm {
     pub leaf: SegmentId,
     /// Index of the token on its sequence.
     pub index: u32,
-    /// Token id.
+    /// Id of the token.
     pub token: u32,
     /// Number of weight versions between sampling and training.
     pub age: u32,
@@ -81,7 +81,7 @@ pub struct TokenTerm {
     pub reference: Option<f64>,
     /// Probability ratio of the token to the old policy.
     pub ratio: f64,
-    /// Log-ratio of the sequence, for losses that use it in place of the token's ratio.
+    /// Log-ratio of the sequence. `None` if the loss uses the ratio of the token.
     pub sequence_log_ratio: Option<f64>,
     /// Whether the token was selected among the tokens of its update, for losses that treat
     /// selected tokens differently.
@@ -90,8 +90,8 @@ pub struct TokenTerm {
     pub clipped: bool,
     /// Whether the dual-clipping bound was active.
     pub dual_clipped: bool,
-    /// Whether the policy's part of the loss is left out: by a trust region, a selection or a
-    /// correction of 0.
+    /// Whether the policy's part of the loss is left out, because of a trust region, a selection or
+    /// a correction of 0.
     pub dropped: bool,
     /// Advantage of the token.
     pub advantage: f64,

@@ -180,7 +180,7 @@ mod tests {
         let completion =
             ParsedCompletion { content: String::new(), calls: vec![Ok(call)], bare: false };
         let start = tokio::time::Instant::now();
-        // Each iteration stands for an agent with its own set of tools.
+        // Each iteration represents an agent with its own set of tools.
         for waited in [0, 500, 1000] {
             let set = toolboxes.tools_for(&recipe.agent, Some(&chat)).unwrap();
             let mut open = set.open(&attempt).await.unwrap();

@@ -52,8 +52,8 @@ impl Tracer {
         Ok(Tracer { times, exporter: Some(Arc::new(Mutex::new(exporter))) })
     }
 
-    /// Records the times of an attempt and queues its trace, unless it is a demonstration. Returns
-    /// at once.
+    /// Records the times of an attempt, and queues its trace unless the attempt is a demonstration.
+    /// Does not wait for the collector.
     pub(crate) fn attempt_ended(&self, attempt: &Attempt) {
         if let Some(times) = &self.times {
             times.append(attempt.id, &attempt.outcome.timings);
@@ -68,8 +68,8 @@ impl Tracer {
         self.with_exporter(Exporter::take_failure).flatten()
     }
 
-    /// Waits until the collector has all traces, up to a timeout. Returns a description of the
-    /// traces that it does not have.
+    /// Waits until the collector has all traces, or until a timeout. Returns a description of the
+    /// missing traces.
     pub(crate) fn close(&self) -> Option<String> {
         self.with_exporter(|exporter| exporter.close().loss()).flatten()
     }

@@ -68,7 +68,7 @@ pub struct RunParts {
 /// The outcome of [`Trainer::run`].
 #[derive(Debug)]
 pub enum RunEnd {
-    /// All phases are finished.
+    /// All phases have finished.
     Finished(Summary),
     /// The run stopped at a step boundary, on request.
     Stopped {
@@ -88,9 +88,10 @@ pub struct Summary {
     pub evals: Vec<EvalResult>,
     /// Gains in success, for each phase.
     pub gains: Vec<Gain>,
-    /// The last checkpoint. `None` if the recipe has no phases.
+    /// Last checkpoint. `None` if the recipe has no phases.
     pub checkpoint: Option<PathBuf>,
-    /// The best checkpoint. `None` if there was no choice.
+    /// Best checkpoint. `None` if fewer than two checkpoints were evaluated, or if the evaluation
+    /// before training was the best.
     pub best: Option<Best>,
     /// Number of finished steps over all phases.
     pub steps: u32,
@@ -100,7 +101,7 @@ pub struct Summary {
     pub warnings: AttemptWarnings,
 }
 
-/// A training run. Sequences its phases, steps, evaluations and checkpoints.
+/// A training run, which executes phases, steps, evaluations and checkpoints in order.
 pub struct Trainer {
     run: RunContext,
     progress: RunProgress,
@@ -302,8 +303,8 @@ impl Trainer {
                 warnings: self.reporter.warnings.clone(),
             })),
             Err(Exit::Stopped) => {
-                // The weights are those of the last step boundary: attempts do not change weights,
-                // and every step that started has finished.
+                // The weights are the weights at the last step boundary: attempts do not change
+                // weights, and every step that started has finished.
                 if self.progress.latest.as_ref().map_or(0, |c| c.position.global_step)
                     < self.progress.position.global_step
                 {

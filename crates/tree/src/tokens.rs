@@ -92,7 +92,7 @@ pub(crate) struct TokenCursor<'a> {
 }
 
 impl<'a> TokenCursor<'a> {
-    /// Returns the next token, or `None` at the end.
+    /// Returns the next token without advancing, or `None` at the end of the sequence.
     pub fn first(&self) -> Option<u32> {
         self.chunks.first().map(|chunk| chunk.tokens[self.offset])
     }

@@ -1,11 +1,11 @@
 //! Runs third-party environments: reasoning-gym, verifiers, gymnasium, OpenEnv.
 //!
-//! An environment is a source of tasks that also scores attempts. Some environments lead their
-//! attempts ([`LedLoop`]): they call the model through the attempt's endpoint, as programs do, so
-//! everything is recorded without knowledge of the environment. Their rewards are in the last line
-//! of the attempt, each assigned to the turn or the agent that earned it. For other environments
-//! (reasoning-gym), any agent makes the attempts, and the environment scores the final answers
-//! ([`EnvironmentScorer`]).
+//! An environment is a source of tasks that also scores attempts. There are two kinds:
+//! - Some environments control their attempts ([`LedLoop`]). They call the model through the
+//!   attempt's endpoint, like programs, so that every token is recorded. The last line of the
+//!   attempt contains the rewards, each with the turn or the agent that earned it.
+//! - For other environments (reasoning-gym), any agent makes the attempts, and the environment
+//!   scores the final answers ([`EnvironmentScorer`]).
 //!
 //! Each environment runs in the user's Python (3.10 or later, with the environment's own packages),
 //! in worker processes of [`levade_process`], from the Python modules in the directory `worker`.
@@ -18,7 +18,7 @@
 //!   their supervisor.
 //! - **Loading, listing, scoring and attempts have timeouts.** A process that does not cancel a
 //!   late request is stopped, and its other requests fail.
-//! - **A reward that is not a finite number** fails its attempt and never counts.
+//! - **A reward that is not a finite number** fails its attempt.
 
 mod leader;
 mod options;
@@ -69,7 +69,7 @@ pub struct Environment {
     workers: Arc<Pool>,
 }
 
-/// Error of an environment.
+/// Error of an environment or its process.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the environment {name}: {why}")]
 pub struct EnvironmentError {
@@ -86,7 +86,7 @@ impl fmt::Debug for Environments {
 }
 
 impl Environments {
-    /// Creates environments with these options. No process is started yet.
+    /// Creates environments with these options, without starting a process.
     pub fn new(
         options: impl IntoIterator<Item = EnvironmentOptions>,
         supervisor: &Supervisor,

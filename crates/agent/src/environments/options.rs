@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerOptions {
-    /// Python interpreter, as a name or path: that of the virtual environment with the packages.
+    /// Python interpreter, as a name or path: the interpreter of the virtual environment that has
+    /// the packages.
     pub python: String,
     /// Working directory, from which modules are imported. Default: the directory of the recipe.
     #[serde(rename = "folder")]
@@ -64,8 +65,8 @@ pub struct ReasoningGymOptions {
     /// completion is the answer.
     #[serde(default = "answer")]
     pub tag: String,
-    /// Template of demonstrations, in which `{answer}` is replaced by the data set's own answer.
-    /// Empty for no demonstrations.
+    /// Template of demonstrations, in which `{answer}` is replaced by the data set's own answer. If
+    /// empty, there are no demonstrations.
     #[serde(default)]
     pub demonstration: String,
     /// Agent that solves these tasks. Empty for the agent of `[agent]`.
@@ -216,9 +217,9 @@ fn answer() -> String {
 pub enum EnvironmentOptions {
     /// Data sets of reasoning-gym.
     ReasoningGym(ReasoningGymOptions),
-    /// An environment of verifiers.
+    /// An environment of the package verifiers.
     Verifiers(VerifiersOptions),
-    /// An environment of gymnasium.
+    /// An environment of the package gymnasium.
     Gymnasium(GymnasiumOptions),
     /// A server of OpenEnv.
     OpenEnv(OpenEnvOptions),

@@ -50,9 +50,9 @@ struct SeedRange<'o> {
 }
 
 impl Environment {
-    /// Lists the tasks. If the environment generates tasks from seeds, training tasks follow from
-    /// `seed` and held-out tasks from `split_seed`. If the environment has a fixed list,
-    /// `split_seed` selects the held-out tasks.
+    /// Lists the tasks. If the environment generates tasks from seeds, `seed` determines the
+    /// training tasks, and `split_seed` the held-out tasks. If the environment has a fixed list,
+    /// `split_seed` selects the held-out tasks from it.
     ///
     /// # Errors
     /// Returns an error if the environment cannot be loaded or listed, or if it has too few tasks

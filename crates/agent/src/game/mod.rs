@@ -1,9 +1,9 @@
-//! Agent loop of games: the rules ask seats for moves, and the policies of agents make them.
+//! Agent loop of games: the rules request moves from seats, and the policies of agents make them.
 //!
 //! Each seat has a conversation of its own, in which its player reads what the seat may observe. A
-//! completion is a JSON object with private `reasoning`, a public statement `say`, and a `move`. A
-//! completion that is no legal move is answered with the reason. After `retries` such completions,
-//! the default move of the rules is played.
+//! completion is a JSON object with private `reasoning`, a public statement `say`, and a `move`.
+//! After a completion that is not a legal move, the player reads the reason and tries again. After
+//! `retries` such completions, the default move of the rules is played.
 //!
 //! # Guarantees
 //! - **Names.** A seat acts under the recorded name `AGENT@SEAT`, with seats counted from 1.
@@ -68,20 +68,20 @@ impl AgentLoop for GameLoop {
     }
 }
 
-/// A match in progress.
+/// State of a match that the loop plays.
 struct Match<'a> {
     options: &'a GameOptions,
     table: Table,
     players: Vec<SeatPlayer>,
     cast: Cast,
     record: MatchRecord,
-    /// Trained policies in whose place a teacher acts.
+    /// Trained policies that a teacher replaces.
     imitating: Vec<ImitatingPolicy>,
     /// Seats that the match waits for, for the error of a timeout.
     waiting: String,
 }
 
-/// Returns the seed of a match.
+/// Returns the seed of the match at a task.
 ///
 /// # Errors
 /// Returns a message if the task has none.
@@ -93,8 +93,8 @@ fn seed_of(task: &Task) -> Result<u64, String> {
 }
 
 impl GameLoop {
-    /// Starts a match at a task as an attempt does, and drops it before the first move. Returns its
-    /// seats.
+    /// Starts a match at a task in the same way as an attempt, and drops it before the first move.
+    /// Returns the seats of the match.
     ///
     /// # Errors
     /// Returns a message if the task has no seed, if the rules fail or reject the options, or if no

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::workers::GameWorkers;
 
-/// Default text that asks for the format of a completion.
+/// Default text that describes the format of a completion to the player.
 pub const DEFAULT_FORMAT: &str = "Reply with one JSON object: {format}";
 
 /// Placeholder in a system prompt for the rules' instructions of a seat.
@@ -28,13 +28,14 @@ impl Rules {
     /// Returns the rules of the built-in game `name`.
     ///
     /// # Errors
-    /// Returns a message with the names of all games if there is none.
+    /// Returns a message with the names of all games if no game has this name.
     pub fn built_in(name: &str) -> Result<Self, String> {
         let found = levade_game::find(name).map_err(|error| error.to_string())?;
         Ok(Rules::BuiltIn(found.into()))
     }
 
-    /// Returns the seats of a match with these options. Workers are not asked, and return none.
+    /// Returns the seats of a match with these options. Returns no seats if the rules run in
+    /// workers, because no worker is started.
     ///
     /// # Errors
     /// Returns a message if the rules reject the options.
@@ -57,12 +58,12 @@ impl Rules {
     }
 }
 
-/// Prompts of one policy of an agent, in place of those of the agent and the game.
+/// Prompts of one policy of an agent. They replace the prompts of the agent and the game.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PolicyPrompts {
-    /// System prompt. `{instructions}` stands for the rules' instructions of the seat.
+    /// System prompt. `{instructions}` is replaced by the rules' instructions for the seat.
     pub system: Option<String>,
-    /// Text that follows every request; `{format}` stands for the format of the completion.
+    /// Text after every request. `{format}` is replaced by the format of the completion.
     pub format: Option<String>,
 }
 
@@ -75,16 +76,16 @@ pub struct GameOptions {
     pub options: Value,
     /// Agents by seat name, role or side; the first of these that has an entry counts.
     pub agents: BTreeMap<String, String>,
-    /// Agent of the other seats. `None` rejects matches that have one.
+    /// Agent of the seats that have no entry. `None` rejects matches with such a seat.
     pub other: Option<String>,
-    /// System prompts by agent. `{instructions}` stands for the rules' instructions of the seat,
-    /// which are the system prompt of the remaining agents.
+    /// System prompts by agent. `{instructions}` is replaced by the rules' instructions for the
+    /// seat. Agents without an entry have only these instructions.
     pub systems: BTreeMap<String, String>,
     /// Prompts of single policies, by agent and policy.
     pub policy_prompts: BTreeMap<(String, String), PolicyPrompts>,
     /// Maximum number of completions to one request after the first one.
     pub retries: u32,
-    /// Reward of a completion that is no legal move.
+    /// Reward of a completion that is not a legal move.
     pub illegal_reward: f64,
     /// Reward of a default move that was played instead.
     pub default_reward: f64,
@@ -95,7 +96,7 @@ pub struct GameOptions {
     pub constrained: bool,
     /// Whether the described format of a completion has a field for private reasoning.
     pub has_reasoning: bool,
-    /// Text that follows every request; `{format}` stands for the format of the completion.
+    /// Text after every request. `{format}` is replaced by the format of the completion.
     pub format: String,
 }
 

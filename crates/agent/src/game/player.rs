@@ -9,7 +9,7 @@ use super::move_format::{describe_format, move_schema, parse_move};
 use super::options::GameOptions;
 use crate::roster::{Agent, Limits, Player};
 
-/// Player of a seat.
+/// Player of one seat, with its conversation.
 pub(super) struct SeatPlayer {
     /// Recorded name, `AGENT@SEAT`.
     pub name: String,
@@ -28,9 +28,9 @@ pub(super) struct SeatPlayer {
     unseen: Vec<String>,
     /// Number of sampled tokens.
     tokens: usize,
-    /// Number of calls.
+    /// Number of calls that the player has made.
     calls: u32,
-    /// Number of completions that were no legal move.
+    /// Number of completions that were not a legal move.
     pub illegal: u32,
     /// Number of default moves.
     pub defaults: u32,
@@ -74,8 +74,8 @@ impl SeatPlayer {
         self.unseen.extend(events.map(str::to_owned));
     }
 
-    /// Returns the message with which the player is asked: what it has observed since its last
-    /// move, the request, and the format of the completion.
+    /// Returns the message that requests a move from the player: the events that it has observed
+    /// since its last move, the request, and the format of the completion.
     fn message(&mut self, options: &GameOptions, move_request: &MoveRequest) -> String {
         let mut message = std::mem::take(&mut self.unseen);
         message.push(move_request.prompt.clone());

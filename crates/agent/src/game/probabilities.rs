@@ -1,9 +1,9 @@
 //! Probabilities of legal moves, as the policy of a seat assigns them at information sets.
 //!
-//! The completion that plays a choice without other text, `{"move": …}`, is scored after the same
-//! conversation that the game loop would hold. The probabilities are exact: no completion is
-//! sampled. Completions with reasoning, other spacing or other tokens of the same text are not
-//! counted, so a recipe should ask for moves only (`game.reasoning = false`).
+//! For each legal choice, the completion `{"move": …}` is scored, after the same conversation as in
+//! a match. The probabilities are exact: no completion is sampled. Completions with reasoning,
+//! other spacing or other tokens of the same text are not counted, so a recipe should ask for moves
+//! only (`game.reasoning = false`).
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use levade_call::Backend;
@@ -24,7 +24,7 @@ const CONCURRENCY: usize = 16;
 pub struct MoveProbabilities {
     /// Probability of each choice among the legal ones. They add up to 1.
     pub choices: Vec<f64>,
-    /// Probability that a completion is one of the scored ones.
+    /// Probability of all scored completions together.
     pub legal: f64,
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::options::Rules;
 use super::workers::{GameWorkers, Response};
 
-/// A match in progress.
+/// Position of a match: of built-in rules, or of a worker.
 pub(super) enum Table {
     BuiltIn(Box<dyn State>),
     Worker { workers: Arc<GameWorkers>, position: Value, next: Next },

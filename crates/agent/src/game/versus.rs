@@ -12,7 +12,7 @@ use super::options::{GameOptions, Rules};
 use crate::agent_loop::{AgentLoop, AttemptContext};
 use crate::roster::Agent;
 
-/// Policies that play against those of another contestant.
+/// One side of a comparison: the policies that play its seats.
 #[derive(Clone)]
 pub struct Contestant {
     /// Name, unique among the contestants. It consists of letters, digits, `-` and `_`.

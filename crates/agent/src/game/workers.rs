@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::program::workers;
 
-/// Workers that know the rules of one game.
+/// Pool of worker processes that implement the rules of one game.
 pub struct GameWorkers {
     /// Name of the game in messages.
     pub name: String,
@@ -52,7 +52,7 @@ impl GameWorkers {
     }
 }
 
-/// Response of a worker.
+/// Response of a worker to a request.
 #[derive(Deserialize)]
 pub(super) struct Response {
     #[serde(default)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct SessionEndpoint {
     /// Base URL, without a trailing slash and without `/v1`.
     pub base_url: String,
-    /// Key for calls.
+    /// API key for calls to the endpoint.
     pub key: String,
     /// Key for posting rewards. `None` if the recipe takes no rewards of programs.
     pub reward_key: Option<String>,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{Program, SessionEndpoint};
 use crate::AttemptContext;
 
-/// Maximum length of a variable's value, in bytes, somewhat below that of Linux.
+/// Maximum length of a variable's value, in bytes. It is somewhat below the maximum of Linux.
 const MAX_VARIABLE_BYTES: usize = 100_000;
 
 /// Variables that make clients reach the endpoint without the proxies of this machine.

@@ -53,7 +53,7 @@ const CALL_END_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Program {
     /// Command: the program and its arguments.
     pub command: Vec<String>,
-    /// Working directory of the program. Empty for that of this process.
+    /// Working directory of the program. If empty, the working directory of this process.
     pub dir: PathBuf,
     /// Names of environment variables that the program receives in addition to the [usual
     /// ones](levade_policy::environment::CHILD_VARIABLES).
@@ -206,7 +206,8 @@ impl Program {
         };
         let routes = played.iter().enumerate().map(route).collect::<Result<_, String>>()?;
         let attempt = percent_encode(&context.name);
-        // The tool loop counts its turns itself, so that a call repeated over HTTP is no turn.
+        // The tool loop counts its turns itself, so that a call that is repeated over HTTP does not
+        // count as a turn.
         let max_calls = if is_program { context.limits.max_turns } else { u32::MAX };
         let limits = (max_calls, context.limits.max_tokens);
         let session = self.gateway.open(SessionOptions {

@@ -17,7 +17,7 @@ use crate::roster::Player;
 /// Placeholder of the question in the arguments of a program.
 const QUESTION: &str = "{question}";
 
-/// Time within which a worker must stop a cancelled attempt. After it, the worker is stopped.
+/// Time within which a worker must end a cancelled attempt. A worker that exceeds it is stopped.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
 /// Creates a pool of at most `count` workers of a program, each with at most `attempts` concurrent

@@ -22,9 +22,9 @@ use crate::{Agent, AgentLoop, Attempt, AttemptContext, BuiltInLoop, Program};
 /// runner.
 #[derive(Clone)]
 pub enum LeasedLoop {
-    /// The tool loop.
+    /// The runner executes the tool loop.
     Tools(Program),
-    /// A program.
+    /// The runner executes a program.
     Program(Program),
     /// The environment that leads the attempt.
     Environment(LedLoop),

@@ -24,7 +24,7 @@ const COMPLETION_GRACE: Duration = Duration::from_secs(3600);
 pub enum RunnerAgent {
     /// The tool loop with these tools.
     Tools(ToolSet),
-    /// A program.
+    /// The agent is a program.
     Program(Program),
     /// The environment that leads the attempt.
     Environment(LedLoop),

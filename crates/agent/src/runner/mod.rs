@@ -8,7 +8,7 @@
 //! records every token; a report contains only the end of the loop.
 //!
 //! # Guarantees
-//! - **A lost lease is no attempt.** If a runner does not report in time, the attempt ends as
+//! - **A lost lease ends the try.** If a runner does not report in time, the attempt ends as
 //!   [lost](crate::Attempt::is_lost), its session is closed, and late calls get status 410.
 //! - **A cancelled attempt** cancels its rollout. The runner learns this from its next heartbeat.
 //! - **Every wait has a timeout**: for a runner, for the store, and for the end of the attempt.

@@ -51,7 +51,7 @@ pub struct QueueOptions {
     pub wait: Duration,
 }
 
-/// End of a lease.
+/// Result of a lease, for the attempt that waits for it.
 #[derive(Debug)]
 pub(super) enum LeaseResult {
     /// The runner reported the end of the attempt.
@@ -64,7 +64,7 @@ pub(super) enum LeaseResult {
     Failed(String),
 }
 
-/// State of a rollout that an attempt waits for.
+/// State of a rollout, as seen by the attempt that waits for it.
 #[derive(Debug, Clone)]
 enum State {
     Queued,
@@ -106,8 +106,8 @@ impl RunnerQueue {
         (self.options.resources_id.clone(), self.options.recipe_version)
     }
 
-    /// Cancels all rollouts of the queue that have not ended, such as those of a process that was
-    /// killed, and returns their number.
+    /// Cancels all rollouts of the queue that have not ended, such as the rollouts of a process
+    /// that was killed. Returns their number.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -345,7 +345,8 @@ async fn follow(queue: Weak<RunnerQueue>, mut since: u64) {
 }
 
 impl RunnerQueue {
-    /// Ends expired leases if this is due, and passes on the changes after `since`.
+    /// Ends expired leases if an interval has passed. Passes the changes after `since` on to the
+    /// waiting attempts.
     async fn read_changes(
         &self,
         since: &mut u64,

@@ -64,7 +64,7 @@ pub enum AttemptReport {
     },
     /// A program or an environment has ended.
     Program {
-        /// Exit code. `None` if the program exceeded its timeout and was stopped.
+        /// Exit code of the program. `None` if the program exceeded its timeout and was stopped.
         code: Option<i32>,
         /// End of the standard output.
         stdout: String,
@@ -79,7 +79,7 @@ pub enum AttemptReport {
     },
 }
 
-/// Time of a tool call.
+/// Time interval of a tool call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolTime {
     /// Index of the completion that contains the call, in the loop.

@@ -42,11 +42,12 @@ pub const STOP: &str = "{stop}";
 pub struct SimulatedUser {
     /// Name of the user in the recipe.
     pub name: String,
-    /// Whether the user writes the first message, and the agent never sees the task's question.
+    /// Whether the user writes the first message. The agent then never sees the task's question.
     pub opens: bool,
     /// Maximum number of the user's messages in a conversation, at least 1.
     pub max_turns: u32,
-    /// Text whose occurrence in a message of the user ends the conversation. Empty for none.
+    /// Text that ends the conversation if a message of the user contains it. If empty, no text
+    /// does.
     pub stop: String,
     /// Timeout of a message of the user.
     pub timeout: Duration,
@@ -54,11 +55,11 @@ pub struct SimulatedUser {
     pub speaker: Speaker,
 }
 
-/// Implementation of a user.
+/// Source of a user's messages.
 pub enum Speaker {
     /// An agent of the run.
     Agent(UserAgent),
-    /// A class in Python.
+    /// A Python class.
     Python(Arc<PythonUsers>),
 }
 

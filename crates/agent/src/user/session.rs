@@ -15,7 +15,7 @@ use crate::cast::PartyBuilder;
 use crate::recorded_calls::{CLOSE_TIMEOUT, add_recorded_calls};
 use crate::roster::Player;
 
-/// User of one attempt.
+/// Simulated user in one attempt.
 pub(crate) struct UserSession<'a> {
     user: &'a SimulatedUser,
     voice: Voice<'a>,
@@ -29,7 +29,8 @@ pub(crate) struct UserSession<'a> {
 
 /// Agent or class that plays the user in this attempt, with the conversation as it reads it.
 enum Voice<'a> {
-    /// An agent, whose conversation has a recorder of its own. In it, the user is the assistant.
+    /// An agent plays the user. Its conversation, in which the user is the assistant, has a
+    /// separate recorder.
     Agent { cast: Cast, player: &'a Player, name: &'a str, history: Vec<Message> },
     /// A class in Python, which reads messages as JSON.
     Python { class: PythonUser, history: Vec<Value> },
@@ -41,15 +42,15 @@ pub(crate) enum UserResponse {
     Message(String),
     /// The user has ended the conversation.
     End,
-    /// The user wants to continue, but has written as many messages as it may.
+    /// The user wants to continue, but has already written the maximum number of messages.
     MaxTurns,
 }
 
-/// A user after its attempt.
+/// Conversation and scorer input of a user whose attempt has ended.
 pub(crate) struct EndedUser {
     /// Conversation of the user's agent, if an agent played the user.
     pub recorded: Option<(Trajectory, Outcome)>,
-    /// Data for scorers.
+    /// Data about the user for scorers.
     pub scorer_input: Value,
     /// Failure at the end.
     pub warning: Option<String>,
@@ -286,7 +287,7 @@ fn message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
 }
 
-/// Returns the last message of the user with which the attempt starts.
+/// Returns the last message of the user among the messages with which the attempt starts.
 fn question(context: &AttemptContext) -> &str {
     let message = context.messages.iter().rfind(|message| message.role == Role::User);
     message.map_or(context.task.question.as_str(), |message| message.content.as_str())

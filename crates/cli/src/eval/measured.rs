@@ -126,13 +126,16 @@ fn sets_source(overrides: &[Override], policy: &str) -> bool {
     overrides.iter().any(sets)
 }
 
+/// Name of a policy and the source of its model.
+type PolicySource = (String, String);
+
 /// Resolves the name of a model for these policies. Returns its source, the run that it belongs to,
 /// and the source of each policy: one of several trained policies has its own model in the
 /// checkpoint of a run.
 fn sources(
     policies: &[&String],
     name: &str,
-) -> anyhow::Result<(String, Option<RunDir>, Vec<(String, String)>)> {
+) -> anyhow::Result<(String, Option<RunDir>, Vec<PolicySource>)> {
     let (source, run) = run::model_source(name)?;
     let checkpoint = PathBuf::from(&source);
     let of_run = run.as_ref().filter(|_| checkpoint.join(POLICIES).is_dir());

@@ -90,7 +90,7 @@ pub fn main(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Matches between all pairs of versions.
+/// Settings of the matches between all pairs of versions.
 struct Series<'a> {
     options: &'a GameOptions,
     params: SamplingParams,

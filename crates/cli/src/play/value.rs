@@ -60,7 +60,7 @@ const EQUILIBRIUM: &str = "equilibrium";
 /// Opponent that knows the policy and plays best against it.
 const BEST_RESPONSE: &str = "best_response";
 
-/// Values of each seat against one opponent.
+/// Row of the table: the values of all seats against one opponent.
 struct Row {
     opponent: String,
     values: Vec<f64>,

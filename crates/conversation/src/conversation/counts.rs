@@ -30,7 +30,7 @@ pub struct Counts {
     /// arguments are written differently.
     #[serde(default)]
     pub altered: u32,
-    /// Prompts that continue a completion to which the client has appended text.
+    /// Number of prompts that continue a completion to which the client has appended text.
     #[serde(default)]
     pub extended: u32,
 }

@@ -30,7 +30,7 @@ impl Conversation {
         self.drift()
     }
 
-    /// Counts the turns of one sequence exactly.
+    /// Counts exactly the turns at which one sequence has drifted.
     fn count_exact_drift(&mut self, end: NodeId, known: &mut KnownDrift) {
         let index = &self.index;
         let trajectory = &self.trajectory;

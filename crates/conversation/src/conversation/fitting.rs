@@ -1,9 +1,9 @@
 //! Fits requests that exceed their model's context, by a context policy.
 //!
-//! A shortened request is matched, rendered and recorded like any other. The store therefore has
-//! what the model saw, and the cut is the reason of the fork. The cut is stored with the messages
-//! for which it was made, and later requests that continue these messages are cut in the same way:
-//! they continue the fork and render only new messages.
+//! A shortened request is matched, rendered and recorded like any other. The store therefore
+//! contains the prompt that the model saw, and the cut is the recorded reason of the fork. The cut
+//! is stored with the messages for which it was made. Later requests that continue these messages
+//! are cut in the same way, so they continue the fork and render only new messages.
 
 use std::borrow::Cow;
 
@@ -28,7 +28,7 @@ pub struct ContextFitter<'a> {
 /// Result of comparing a prompt with the budget.
 #[derive(Debug)]
 pub enum FitResult {
-    /// The prompt fits.
+    /// The prompt fits the budget.
     Fits(Box<PreparedPrompt>),
     /// The messages were shortened; render them again.
     Rerender,
@@ -39,7 +39,7 @@ pub enum FitResult {
     TooLong(Box<PreparedPrompt>),
 }
 
-/// The cut of a prompt, and a hash of the messages for which it was made.
+/// Cut of a prompt, with a hash of the messages for which it was made.
 #[derive(Debug, Clone)]
 pub(crate) struct AppliedTruncation {
     key: Key,

@@ -9,9 +9,10 @@ use crate::format::CompletionMatching;
 use crate::recorded_completion::parsed_message;
 
 impl Index {
-    /// Returns the longest history below a root that these messages repeat: the one with the most
-    /// messages up to a completion. Ties are resolved by the number of completions with matching
-    /// call ids, then by the number of messages, then by exactness, then in favor of the latest.
+    /// Returns the longest history below a root that these messages repeat. The longest history has
+    /// the most messages up to a completion. Ties are resolved by the number of completions with
+    /// matching call ids, then by the number of messages, then by exactness, then in favor of the
+    /// latest.
     pub(crate) fn search(&self, root: usize, requested: &[(&Message, CanonicalForm)]) -> Hit {
         let Root { node, format, tools, .. } = &self.roots[root];
         let none = std::cmp::Reverse(0);
@@ -78,8 +79,8 @@ impl Index {
         best
     }
 
-    /// Extends a match by a message whose call ids belong to exactly one completion, if its text is
-    /// missing or its arguments are written differently.
+    /// Extends a match by a message whose text is missing or whose arguments are written
+    /// differently. The ids of the message's calls must belong to exactly one completion.
     fn match_altered(
         &self,
         hit: &Hit,

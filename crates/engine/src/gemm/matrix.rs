@@ -1,4 +1,4 @@
-//! Views of matrices.
+//! Views of matrices in memory.
 
 use std::ops::Range;
 
@@ -8,9 +8,9 @@ const TOGETHER: usize = 192;
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
     pub(super) data: &'a [f32],
-    /// Number of rows.
+    /// Number of rows of the matrix.
     pub rows: usize,
-    /// Number of columns.
+    /// Number of columns of the matrix.
     pub cols: usize,
     pub(super) row_stride: usize,
     pub(super) col_stride: usize,
@@ -74,7 +74,7 @@ impl<'a> Matrix<'a> {
         (&self.data[first..], self.row_stride, self.col_stride)
     }
 
-    /// Returns one element.
+    /// Returns the element at a row and a column.
     pub fn at(&self, row: usize, col: usize) -> f32 {
         self.data[row * self.row_stride + col * self.col_stride]
     }

@@ -26,7 +26,7 @@ pub struct MicroKernelArgs {
     pub columns: usize,
     /// Whether other tiles process the same panels.
     pub shared: bool,
-    /// Whether C should be written past the caches, if this kernel can. [`MicroKernelArgs::settle`]
+    /// Whether C should be written past the caches, if this kernel can. A store fence
     /// must follow.
     pub non_temporal: bool,
     /// The next tile, if it is read next instead of another panel: rows of a tile and words of a

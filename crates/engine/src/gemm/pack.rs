@@ -93,7 +93,7 @@ impl Lhs {
 
 /// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[words of
 /// depth][rows]`, with each word [split into links](Kernel::links), or in the layout of
-/// [`amx::pack_left`] with AMX. `out` takes [`Kernel::left_words`] words. `k0` must start a word.
+/// [`amx::pack_lhs`] with AMX. `out` takes [`Kernel::lhs_words`] words. `k0` must start a word.
 pub fn pack_tile(
     kernel: Kernel,
     a: Matrix<'_>,

@@ -134,7 +134,7 @@ pub struct Heads {
     pub stride: usize,
     /// First value of the first head.
     pub offset: usize,
-    /// Number of heads.
+    /// Number of heads in a row.
     pub heads: usize,
     /// Width of a head, and of the weight.
     pub head_dim: usize,

@@ -11,7 +11,7 @@ const BLOCK: usize = 1024;
 /// Normalizer of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normalizer {
-    /// Largest scaled logit.
+    /// Largest scaled logit of the row.
     pub max: f32,
     /// Σ exp(z − max).
     pub sum: f64,
@@ -85,7 +85,7 @@ pub fn exponentiate(isa: Isa, z: &mut [f32]) -> (Normalizer, f64) {
 }
 
 simd! {
-    /// Computes Σ x².
+    /// Computes Σ x² of the values.
     pub fn squares(x: &[f32]) -> f32 {
         dot(x, x)
     }

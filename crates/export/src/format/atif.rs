@@ -75,7 +75,8 @@ fn trajectory(
     })
 }
 
-/// Returns the steps. Tool results belong to the step of the completion that called the tools.
+/// Returns the steps of a trajectory. Tool results belong to the step whose completion called the
+/// tools.
 fn steps(sequence: &Sequence, messages: &[Message], options: &RowOptions) -> Vec<Value> {
     let mut steps: Vec<Value> = Vec::new();
     for (index, message) in messages.iter().enumerate() {

@@ -14,7 +14,7 @@ use crate::sequence::Sequence;
 /// Version of the columns. It rises if the meaning of a column changes or a column is removed.
 const SCHEMA: u32 = 1;
 
-/// Returns the columns.
+/// Returns the columns of the table.
 pub fn columns(options: &RowOptions) -> Vec<Column> {
     let component = vec![column("name", Text), column("value", Double), column("weight", Double)];
     let mut columns = vec![

@@ -31,8 +31,8 @@ pub fn sft_rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
     rows
 }
 
-/// Returns a pair of the attempts with the highest and the lowest score of the group. The first of
-/// equal attempts wins.
+/// Returns a pair of the attempts with the highest and the lowest score of the group. Of equal
+/// attempts, the first one is used.
 ///
 /// There is no pair if the scores differ by 0 or by less than the minimum gap, or if the two
 /// attempts had different prompts.

@@ -2,9 +2,9 @@
 //!
 //! Each night, the guard protects a player, the wolves discuss and vote for a victim, the witch may
 //! heal the victim or poison a player, and the seer checks a player. At dawn the deaths are
-//! announced. Each day, all players speak in order and vote at once; the player with the most votes
-//! is exiled. A hunter or wolf king who dies may shoot. The game is won as soon as one side has
-//! lost.
+//! announced. Each day, all players speak in order and then vote simultaneously. The player with
+//! the most votes is exiled. A hunter or wolf king who dies may shoot. The game is won as soon as
+//! one side has lost.
 //!
 //! # Variants
 //! - **7 players**: 2 wolves, 3 villagers, seer, witch. The witch can heal herself.

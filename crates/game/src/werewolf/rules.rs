@@ -1,4 +1,4 @@
-//! Options of the game.
+//! Options of the game, and the rules that follow from them.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,8 @@ use super::NAME;
 use super::role::{Role, Side};
 use crate::GameError;
 
-/// Largest number of days, and of rounds of a discussion. All positions of a match are recorded.
+/// Maximum value of `max_days` and of `discussion_rounds`. It bounds the record, which contains all
+/// positions of a match.
 const MAX_DAYS: u32 = 100;
 const MAX_DISCUSSION_ROUNDS: u32 = 20;
 
@@ -20,7 +21,7 @@ pub(super) enum Language {
     Chinese,
 }
 
-/// Result of a vote that several players lead.
+/// Result of a vote in which several players have the most votes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Tie {
@@ -33,7 +34,7 @@ pub(super) enum Tie {
     Random,
 }
 
-/// Rewards of a side.
+/// Rewards of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct SideRewards {
@@ -57,7 +58,7 @@ pub(super) struct Rewards {
     pub good: SideRewards,
 }
 
-/// Options of the game. `None` selects the value of the variant.
+/// Options of the game. `None` selects the default of the variant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Rules {
@@ -68,7 +69,7 @@ pub(super) struct Rules {
     pub ties: Tie,
     /// Result of a tied vote of the wolves.
     pub wolf_ties: Tie,
-    /// Maximum number of laps in which the wolves discuss.
+    /// Maximum number of rounds in which the wolves discuss.
     pub discussion_rounds: u32,
     /// Maximum number of days. If no side has won by then, both have lost.
     pub max_days: u32,
@@ -96,7 +97,8 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// Returns the number of players of each role, in the order of the instructions.
+    /// Returns the number of players for each role, in the order in which the instructions list the
+    /// roles.
     pub fn counts(&self) -> &'static [(Role, usize)] {
         use Role::{Guard, Hunter, Seer, Villager, Witch, Wolf, WolfKing};
         match self.players {

@@ -14,13 +14,14 @@ use crate::{
     moves_in_seat_order,
 };
 
-/// Phase of a match. Phases without a player who can act are skipped.
+/// Phase of a match. A phase in which no player can act is skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Phase {
     Nightfall,
     Guard,
-    /// Wolves speak in order of their seats. The number counts speeches of this night.
+    /// The wolves speak in the order of their seats. The value is the number of speeches so far in
+    /// this night.
     Discussion(usize),
     WolfVote,
     Heal,
@@ -29,7 +30,7 @@ enum Phase {
     Dawn,
     LastWords,
     Shot,
-    /// The first living player from this seat on speaks.
+    /// The next speaker is the first living player from this seat on.
     Speech(usize),
     Vote,
     Over(Option<Side>),
@@ -45,26 +46,26 @@ struct Position {
     phase: Phase,
     /// Number of the night or day, from 1.
     day: u32,
-    /// Whether the deaths in progress belong to a day, so that a night follows.
+    /// Whether the current deaths happened by day, so that a night follows.
     by_day: bool,
     /// Number of ties that chance has decided.
     random_ties: u64,
-    /// Player whom the guard protects this night.
+    /// Player whom the guard protects in this night.
     protected: Option<usize>,
-    /// Player whom the guard protected the night before.
+    /// Player whom the guard protected in the previous night.
     protected_before: Option<usize>,
     victim: Option<usize>,
     healed: bool,
     poisoned: Option<usize>,
     has_antidote: bool,
     has_poison: bool,
-    /// Dead players who still speak their last words, in order.
+    /// Dead players who have yet to speak their last words, in order.
     speakers: Vec<usize>,
-    /// Dead players who still may shoot, in order.
+    /// Dead players who may still shoot, in order.
     shooters: Vec<usize>,
 }
 
-/// A match: its position, and the next turn in the language of its players.
+/// A match: its position, and its next turn in the language of the players.
 #[derive(Debug, Clone)]
 pub(super) struct Village {
     texts: Texts,
@@ -77,7 +78,7 @@ impl Village {
     /// Creates a match before its first night.
     ///
     /// # Errors
-    /// Returns [`GameError::Text`] if the texts lack the form of names.
+    /// Returns [`GameError::Text`] if the texts lack the template for names.
     pub fn new(rules: Rules, seed: u64, roles: Vec<Role>, texts: Texts) -> Result<Self, GameError> {
         let names = (0..roles.len()).map(|seat| texts.player(seat)).collect::<Result<_, _>>()?;
         let position = Position {
@@ -122,12 +123,13 @@ impl Village {
         self.living().filter(|seat| self.position.roles[*seat].side() == Side::Wolves).collect()
     }
 
-    /// Returns the living player with a role that only one player has.
+    /// Returns the living player with a role that at most one player has, or `None` if no living
+    /// player has it.
     fn holder(&self, role: Role) -> Option<usize> {
         self.living().find(|seat| self.position.roles[*seat] == role)
     }
 
-    /// Returns the side that has won, if any.
+    /// Returns the side that has won, or `None` if the match continues.
     fn winner(&self) -> Option<Side> {
         let count = |is_counted: &dyn Fn(Role) -> bool| {
             self.living().filter(|seat| is_counted(self.position.roles[*seat])).count()
@@ -144,7 +146,7 @@ impl Village {
         }
     }
 
-    /// Returns the witch if she can heal the victim.
+    /// Returns the seat of the witch if she can heal the victim.
     fn healer(&self) -> Option<usize> {
         let Position { rules, victim, has_antidote, .. } = &self.position;
         let witch = self.holder(Role::Witch)?;
@@ -152,13 +154,13 @@ impl Village {
         (*has_antidote && can_heal).then_some(witch)
     }
 
-    /// Returns the witch if she can poison a player.
+    /// Returns the seat of the witch if she can poison a player.
     fn poisoner(&self) -> Option<usize> {
         let can_poison = self.position.has_poison && !self.position.healed;
         self.holder(Role::Witch).filter(|_| can_poison)
     }
 
-    /// Advances to the next phase in which a player acts, or to the end.
+    /// Advances to the next phase in which a player can act, or to the end of the match.
     fn advance(&mut self, events: &mut Vec<Event>) -> Result<(), GameError> {
         loop {
             if matches!(self.position.phase, Phase::Over(_)) {
@@ -215,7 +217,7 @@ impl Village {
         let victim = position.victim.take();
         let poisoned = position.poisoned.take();
         let is_protected = victim.is_some() && position.protected == victim;
-        // A victim who is both protected and healed dies.
+        // A victim dies if the guard protects and the witch heals the same player.
         let killed = victim.filter(|_| is_protected == position.healed);
         position.healed = false;
         position.protected_before = position.protected.take();
@@ -391,7 +393,7 @@ impl Village {
         (0..self.names.len()).map(outcome).collect()
     }
 
-    /// Returns the player whom a choice names.
+    /// Returns the player that a choice names, or `None` if it names no player.
     fn named(&self, played: &Move) -> Option<usize> {
         self.names.iter().position(|name| played.choice == name.as_str())
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::rules::Language;
 use crate::GameError;
 
-/// Texts by key. `{name}` in a text is a slot.
+/// Texts by key. `{name}` in a text is a placeholder.
 #[derive(Debug, Clone)]
 pub(super) struct Texts {
     language: &'static str,
@@ -41,12 +41,9 @@ impl Texts {
         })
     }
 
-    /// Returns the text of `key` with its slots filled.
-    ///
-    /// # Errors
-    /// Returns [`GameError::Text`] if there is no such text.
+    /// Returns the text of `key` with its placeholders replaced by `slots`.
     pub fn fill(&self, key: &str, slots: &[(&str, &str)]) -> Result<String, GameError> {
-        // Values may contain braces, so every slot is looked for only in the text itself.
+        // Values may contain braces, so only placeholders of the original text are replaced.
         let mut rest = self.get(key)?;
         let mut filled = String::new();
         while let Some((before, slot_and_after)) = rest.split_once('{') {
@@ -63,7 +60,7 @@ impl Texts {
     /// Returns the name of the player in a seat.
     ///
     /// # Errors
-    /// Returns [`GameError::Text`] if the texts lack the form of names.
+    /// Returns [`GameError::Text`] if the texts lack the template for names.
     pub fn player(&self, seat: usize) -> Result<String, GameError> {
         self.fill("player", &[("n", &(seat + 1).to_string())])
     }

@@ -13,7 +13,7 @@ use levade_call::ApiError;
 use levade_call::Request as CallRequest;
 use levade_call::{Constraint, Input, SamplingOptions, ToolChoice};
 
-/// Body of a request.
+/// Body of a request to `/v1/messages`.
 #[derive(Deserialize)]
 struct Request {
     #[serde(default, deserialize_with = "crate::http::or_default")]
@@ -34,7 +34,7 @@ struct Request {
     rest: Map<String, Value>,
 }
 
-/// A parsed request.
+/// A request to `/v1/messages` after parsing.
 pub(super) struct ParsedRequest {
     pub call: Call,
     /// Whether the response is a stream.

@@ -24,7 +24,7 @@ use levade_call::Request as CallRequest;
 use levade_call::{Event, Head, Token};
 use levade_call::{Input, ToolChoice};
 
-/// Body of a request.
+/// Body of a request to `/v1/chat/completions`.
 #[derive(Deserialize)]
 struct Request {
     #[serde(default, deserialize_with = "crate::http::or_default")]

@@ -24,7 +24,7 @@ use levade_call::Input;
 use levade_call::Request as CallRequest;
 use levade_call::{Event, Head, Token};
 
-/// Body of a request.
+/// Body of a request to `/v1/completions`.
 #[derive(Deserialize)]
 struct Request {
     #[serde(default, deserialize_with = "crate::http::or_default")]
@@ -96,7 +96,7 @@ pub(crate) async fn completions(
     }
 }
 
-/// A validated request.
+/// Calls of a validated request, with the writer of their responses.
 struct PreparedCalls {
     caller: Caller,
     calls: Vec<Call>,

@@ -16,7 +16,7 @@ use levade_call::ApiError;
 use levade_call::Request as CallRequest;
 use levade_call::{Constraint, Input, SamplingOptions};
 
-/// Body of a request.
+/// Body of a request to `/v1/responses`.
 #[derive(Deserialize)]
 struct Request {
     #[serde(default, deserialize_with = "crate::http::or_default")]
@@ -40,7 +40,7 @@ struct Request {
     rest: Map<String, Value>,
 }
 
-/// A parsed request.
+/// A request to `/v1/responses` after parsing.
 pub(super) struct ParsedRequest {
     pub call: Call,
     /// Whether the response is a stream.

@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn unwritable_cache_is_reported_with_its_variable() {
         let dir = tempfile::tempdir().unwrap();
-        // A file in place of the cache rejects its directories for every user.
+        // If a file is in the place of the cache, no user can create directories in it.
         let file = dir.path().join("cache");
         std::fs::write(&file, "").unwrap();
         let models = file.join("pypi/x");

@@ -426,7 +426,7 @@ mod tests {
             "{error}"
         );
         assert!(bench.calls().trim_end().ends_with("some-model==1.0"));
-        // No file is left that a later run could mistake for the model.
+        // No file may remain that a later run could mistake for the model.
         let remaining = std::fs::read_dir(bench.path("cache/pypi/some-model==1.0")).unwrap();
         assert_eq!(
             remaining.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>(),

@@ -102,7 +102,7 @@ pub enum CorrectionDefault {
 }
 
 impl CorrectionDefault {
-    /// Returns the correction that this default stands for.
+    /// Returns the correction that this value selects.
     pub fn correction(self) -> Option<Correction> {
         let to_correction =
             |bound| Some(Correction { level: Level::Token, bound, normalize: false });

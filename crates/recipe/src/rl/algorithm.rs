@@ -150,8 +150,8 @@ impl Algorithm {
             // Means over attempts of token means: the losses of these algorithms are derived with
             // this average.
             Algorithm::Gspo | Algorithm::Gmpo | Algorithm::Sapo => Normalizer::RolloutMean,
-            // A constant divisor, so that a longer attempt has more weight. The scale is that of a
-            // mean over tokens.
+            // The divisor is constant, so a longer attempt has more weight. The scale is the scale
+            // of a mean over tokens.
             Algorithm::DrGrpo | Algorithm::Rloo | Algorithm::Remax | Algorithm::Minirl => {
                 Normalizer::RolloutSumOver { length: max_tokens as f64 }
             }

@@ -45,7 +45,7 @@ struct State {
     published: Option<u64>,
 }
 
-/// One call.
+/// One call to a learner of the group.
 pub(super) struct Call<'a> {
     pub learner: &'a str,
     pub verb: &'static str,

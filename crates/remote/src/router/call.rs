@@ -10,7 +10,7 @@ use super::gate::Ticket;
 use super::pool::{Blame, Pool};
 use super::replica::Replica;
 
-/// A call in flight.
+/// A sampling call in flight, which the router can continue on another replica.
 pub(crate) struct Call {
     /// The remaining work: tokens already sent to the caller are part of the prompt.
     pub request: SampleRequest,

@@ -18,7 +18,7 @@ use super::{Gate, Inner};
 /// Maximum number of consecutive requests under the same weights if the server aborts them.
 const MAX_TRIES: usize = 3;
 
-/// A call in flight.
+/// A sampling call in flight on one server.
 pub(super) struct Call {
     server: Arc<Inner>,
     /// The remaining work: tokens already returned are part of the prompt.
@@ -30,7 +30,7 @@ pub(super) struct Call {
     is_truncated: bool,
 }
 
-/// Tokens of one request to the server.
+/// Tokens that have arrived for one request to the server.
 #[derive(Default)]
 struct CallProgress {
     /// Tokens that have arrived, with log-probabilities and alternatives, and were not returned

@@ -250,7 +250,7 @@ pub(super) fn is_asleep_label(label: &Value) -> bool {
     label == ASLEEP || label == "dressage-asleep"
 }
 
-/// Part of the memory of a server's devices.
+/// Part of a server's device memory that can be woken separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     /// The memory of the weights.

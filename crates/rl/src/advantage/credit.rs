@@ -5,9 +5,9 @@ use super::{Rollout, Sequence, SequenceAdvantages};
 use crate::RlError;
 
 /// Computes generalized advantage estimates over action tokens (Schulman et al. 2016, equation 16).
-/// `after` is the value of the state after the last token: 0 if the path ended, a critic's value if
-/// it was truncated (Pardo et al. 2018). The resulting `returns` are advantage + value. `rewards`
-/// and `values` must have equal lengths.
+/// `after` is the value of the state after the last token: 0 if the path ended, or the critic's
+/// value if the path was truncated (Pardo et al. 2018). In the result, `returns` = advantage +
+/// value. `rewards` and `values` must have equal lengths.
 pub fn gae(
     rewards: &[f64],
     values: &[f64],

@@ -1,7 +1,8 @@
-//! Outcomes compared within groups, and statistics of groups.
+//! Advantages by comparison of outcomes within groups, and the statistics of groups that they need.
 //!
-//! A *group* contains the rollouts of one task, or other rollouts to compare, such as those of one
-//! role or one seat in a game. Scores are compared within the group, so no learned value is needed.
+//! A *group* contains the rollouts of one task, or other rollouts to compare, such as the rollouts
+//! of one role or one seat in a game. Scores are compared within the group, so no learned value
+//! function is needed.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,8 +27,9 @@ pub struct GroupBaseline {
     pub singleton: Singleton,
     /// Factor of all advantages.
     pub scale: f64,
-    /// Threshold of success, if any: a score above it never has a negative advantage, and a score
-    /// up to it never a positive one, whatever the rest of the group scored. Must not be NaN.
+    /// Threshold of success. A score above it never has a negative advantage, and a score up to it
+    /// never a positive one, whatever the other scores of the group are. `None` sets no threshold.
+    /// Must not be NaN.
     pub success: Option<f64>,
 }
 
@@ -81,10 +83,10 @@ pub enum Compare {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Singleton {
-    /// 0: there is no other rollout to compare with.
+    /// Sets the advantage to 0, because there is no other rollout to compare with.
     #[default]
     Zero,
-    /// The score itself, as if mean 0 and standard deviation 1 were known. As in verl. It
+    /// Uses the score itself, as if mean 0 and standard deviation 1 were known, like verl. It
     /// reinforces any behavior of a single rollout, so it is for comparisons only.
     Score,
 }
@@ -228,7 +230,7 @@ pub(super) fn mean_and_deviation(scores: &[f64]) -> (f64, f64) {
 pub struct GroupStats {
     /// Number of groups with at least one rollout.
     pub groups: usize,
-    /// Number of rollouts.
+    /// Number of rollouts in the group.
     pub rollouts: usize,
     /// Mean score over rollouts.
     pub mean: f64,

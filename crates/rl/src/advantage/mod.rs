@@ -1,9 +1,9 @@
-//! Advantages: how much better than the baseline each sampled token turned out.
+//! Computes advantages: for each sampled token, the return relative to a baseline.
 //!
-//! An estimator receives only *action tokens*, those that the model sampled. Prompts, tool results
-//! and template boundaries between them are not part of its input, so they are not discounted, and
-//! no reward is lost on them: the caller that builds a path attaches the reward of an observation
-//! to the action token before it.
+//! An estimator receives only *action tokens*, which are the tokens that the model sampled.
+//! Prompts, tool results and the template's tokens between them are not part of its input, so they
+//! do not count in discounting. The caller that builds a path assigns the reward of an observation
+//! to the action token before it, so no reward is lost.
 //!
 //! All statistics are over rollouts; a rollout is one attempt at one task. If a rollout has several
 //! paths (an edited history, a sub-agent), it is still one sample for every estimator, and its
@@ -75,7 +75,7 @@ impl Sequence {
         self.rewards.len()
     }
 
-    /// Returns whether there are no action tokens.
+    /// Returns whether the path has no action tokens.
     pub fn is_empty(&self) -> bool {
         self.rewards.is_empty()
     }
@@ -123,7 +123,7 @@ pub enum Estimator {
         /// Baseline of each component. Default: the mean, divided by the standard deviation.
         #[serde(default = "GroupBaseline::scaled")]
         baseline: GroupBaseline,
-        /// Denominator of means.
+        /// Denominator of the means.
         #[serde(default)]
         counting: Counting,
         /// Whether the mean over tokens is subtracted, too, as for
@@ -136,7 +136,7 @@ pub enum Estimator {
     ReinforcePlusPlus {
         /// Discount per action token, in 0..=1.
         gamma: f64,
-        /// Denominator of means.
+        /// Denominator of the means.
         #[serde(default)]
         counting: Counting,
         /// Whether the rewards of later turns are ignored, as in verl until 2026. Only the last
@@ -151,7 +151,7 @@ pub enum Estimator {
         /// Advantage of the only rollout of a group.
         #[serde(default)]
         singleton: Singleton,
-        /// Denominator of means.
+        /// Denominator of the means.
         #[serde(default)]
         counting: Counting,
         /// Whether the mean over tokens is subtracted, too, as in verl. Over rollouts, which are

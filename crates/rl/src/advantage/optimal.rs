@@ -1,8 +1,9 @@
 //! The group's baseline with minimum variance at every token.
 //!
 //! B_t = Σᵢ Gᵢₜ Wᵢₜ / Σᵢ Wᵢₜ over the paths of the group's rollouts. G is the sum of rewards from t
-//! on. W is the sum of the squared norms of the scores of all tokens up to t. For a squared norm, 1
-//! − 2π + Σπ² is used: that of the gradient of log π in the logits. As in verl.
+//! on. W is the sum of the squared norms of the scores of all tokens up to t. The squared norm of a
+//! token is 1 − 2π + Σπ², the squared norm of the gradient of log π with respect to the logits, as
+//! in verl.
 
 use serde::{Deserialize, Serialize};
 

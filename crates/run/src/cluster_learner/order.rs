@@ -18,7 +18,7 @@ const FINISHED_FILE: &str = "over";
 /// Placeholder for the node's rank in a command.
 const NODE: &str = "{node}";
 
-/// The order for one start of a learner.
+/// Order to start a learner once: the command and environment that its nodes run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Order {

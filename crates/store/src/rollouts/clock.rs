@@ -1,11 +1,11 @@
-//! The clock of a store, by which alone leases and timeouts are judged.
+//! The clock of a store, which is the only clock for leases and timeouts.
 
 use std::fmt::Debug;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// A source of time.
+/// A source of the current time.
 pub trait Clock: Debug + Send + Sync {
     /// Returns the current time as a Unix timestamp in seconds. It never goes backward.
     fn now(&self) -> f64;

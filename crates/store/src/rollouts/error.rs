@@ -1,4 +1,4 @@
-//! Errors of rollouts.
+//! Errors of stores of rollouts.
 
 use serde::{Deserialize, Serialize};
 
@@ -50,10 +50,10 @@ pub enum RolloutError {
         /// Id of the rollout under the key.
         rollout_id: String,
     },
-    /// An argument is invalid.
+    /// An argument is invalid. The text names the argument and the reason.
     #[error("{0}")]
     Invalid(String),
-    /// The backend failed.
+    /// The backend of the store failed.
     #[error(transparent)]
     Store(StoreError),
 }

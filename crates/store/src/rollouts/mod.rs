@@ -1,23 +1,25 @@
-//! Rollouts of many runs, or of none: queues, leases, workers, resources and spans.
+//! Stores of rollouts: queues, leases, workers, resources and spans. The rollouts can belong to
+//! several runs, or to no run.
 //!
 //! [`Store`](crate::Store) records what one run made. [`Rollouts`] distributes work: a trainer
 //! enqueues rollouts, workers on any machine lease and finish them, and both read resources and
 //! write spans. The contents of inputs, metadata, resources and spans are opaque JSON.
 //!
 //! # Guarantees
-//! - **One lease at a time.** A rollout is leased to one worker. The number of a try is its fence:
-//!   after a later try has started, reports of an earlier one return [`RolloutError::Lost`].
-//! - **Fair.** A queue is served by priority, then by age. A rollout whose try was lost returns to
-//!   its old position; one that is queued again by [`update_rollout`](Rollouts::update_rollout)
-//!   goes to the end.
-//! - **One clock.** Leases and timeouts are judged by the [`Clock`] of the store.
+//! - **One lease at a time.** A rollout is leased to one worker. After a later try has started,
+//!   reports of an earlier try return [`RolloutError::Lost`].
+//! - **Fair.** A queue is ordered by priority, then by age. A rollout whose try was lost returns to
+//!   its old position. A rollout that is queued again by
+//!   [`update_rollout`](Rollouts::update_rollout) goes to the end.
+//! - **One clock.** Leases and timeouts are measured by the [`Clock`] of the store.
 //! - **Durable.** A write that returned survives a crash, if the store is a file.
 //! - **Waits have a deadline.** [`lease`](Rollouts::lease), [`changes`](Rollouts::changes) and
 //!   [`wait_finished`](Rollouts::wait_finished) return when their wait is over.
 //!
 //! # Life of a rollout
 //! `queuing` → `preparing` (leased) → `running` (first report) → `succeeded`, `failed` or, if the
-//! configuration permits another try, `requeuing`. `cancelled` is final for reports of tries.
+//! configuration permits another try, `requeuing`. A report of a try cannot change the status
+//! `cancelled`.
 //!
 //! Out of scope: HTTP, which the crates `levade-store-server` and `levade-store-client` implement.
 
@@ -104,7 +106,7 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns [`RolloutError::Lost`] if a later try has started, or if the try or its rollout has
-    /// ended otherwise.
+    /// already ended differently.
     async fn finish(
         &self,
         lease: &Lease,
@@ -159,29 +161,29 @@ pub trait Rollouts: Debug + Send + Sync {
     async fn tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>>;
 
     /// Returns at most `max` rollouts that changed after the sequence number `since`, in the order
-    /// of their last change, and the number to continue from. If there is none, waits for at most
-    /// `wait`.
+    /// of their last change. Also returns the sequence number for the next call. If no rollout has
+    /// changed, waits for at most `wait`.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
     async fn changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)>;
 
-    /// Waits until all known rollouts of `ids` have ended, or for at most `wait`. Returns those
-    /// that have ended, in the order of `ids`.
+    /// Waits until all known rollouts of `ids` have ended, or for at most `wait`. Returns the
+    /// rollouts that have ended, in the order of `ids`.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
     async fn wait_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>>;
 
-    /// Adds a version of resources. Without an id, an id is generated.
+    /// Adds a version of resources. If `id` is `None`, generates an id.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
     async fn put_resources(&self, id: Option<&str>, value: &Json) -> Result<Resources>;
 
-    /// Returns a version of resources: by default the latest version, and without an id the
-    /// resources that were put last, except those that announce a run ([`ANNOUNCEMENT_KEY`]).
-    /// Returns `None` if there is none.
+    /// Returns a version of resources, or `None` if it does not exist. The default is the latest
+    /// version. Without an id, returns the resources that were added last, except resources that
+    /// announce a run ([`ANNOUNCEMENT_KEY`]).
     ///
     /// # Errors
     /// Returns an error if the backend fails.
@@ -227,8 +229,8 @@ pub trait Rollouts: Debug + Send + Sync {
     /// Returns [`RolloutError::Invalid`] if spans have no field with the name to sort by.
     async fn spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>>;
 
-    /// Reserves `count` consecutive sequence numbers for spans of a rollout, and returns the first.
-    /// The numbers are above those of all stored spans. The rollout may be unknown.
+    /// Reserves `count` consecutive sequence numbers for spans of a rollout, and returns the first
+    /// number. The numbers are above those of all stored spans. The rollout may be unknown.
     ///
     /// # Errors
     /// Returns an error if the backend fails.

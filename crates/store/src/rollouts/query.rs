@@ -21,10 +21,10 @@ pub enum Logic {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Smallest value first.
+    /// Ascending: the smallest value is first.
     #[default]
     Asc,
-    /// Largest value first.
+    /// Descending: the largest value is first.
     Desc,
 }
 
@@ -58,12 +58,12 @@ pub struct Page<T> {
     pub total: u64,
 }
 
-/// Conditions on rollouts. An empty list matches nothing; `None` is no condition.
+/// Filter of rollouts. An empty list matches no rollout; `None` sets no condition.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RolloutFilter {
-    /// Statuses, one of which the rollout has.
+    /// Permitted statuses of the rollout.
     pub status_in: Option<Vec<RolloutStatus>>,
-    /// Ids, one of which the rollout has.
+    /// Permitted ids of the rollout.
     pub id_in: Option<Vec<String>>,
     /// Text that the id contains.
     pub id_contains: Option<String>,
@@ -71,10 +71,10 @@ pub struct RolloutFilter {
     pub logic: Logic,
 }
 
-/// Conditions on workers. An empty list matches nothing; `None` is no condition.
+/// Filter of workers. An empty list matches no worker; `None` sets no condition.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct WorkerFilter {
-    /// Statuses, one of which the worker has.
+    /// Permitted statuses of the worker.
     pub status_in: Option<Vec<WorkerStatus>>,
     /// Text that the id contains.
     pub id_contains: Option<String>,
@@ -82,10 +82,10 @@ pub struct WorkerFilter {
     pub logic: Logic,
 }
 
-/// Conditions on resources, all of which must hold.
+/// Filter of resources. All conditions must hold.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ResourcesFilter {
-    /// The id.
+    /// Required id. `None` sets no condition.
     pub id: Option<String>,
     /// Text that the id contains.
     pub id_contains: Option<String>,
@@ -97,7 +97,7 @@ pub struct ResourcesFilter {
 /// A condition on a text: its value, and a text that it contains.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct TextFilter {
-    /// The value.
+    /// Required value. `None` sets no condition.
     pub exact: Option<String>,
     /// Text that the value contains.
     pub contains: Option<String>,
@@ -138,7 +138,7 @@ impl SpanFilter {
     }
 }
 
-/// A request for leases.
+/// Request to lease rollouts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LeaseRequest {
     /// Queues to lease from. The order of leases is by priority, then by age, across all of them.
@@ -147,14 +147,14 @@ pub struct LeaseRequest {
     pub max: usize,
     /// Id of the worker.
     pub worker: Option<String>,
-    /// Timeout for the next report of a try, in addition to that of the rollout's configuration.
-    /// `None` adds none.
+    /// Timeout for the next report of a try, in addition to the timeouts of the rollout's
+    /// configuration. `None` adds no timeout.
     pub ttl: Option<Duration>,
     /// Maximum wait for a first rollout. Zero returns at once.
     pub wait: Duration,
-    /// Idempotency key, unique to this request. A repeated request with the key returns the leases
-    /// that it made before and that are still in progress. If there is none, it leases anew. `None`
-    /// if the request is never repeated.
+    /// Idempotency key, unique to this request. A repeated request with the same key returns the
+    /// leases of the first request that are still in progress. If none is in progress, it leases
+    /// again. `None` if the request is never repeated.
     #[serde(default)]
     pub key: Option<String>,
 }

@@ -1,9 +1,9 @@
 //! The state machine of a rollout and its tries, without storage.
 //!
-//! A backend reads a [`RolloutState`], applies one report or command to it, and writes the state
-//! back in one atomic step. The state contains the latest try only, because no earlier one can
-//! change the rollout; a report on an earlier one changes that [`TryState`] alone. Times are Unix
-//! timestamps in seconds, from the store's [`Clock`](super::Clock).
+//! In one atomic step, a backend reads a [`RolloutState`], applies one report or command to it, and
+//! writes it back. The state contains only the latest try, because a report of an earlier try
+//! cannot change the rollout. Such a report changes only the [`TryState`] of the earlier try. Times
+//! are Unix timestamps in seconds, from the store's [`Clock`](super::Clock).
 
 use super::{
     Lease, LeaseEnd, Result, RolloutConfig, RolloutError, RolloutStatus, TryStatus, TryUpdate,
@@ -18,7 +18,7 @@ pub struct TryState {
     pub id: String,
     /// Number of the try, from 1.
     pub number: u32,
-    /// State.
+    /// Status of the try.
     pub status: TryStatus,
     /// Id of the worker.
     pub worker: Option<String>,
@@ -77,7 +77,7 @@ impl TryState {
         is_revived
     }
 
-    /// Replaces fields. Returns whether the worker of the try must be brought up to date.
+    /// Replaces fields of the try. Returns whether the worker of the try must be updated.
     pub fn update(&mut self, update: &TryUpdate, now: f64) -> bool {
         if let Some(worker) = &update.worker_id {
             self.worker = Some(worker.clone());
@@ -108,9 +108,9 @@ pub enum QueuePosition {
 pub struct RolloutState {
     /// Id, unique in the store.
     pub id: String,
-    /// State.
+    /// Status of the rollout.
     pub status: RolloutStatus,
-    /// Timeouts and retries.
+    /// Timeouts and retries of the rollout.
     pub config: RolloutConfig,
     /// Time of the end, or `None` if the rollout has not ended.
     pub end_time: Option<f64>,
@@ -143,7 +143,8 @@ impl RolloutState {
         }
     }
 
-    /// Returns the time at which a timeout of the latest try ends, or `None` if there is none.
+    /// Returns the time at which the next timeout of the latest try expires, or `None` if it has no
+    /// timeout.
     pub fn expires(&self) -> Option<f64> {
         let latest = self.latest.as_ref().filter(|_| self.status.is_active())?;
         let ends = [latest.timeout_at(&self.config), latest.report_until(&self.config)];
@@ -181,7 +182,7 @@ impl RolloutState {
         }
     }
 
-    /// Starts a try with the id `id`, which becomes the latest one. Returns the one before it.
+    /// Starts a new latest try with the id `id`. Returns the previous latest try.
     pub fn start_try(
         &mut self,
         id: String,
@@ -205,7 +206,8 @@ impl RolloutState {
         earlier
     }
 
-    /// Records a report of the latest try, as [`TryState::report`]. The rollout follows.
+    /// Records a report of the latest try ([`TryState::report`]), and updates the rollout
+    /// accordingly.
     pub fn report(&mut self, now: f64) {
         let Some(latest) = &mut self.latest else { return };
         let is_revived = latest.report(now);
@@ -258,7 +260,7 @@ impl RolloutState {
     /// Ends a lease.
     ///
     /// # Errors
-    /// Returns [`RolloutError::Lost`] if the lease no longer counts.
+    /// Returns [`RolloutError::Lost`] if the lease is no longer valid.
     pub fn finish(&mut self, lease: &Lease, end: LeaseEnd, now: f64) -> Result<WriteOutcome> {
         let status = match end {
             LeaseEnd::Succeeded => TryStatus::Succeeded,
@@ -285,7 +287,8 @@ impl RolloutState {
         Ok(WriteOutcome::Written)
     }
 
-    /// Replaces fields of the latest try, as [`TryState::update`]. The rollout follows.
+    /// Replaces fields of the latest try ([`TryState::update`]), and updates the rollout
+    /// accordingly.
     pub fn update_latest(&mut self, update: &TryUpdate, now: f64) -> bool {
         let Some(latest) = &mut self.latest else { return false };
         let needs_sync = latest.update(update, now);

@@ -1,8 +1,8 @@
 //! Data of rollouts: what is enqueued, leased, reported and read back.
 //!
-//! The serialized form of [`Rollout`], [`Try`], [`Worker`] and [`Resources`] is that of Agent
-//! Lightning's protocol, where a try is called an attempt. Times are Unix timestamps in seconds,
-//! read from the store's [`Clock`](super::Clock).
+//! [`Rollout`], [`Try`], [`Worker`] and [`Resources`] are serialized as in Agent Lightning's
+//! protocol, which calls a try an attempt. Times are Unix timestamps in seconds, read from the
+//! store's [`Clock`](super::Clock).
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
@@ -37,7 +37,8 @@ macro_rules! names {
                 match self { $($name::$variant => $text),* }
             }
 
-            /// Returns the variant with this name, or `None` if there is none.
+            /// Returns the variant with the serialized name `name`, or `None` if the name is
+            /// unknown.
             pub fn from_name(name: &str) -> Option<Self> {
                 match name { $($text => Some($name::$variant),)* _ => None }
             }
@@ -52,13 +53,13 @@ names! {
         Queuing = "queuing",
         /// A try was leased and has not reported yet.
         Preparing = "preparing",
-        /// A try is running.
+        /// A try of the rollout is running.
         Running = "running",
         /// The last try failed, and no other follows.
         Failed = "failed",
-        /// The last try succeeded.
+        /// The last try has succeeded.
         Succeeded = "succeeded",
-        /// The rollout was cancelled. No report of a try changes this.
+        /// The rollout was cancelled. A report of a try cannot change this status.
         Cancelled = "cancelled",
         /// The rollout waits for another try.
         Requeuing = "requeuing",
@@ -91,12 +92,11 @@ names! {
         Running = "running",
         /// The worker reported a failure.
         Failed = "failed",
-        /// The worker reported success.
+        /// The worker has reported success.
         Succeeded = "succeeded",
-        /// No report arrived in time. A late report revives the try as long as no later try has
-        /// started.
+        /// No report arrived in time. A late report revives the try if no later try has started.
         Unresponsive = "unresponsive",
-        /// The try exceeded its timeout. Nothing revives it.
+        /// The try has exceeded its timeout. A late report does not revive it.
         Timeout = "timeout",
     }
 }
@@ -146,8 +146,8 @@ pub struct NewRollout {
     /// Id, chosen by the caller. A second rollout with the same id is not created; the first one is
     /// returned, whatever its input. `None` generates an id.
     pub id: Option<String>,
-    /// Idempotency key. A second rollout with the same key is not created; the first one is
-    /// returned.
+    /// Idempotency key. If a rollout with the same key exists, that rollout is returned, and no
+    /// rollout is created.
     pub key: Option<String>,
     /// Name of the queue.
     pub queue: String,
@@ -159,7 +159,7 @@ pub struct NewRollout {
     pub mode: Option<String>,
     /// Id of the resources. `None` selects the latest resources at this moment.
     pub resources_id: Option<String>,
-    /// Timeouts and retries.
+    /// Timeouts and retries of the rollout.
     pub config: RolloutConfig,
     /// Metadata of the caller. `None` is stored as an empty object.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
@@ -191,17 +191,17 @@ pub struct Rollout {
     pub id: String,
     /// Task of the rollout.
     pub input: Json,
-    /// Time of creation.
+    /// Unix timestamp of the creation.
     pub start_time: f64,
     /// Time of the end, or `None` if the rollout has not ended.
     pub end_time: Option<f64>,
     /// Purpose, such as `train`, `val` or `test`.
     pub mode: Option<String>,
-    /// Id of the resources.
+    /// Id of the resources that the rollout uses.
     pub resources_id: Option<String>,
-    /// State.
+    /// Status of the rollout.
     pub status: RolloutStatus,
-    /// Timeouts and retries.
+    /// Timeouts and retries of the rollout.
     pub config: RolloutConfig,
     /// Metadata of the caller.
     pub metadata: Option<Json>,
@@ -209,12 +209,12 @@ pub struct Rollout {
     pub queue: String,
     /// Priority within the queue.
     pub priority: i32,
-    /// Idempotency key.
+    /// Idempotency key under which the rollout was created.
     #[serde(rename = "idempotency_key", default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// Sequence number of the last change, for [`Rollouts::changes`](super::Rollouts::changes).
     pub changed: u64,
-    /// Latest try. Absent, not null, in the serialized form if there is none.
+    /// Latest try. If there is none, the field is absent in the serialized form, not null.
     #[serde(rename = "attempt", default, skip_serializing_if = "Option::is_none")]
     pub latest_try: Option<Try>,
 }
@@ -244,9 +244,9 @@ pub struct Try {
     pub start_time: f64,
     /// Time at which the worker reported success or failure.
     pub end_time: Option<f64>,
-    /// State.
+    /// Status of the try.
     pub status: TryStatus,
-    /// Id of the worker.
+    /// Id of the worker that executes the try.
     pub worker_id: Option<String>,
     /// Time of the last report.
     pub last_heartbeat_time: Option<f64>,
@@ -276,7 +276,7 @@ pub struct Lease {
 pub enum LeaseEnd {
     /// The try succeeded, and with it the rollout.
     Succeeded,
-    /// The try failed. The rollout is queued again if its configuration permits another try.
+    /// The try has failed. The rollout is queued again if its configuration permits another try.
     Failed,
     /// The worker returns the lease, for example because it shuts down. The rollout is queued again
     /// at its old position, and the try does not count toward the maximum.
@@ -287,20 +287,20 @@ pub enum LeaseEnd {
 /// value.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RolloutUpdate {
-    /// New task.
+    /// New task of the rollout.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub input: Option<Json>,
-    /// New purpose.
+    /// New purpose of the rollout.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub mode: Option<Option<String>>,
     /// New id of the resources.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub resources_id: Option<Option<String>>,
-    /// New status. Every transition is permitted.
+    /// New status of the rollout. Every transition is permitted.
     pub status: Option<RolloutStatus>,
     /// New timeouts and retries.
     pub config: Option<RolloutConfig>,
-    /// New metadata.
+    /// New metadata of the rollout.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub metadata: Option<Option<Json>>,
 }
@@ -318,13 +318,14 @@ pub enum TryName {
 /// Fields of a try to replace. `None` leaves a field unchanged.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct TryUpdate {
-    /// New status. It determines the rollout's status if the try is the latest one.
+    /// New status of the try. If the try is the latest one, it also determines the rollout's
+    /// status.
     pub status: Option<TryStatus>,
-    /// New worker.
+    /// New worker of the try.
     pub worker_id: Option<String>,
     /// New time of the last report.
     pub last_heartbeat_time: Option<f64>,
-    /// New metadata.
+    /// New metadata of the try.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub metadata: Option<Json>,
 }
@@ -335,13 +336,13 @@ pub struct Worker {
     /// Id, chosen by the worker.
     #[serde(rename = "worker_id")]
     pub id: String,
-    /// State.
+    /// Status of the worker.
     pub status: WorkerStatus,
     /// Statistics of the worker's last heartbeat.
     pub heartbeat_stats: Option<Json>,
     /// Time of the worker's last heartbeat.
     pub last_heartbeat_time: Option<f64>,
-    /// Time of the last lease or of the last request for one.
+    /// Unix timestamp of the last lease, or of the last request for a lease.
     pub last_dequeue_time: Option<f64>,
     /// Time at which the worker last became busy.
     pub last_busy_time: Option<f64>,
@@ -354,8 +355,8 @@ pub struct Worker {
     pub current_try_id: Option<String>,
 }
 
-/// First key of resources by which a run announces itself to runners. Such resources are found by
-/// their id; they are never the latest resources.
+/// First key of the resources by which a run announces itself to runners. Such resources are found
+/// by their id, and are never the latest resources.
 pub const ANNOUNCEMENT_KEY: &str = "levade_runner_protocol";
 
 /// A version of named resources, such as prompts or the address of a model.
@@ -370,7 +371,7 @@ pub struct Resources {
     pub update_time: f64,
     /// Number of the version, from 1.
     pub version: u64,
-    /// Value.
+    /// Value of the resources.
     #[serde(rename = "resources")]
     pub value: Json,
 }
@@ -384,13 +385,13 @@ pub struct NewSpan {
     pub try_id: String,
     /// Sequence number within the rollout. `None` lets the store assign the next one.
     pub number: Option<u64>,
-    /// Id of the trace.
+    /// Id of the trace that the span belongs to.
     pub trace_id: String,
     /// Id of the span, unique within the try.
     pub span_id: String,
     /// Id of the parent span.
     pub parent_id: Option<String>,
-    /// Name.
+    /// Name of the span.
     pub name: String,
     /// Start of the span, from the client's clock.
     pub start_time: Option<f64>,
@@ -401,7 +402,7 @@ pub struct NewSpan {
     pub body: Json,
 }
 
-/// A stored span.
+/// A stored span of a try.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Span {
     /// Id of the rollout.
@@ -431,19 +432,19 @@ pub enum SpanOutcome {
 /// Number of stored rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
-    /// Number of rollouts.
+    /// Number of stored rollouts.
     #[serde(rename = "total_rollouts")]
     pub rollouts: u64,
-    /// Number of tries.
+    /// Number of stored tries.
     #[serde(rename = "total_attempts")]
     pub tries: u64,
-    /// Number of spans.
+    /// Number of stored spans.
     #[serde(rename = "total_spans")]
     pub spans: u64,
     /// Number of resources, without their earlier versions.
     #[serde(rename = "total_resources")]
     pub resources: u64,
-    /// Number of workers.
+    /// Number of known workers.
     #[serde(rename = "total_workers")]
     pub workers: u64,
     /// Number of rollouts that wait for a try.

@@ -182,8 +182,8 @@ pub(super) fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, A
     rows.next()?.map(|row| Ok((row.get(0)?, parse_head(row)?))).transpose()
 }
 
-/// Returns the attempt in a row, after checking everything that its checksums and counts tell.
-/// Uses no index. Returns `None` if there is no such row.
+/// Returns the attempt in a row, after verifying its checksums and counts. Uses no index. Returns
+/// `None` if there is no such row.
 pub(super) fn read_row(
     from: &Connection,
     run: &RunId,
@@ -209,8 +209,8 @@ pub(super) fn read_row(
     Ok(Some(Attempt { trajectory, ..head }))
 }
 
-/// Returns the slot of the attempt in a row, with its try if it is not the first, as far as the row
-/// itself is readable and its id matches. Its segments can be damaged.
+/// Returns the slot of the attempt in a row, and its try if it is not the first one. Returns `None`
+/// if the row cannot be read or its id does not match. Does not check the segments.
 pub(super) fn slot_of(from: &Connection, run: &RunId, id: i64) -> Option<String> {
     let mut statement = from
         .prepare_cached(

@@ -2,15 +2,15 @@
 //!
 //! Each attempt, step plan and evaluation is read by its key, without the indexes and independently
 //! of the others, so that a damaged page costs only the values that it contains. A value is *whole*
-//! if SQLite reads it, its checksums and counts are right, and it passes the checks of a write.
-//! Everything else is a [`Finding`]: a sentence that names the value and the reason.
+//! if SQLite can read it, its checksums and counts are right, and it passes the checks of a write.
+//! Every other value is reported as a [`Finding`], with its key and the reason.
 //!
 //! # Guarantees
 //! - **The file is not changed.** It is opened for reading only, or copied.
 //! - **Whole means equal**: a whole value equals what was recorded, except with the probability of
 //!   a collision of CRC-32C, 2⁻³². Rows that a build without checksums wrote are whole if they can
 //!   be read; their number is reported.
-//! - **Nothing is made up**: a rescued file contains whole values only.
+//! - **Nothing is invented**: a rescued file contains only whole values.
 
 mod damaged_file;
 mod rescue;
@@ -48,11 +48,11 @@ pub struct CheckReport {
     pub location: String,
     /// Id of the run. `None` if it cannot be read.
     pub run: Option<String>,
-    /// Attempts.
+    /// Numbers of whole and lost attempts.
     pub attempts: Kept,
-    /// Step plans.
+    /// Numbers of whole and lost step plans.
     pub plans: Kept,
-    /// Evaluations.
+    /// Numbers of whole and lost evaluations.
     pub evaluations: Kept,
     /// Number of rows without a checksum, because an earlier build wrote them.
     pub rows_without_checksum: u64,
@@ -67,7 +67,7 @@ pub struct CheckReport {
 pub struct Kept {
     /// Number of values that are whole.
     pub whole: u64,
-    /// Number of values that are lost. Values of which no trace is left are not counted.
+    /// Number of lost values. Values that have left no trace in the file are not counted.
     pub lost: u64,
 }
 
@@ -92,15 +92,15 @@ pub enum FindingKind {
     Header,
     /// The id of the run is damaged.
     Run,
-    /// An attempt is lost.
+    /// An attempt is missing or damaged.
     Attempt,
     /// A step plan is lost.
     Plan,
     /// A step plan is whole, but trains on attempts that are lost.
     PlannedAttempt,
-    /// An evaluation is lost.
+    /// An evaluation is missing or damaged.
     Evaluation,
-    /// The reasons for which attempts were withdrawn are lost.
+    /// The tombstones of withdrawn attempts, with the reasons, are missing or damaged.
     Withdrawal,
 }
 
@@ -116,7 +116,7 @@ impl CheckReport {
 }
 
 /// Checks the SQLite file of a run. `expected` is the id of the run if it is known; it replaces a
-/// damaged one. If `rescue_to` is set, writes all whole values to a new file there.
+/// damaged id in the file. If `rescue_to` is set, writes all whole values to a new file there.
 ///
 /// Blocks the calling thread. Another process can write the file at the same time; the check sees
 /// one snapshot.
@@ -229,8 +229,8 @@ fn last_attempt_row(connection: &Connection, bytes: u64) -> i64 {
     }
 }
 
-/// Returns the id of the run: the stored one or the expected one, whichever the ids of attempts are
-/// derived from. Without a readable attempt, returns the expected one.
+/// Returns the id of the run. If the stored id and the expected id differ, returns the id from
+/// which the ids of attempts are derived. If no attempt is readable, returns the expected id.
 fn find_run(
     connection: &Connection,
     file: &Path,
@@ -264,7 +264,7 @@ fn check_attempts(
     rescue: &mut Option<Rescue>,
 ) -> Result<HashSet<AttemptId>, StoreError> {
     let mut whole = HashSet::new();
-    // Rows that share a reason, and of which nothing else is known, are one finding.
+    // Rows with the same reason, about which nothing else is known, are reported as one finding.
     let mut unknown: Option<(i64, i64, String)> = None;
     for row in 1..=last_row {
         let reason = match attempts::read_row(connection, run, row) {
@@ -298,7 +298,7 @@ fn check_attempts(
     Ok(whole)
 }
 
-/// Reports attempts of which only their rows are known: first row, last row, reason.
+/// Reports attempts about which only the row numbers are known: first row, last row, reason.
 fn report_rows(rows: Option<(i64, i64, String)>, report: &mut CheckReport) {
     let Some((first, last, reason)) = rows else { return };
     let (subject, attempts) = if first == last {
@@ -322,7 +322,7 @@ fn check_plans(
     keys.extend(keys_of(connection, "planned_paths", sequences, report));
     keys.sort_unstable();
     keys.dedup();
-    // The plans of a phase are those of its steps from 0 on.
+    // A phase must have a plan for each step from 0 on.
     let last = |phase| keys.iter().filter(|key| key.0 == phase).map(|key| key.1).max();
     let phases: std::collections::BTreeSet<u32> = keys.iter().map(|key| key.0).collect();
     let all = phases.into_iter().flat_map(|phase| {
@@ -363,7 +363,7 @@ fn check_plans(
     Ok(())
 }
 
-/// Checks all evaluations.
+/// Checks all evaluations, and keeps the whole ones.
 fn check_evals(
     connection: &Connection,
     report: &mut CheckReport,
@@ -390,7 +390,7 @@ fn check_evals(
     Ok(())
 }
 
-/// Checks that the tombstones can be read, and keeps those of attempts that are whole.
+/// Checks that the tombstones can be read. Keeps the tombstones of whole attempts.
 fn check_withdrawals(
     connection: &Connection,
     whole: &HashSet<AttemptId>,
@@ -418,9 +418,9 @@ fn check_withdrawals(
     }
 }
 
-/// Returns (phase, step) of the rows of a table, in order. After a row that cannot be read, tries
-/// the keys that follow. Keys that are not in range are omitted. If no further row can be read,
-/// reports with `kind` that an unknown number of the `values` is lost.
+/// Returns the keys (phase, step) of the rows of a table, in order. After a row that cannot be
+/// read, tries the following keys. Keys that are not in range are omitted. If no further row can be
+/// read, reports a finding of the kind `kind`: an unknown number of `values` is lost.
 fn keys_of(
     connection: &Connection,
     table: &str,

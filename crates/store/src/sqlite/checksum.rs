@@ -1,9 +1,9 @@
 //! The SQL function `checksum`, with which rows detect damage that SQLite cannot see.
 //!
-//! SQLite notices a broken structure, but not a changed bit within a value. Tokens and
-//! log-probabilities would then be read with other values. `checksum(a, b, …)` is the CRC-32C of
-//! its arguments, each with its type and its length, so that no two lists of arguments are encoded
-//! alike.
+//! SQLite detects a broken structure, but not a changed bit within a value: a damaged token or
+//! log-probability would be read without an error. `checksum(a, b, …)` is the CRC-32C of its
+//! arguments. Each argument is encoded with its type and its length, so that different lists of
+//! arguments have different encodings.
 
 use rusqlite::functions::{Context, FunctionFlags};
 use rusqlite::types::ValueRef;

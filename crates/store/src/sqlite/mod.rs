@@ -163,7 +163,7 @@ impl Sqlite {
         run_on_worker(&self.reader, (&self.location, "read", key), self.timeout, work).await
     }
 
-    /// Runs `work` on the writing thread. All its changes are committed, or none of them.
+    /// Runs `work` on the writing thread. Commits all of its changes, or none of them.
     async fn write<T: Send + 'static>(
         &self,
         key: impl fmt::Display + Send,

@@ -20,7 +20,8 @@ use tempfile::TempDir;
 
 use super::schema::connect;
 
-/// Maximum number of times that the files are copied, if another process writes to them meanwhile.
+/// Maximum number of times that the files are copied if another process writes to them during the
+/// copy.
 const MAX_COPY_TRIES: u32 = 5;
 
 /// Returns whether a file could not be opened because it cannot be written to.

@@ -150,7 +150,7 @@ pub(super) fn keep_plans(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
 }
 
-/// What a file contains, as one transaction sees it.
+/// Format of a file, as one transaction sees it.
 pub(super) struct Contents {
     pub application: i32,
     pub version: i32,
@@ -158,8 +158,8 @@ pub(super) struct Contents {
     pub is_empty: bool,
 }
 
-/// Reads what a file contains. One transaction, so that the tables which another process creates at
-/// the same time are seen with their application id or not at all.
+/// Reads the format of a file in one transaction. If another process creates the tables at the same
+/// time, the result has either both tables and application id, or neither.
 pub(super) fn contents(connection: &Connection) -> rusqlite::Result<Contents> {
     let transaction = connection.unchecked_transaction()?;
     let is_empty = is_empty(&transaction)?;

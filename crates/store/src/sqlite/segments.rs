@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use crate::columns::{Columns, decode_columns, kind_name, parse_kind};
 use crate::error::Failure;
 
-/// The query for the columns of a segment, in the order in which [`parse_segment`] reads them.
+/// Query for the columns of a segment, in the order in which [`parse_segment`] reads them.
 macro_rules! select {
     ($rest:literal) => {
         concat!(

@@ -1,4 +1,4 @@
-//! Stores tombstones of attempts, and erases what they name.
+//! Stores tombstones of attempts, and erases withdrawn attempts.
 //!
 //! Deleted rows leave their bytes in free parts of the file and in the log. So an erasure deletes
 //! with `secure_delete`, which overwrites them with zeros, and [`remove_free_pages`] then rewrites
@@ -16,7 +16,7 @@ use crate::error::{Code, Failure};
 use crate::withdrawal::unknown;
 use crate::{Status, WithdrawRequest, Withdrawal, erase_quotes};
 
-/// Adds the tombstones of a request, and erases the attempts if the request says so.
+/// Adds the tombstones of a request. If the request erases, also erases the attempts.
 pub(super) fn record(
     to: &Connection,
     request: &WithdrawRequest,

@@ -83,7 +83,7 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 /// The queue of a worker's jobs.
 pub(super) type JobReceiver = Receiver<Box<dyn Job>>;
 
-/// Where jobs go.
+/// Destination of the jobs that are sent to a worker.
 enum Inbox {
     Thread(Sender<Box<dyn Job>>),
     /// The caller runs them with this function.

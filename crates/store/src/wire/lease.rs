@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OpenRequest {
-    /// Only for reading.
+    /// Opens the run for reading only.
     Read,
     /// For writing: takes the lease of the run.
     Write {
@@ -17,7 +17,7 @@ pub enum OpenRequest {
         is_new: bool,
         /// Id of a run that starts. A store that exists already keeps its id when it is resumed.
         run: RunId,
-        /// The trainer.
+        /// Trainer that opens the run.
         trainer: Trainer,
     },
 }
@@ -25,8 +25,8 @@ pub enum OpenRequest {
 /// A trainer that works on a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trainer {
-    /// Random text of the run directory. Its lock ensures that only one process uses the directory,
-    /// so a trainer takes the run over from another one with the same text at once.
+    /// Random text of the run directory. The lock of the directory ensures that only one process
+    /// uses it, so a trainer with the same text can take the run over at once.
     pub owner: String,
     /// Process and directory, for messages.
     pub name: String,

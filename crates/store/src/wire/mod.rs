@@ -1,9 +1,10 @@
-//! The form of records and errors between a client and a server of stores.
+//! Wire format of records and errors between a store server and its client.
 //!
-//! A record is a JSON head and binary columns. Numbers per token (token ids, log-probabilities,
-//! versions, advantages) are little-endian columns, and scores and rewards are the bits of their
-//! numbers, so that every bit survives, NaN included: JSON cannot carry NaN, and reads it as null.
-//! [`encode`] and [`decode`] convert a record. [`WireError`] is the form of a [`StoreError`].
+//! A record is a JSON head and binary columns. Values per token (token ids, log-probabilities,
+//! versions, advantages) are little-endian columns. Scores and rewards are sent as the bits of
+//! their floats, so that every bit survives, including the bits of a NaN, which JSON cannot
+//! represent. [`encode`] and [`decode`] convert a record. [`WireError`] is the serialized form of a
+//! [`StoreError`].
 //!
 //! # Format
 //! `LVR`, the version byte 1, the length of the head as `u32`, the head, and the columns in the

@@ -23,7 +23,7 @@ pub trait Record: Sized {
     /// Returns the head, and adds the columns.
     fn split(&self, columns: &mut Columns) -> Self::Head;
 
-    /// Restores the value.
+    /// Converts the head and the columns back to the value.
     ///
     /// # Errors
     /// Returns a message if the columns do not fit the head.
@@ -197,7 +197,7 @@ impl Record for End {
     }
 }
 
-/// Head of an attempt.
+/// JSON head of an attempt's record.
 #[derive(Serialize, Deserialize)]
 pub struct AttemptHead {
     start: AttemptStart,

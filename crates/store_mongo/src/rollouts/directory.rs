@@ -1,4 +1,4 @@
-//! Resources and workers.
+//! Stores resources and workers.
 
 use levade_store::rollouts::state::TryState;
 use levade_store::rollouts::{ANNOUNCEMENT_KEY, Json, Resources, Worker, WorkerStatus};
@@ -11,7 +11,7 @@ use super::{MongoRollouts, documents};
 use crate::connection::{Result, all, is_duplicate};
 use crate::{fields, json};
 
-/// Returns the condition that resources do not announce a run to runners.
+/// Returns the condition that excludes resources by which a run announces itself to runners.
 pub(super) fn no_announcement() -> Document {
     let key = format!("value.{ANNOUNCEMENT_KEY}");
     doc! { key: { "$exists": false } }
@@ -40,7 +40,7 @@ impl MongoRollouts {
             };
             json::put(&mut document, "value", value.get());
             match resources.insert_one(&document).await {
-                // Another call has added the version.
+                // Another call has added the same version.
                 Err(error) if is_duplicate(&error) => {}
                 inserted => {
                     inserted?;
@@ -89,8 +89,8 @@ impl MongoRollouts {
         Ok(found)
     }
 
-    /// Brings the worker of a try up to date with the status of the try. `is_lease` states that the
-    /// worker has just leased it.
+    /// Updates the worker of a try after a change of the try's status. `is_lease` states that the
+    /// worker has just leased the try.
     pub(super) async fn sync_worker(
         &self,
         rollout_id: &str,
@@ -147,7 +147,7 @@ impl MongoRollouts {
         documents::worker(&self.set_worker(id, set, of_new).await?)
     }
 
-    /// Sets fields of a worker, and `of_new` in addition if the worker is new.
+    /// Sets the fields `set` of a worker. Also sets `of_new` if the worker is new.
     async fn set_worker(&self, id: &str, set: Document, mut of_new: Document) -> Result<Document> {
         of_new.insert("created", ObjectId::new());
         let change = doc! { "$set": set, "$setOnInsert": of_new };
@@ -158,7 +158,7 @@ impl MongoRollouts {
                 .upsert(true)
                 .return_document(ReturnDocument::After);
             match changed.await {
-                // Two calls at the same time can both create the worker.
+                // Two concurrent calls can both try to create the worker.
                 Err(error) if is_duplicate(&error) => {}
                 changed => return Ok(changed?.unwrap_or_default()),
             }

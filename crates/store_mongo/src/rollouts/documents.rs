@@ -13,13 +13,13 @@ use serde_json::value::RawValue;
 use crate::connection::Result;
 use crate::{fields, json};
 
-/// A rollout as it is stored.
+/// A stored rollout: its document, and the parsed states of its tries.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct StoredRollout {
     /// The document as it was read, or as it will be written.
     pub document: Document,
     pub state: RolloutState,
-    /// Tries before the latest one.
+    /// States of the tries before the latest one, oldest first.
     pub earlier: Vec<TryState>,
 }
 
@@ -27,7 +27,7 @@ fn unknown_name(field: &str, name: &str) -> Failure {
     Failure::Corrupt(format!("the field `{field}` has the unknown value `{name}`"))
 }
 
-/// Returns the JSON in a field, or `None` if there is none.
+/// Returns the JSON of a field, or `None` if the field is missing or null.
 pub(super) fn json_field(of: &Document, name: &str) -> Result<Option<Json>> {
     let Some(text) = json::get(of, name)? else { return Ok(None) };
     let parsed = RawValue::from_string(text);
@@ -77,13 +77,13 @@ fn try_state(of: &Document) -> Result<TryState> {
     })
 }
 
-/// Returns the documents of the tries.
+/// Returns the documents of a rollout's tries, oldest first.
 fn tries(of: &Document) -> impl Iterator<Item = &Document> {
     of.get_array("tries").into_iter().flatten().filter_map(Bson::as_document)
 }
 
 impl StoredRollout {
-    /// Creates a rollout at the position `seq` of its queue.
+    /// Creates a rollout that has no tries yet.
     pub fn new(new: &NewRollout, id: String, resources_id: Option<&str>, now: f64) -> Self {
         let mut document = doc! {
             "_id": &id,
@@ -104,7 +104,7 @@ impl StoredRollout {
         StoredRollout { document, state, earlier: Vec::new() }
     }
 
-    /// Reads a rollout.
+    /// Parses a rollout from its document.
     pub fn parse(document: Document) -> Result<Self> {
         let status = fields::text(&document, "status")?;
         let config = config(document.get_document("config").unwrap_or(&Document::new()))?;
@@ -122,7 +122,7 @@ impl StoredRollout {
         Ok(StoredRollout { document, state, earlier })
     }
 
-    /// Writes the state to the document.
+    /// Copies the state of the rollout and its tries into the document.
     pub fn save_state(&mut self) {
         let StoredRollout { document, state, earlier } = self;
         let metadata: Vec<Document> = tries(document)
@@ -154,7 +154,7 @@ impl StoredRollout {
         if !state.status.is_active() {
             document.remove("lease_key");
         }
-        // Documents without the field are not in the index of timeouts.
+        // The index of timeouts does not contain documents without this field.
         match state.expires() {
             Some(expires) => document.insert("expires", expires),
             None => document.remove("expires"),
@@ -182,13 +182,13 @@ impl StoredRollout {
         self.earlier.iter().chain(&self.state.latest).nth(index)
     }
 
-    /// Starts a try with the id `id`, which becomes the latest one.
+    /// Starts a new try with the id `id`.
     pub fn start_try(&mut self, id: String, worker: Option<&str>, ttl: Option<f64>, now: f64) {
         self.earlier.extend(self.state.start_try(id, worker, ttl, now));
         self.save_state();
     }
 
-    /// Records a report of the try at `index`.
+    /// Records that the try at `index` has reported.
     pub fn report(&mut self, index: usize, now: f64) {
         match self.earlier.get_mut(index) {
             Some(of) => drop(of.report(now)),
@@ -197,8 +197,7 @@ impl StoredRollout {
         self.save_state();
     }
 
-    /// Replaces fields of the try at `index`. Returns whether the worker of the try must be brought
-    /// up to date.
+    /// Replaces fields of the try at `index`. Returns whether the try's worker must be updated.
     pub fn update_try(&mut self, index: usize, update: &TryUpdate, now: f64) -> bool {
         let needs_sync = match self.earlier.get_mut(index) {
             Some(of) => of.update(update, now),
@@ -216,7 +215,7 @@ impl StoredRollout {
         self.state.latest.as_ref().map(|_| self.earlier.len())
     }
 
-    /// Returns the try at `index`, or `None` if there is none.
+    /// Returns the try at `index`, or `None` if it does not exist.
     pub fn try_at(&self, index: usize) -> Result<Option<Try>> {
         let Some(of) = self.try_state(index) else { return Ok(None) };
         let document = tries(&self.document).nth(index);
@@ -240,7 +239,7 @@ impl StoredRollout {
         tries.flatten().collect()
     }
 
-    /// Returns the rollout with its latest try.
+    /// Returns the rollout, with its latest try, in the format of the trait.
     pub fn to_rollout(&self) -> Result<Rollout> {
         let StoredRollout { document, state, .. } = self;
         let missing = || Failure::Corrupt("the field `input` is missing".to_owned());
@@ -267,7 +266,7 @@ impl StoredRollout {
     }
 }
 
-/// Reads a version of resources.
+/// Parses a version of resources from its document.
 pub(super) fn resources(of: &Document) -> Result<Resources> {
     Ok(Resources {
         id: fields::text(of, "id")?,
@@ -278,7 +277,7 @@ pub(super) fn resources(of: &Document) -> Result<Resources> {
     })
 }
 
-/// Reads a worker.
+/// Parses a worker from its document.
 pub(super) fn worker(of: &Document) -> Result<Worker> {
     let status = fields::text(of, "status")?;
     Ok(Worker {
@@ -294,7 +293,7 @@ pub(super) fn worker(of: &Document) -> Result<Worker> {
     })
 }
 
-/// Reads a span.
+/// Parses a span from its document.
 pub(super) fn span(of: &Document) -> Result<Span> {
     Ok(Span {
         rollout_id: fields::text(of, "rollout")?,

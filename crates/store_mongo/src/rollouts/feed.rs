@@ -1,10 +1,14 @@
 //! Sequence numbers of changes, and the feed that reads them.
 //!
-//! A counter document issues the numbers. A writer that took a number may write its rollout after a
-//! reader has seen a larger one, and the reader would miss the change. So a reader first announces
-//! the number up to which it reads, and then reads. A writer looks at the announced number after
-//! its write. If its own number is not above, it takes another one and writes again. Whichever of
-//! the two comes second notices the other.
+//! A counter document issues the numbers. A writer may write its rollout after a reader has already
+//! read a change with a larger number; the reader would then miss the rollout. Therefore reader and
+//! writer follow this protocol:
+//!
+//! - The reader announces the number up to which it reads, and then reads.
+//! - The writer writes its rollout, and then reads the announced number. If its own number is not
+//!   above the announced one, it takes another number and writes again.
+//!
+//! The later of the two sees the other's write, so no change is missed.
 
 use levade_store::rollouts::Rollout;
 use mongodb::bson::{Document, doc};
@@ -15,14 +19,14 @@ use super::documents::StoredRollout;
 use crate::connection::{Result, all, is_duplicate};
 use crate::fields;
 
-/// Counter of the changes of rollouts. It also counts positions in queues.
+/// Name of the counter of rollout changes, which also counts positions in queues.
 pub(super) const CHANGES: &str = "changes";
 
-/// Counter of the versions of all resources.
+/// Name of the counter of resource versions.
 pub(super) const RESOURCES: &str = "resources";
 
 impl MongoRollouts {
-    /// Reserves `count` numbers of a counter, and returns the first.
+    /// Reserves `count` numbers of a counter, and returns the first one.
     pub(super) async fn next(&self, counter: &str, count: usize) -> Result<i64> {
         let count = count as i64;
         let counters = self.collection("counters");
@@ -32,7 +36,7 @@ impl MongoRollouts {
                 .upsert(true)
                 .return_document(ReturnDocument::After);
             match increment.await {
-                // Two calls at the same time can both create the counter.
+                // Two concurrent calls can both try to create the counter.
                 Err(error) if is_duplicate(&error) => {}
                 incremented => break incremented?,
             }
@@ -41,15 +45,15 @@ impl MongoRollouts {
         Ok(last - count + 1)
     }
 
-    /// Returns the number up to which a reader has read.
+    /// Returns the largest number up to which a reader has announced to read.
     async fn read_number(&self) -> Result<i64> {
         let counter = self.collection("counters").find_one(doc! { "_id": CHANGES }).await?;
         let read = counter.map(|counter| fields::optional_integer(&counter, "read")).transpose()?;
         Ok(read.flatten().unwrap_or(0))
     }
 
-    /// Makes sure that the feed returns changes that were just written, and wakes the waits of this
-    /// process. Each change is the id of a rollout and its number.
+    /// Ensures that the feed returns changes that were just written, and wakes the waits of this
+    /// process. Each change is the id of a rollout with its number.
     pub(super) async fn publish(&self, changes: &[(String, i64)]) -> Result<()> {
         let read = if changes.is_empty() { return Ok(()) } else { self.read_number().await? };
         for (id, number) in changes {
@@ -61,7 +65,7 @@ impl MongoRollouts {
                 let renumbered =
                     self.collection("rollouts").update_one(unchanged, renumber).await?;
                 if renumbered.matched_count == 0 {
-                    // A later change has its own number.
+                    // The rollout has changed again, and the later change has its own number.
                     break;
                 }
                 (number, read) = (again, self.read_number().await?);

@@ -28,7 +28,8 @@ use tokio::time::Instant;
 use crate::connection::{Connection, Index, Result as OperationResult, insert_new};
 use crate::fields;
 
-/// Maximum interval between two polls of a wait, for writes of other processes.
+/// Maximum interval between two polls of a wait, which bounds the delay until it sees writes of
+/// other processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Minimum interval between two polls of a wait, which bounds its load while many writes arrive.
@@ -42,11 +43,11 @@ const FORMAT: i32 = 1;
 pub struct MongoRollouts {
     connection: Connection,
     clock: Arc<dyn Clock>,
-    /// Number of changes of rollouts by this process.
+    /// Number of changes of rollouts that this process has written.
     changes: watch::Sender<u64>,
 }
 
-/// Returns the id of a new rollout: the chosen one, or a generated one.
+/// Returns the id of a new rollout: the requested id, or a generated one.
 fn id_of(new: &NewRollout) -> String {
     new.id.clone().unwrap_or_else(|| new_id("ro-", 8))
 }
@@ -57,8 +58,9 @@ fn new_id(prefix: &str, bytes: usize) -> String {
 }
 
 impl MongoRollouts {
-    /// Opens the rollouts in the database that `url` names: its path, or `levade`. Creates them if
-    /// they do not exist. Time is that of the server.
+    /// Opens the rollouts in the database that `url` names, or in the database `levade` if it names
+    /// none. Creates the collections if they do not exist. All times are measured by the clock of
+    /// the server.
     ///
     /// # Errors
     /// Returns [`StoreError::Deadline`] if no server responds, [`StoreError::Open`] if the server
@@ -116,7 +118,7 @@ impl MongoRollouts {
         Ok(self.connection.run("record", key, operation).await?)
     }
 
-    /// Calls `look` until it returns a value, or until `wait` is over. Polls again after every
+    /// Calls `look` until it returns a value, or until `wait` is over. Calls it again after every
     /// change by this process, and at intervals.
     async fn poll<T, F>(
         &self,
@@ -193,7 +195,8 @@ impl Rollouts for MongoRollouts {
         if request.max == 0 {
             return Ok(Vec::new());
         }
-        // Without a key, only this call repeats the request.
+        // Without a key of the caller, only repetitions within this call can return the same
+        // leases.
         let own_key = request.key.clone().unwrap_or_else(|| new_id("own-", 8));
         let key = own_key.as_str();
         let lease = || self.write("leases", move || self.lease_once(request, key));
@@ -205,7 +208,7 @@ impl Rollouts for MongoRollouts {
             if !self.read("queues", || self.can_lease(&request.queues, key)).await? {
                 return Ok(None);
             }
-            // Another worker may have been faster.
+            // Another worker may have leased the rollout in the meantime.
             let leased = lease().await?;
             Ok((!leased.is_empty()).then_some(leased))
         };

@@ -1,5 +1,5 @@
-//! Creation, leases, reports and ends of rollouts. Each replaces one document, if its revision is
-//! still the one that was read.
+//! Creates, leases, updates and ends rollouts. Each of these operations replaces the rollout's
+//! document, if its revision has not changed since it was read.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,13 +18,13 @@ use super::{MongoRollouts, new_id};
 use crate::connection::{Result, all, is_duplicate};
 use crate::{fields, json};
 
-/// Number of queued rollouts that a lease looks at in addition to those that it needs, because
-/// other workers may be faster.
+/// Number of queued rollouts that a lease request reads in addition to the requested number,
+/// because other workers may lease some of them first.
 const SPARE_CANDIDATES: usize = 16;
 
 impl MongoRollouts {
-    /// Creates rollouts in their queues, under `ids`. Known keys return the rollouts that have
-    /// them.
+    /// Creates rollouts in their queues, with the ids `ids`. For a key that exists already, returns
+    /// the rollout with this key instead.
     pub(super) async fn enqueue_as(
         &self,
         ids: &[String],
@@ -86,8 +86,8 @@ impl MongoRollouts {
         }
     }
 
-    /// Returns the rollouts that have one of the ids, by id, and those that have one of the keys,
-    /// by key.
+    /// Returns the rollouts that have one of the ids, by id, and the rollouts that have one of the
+    /// keys, by key.
     async fn find_known(
         &self,
         ids: &[String],
@@ -110,7 +110,7 @@ impl MongoRollouts {
         Ok([by_id, by_key])
     }
 
-    /// Creates a rollout with its first try.
+    /// Creates a rollout and starts its first try at once.
     pub(super) async fn start_as(
         &self,
         id: &str,
@@ -138,7 +138,7 @@ impl MongoRollouts {
         created.to_rollout()
     }
 
-    /// Returns the id of the resources that were put last, if one of `new` needs it.
+    /// Returns the id of the most recently added resources, if a rollout of `new` needs it.
     async fn latest_resources_id(&self, new: &[NewRollout]) -> Result<Option<String>> {
         if new.iter().all(|new| new.resources_id.is_some()) {
             return Ok(None);
@@ -149,8 +149,9 @@ impl MongoRollouts {
         Ok(latest.map(|latest| fields::text(&latest, "id")).transpose()?)
     }
 
-    /// Writes a rollout if its revision is still the one that was read. `number` is the number of
-    /// the change, if there is one. Returns whether the rollout was written.
+    /// Replaces the document of a rollout if its revision has not changed since it was read.
+    /// `number` is the number of the change, or `None` if the change has no number. Returns whether
+    /// the document was replaced.
     async fn replace(&self, changed: &mut StoredRollout, number: Option<i64>) -> Result<bool> {
         let revision: i64 = fields::integer(&changed.document, "rev")?;
         if let Some(number) = number {
@@ -166,7 +167,8 @@ impl MongoRollouts {
         Ok(replaced.projection(doc! { "_id": 1 }).await?.is_some())
     }
 
-    /// Applies `change` to a rollout in one atomic step. Returns its result and the rollout.
+    /// Applies `change` to a rollout in one atomic step. Returns the result of `change`, and the
+    /// changed rollout.
     pub(super) async fn update<T>(
         &self,
         id: &str,
@@ -206,8 +208,8 @@ impl MongoRollouts {
         started.to_rollout()
     }
 
-    /// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority. A request
-    /// that is repeated with the same key returns the leases that it made before.
+    /// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority. A repeated
+    /// request with the same key returns the leases of the first request.
     pub(super) async fn lease_once(
         &self,
         request: &LeaseRequest,
@@ -236,7 +238,7 @@ impl MongoRollouts {
                 let mut started = StoredRollout::parse(candidate)?;
                 started.start_try(new_id("at-", 6), worker, ttl, self.clock.now());
                 started.document.insert("lease_key", key);
-                // Another worker may have been faster.
+                // Another worker may have leased the rollout in the meantime.
                 if self.replace(&mut started, Some(number)).await? {
                     changes.push((started.state.id.clone(), number));
                     leased.push(started);
@@ -246,7 +248,7 @@ impl MongoRollouts {
         }
         self.publish(&changes).await?;
         match (leased.last(), worker) {
-            // A worker is associated with one try: the last one.
+            // A worker has one current try. Of several leased tries, it is the last one.
             (Some(last), Some(_)) => self.sync_latest(last, true).await?,
             (None, Some(worker)) => self.mark_idle(worker).await?,
             _ => {}
@@ -254,7 +256,8 @@ impl MongoRollouts {
         leased.iter().map(StoredRollout::to_rollout).collect()
     }
 
-    /// Returns the rollouts that a request with this key leased, if the lease is in progress.
+    /// Returns the rollouts that an earlier request with this key leased, if their leases are in
+    /// progress.
     async fn leased_before(&self, key: &str) -> Result<Vec<Rollout>> {
         let rollouts = self.collection("rollouts");
         let order = doc! { "priority": -1, "enqueued": 1 };
@@ -262,7 +265,7 @@ impl MongoRollouts {
         found.into_iter().map(|of| StoredRollout::parse(of)?.to_rollout()).collect()
     }
 
-    /// Returns the first queued rollouts.
+    /// Returns the documents of the first `max` queued rollouts.
     async fn oldest(&self, queues: &[String], max: usize) -> Result<Vec<Document>> {
         let order = doc! { "priority": -1, "enqueued": 1 };
         let rollouts = self.collection("rollouts");
@@ -270,8 +273,8 @@ impl MongoRollouts {
         Ok(all(found.limit(i64::try_from(max).unwrap_or(i64::MAX)).await?).await?)
     }
 
-    /// Returns whether a rollout waits in one of the queues, or whether another copy of the request
-    /// with this key has leased one: a repetition can arrive while the first request waits.
+    /// Returns whether a rollout waits in one of the queues, or whether an earlier request with
+    /// this key has leased one. A repeated request can arrive while the first one still waits.
     pub(super) async fn can_lease(&self, queues: &[String], key: &str) -> Result<bool> {
         let rollouts = self.collection("rollouts");
         for filter in [queued_in(queues), doc! { "lease_key": key }] {
@@ -282,7 +285,7 @@ impl MongoRollouts {
         Ok(false)
     }
 
-    /// Records that the try of a lease is in progress.
+    /// Records that the try of a lease is still in progress.
     pub(super) async fn report_heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
         let report = |of: &mut StoredRollout, now| {
             let until = of.state.heartbeat(lease, now)?;
@@ -386,14 +389,14 @@ impl MongoRollouts {
                     of.document.insert(name, value.as_deref());
                 }
             }
-            // A change without an effect gets a number as well.
+            // A change without an effect also gets a number.
             of.document.insert("changed", Bson::Null);
             Ok(())
         };
         self.update(id, change).await?.1.to_rollout()
     }
 
-    /// Replaces fields of a try. Its rollout follows if the try is the latest one.
+    /// Replaces fields of a try. If the try is the latest one, its rollout is updated as well.
     pub(super) async fn change_try(
         &self,
         rollout_id: &str,
@@ -421,7 +424,7 @@ impl MongoRollouts {
         Ok(changed.try_at(index)?.ok_or_else(unknown)?)
     }
 
-    /// Brings the worker of the latest try up to date.
+    /// Updates the worker of the rollout's latest try.
     async fn sync_latest(&self, of: &StoredRollout, is_lease: bool) -> Result<()> {
         match &of.state.latest {
             Some(latest) => self.sync_worker(&of.state.id, latest, is_lease).await,

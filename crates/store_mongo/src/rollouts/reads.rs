@@ -14,14 +14,14 @@ use super::documents::{self, StoredRollout};
 use crate::connection::{Result, all};
 use crate::fields;
 
-/// A field of stored documents to sort by: its serialized name, its path, and the value that stands
-/// for a missing one.
+/// A field by which stored documents can be sorted: its serialized name, its path, and the sort
+/// value of a missing field.
 type Field = (&'static str, &'static str, Missing);
 
-/// Value of a field that is missing.
+/// Sort value of a missing field.
 #[derive(Debug, Clone, Copy)]
 enum Missing {
-    /// The latest time.
+    /// After all times.
     Latest,
     /// The empty text.
     Empty,
@@ -70,7 +70,7 @@ const SPAN_FIELDS: &[Field] = &[
     ("resource", "body.resource", Missing::Empty),
 ];
 
-/// A value to sort by. Numbers and times come before texts.
+/// Sort key of an item. Numbers and times precede texts.
 #[derive(Debug, PartialEq, PartialOrd)]
 enum SortKey {
     Number(f64),
@@ -89,7 +89,8 @@ impl From<Option<&str>> for SortKey {
     }
 }
 
-/// Fields of `T` to sort by: serialized names, and functions that return the value.
+/// Fields by which items of type `T` can be sorted: their serialized names, and functions that
+/// return the sort key.
 type Keys<T> = &'static [(&'static str, fn(&T) -> SortKey)];
 
 const TRY_KEYS: Keys<Try> = &[
@@ -129,7 +130,7 @@ fn unknown_field(name: &str, fields: impl Iterator<Item = &'static str>) -> Roll
     RolloutError::Invalid(format!("Invalid sort_by: {name}, allowed fields are: {fields}"))
 }
 
-/// Selects a page of items that are in the order of their creation.
+/// Selects a page of `items`, which must be in the order of their creation.
 fn page_of<T>(mut items: Vec<T>, keys: Keys<T>, page: &PageRequest) -> Result<Page<T>> {
     if let Some(name) = page.sort_by.as_deref() {
         let Some((_, key)) = keys.iter().find(|(field, _)| *field == name) else {
@@ -146,7 +147,7 @@ fn page_of<T>(mut items: Vec<T>, keys: Keys<T>, page: &PageRequest) -> Result<Pa
     Ok(Page { items: rest.take(page.limit.map_or(usize::MAX, bound)).collect(), total })
 }
 
-/// Returns a condition that a text contains another.
+/// Returns the condition that a text contains `text`.
 fn contains(text: &str) -> Bson {
     let mut pattern = String::new();
     for c in text.chars() {
@@ -158,7 +159,7 @@ fn contains(text: &str) -> Bson {
     doc! { "$regex": pattern }.into()
 }
 
-/// Combines conditions. Without conditions, every document matches.
+/// Combines conditions by `logic`. An empty list of conditions matches every document.
 fn combine(conditions: Vec<Document>, logic: Logic) -> Document {
     match (conditions.is_empty(), logic) {
         (true, _) => Document::new(),
@@ -167,7 +168,7 @@ fn combine(conditions: Vec<Document>, logic: Logic) -> Document {
     }
 }
 
-/// Adds the conditions on a text.
+/// Adds the conditions that `filter` sets on the text field `name`.
 fn add_text(conditions: &mut Vec<Document>, name: &str, filter: &TextFilter) {
     if let Some(text) = &filter.exact {
         conditions.push(doc! { name: text });
@@ -178,7 +179,7 @@ fn add_text(conditions: &mut Vec<Document>, name: &str, filter: &TextFilter) {
 }
 
 impl MongoRollouts {
-    /// Returns the documents of a page, and the number of all that match.
+    /// Returns the documents of a page, and the total number of matching documents.
     async fn page(
         &self,
         collection: &str,
@@ -256,8 +257,8 @@ impl MongoRollouts {
         page_of(tries, TRY_KEYS, page)
     }
 
-    /// Returns the rollouts of `ids` that have ended, in the order of `ids`, and whether any other
-    /// is open.
+    /// Returns the ended rollouts of `ids`, in the order of `ids`, and whether any rollout of `ids`
+    /// is still open.
     pub(super) async fn finished(&self, ids: &[String]) -> Result<(Vec<Rollout>, bool)> {
         let rollouts = self.collection("rollouts");
         let found = all(rollouts.find(doc! { "_id": { "$in": ids } }).await?).await?;
@@ -331,7 +332,7 @@ impl MongoRollouts {
             Some(TryName::Latest) => {
                 let rollout = self.find_rollout(&filter.rollout_id).await?;
                 let latest = rollout.and_then(|rollout| Some(rollout.state.latest?.id));
-                // Without a try, no span matches.
+                // If the rollout has no try, no span may match.
                 required.insert("try", latest.unwrap_or_default());
             }
         }

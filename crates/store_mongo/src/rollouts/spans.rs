@@ -1,4 +1,4 @@
-//! Spans, and the numbers that order them within a rollout.
+//! Stores spans, and the sequence numbers that order them within a rollout.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,14 +12,14 @@ use super::documents::StoredRollout;
 use crate::connection::{Result, all, is_duplicate};
 use crate::{fields, json};
 
-/// Maximum sequence number. Larger ones are stored as this one.
+/// Maximum sequence number. A larger number is replaced by this one.
 const MAX_NUMBER: u64 = i64::MAX as u64;
 
-/// A try as spans name it: the ids of its rollout and of the try.
+/// Key of a try in spans: the ids of its rollout and of the try.
 type TryKey<'a> = (&'a str, &'a str);
 
 impl MongoRollouts {
-    /// Adds spans, and reports on their tries.
+    /// Adds spans, and records a report for each of their tries.
     pub(super) async fn insert_spans(&self, spans: &[NewSpan]) -> Result<Vec<SpanOutcome>> {
         let tries = self.known_tries(spans).await?;
         let mut stored = self.stored_spans(spans).await?;
@@ -27,7 +27,7 @@ impl MongoRollouts {
         let mut needed: BTreeMap<&str, (u64, usize)> = BTreeMap::new();
         for span in spans {
             let (floor, missing) = needed.entry(&span.rollout_id).or_default();
-            // An explicit number counts as issued even if the span is rejected.
+            // An explicit number counts as issued, even if its span is rejected.
             *floor = (*floor).max(span.number.unwrap_or(0).min(MAX_NUMBER));
             let key = (span.rollout_id.clone(), span.try_id.clone(), span.span_id.clone());
             outcomes.push(match tries.get(span.rollout_id.as_str()) {
@@ -62,7 +62,7 @@ impl MongoRollouts {
         Ok(outcomes)
     }
 
-    /// Returns the ids of the tries of all rollouts that spans name and that exist.
+    /// Returns the ids of all tries of the rollouts that spans name, by rollout.
     async fn known_tries(&self, spans: &[NewSpan]) -> Result<BTreeMap<String, BTreeSet<String>>> {
         let ids: BTreeSet<&str> = spans.iter().map(|span| span.rollout_id.as_str()).collect();
         let ids: Vec<&str> = ids.into_iter().collect();
@@ -75,7 +75,7 @@ impl MongoRollouts {
         found.into_iter().map(of).collect()
     }
 
-    /// Returns the spans that are stored already, by rollout, try and span.
+    /// Returns the keys of the spans that are stored already: rollout, try and span id.
     async fn stored_spans(&self, spans: &[NewSpan]) -> Result<BTreeSet<(String, String, String)>> {
         let mut by_try: BTreeMap<TryKey<'_>, Vec<&str>> = BTreeMap::new();
         for span in spans {
@@ -93,7 +93,7 @@ impl MongoRollouts {
         Ok(stored)
     }
 
-    /// Writes the documents of spans, each with the index of its outcome.
+    /// Writes the documents of spans. Each document has the index of its span's outcome.
     async fn write_spans(
         &self,
         documents: Vec<(usize, Document)>,
@@ -121,7 +121,7 @@ impl MongoRollouts {
         Ok(())
     }
 
-    /// Reports on the tries of which spans were stored.
+    /// Records a report for each try for which a span was stored.
     async fn report_spans(&self, spans: &[NewSpan], outcomes: &[SpanOutcome]) -> Result<()> {
         let is_stored = |outcome: &SpanOutcome| matches!(outcome, SpanOutcome::Stored(_));
         let reports: BTreeSet<TryKey<'_>> = spans
@@ -142,8 +142,8 @@ impl MongoRollouts {
         Ok(())
     }
 
-    /// Reserves `count` consecutive numbers above `floor` and above all that were reserved, and
-    /// returns the first.
+    /// Reserves `count` consecutive numbers, above `floor` and above all reserved numbers, and
+    /// returns the first one.
     pub(super) async fn reserve_above(&self, rollout: &str, floor: u64, count: u64) -> Result<u64> {
         let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let change = async |change: Document| loop {
@@ -153,7 +153,7 @@ impl MongoRollouts {
                 .upsert(true)
                 .return_document(ReturnDocument::After);
             match changed.await {
-                // Two calls at the same time can both create the counter.
+                // Two concurrent calls can both try to create the counter.
                 Err(error) if is_duplicate(&error) => {}
                 changed => break Result::Ok(changed?.unwrap_or_default()),
             }
@@ -169,10 +169,10 @@ impl MongoRollouts {
     }
 }
 
-/// Creates the document of a span.
+/// Creates the document of a span with the sequence number `number`.
 fn document(span: &NewSpan, number: u64) -> Document {
     let mut document = doc! {
-        // In the order of creation.
+        // Ids are in the order of creation.
         "_id": ObjectId::new(),
         "rollout": &span.rollout_id,
         "try": &span.try_id,

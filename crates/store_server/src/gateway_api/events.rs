@@ -15,15 +15,16 @@ use crate::response::{ApiError, RouteResult, ok};
 use crate::service::Shared;
 use crate::spans::by_number;
 
-/// First span id of events. Clients choose ids at random, and reports of 0.1 have small ones.
+/// First span id of events. It does not collide with other ids: clients choose ids at random, and
+/// reports of 0.1 have small ones.
 const FIRST_SPAN_ID: usize = 0xe << 60;
 
-/// Attributes of a span that is an event.
+/// Attributes of a span that represents an event.
 const TYPE: &str = "agentlightning.event.type";
 const ATTEMPT: &str = "agentlightning.event.attempt_id";
 const DATA: &str = "agentlightning.event.data";
 
-/// Returns the routes, without their prefix.
+/// Returns the routes of events, without their prefix.
 pub(super) fn routes() -> Routes {
     Routes::new("agent-lightning-1.0")
         .post(
@@ -87,14 +88,15 @@ async fn add(
         "timestamp": store.now(), "data": data,
     });
     attributes.insert(DATA.to_owned(), json!(Value::Object(data).to_string()));
-    // A number of the rollout's counter is an id that no other event has.
+    // The number is issued by the rollout's counter, so no other event has the same id.
     let number = store.reserve_span_numbers(&id, 1).await?;
     let span = reported(of, name, attributes, FIRST_SPAN_ID + number as usize, store.now());
     store.add_spans(vec![NewSpan { number: Some(number), ..span }]).await?;
     ok(&event)
 }
 
-/// Starts the try of a rollout whose process reports before its controller does.
+/// Starts the try of a rollout whose agent process reports an event before its controller reports
+/// the start.
 async fn start(service: &Shared, id: &str) -> Result<Wire, ApiError> {
     let _permit = service.acquire_transition().await;
     let store = service.store();
@@ -109,7 +111,7 @@ async fn start(service: &Shared, id: &str) -> Result<Wire, ApiError> {
     find(store, id).await
 }
 
-/// Returns all events of a rollout with the ids of their attempts, in the order of their arrival.
+/// Returns all events of a rollout in the order of their arrival, each with the id of its attempt.
 async fn events_of(store: &dyn Rollouts, id: &str) -> Result<Vec<(String, Value)>, ApiError> {
     let spans = store.spans(&SpanFilter::new(id), &by_number()).await?.items;
     let event = |span: &levade_store::rollouts::Span| {
@@ -126,7 +128,7 @@ async fn events_of(store: &dyn Rollouts, id: &str) -> Result<Vec<(String, Value)
     Ok(spans.iter().filter_map(event).collect())
 }
 
-/// Returns the ids of the attempts that have events, in the order of their first ones.
+/// Returns the ids of the attempts that have events, in the order of their first events.
 pub(super) async fn attempt_ids(store: &dyn Rollouts, id: &str) -> Result<Vec<String>, ApiError> {
     let mut ids: Vec<String> = Vec::new();
     for (attempt_id, _) in events_of(store, id).await? {

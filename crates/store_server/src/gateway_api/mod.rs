@@ -1,9 +1,9 @@
 //! Routes of Agent Lightning 1.0 below `/api`: rollouts, their states, and events of their agents.
 //!
 //! A controller reads rollouts by state, starts a process for each, and reports states. The process
-//! reports events: rewards, model requests, or anything else. Both are stored as everything else
-//! is, so that a rollout which is enqueued here can be leased by a runner of 0.3, and the reverse:
-//! a state is a status of the rollout, and an event is a span of its latest try.
+//! reports events: rewards, model requests, or anything else. A state is stored as the status of
+//! the rollout, and an event as a span of its latest try. So a runner of 0.3 can lease a rollout
+//! that is enqueued here, and a controller can start a rollout that was enqueued by 0.3.
 //!
 //! # Differences from Agent Lightning's server
 //! - States survive the server. `timeout_seconds` is enforced: a rollout that exceeds it fails.
@@ -21,7 +21,7 @@ mod wire;
 
 use crate::openapi::{Routes, op};
 
-/// Returns the routes.
+/// Returns the routes of Agent Lightning 1.0.
 pub(crate) fn routes() -> Routes {
     rollouts::routes().merge(events::routes()).below("/api").merge(
         Routes::new("agent-lightning-1.0").get(

@@ -1,4 +1,4 @@
-//! Rollouts and their states.
+//! Routes of rollouts and their states.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ use crate::request::{body, present, query};
 use crate::response::{ApiError, RouteResult, created, ok};
 use crate::service::Shared;
 
-/// Number of rollouts that are read at a time.
+/// Number of rollouts in one read from the store.
 const PAGE: usize = 1000;
 
-/// Returns the routes, without their prefix.
+/// Returns the routes of rollouts, without their prefix.
 pub(super) fn routes() -> Routes {
     Routes::new("agent-lightning-1.0")
         .post("/rollouts", enqueue, op("Enqueue rollouts", 201, "[RolloutV1]").body("EnqueueV1"))
@@ -204,7 +204,8 @@ async fn one(SharedState(service): SharedState<Shared>, Path(id): Path<String>) 
     ok(&json!({ "rollout": rollout.to_json(), "attempts": attempts }))
 }
 
-/// Reported fields of a status. A field that is absent stays as it is, and null clears it.
+/// Fields of a reported status. An absent field does not change the stored value, and null clears
+/// it.
 #[derive(Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct StatusPatch {
@@ -230,7 +231,7 @@ async fn patch(
     request: Request,
 ) -> RouteResult {
     let patch: Patch = body(request).await?;
-    // Two reports that arrive at once must not both find the transition permitted.
+    // Of two concurrent reports, only one may find the transition permitted.
     let _permit = service.acquire_transition().await;
     let store = service.checked().await?;
     let Wire { rollout, metadata, mut extra } = find(store, &id).await?;

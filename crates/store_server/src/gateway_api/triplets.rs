@@ -1,10 +1,11 @@
-//! Events in the format `triplet`: only the tokens of model requests, only the value of rewards.
+//! Events in the format `triplet`, which keeps only the tokens of model requests and the values of
+//! rewards.
 
 use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-/// Reduces the data of an event.
+/// Reduces the data of an event to the format `triplet`.
 pub(super) fn to_triplet(mut event: Value) -> Value {
     let Value::Object(data) = event["data"].take() else { return event };
     event["data"] = match event["event_type"].as_str() {
@@ -18,7 +19,7 @@ pub(super) fn to_triplet(mut event: Value) -> Value {
     event
 }
 
-/// Keeps only the last model request of several with the same prompt.
+/// Removes model requests with equal prompts, except the last.
 pub(super) fn deduplicated(events: Vec<Value>) -> Vec<Value> {
     let prompt = |event: &Value| {
         (event["event_type"] == "model_request")
@@ -40,11 +41,12 @@ pub(super) fn deduplicated(events: Vec<Value>) -> Vec<Value> {
 pub(super) fn tokens_of(data: &Map<String, Value>) -> (Value, Value) {
     let response = data.get("response").unwrap_or(&Value::Null);
     let ids = |value: &Value| value.as_array().filter(|ids| !ids.is_empty()).cloned();
-    // A server that streams reports a list of chunks.
+    // A server that streams reports a list of chunks instead of one response.
     let one = std::slice::from_ref(response);
     let chunks = response.as_array().map_or(one, Vec::as_slice);
     let prompt = chunks.iter().find_map(|chunk| {
-        // The prompt is beside the choices of a chat completion, and in those of a completion.
+        // In a response of chat completions, the prompt tokens are beside the choices; in one of
+        // completions, they are in the choices.
         ids(&chunk["prompt_token_ids"]).or_else(|| ids(&chunk["choices"][0]["prompt_token_ids"]))
     });
     let completion: Vec<Value> = chunks
@@ -72,8 +74,8 @@ fn model_request(data: &Map<String, Value>) -> Value {
     trimmed
 }
 
-/// Returns the log-probabilities of the sampled tokens, from a chat completion or a completion.
-/// Returns `None` if one is missing or no finite number.
+/// Returns the log-probabilities of the sampled tokens in a response of chat completions or
+/// completions. Returns `None` if one is missing or not finite.
 fn log_probabilities(of: &Value) -> Option<Vec<f64>> {
     let finite = |value: &Value| value.as_f64().filter(|value| value.is_finite());
     match (&of["content"], &of["token_logprobs"]) {
@@ -83,7 +85,7 @@ fn log_probabilities(of: &Value) -> Option<Vec<f64>> {
     }
 }
 
-/// Copies the fields that are set.
+/// Copies the fields `names` from one object to another, unless they are absent.
 fn with_fields(mut to: Value, from: &Map<String, Value>, names: &[&str]) -> Value {
     for name in names {
         if let Some(value) = from.get(*name) {

@@ -8,16 +8,16 @@ use serde_json::{Map, Value, json};
 
 use crate::response::ApiError;
 
-/// Name in a rollout's metadata of the fields that only this protocol has.
+/// Metadata key under which a rollout stores the fields that only this protocol has.
 const EXTRA: &str = "agentlightning.v1";
 
 /// Timeout of a rollout that sets none, in seconds.
 const DEFAULT_TIMEOUT: f64 = 3600.0;
 
-/// Id of the attempt of a rollout whose controller names none.
+/// Attempt id of a rollout whose controller names none.
 const DEFAULT_ATTEMPT: &str = "0";
 
-/// State of a rollout.
+/// State of a rollout in Agent Lightning 1.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
@@ -28,7 +28,7 @@ pub(super) enum State {
 }
 
 impl State {
-    /// Returns the state that corresponds to a status.
+    /// Returns the state that corresponds to the status of a stored rollout.
     pub fn of(status: RolloutStatus) -> Self {
         match status {
             RolloutStatus::Queuing | RolloutStatus::Requeuing => State::Queuing,
@@ -38,7 +38,7 @@ impl State {
         }
     }
 
-    /// Returns the statuses of a state.
+    /// Returns the statuses that correspond to a state.
     pub fn statuses(self) -> [RolloutStatus; 2] {
         match self {
             State::Queuing => [RolloutStatus::Queuing, RolloutStatus::Requeuing],
@@ -48,7 +48,7 @@ impl State {
         }
     }
 
-    /// Returns whether the protocol permits a report of `next` in this state.
+    /// Returns whether a controller may report `next` for a rollout in this state.
     pub fn permits(self, next: State) -> bool {
         match self {
             State::Queuing => matches!(next, State::Running | State::Failed),
@@ -58,7 +58,8 @@ impl State {
     }
 }
 
-/// Fields that only this protocol has. The other protocols see them in the metadata.
+/// Fields of a rollout that only this protocol has. Clients of the other protocols see them in the
+/// metadata.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Extra {
@@ -72,19 +73,20 @@ pub(super) struct Extra {
     pub last_attempt_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_message: Option<String>,
-    /// Number of reports of a controller.
+    /// Number of reports by a controller.
     pub reports: u64,
-    /// Time of the last report of a controller.
+    /// Unix timestamp of the last report by a controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reported_at: Option<f64>,
-    /// Whether an event started the try, so that the controller has yet to report it.
+    /// Whether an event started the try. The controller then has yet to report the start.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_started_by_event: bool,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_deleted: bool,
 }
 
-/// A stored rollout with its metadata taken apart.
+/// A stored rollout, whose metadata is split into the client's fields and the fields of this
+/// protocol.
 #[derive(Debug)]
 pub(super) struct Wire {
     pub rollout: Rollout,
@@ -101,7 +103,7 @@ impl Wire {
         Wire { rollout, metadata, extra: extra.unwrap_or_default() }
     }
 
-    /// Returns the metadata to store.
+    /// Returns the metadata to store: the client's fields and the fields of this protocol.
     pub fn stored_metadata(metadata: &Map<String, Value>, extra: &Extra) -> Option<Json> {
         let mut metadata = metadata.clone();
         metadata.insert(EXTRA.to_owned(), json!(extra));
@@ -112,7 +114,7 @@ impl Wire {
         State::of(self.rollout.status)
     }
 
-    /// Returns the id of the attempt whose events count.
+    /// Returns the id of the attempt that the events belong to.
     pub fn attempt_id(&self) -> &str {
         self.extra.last_attempt_id.as_deref().unwrap_or(DEFAULT_ATTEMPT)
     }
@@ -121,7 +123,7 @@ impl Wire {
         !matches!(self.rollout.mode.as_deref(), Some("val" | "test"))
     }
 
-    /// Returns the id of the task in the data set, or an empty text.
+    /// Returns the id of the task in its data set, or an empty text if it has none.
     pub fn data_id(&self) -> String {
         let input: Value = serde_json::from_str(self.rollout.input.get()).unwrap_or_default();
         let id = ["data_id", "instance_id"].iter().find_map(|name| match &input[*name] {
@@ -133,7 +135,7 @@ impl Wire {
         id.unwrap_or_default()
     }
 
-    /// Returns the rollout in the protocol's format.
+    /// Returns the rollout as JSON in the format of Agent Lightning 1.0.
     pub fn to_json(&self) -> Value {
         let Rollout { id, input, start_time, end_time, config, latest_try, .. } = &self.rollout;
         let tried = latest_try.iter().flat_map(|of| [Some(of.start_time), of.last_heartbeat_time]);
@@ -160,10 +162,10 @@ impl Wire {
     }
 }
 
-/// Returns a rollout that is not deleted.
+/// Returns the rollout `id`.
 ///
 /// # Errors
-/// Returns status 404 if it does not exist.
+/// Returns an error with status 404 if the rollout does not exist or was deleted.
 pub(super) async fn find(store: &dyn Rollouts, id: &str) -> Result<Wire, ApiError> {
     let rollout = store.rollout(id).await?.map(Wire::new).filter(|of| !of.extra.is_deleted);
     let text = || format!("Rollout not found: {id}");

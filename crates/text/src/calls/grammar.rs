@@ -152,7 +152,8 @@ impl GrammarContext<'_> {
         self.omitted.borrow_mut().extend(named);
     }
 
-    /// Returns the rule of a call whose arguments are JSON between two texts.
+    /// Returns the grammar rule of a call of `tool`: the text `before`, the arguments as JSON, and
+    /// the text `after`.
     pub(crate) fn arguments(&self, at: usize, tool: &ToolSpec, before: &str, after: &str) -> Rule {
         let schema = self
             .enforce_schema(tool, Schema::from_document(&tool.parameters), "")

@@ -33,7 +33,7 @@ const RECIPIENT: &str = "to=";
 pub(crate) const REASONING_TAGS: [&str; 2] =
     ["<|channel|>analysis<|message|>", "<|end|><|start|>assistant"];
 
-/// The format.
+/// The tool-call format Harmony of gpt-oss.
 pub(crate) struct Harmony;
 
 static SPELLING: SyntaxTags = SyntaxTags {

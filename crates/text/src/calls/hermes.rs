@@ -25,7 +25,7 @@ use crate::{ToolCall, ToolSpec};
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 
-/// The format.
+/// The tool-call format of Hermes and Qwen.
 pub(crate) struct Hermes;
 
 static SPELLING: SyntaxTags = SyntaxTags {

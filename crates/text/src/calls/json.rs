@@ -11,7 +11,7 @@ const DEEPEST: usize = 127;
 /// State of a scanned value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// The value is incomplete.
+    /// The value is incomplete so far.
     More,
     /// The value ended before this offset.
     Done(usize),
@@ -19,7 +19,7 @@ pub(crate) enum Progress {
     Broken(usize),
 }
 
-/// What the scanner expects next.
+/// Element that the scanner expects next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expected {
     Value,

@@ -18,7 +18,7 @@ const OPEN: &str = "<|tool_call_begin|>";
 const ARGUMENTS: &str = "<|tool_call_argument_begin|>";
 const CLOSE: &str = "<|tool_call_end|>";
 
-/// The format.
+/// The tool-call format of Kimi K2.
 pub(crate) struct Kimi;
 
 static SPELLING: SyntaxTags = SyntaxTags {

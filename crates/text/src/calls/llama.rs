@@ -23,7 +23,7 @@ const OPEN: &str = "<|python_tag|>";
 /// Token that ends a completion that waits for a tool result.
 const END: &str = "<|eom_id|>";
 
-/// The format.
+/// The tool-call format of Llama 3.
 pub(crate) struct Llama;
 
 static SPELLING: SyntaxTags = SyntaxTags {

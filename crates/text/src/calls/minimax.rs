@@ -26,7 +26,7 @@ const INVOKE_END: &str = "</invoke>";
 const PARAMETER: &str = "<parameter name=";
 const PARAMETER_END: &str = "</parameter>";
 
-/// The format.
+/// The tool-call format of MiniMax M2.
 pub(crate) struct Minimax;
 
 static SPELLING: SyntaxTags = SyntaxTags {

@@ -23,7 +23,7 @@ const OPEN: &str = "[TOOL_CALLS]";
 const ID: &str = "[CALL_ID]";
 const ARGUMENTS: &str = "[ARGS]";
 
-/// The format. `named` selects the variant with `[ARGS]`.
+/// The tool-call format of Mistral. `named` selects the variant with `[ARGS]`.
 pub(crate) struct Mistral {
     pub named: bool,
 }

@@ -151,11 +151,11 @@ impl CallFormat {
 /// Effect of a tag on the text after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// Starts reasoning.
+    /// The tag starts reasoning.
     ReasoningOpen,
-    /// Ends reasoning.
+    /// The tag ends reasoning.
     ReasoningClose,
-    /// Starts a call.
+    /// The tag starts a call.
     Call,
     /// Ends a call that has not ended by itself.
     Close,
@@ -163,7 +163,7 @@ pub(crate) enum Mark {
     Section,
     /// Ends a section of calls.
     SectionEnd,
-    /// Has no effect.
+    /// The tag has no effect.
     Silent,
 }
 

@@ -35,7 +35,7 @@ const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
 
-/// The format.
+/// The tool-call format of Qwen3-Coder.
 pub(crate) struct QwenXml;
 
 static SPELLING: SyntaxTags = SyntaxTags {

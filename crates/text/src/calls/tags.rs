@@ -2,7 +2,7 @@
 //! that they start.
 //!
 //! # Guarantees
-//! A result does not change when more text arrives. At most [`LONGEST_HEADER`] bytes are examined
+//! A result does not change when more text arrives. At most [`MAX_HEADER`] bytes are examined
 //! again.
 
 use std::ops::Range;

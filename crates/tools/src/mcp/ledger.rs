@@ -113,8 +113,8 @@ impl Ledger {
         }
     }
 
-    /// Returns whether a handshake was started. Then the server does not support the generation
-    /// without one.
+    /// Returns whether a handshake was started. If so, the server does not support the protocol
+    /// without a handshake.
     pub fn has_shaken_hands(&self) -> bool {
         self.state().has_shaken_hands
     }

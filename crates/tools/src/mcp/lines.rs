@@ -23,7 +23,7 @@ const MAX_ID_SEARCH_BYTES: usize = 4096;
 /// counts as the response.
 const LINE_END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Number of lines after which the task yields.
+/// Number of lines after which the task yields to other tasks.
 const LINES: usize = 256;
 
 /// Transport over the standard streams of a server.

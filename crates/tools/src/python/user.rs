@@ -153,7 +153,7 @@ fn shown_path(path: &Path) -> Option<String> {
     (!is_empty(path)).then(|| path.display().to_string())
 }
 
-/// Response of a user.
+/// Response of a user to a message of the agent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PythonUserResponse {
     /// Text of the user's message. `None` if the class only ends the conversation.

@@ -13,14 +13,14 @@ use crate::batch::{AttemptSequences, Targets};
 #[derive(Clone, Copy)]
 pub(super) struct UnitCounting<'a> {
     pub normalizer: Normalizer,
-    /// What the normalizer counts as a rollout.
+    /// Unit that the normalizer counts as one rollout.
     pub unit: Unit,
     pub only: &'a TrainFilterKeys,
 }
 
-/// Returns one optimizer step. Rollouts without advantage are left out unless they have another
-/// source of gradient (`train_all`), but still count in the denominators. Untrained rollouts do not
-/// count.
+/// Returns the plan of one optimizer step. Rollouts without advantage are left out unless they have
+/// another source of gradient (`train_all`), but still count in the denominators. Untrained
+/// rollouts do not count.
 pub(super) fn update(
     groups: &[Vec<Rollout>],
     targets: Targets<'_>,

@@ -1,4 +1,4 @@
-//! Attempts that are made one after another, and read the final answers of earlier ones.
+//! Groups whose attempts run one after another and read the final answers of earlier attempts.
 
 use levade_recipe::ExperienceKeys;
 use levade_tools::{ResultTruncation, Side};
@@ -16,7 +16,7 @@ impl Group {
         experience.is_none() || self.earlier(member).iter().all(Option::is_some)
     }
 
-    /// Returns the task of an attempt, with what the attempt reads about earlier ones.
+    /// Returns the task of an attempt, with the text about earlier attempts that the attempt reads.
     pub(super) fn task_of(&self, member: GroupMember, experience: Option<&ExperienceKeys>) -> Task {
         let experience = experience.and_then(|keys| describe(self.earlier(member), keys));
         Task { experience, ..self.task.clone() }
@@ -31,7 +31,7 @@ impl Group {
     }
 }
 
-/// Describes earlier attempts, or returns `None` if none of them has ended without a failure.
+/// Describes earlier attempts. Returns `None` if each of them failed or is still in progress.
 fn describe(earlier: &[Option<Attempt>], keys: &ExperienceKeys) -> Option<String> {
     let ended = earlier.iter().zip(1..).filter_map(|(attempt, number)| {
         let attempt = attempt.as_ref().filter(|attempt| attempt.status != Status::Failed)?;

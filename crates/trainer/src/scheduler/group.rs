@@ -45,8 +45,8 @@ pub(crate) struct ExcludedAttempts {
     pub cancelled: usize,
 }
 
-/// Returns the length of the prefix of `attempts`, which are in starting order, from which the
-/// group is formed. Returns `None` while the group needs further attempts.
+/// Returns the number of attempts, from the start of `attempts`, among which the group is formed.
+/// `attempts` are in starting order. Returns `None` while the group needs further attempts.
 pub(super) fn group_len(attempts: &[Option<Attempt>], keys: &RlKeys) -> Option<usize> {
     // A failed attempt has no reward. While other attempts may still end, the group waits for them.
     let counts = |a: &Attempt| a.reward.is_some() || a.status == Status::Unscored;

@@ -21,7 +21,7 @@ use ureq::http::Response;
 use super::{Sink, parameters, wire};
 use crate::metrics::Metrics;
 
-/// Timeout for a response.
+/// Timeout for a response of the server.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for sending the remaining metrics at the end of a run.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);

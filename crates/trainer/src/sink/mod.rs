@@ -32,7 +32,7 @@ pub(crate) trait Sink: Send + Sync {
     /// Returns a message if the sink cannot receive further metrics.
     fn log(&mut self, step: u32, metrics: &Metrics) -> Result<(), String>;
 
-    /// Closes the sink. `finished` is whether all phases are finished; otherwise the run was
+    /// Closes the sink. `finished` states whether all phases are finished; if not, the run was
     /// stopped.
     ///
     /// # Errors

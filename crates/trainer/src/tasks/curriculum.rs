@@ -55,9 +55,10 @@ pub(super) struct Curriculum {
 #[derive(Debug, Clone, Copy, Default)]
 struct Estimate {
     pool: usize,
-    /// Sum of the scores, in which earlier groups count less.
+    /// Sum of the scores, in which earlier groups have smaller weights.
     successes: f64,
-    /// Number of attempts, in which earlier groups count less. 0 without a measurement.
+    /// Number of attempts, in which earlier groups have smaller weights. 0 before the first
+    /// measurement.
     attempts: f64,
     /// Number of the last measurement, from 1.
     measured_at: u64,
@@ -79,7 +80,7 @@ struct Pool {
     is_open: bool,
     /// Positions that were assigned to the pool, in order.
     positions: Vec<u64>,
-    /// The most recently used epoch with its order.
+    /// Most recently used epoch, with the order of the pool's tasks in it.
     epoch: Option<(u32, Vec<u32>)>,
 }
 
@@ -148,8 +149,8 @@ impl Curriculum {
         })
     }
 
-    /// Returns the index of the task at a position: that of the recorded task, or a choice that
-    /// avoids the tasks in `busy` if it can.
+    /// Returns the index of the task at a position: the recorded task, or else a choice that avoids
+    /// the tasks in `busy` if possible.
     pub fn choose(&mut self, position: u64, recorded: Option<&Value>, busy: &[usize]) -> usize {
         let index = match recorded.and_then(|task| self.find(task)) {
             Some(index) => index,
@@ -297,7 +298,7 @@ impl Pool {
     }
 }
 
-/// Returns the value of `pool_by` for a task, or `None` if the task has none.
+/// Returns the value of a task's field `pool_by`, or `None` if the task has no such field.
 fn pool_of(task: &Task, pool_by: &str) -> Option<String> {
     match pool_by {
         "" => Some(String::new()),
@@ -311,10 +312,10 @@ fn pool_of(task: &Task, pool_by: &str) -> Option<String> {
     }
 }
 
-/// Checks that the names of a key are those of the pools, if the key is set.
+/// Checks that a key, if it is set, names exactly the pools.
 ///
 /// # Errors
-/// Returns a message that names the key, and a name that is missing on either side.
+/// Returns a message with the key, and with a name that is missing in the key or among the pools.
 fn check_names<'k>(
     key: &str,
     names: impl Iterator<Item = &'k String> + Clone,
@@ -338,8 +339,8 @@ fn check_names<'k>(
     }
 }
 
-/// Returns the index that a number in 0..1 picks in proportion to weights, of which at least one is
-/// positive.
+/// Returns the index that `number`, in 0..1, selects in proportion to `weights`, at least one of
+/// which must be positive.
 fn pick(weights: &[f64], number: f64) -> usize {
     let mut rest = number * weights.iter().sum::<f64>();
     for (index, weight) in weights.iter().enumerate() {

@@ -1,18 +1,21 @@
 //! Reads model calls and rewards from the spans of a try.
 //!
 //! Tracers of Agent Lightning, AgentOps and OpenTelemetry report what an agent did as spans. A
-//! [`Trace`] orders the spans of one try as a tree and finds in it the model calls, the agent that
-//! made each call, and the rewards. The rules are those of Agent Lightning 0.3: `find_final_reward`
-//! and `TracerTraceToTriplet` with its defaults.
+//! [`Trace`] orders the spans of one try as a tree, in which it finds the model calls, the agent
+//! that made each call, and the rewards. The rules are those of Agent Lightning 0.3:
+//! `find_final_reward` and `TracerTraceToTriplet` with its defaults.
 //!
 //! # Guarantees
-//! - **A reward is reported or absent.** A value that is no finite number makes the reward an
-//!   error, and never 0 or an earlier reward.
-//! - **Each call counts once.** Of several spans with the same response id, the outermost counts.
+//! - **A reward is reported or absent.** If a value is not a finite number, the reward is an error.
+//!   It is never replaced by 0 or by an earlier reward.
+//! - **Each call counts once.** If several spans have the same response id, the outermost span
+//!   counts.
 //!
-//! Spans never create tokens of a record. If a gateway recorded the call with this
-//! [`response_id`](TracedCall::response_id), its tokens count, and the span adds the agent and the
-//! reward. Out of scope: the join with the record.
+//! Tokens are never created from spans. If a gateway recorded a call with the same
+//! [`response_id`](TracedCall::response_id), the recorded tokens are used, and the span adds the
+//! agent and the reward.
+//!
+//! Out of scope: joining spans with the record.
 
 mod span;
 #[cfg(test)]
@@ -30,7 +33,7 @@ use span::{SpanReward, TracedSpan};
 /// Name of the spans that hold the calls which a client of Agent Lightning 0.1 reported.
 pub const TRIPLET_SPAN: &str = "agentlightning.triplet";
 
-/// Prefix of the attributes in which Weave's tracer reports a call.
+/// Prefix of the attributes by which Weave's tracer reports a call.
 const WEAVE: &str = "agentlightning.operation";
 
 /// Text that the names of spans of model calls contain.
@@ -42,7 +45,7 @@ const CALL_NAME: &str = "openai.chat.completion";
 pub struct UnreadableReward {
     /// Id of the span that reports the reward.
     pub span_id: String,
-    /// Reason.
+    /// Reason why the reward is unusable.
     text: String,
 }
 
@@ -55,7 +58,7 @@ pub struct TracedCall {
     pub name: String,
     /// Name of the innermost agent around the call, if a span names one.
     pub agent: Option<String>,
-    /// Id of the response, by which a gateway knows the call.
+    /// Id of the response, under which a gateway recorded the call.
     pub response_id: Option<String>,
     /// Token ids of the prompt. Empty if the tracer did not see them.
     pub prompt_token_ids: Vec<u32>,
@@ -69,7 +72,7 @@ pub struct TracedCall {
     pub start_time: f64,
     /// End of the span, by the client's clock.
     pub end_time: f64,
-    /// Reward that was reported for this call. `None` if there is none, or if it is unreadable.
+    /// Reward that was reported for this call. `None` if no readable reward was reported.
     pub reward: Option<f64>,
 }
 
@@ -91,12 +94,12 @@ pub struct Trace {
     roots: Vec<usize>,
 }
 
-/// What the nodes around a node determine.
+/// Properties of a position in the tree that the enclosing spans determine.
 #[derive(Clone, Copy)]
 struct Scope<'a> {
-    /// Innermost agent.
+    /// Innermost enclosing agent. `None` outside of agents.
     agent: Option<&'a str>,
-    /// Whether calls are selected.
+    /// Whether calls at this position are selected.
     is_selected: bool,
     is_in_reward: bool,
     is_in_call: bool,
@@ -200,7 +203,7 @@ impl Trace {
     /// `None` if no span does.
     ///
     /// # Errors
-    /// Returns an error if the last reward is no finite number.
+    /// Returns an error if the last reward is not a finite number.
     pub fn final_reward(&self) -> Result<Option<f64>, UnreadableReward> {
         Ok(self.final_rewards()?.first().map(|(_, value)| *value))
     }
@@ -208,7 +211,7 @@ impl Trace {
     /// Returns the dimensions of the final reward, the primary one first.
     ///
     /// # Errors
-    /// Returns an error if a dimension of the last reward is no finite number.
+    /// Returns an error if a dimension of the last reward is not a finite number.
     pub fn final_rewards(&self) -> Result<&[(String, f64)], UnreadableReward> {
         for span in self.spans.iter().rev() {
             match &span.reward {
@@ -267,8 +270,8 @@ impl Trace {
         found.into_iter().filter_map(|(node, agent)| self.call(node, agent, &rewards)).collect()
     }
 
-    /// Matches rewards with calls: in the order of time, a reward belongs to the latest call that
-    /// ended before it and has none.
+    /// Matches rewards with calls, in the order of time. A reward belongs to the latest call that
+    /// ended before it and has no reward yet.
     fn rewards_of(&self, calls: &[usize]) -> HashMap<usize, Option<f64>> {
         let calls: HashSet<usize> = calls.iter().copied().collect();
         let mut by_time = self.preorder(&self.roots);

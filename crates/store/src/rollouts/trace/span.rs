@@ -1,4 +1,4 @@
-//! One span as a trace reader sees it: times, attributes, agent and reward.
+//! A span, as a reader of traces needs it: times, attributes, agent and reward.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -19,7 +19,7 @@ pub(super) enum SpanReward {
     Absent,
     /// Dimensions with their values, the primary one first.
     Values(Vec<(String, f64)>),
-    /// The span reports a reward that is no finite number. The text names it.
+    /// The span reports a reward that is not a finite number. The text contains the reported value.
     Malformed(String),
 }
 
@@ -85,9 +85,9 @@ impl TracedSpan {
         names.iter().find_map(ids).unwrap_or_default()
     }
 
-    /// Returns the attributes below the first of `prefixes` that has some, nested at the dots of
-    /// their names. Names that count from 0 become a list, and names with too many dots are left
-    /// out. Returns null if there are none.
+    /// Returns the attributes below the first prefix of `prefixes` that has attributes. They are
+    /// nested at the dots of their names, and names that count from 0 become a list. Names with too
+    /// many dots are left out. Returns null if no prefix has attributes.
     pub fn nested(&self, prefixes: &[&str]) -> Value {
         for prefix in prefixes {
             let mut root = Value::Null;
@@ -119,7 +119,7 @@ impl TracedSpan {
             })
             // AutoGen, LangGraph and Agent Framework.
             .or_else(|| self.text(&["recipient_agent_type", "langchain.chain.type", "executor.id"]))
-            // Weave, alone and with LangChain.
+            // Weave, without and with LangChain.
             .or_else(|| {
                 self.text(&["agentlightning.operation.input.name"]).filter(|_| is("type", "agent"))
             })
@@ -209,7 +209,7 @@ fn reward(name: &str, attributes: &Map<String, Value>) -> SpanReward {
     }
 }
 
-/// Converts a reward without dimensions. A missing one and null are none.
+/// Converts a reward without dimensions. Returns `None` if the reward is missing or null.
 fn single(key: &str, value: Option<&Value>) -> SpanReward {
     match value {
         None | Some(Value::Null) => SpanReward::Absent,

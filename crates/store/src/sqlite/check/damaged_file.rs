@@ -1,9 +1,9 @@
 //! Opens a file that may be damaged, without changing it.
 //!
-//! If SQLite rejects the header or cannot read the definitions of the tables, both are repaired in
-//! a copy, with those of an empty store. All stores that this build creates have the same
-//! definitions on the same pages. The result is used only if the ids of its attempts are
-//! derived from the run, which no other file satisfies by chance.
+//! If SQLite rejects the header or cannot read the definitions of the tables, a copy of the file
+//! gets the header and the definitions of an empty store. This works because all stores that this
+//! build creates have the same definitions on the same pages. The repaired copy is used only if the
+//! ids of its attempts are derived from the id of the run, which cannot happen by chance.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -27,7 +27,7 @@ const PAGE_SIZE: usize = 4096;
 /// Maximum number of attempts whose ids are compared with the run.
 const MAX_COMPARED_ROWS: i64 = 1000;
 
-/// An open file.
+/// An open file, repaired if necessary.
 pub(super) struct OpenedStore {
     pub connection: Connection,
     /// Whether the header was replaced.
@@ -154,7 +154,7 @@ fn restore(
     Ok(None)
 }
 
-/// Replaces all pages of `copy` that define tables, by those of an empty store.
+/// Replaces all pages of `copy` that define tables by the same pages of an empty store.
 fn replace_tables(dir: &TempDir, copy: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let empty = dir.path().join("empty.db");
     // Dropped at once, so that the log is written to the file.
@@ -175,7 +175,7 @@ fn replace_tables(dir: &TempDir, copy: &Path) -> Result<(), Box<dyn std::error::
     Ok(())
 }
 
-/// Sets the number of pages in the header to that of the file. The format of the header is that of
+/// Sets the number of pages in the header to the number of pages in the file. Format of the header:
 /// <https://sqlite.org/fileformat2.html#the_database_header>.
 fn set_page_count(file: &Path) -> io::Result<()> {
     let mut file = OpenOptions::new().read(true).write(true).open(file)?;

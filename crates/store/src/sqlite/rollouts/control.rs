@@ -1,5 +1,5 @@
-//! Rollouts and their tries as rows. The rules of their states are those of
-//! [`state`](crate::rollouts::state).
+//! Stores rollouts and their tries as rows. [`state`](crate::rollouts::state) defines the
+//! transitions between their statuses.
 
 use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
 
@@ -57,9 +57,9 @@ pub(super) fn save_try(call: Call<'_>, seq: i64, of: &TryState) -> Result<(), Fa
 /// A try of a rollout, by its key.
 #[derive(Debug)]
 pub(super) enum StoredTry {
-    /// The latest try, whose state is in that of the rollout.
+    /// The latest try, with its key. The state of the rollout contains the state of this try.
     Latest(i64),
-    /// An earlier try.
+    /// An earlier try, with its key and its state.
     Earlier(i64, TryState),
 }
 
@@ -76,7 +76,7 @@ impl StoredTry {
 pub(super) struct StoredRollout {
     pub seq: i64,
     pub enqueued: i64,
-    /// Key of the latest try. 0 if there is none.
+    /// Key of the latest try. 0 if no try has started.
     pub latest_seq: i64,
     pub state: RolloutState,
     /// Time until which timeouts were last computed.
@@ -90,7 +90,7 @@ impl StoredRollout {
         Ok(call.db.prepare_cached(&sql)?.query_row([id], Self::read).optional()?)
     }
 
-    /// Returns a rollout.
+    /// Reads the rollout with the id `id`.
     ///
     /// # Errors
     /// Returns [`RolloutError::UnknownRollout`] if the rollout does not exist.
@@ -124,7 +124,7 @@ impl StoredRollout {
         Ok(StoredRollout { seq: row.get(0)?, enqueued, latest_seq, state, expires })
     }
 
-    /// Returns the try with this id, or `None` if there is none.
+    /// Returns the try with this id, or `None` if the rollout has no such try.
     pub fn find_try(&self, call: Call<'_>, id: &str) -> Result<Option<StoredTry>, Failure> {
         if self.state.latest.as_ref().is_some_and(|latest| latest.id == id) {
             return Ok(Some(StoredTry::Latest(self.latest_seq)));

@@ -44,7 +44,8 @@ const IN_MEMORY: &str = "memory:";
 /// Number of threads that read a file.
 const READERS: usize = 2;
 
-/// Maximum interval at which a wait looks again, for writes of other processes.
+/// Maximum interval between two polls of a wait, which bounds the delay until it sees writes of
+/// other processes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Minimum interval between two looks of a wait, which bounds its load while many writes arrive.

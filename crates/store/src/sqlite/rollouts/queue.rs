@@ -10,8 +10,8 @@ use crate::rollouts::{
     LeaseRequest, NewRollout, Rollout, RolloutConfig, RolloutError, RolloutStatus,
 };
 
-/// Time for which the leases of a request are remembered, in seconds. A client that lost a response
-/// repeats the request sooner.
+/// Time for which the leases of a request are remembered, in seconds. It must be longer than a
+/// client takes to repeat a request after a lost response.
 const REPEAT_SECONDS: f64 = 3600.0;
 
 /// Creates rollouts in their queues. Known keys return the rollouts that have them.
@@ -54,8 +54,8 @@ fn latest_resources(call: Call<'_>) -> Result<Option<String>, Failure> {
     Ok(call.db.prepare_cached(&sql)?.query_row([], |row| row.get(0)).optional()?)
 }
 
-/// Creates a rollout in its queue. Returns the rollout with the id or the key instead, and `false`,
-/// if there is one.
+/// Creates a rollout in its queue. Returns the rollout and `true`, or the existing rollout with the
+/// same id or key and `false`.
 fn create(
     call: Call<'_>,
     new: &NewRollout,
@@ -127,7 +127,7 @@ fn create(
     Ok((rollout, true))
 }
 
-/// Returns the statuses after which a rollout is tried again, as a JSON list.
+/// Returns the statuses after which a rollout is queued again, as a JSON list.
 pub(super) fn retry_text(config: &RolloutConfig) -> String {
     let names = config.retry_on.iter().map(|status| format!("\"{}\"", status.name()));
     format!("[{}]", names.collect::<Vec<_>>().join(","))
@@ -194,7 +194,7 @@ fn leased_before(call: Call<'_>, key: &str) -> Result<Vec<Rollout>, Failure> {
     Ok(leased.collect::<Result<_, _>>()?)
 }
 
-/// Records the leases of a request, and forgets those of old requests.
+/// Records the leases of a request, and removes the leases of old requests.
 fn remember_leases(call: Call<'_>, key: &str, leased: &[StoredRollout]) -> Result<(), Failure> {
     let sql = "DELETE FROM lease_requests WHERE time < ?1";
     call.db.prepare_cached(sql)?.execute([call.now - REPEAT_SECONDS])?;
@@ -206,8 +206,8 @@ fn remember_leases(call: Call<'_>, key: &str, leased: &[StoredRollout]) -> Resul
     Ok(())
 }
 
-/// Returns whether a rollout waits in one of the queues, or whether another copy of the request has
-/// leased one: a repetition can arrive while the first request waits.
+/// Returns whether a rollout waits in one of the queues, or whether an earlier copy of the request
+/// has leased one. A repeated request can arrive while the first one still waits.
 pub(super) fn can_lease(call: Call<'_>, request: &LeaseRequest) -> Result<bool, Failure> {
     let marks = vec!["?"; request.queues.len()].join(", ");
     let sql = format!(

@@ -21,7 +21,7 @@ pub(super) fn heartbeat(call: Call<'_>, lease: &Lease) -> Result<(Option<f64>, b
     Ok((until, rollout.state.is_changed))
 }
 
-/// Ends a lease.
+/// Ends a lease, and the try with it.
 pub(super) fn finish(
     call: Call<'_>,
     lease: &Lease,

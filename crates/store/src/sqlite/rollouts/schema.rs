@@ -19,8 +19,8 @@ const APPLICATION_ID: i32 = 0x4c56_524f;
 /// Number of prepared statements that a connection keeps.
 const STATEMENTS: usize = 256;
 
-/// Number of pages in the log after which they move to the file. Each move flushes both, so a small
-/// number slows bursts of spans down.
+/// Number of log pages at which SQLite moves them into the file. Each move flushes both files, so a
+/// small number slows bursts of spans down.
 const CHECKPOINT_PAGES: i64 = 8192;
 
 /// The tables. Every hot query is served by an index. Opaque values are JSON.

@@ -9,7 +9,7 @@ use super::control::{Call, StoredRollout, StoredTry, save_try};
 use crate::error::Failure;
 use crate::rollouts::{NewSpan, SpanOutcome};
 
-/// Maximum sequence number. Larger ones are stored as this one.
+/// Maximum sequence number. A larger number is replaced by this one.
 const MAX_NUMBER: u64 = i64::MAX as u64;
 
 /// Adds spans. Returns one outcome for each, and whether the status of a rollout changed.
