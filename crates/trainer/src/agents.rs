@@ -207,11 +207,15 @@ impl Agents {
         sampler: &Arc<dyn Sampler>,
         context: usize,
     ) -> Result<Self, TrainerError> {
-        let find = |_: &str| {
-            let samplers = vec![sampler.clone()];
-            Ok(PolicySampler { policy: DEFAULT.to_owned(), samplers, context, pool: None })
-        };
-        Self::from_policies(recipe, parts, |_, _| true, find)
+        Self::from_policies(
+            recipe,
+            parts,
+            |_, _| true,
+            |_| {
+                let samplers = vec![sampler.clone()];
+                Ok(PolicySampler { policy: DEFAULT.to_owned(), samplers, context, pool: None })
+            },
+        )
     }
 
     /// Creates agents from the policies that `find` returns.
