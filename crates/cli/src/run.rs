@@ -121,8 +121,10 @@ pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<(String, O
         [only] => Ok((model_path(only), run)),
         _ if is_named => Ok((source, run)),
         _ => {
-            let named = |name: &&String| format!("{} for {name}", model_path(name));
-            let model_paths: Vec<String> = policies_in_use.iter().map(named).collect();
+            let model_paths: Vec<String> = policies_in_use
+                .iter()
+                .map(|name| format!("{} for {name}", model_path(name)))
+                .collect();
             let policies_in_use: Vec<&str> =
                 policies_in_use.iter().map(|name| name.as_str()).collect();
             Err(unusable(format!(
