@@ -208,7 +208,7 @@ pub fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
         for (what, numbers) in numbers {
             for number in numbers.into_iter().flat_map(PerToken::run_values) {
                 let what = format!("the {what} of attempt {}", sequence.attempt);
-                check_finite(f64::from(number), &what)?;
+                check_number(f64::from(number), &what)?;
             }
         }
     }
@@ -222,17 +222,17 @@ pub fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
     }
     for policy in &plan.policies {
         for threshold in policy.high_entropy.iter().flat_map(|high| &high.thresholds) {
-            check_finite(*threshold, "an entropy threshold")?;
+            check_number(*threshold, "an entropy threshold")?;
         }
         if let Some(kl) = &policy.kl {
-            check_finite(kl.coefficient, "a KL coefficient")?;
-            check_finite(kl.found, "a KL divergence")?;
+            check_number(kl.coefficient, "a KL coefficient")?;
+            check_number(kl.found, "a KL divergence")?;
         }
     }
     Ok(())
 }
 
-fn check_finite(value: f64, what: &str) -> Result<(), Failure> {
+fn check_number(value: f64, what: &str) -> Result<(), Failure> {
     if value.is_finite() {
         Ok(())
     } else {

@@ -383,8 +383,8 @@ fn full_disk_rejects_only_oversized_write() {
     assert_eq!((first.unwrap(), last.unwrap()), (WriteOutcome::Written, WriteOutcome::Written));
     let found: Vec<u32> = wait(store.evals()).unwrap().iter().map(|(key, _)| key.step).collect();
     assert_eq!(found, [0, 1, 3]);
-    pages(1 << 20);
-    wait(store.record_eval(at(2), &"room".into())).unwrap();
+    limit_pages(&store, 1 << 20);
+    wait(store.record_eval(first_phase_eval(2), &"room".into())).unwrap();
 }
 
 #[test]
