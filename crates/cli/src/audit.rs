@@ -215,11 +215,13 @@ async fn backward(
     steps: &[Trained],
     withdrawn: &BTreeMap<AttemptId, Withdrawal>,
 ) -> anyhow::Result<Value> {
-    let is_reached = |step: &&Trained| {
-        args.step.is_none_or(|last| step.global_step <= last)
-            && args.version.is_none_or(|last| step.version <= last)
-    };
-    let reached: Vec<&Trained> = steps.iter().filter(is_reached).collect();
+    let reached: Vec<&Trained> = steps
+        .iter()
+        .filter(|step| {
+            args.step.is_none_or(|last| step.global_step <= last)
+                && args.version.is_none_or(|last| step.version <= last)
+        })
+        .collect();
     let exists = reached.iter().any(|step| {
         args.step.is_none_or(|last| step.global_step == last)
             && args.version.is_none_or(|last| step.version == last)
@@ -406,12 +408,17 @@ fn format_step(text: &mut String, step: &Value) {
 
 /// Returns the scores of each scorer, in parentheses. Returns an empty string if there are none.
 fn format_scores(scores: &Value) -> String {
-    let one = |score: &Value| {
-        let name = score["name"].as_str().unwrap_or_default();
-        let target = score["for"].as_str().map_or(String::new(), |target| format!(" for {target}"));
-        format!("{name} {}{target}", score["value"])
-    };
-    let all: Vec<String> = scores.as_array().into_iter().flatten().map(one).collect();
+    let all: Vec<String> = scores
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|score| {
+            let name = score["name"].as_str().unwrap_or_default();
+            let target =
+                score["for"].as_str().map_or(String::new(), |target| format!(" for {target}"));
+            format!("{name} {}{target}", score["value"])
+        })
+        .collect();
     if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
 }
 
@@ -428,11 +435,12 @@ mod tests {
         let id = AttemptId::new(&RunId("r".into()), &slot, 0);
         let task = json!({ "id": "t", "row": { "person": ["alice", "bob"] } });
         let mut attempt = Attempt::from_start(&AttemptStart { id, slot, number: 0, task });
-        let of = |agent: &str, value| Component {
-            credit_target: Some(CreditTarget::Agent(agent.into())),
-            ..Component::new("program", value)
-        };
-        attempt.outcome.components = vec![of("first", 1.0), of("second", -1.0)];
+        attempt.outcome.components = [("first", 1.0), ("second", -1.0)]
+            .map(|(agent, value)| Component {
+                credit_target: Some(CreditTarget::Agent(agent.into())),
+                ..Component::new("program", value)
+            })
+            .into();
         let attempts = json!([attempt_document(&attempt, None)]);
         let step = json!({
             "global_step": 1, "phase": 0, "step": 0, "version": 1, "policy": "p",

@@ -346,12 +346,14 @@ fn note(text: &str) {
 
 /// Formats pieces of a completion, with reasoning and tool calls dimmed.
 fn format_deltas(deltas: Vec<CompletionDelta>, style: Style) -> String {
-    let paint = |delta| match delta {
-        CompletionDelta::Speech(text) => text,
-        CompletionDelta::Reasoning(text) | CompletionDelta::Aside(text) => style.dim(&text),
-        CompletionDelta::Call(_) => String::new(),
-    };
-    deltas.into_iter().map(paint).collect()
+    deltas
+        .into_iter()
+        .map(|delta| match delta {
+            CompletionDelta::Speech(text) => text,
+            CompletionDelta::Reasoning(text) | CompletionDelta::Aside(text) => style.dim(&text),
+            CompletionDelta::Call(_) => String::new(),
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -23,19 +23,20 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if is_user_error(error) { 2 } else { 1 })
 }
 
+fn is_user_model_error(error: &ModelError) -> bool {
+    !matches!(error, ModelError::Fetch { .. } | ModelError::Checksum { .. })
+}
+
 fn is_user_error(error: &anyhow::Error) -> bool {
-    let is = |model: &ModelError| {
-        !matches!(model, ModelError::Fetch { .. } | ModelError::Checksum { .. })
-    };
     if let Some(error) = error.downcast_ref::<TrainerError>() {
         return error.is_user_error();
     }
     if let Some(error) = error.downcast_ref::<ModelError>() {
-        return is(error);
+        return is_user_model_error(error);
     }
     if let Some(error) = error.downcast_ref::<EngineError>() {
         return match error {
-            EngineError::Model(error) => is(error),
+            EngineError::Model(error) => is_user_model_error(error),
             EngineError::Options(_) | EngineError::Memory { .. } => true,
         };
     }
@@ -130,29 +131,37 @@ mod tests {
 
     #[test]
     fn message_adds_sources_that_it_does_not_contain() {
-        let reason = || std::io::Error::other("disk full");
-        let error = anyhow::Error::new(reason());
-        assert_eq!(message(&error.context("cannot open run.db")), "cannot open run.db: disk full");
-        let error = anyhow::Error::new(reason());
-        assert_eq!(message(&error.context("disk full: free space")), "disk full: free space");
+        for (context, expected) in [
+            ("cannot open run.db", "cannot open run.db: disk full"),
+            ("disk full: free space", "disk full: free space"),
+        ] {
+            let error = anyhow::Error::new(std::io::Error::other("disk full"));
+            assert_eq!(message(&error.context(context)), expected);
+        }
     }
 
     #[test]
     fn is_users_distinguishes_input_from_runtime_failures() {
-        let is = |error: anyhow::Error| is_user_error(&error);
-        assert!(is(unusable("no")));
-        assert!(is(TextError::NoTemplate.into()));
-        assert!(is(TrainerError::NoHeldOutTasks.into()));
-        assert!(is(PolicyError::Invalid("temperature = -1".into()).into()));
-        assert!(!is(PolicyError::Stopped("the engine".into()).into()));
-        assert!(!is(TrainerError::AllFailed { count: 3, first: "gone".into() }.into()));
-        let fetch = |why: &str| ModelError::Fetch {
-            what: "x".into(),
-            why: why.into(),
-            way_out: "y".into(),
-        };
-        assert!(!is(fetch("no network").into()));
-        assert!(!is(EngineError::Model(fetch("no network")).into()));
-        assert!(!is(anyhow::anyhow!("anything else")));
+        for error in [
+            unusable("no"),
+            TextError::NoTemplate.into(),
+            TrainerError::NoHeldOutTasks.into(),
+            PolicyError::Invalid("temperature = -1".into()).into(),
+        ] {
+            assert!(is_user_error(&error), "{error}");
+        }
+        for error in [
+            PolicyError::Stopped("the engine".into()).into(),
+            TrainerError::AllFailed { count: 3, first: "gone".into() }.into(),
+            failed_fetch().into(),
+            EngineError::Model(failed_fetch()).into(),
+            anyhow::anyhow!("anything else"),
+        ] {
+            assert!(!is_user_error(&error), "{error}");
+        }
+    }
+
+    fn failed_fetch() -> ModelError {
+        ModelError::Fetch { what: "x".into(), why: "no network".into(), way_out: "y".into() }
     }
 }

@@ -485,15 +485,19 @@ fn tokens(segment: &Segment, tokenizer: &Tokenizer, style: Style) -> String {
         // line.
         return text.split('\n').map(|line| style.dim(line)).collect::<Vec<_>>().join("\n");
     }
-    let mark = |(i, &token): (usize, &u32)| {
-        let text = tokenizer.token_text(token);
-        match (style.is_on(), i % 2) {
-            (false, _) => format!("[{}]", text.replace('\n', "\\n")),
-            (true, 0) => style.green(&text),
-            (true, _) => style.cyan(&text),
-        }
-    };
-    segment.tokens.iter().enumerate().map(mark).collect()
+    segment
+        .tokens
+        .iter()
+        .enumerate()
+        .map(|(i, &token)| {
+            let text = tokenizer.token_text(token);
+            match (style.is_on(), i % 2) {
+                (false, _) => format!("[{}]", text.replace('\n', "\\n")),
+                (true, 0) => style.green(&text),
+                (true, _) => style.cyan(&text),
+            }
+        })
+        .collect()
 }
 
 #[cfg(test)]

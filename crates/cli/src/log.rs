@@ -128,22 +128,23 @@ fn default_filter() -> Targets {
     Targets::new().with_default(LevelFilter::WARN).with_target("rmcp", LevelFilter::OFF)
 }
 
+fn parse_level(origin: &str, level: &str) -> anyhow::Result<LevelFilter> {
+    level.parse().map_err(|_| {
+        let known = "off, error, warn, info, debug or trace";
+        unusable(format!(
+            "{origin}: `{level}` is not a level; give {known}, or levels of crates: \
+             info,store=debug"
+        ))
+    })
+}
+
 /// Parses a comma-separated list of levels: a default level, and levels of crates or modules of
 /// crates. `origin` is the option or variable that error messages name.
 fn parse_filter(origin: &str, text: &str) -> anyhow::Result<Targets> {
-    let level = |level: &str| {
-        level.parse::<LevelFilter>().map_err(|_| {
-            let known = "off, error, warn, info, debug or trace";
-            unusable(format!(
-                "{origin}: `{level}` is not a level; give {known}, or levels of crates: \
-                 info,store=debug"
-            ))
-        })
-    };
     let mut filter = Targets::new().with_default(LevelFilter::WARN);
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         filter = match part.split_once('=') {
-            None => filter.with_default(level(part)?),
+            None => filter.with_default(parse_level(origin, part)?),
             Some((target, target_level)) => {
                 let (crate_name, module) = target.split_once("::").unwrap_or((target, ""));
                 if !CRATES.contains(&crate_name) {
@@ -164,7 +165,7 @@ fn parse_filter(origin: &str, text: &str) -> anyhow::Result<Targets> {
                 } else {
                     crate_name
                 };
-                filter.with_target(target, level(target_level)?)
+                filter.with_target(target, parse_level(origin, target_level)?)
             }
         };
     }

@@ -212,8 +212,8 @@ fn duration(seconds: f64) -> String {
 
 /// Reads the file that an option names.
 fn read(option: &str, file: &Path) -> anyhow::Result<String> {
-    let unreadable = |error| unusable(format!("cannot read {option} {}: {error}", file.display()));
-    std::fs::read_to_string(file).map_err(unreadable)
+    std::fs::read_to_string(file)
+        .map_err(|error| unusable(format!("cannot read {option} {}: {error}", file.display())))
 }
 
 /// The properties of the learner that determine the time of a step.

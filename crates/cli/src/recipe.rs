@@ -48,12 +48,11 @@ pub fn load_run(path: &Path, overrides: &[Override], run: Option<&Path>) -> anyh
 
 /// Returns whether an override sets a key of a table.
 pub fn sets_key(overrides: &[Override], table: &str, key: &str) -> bool {
-    let names = |change: &Override| match change.path.as_slice() {
+    overrides.iter().any(|change| match change.path.as_slice() {
         [table_key] => table_key == table,
         [outer, inner, ..] => outer == table && inner == key,
         [] => false,
-    };
-    overrides.iter().any(names)
+    })
 }
 
 fn recipe_file(path: &Path) -> anyhow::Result<PathBuf> {

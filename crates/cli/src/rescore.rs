@@ -163,13 +163,11 @@ fn step_means(found: &Rescored) -> Vec<Value> {
             *sum = (sum.0 + old, sum.1 + new, sum.2 + 1);
         }
     }
-    let mean = |sum: f64, n: u32| sum / f64::from(n);
-    let step = |((phase, step), (old, new, n))| {
-        json!({
-            "phase": phase, "step": step, "old": mean(old, n), "new": mean(new, n), "attempts": n,
-        })
-    };
-    sums.into_iter().map(step).collect()
+    let steps = sums.into_iter().map(|((phase, step), (old, new, n))| {
+        let [old, new] = [old, new].map(|sum| sum / f64::from(n));
+        json!({ "phase": phase, "step": step, "old": old, "new": new, "attempts": n })
+    });
+    steps.collect()
 }
 
 /// Returns the newest checkpoint that was not trained on a step of the interval or later.
@@ -179,8 +177,7 @@ fn checkpoint_before(
     parting: &Parting,
 ) -> anyhow::Result<Option<Checkpoint>> {
     let first = found.steps[parting.low];
-    let is_before = |c: &Checkpoint| (c.position.phase, c.position.step) <= first;
-    Ok(checkpoints(&args.run)?.into_iter().rfind(is_before))
+    Ok(checkpoints(&args.run)?.into_iter().rfind(|c| (c.position.phase, c.position.step) <= first))
 }
 
 /// Returns the command by which the run continues from a checkpoint with the new reward.

@@ -61,9 +61,9 @@ pub struct Args {
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load(&args.recipe, &args.overrides)?;
-    let path = |path: &PathBuf| path.canonicalize().ok();
-    if let Some(out) =
-        args.out.as_ref().filter(|out| path(out).is_some() && path(out) == path(&args.file))
+    if let Some(out) = &args.out
+        && let Ok(existing) = out.canonicalize()
+        && args.file.canonicalize().is_ok_and(|file| file == existing)
     {
         return Err(unusable(format!(
             "--out {} is the file of completions; name another file",
@@ -108,13 +108,9 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// Formats the success and the mean score of the completions that have a score, on one line.
 fn summary(scored: u64, success: Option<Interval>, score: Option<Interval>) -> String {
     let Some(success) = success else { return "no completion has a score".into() };
-    let percent = |fraction: f64| 100.0 * fraction;
-    let mut line = format!(
-        "{:.1} % right of {scored} (95 %: {:.1}–{:.1})",
-        percent(success.estimate),
-        percent(success.low),
-        percent(success.high)
-    );
+    let [estimate, low, high] =
+        [success.estimate, success.low, success.high].map(|fraction| 100.0 * fraction);
+    let mut line = format!("{estimate:.1} % right of {scored} (95 %: {low:.1}–{high:.1})");
     if let Some(score) = score {
         line += &format!(
             " · mean score {:.3} (95 %: {:.3}–{:.3})",

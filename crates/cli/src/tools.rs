@@ -54,13 +54,15 @@ pub struct Args {
 }
 
 pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
-    let object = |option: &str, text: &str| {
-        serde_json::from_str::<Map<String, Value>>(text)
-            .map_err(|error| unusable(format!("{option} {text:?} is not a JSON object: {error}")))
-    };
-    let arguments = object("--arguments", &args.arguments)?;
-    let row = object("--row", &args.row)?;
+    let arguments = parse_object("--arguments", &args.arguments)?;
+    let row = parse_object("--row", &args.row)?;
     crate::runtime()?.block_on(show(args, arguments, row))
+}
+
+/// Parses the value of `option`.
+fn parse_object(option: &str, text: &str) -> anyhow::Result<Map<String, Value>> {
+    serde_json::from_str(text)
+        .map_err(|error| unusable(format!("{option} {text:?} is not a JSON object: {error}")))
 }
 
 async fn show(
@@ -70,8 +72,11 @@ async fn show(
 ) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load(&args.recipe, &args.overrides)?;
     let agents = recipe.agents();
-    let named = |name: &String| agents.iter().find(|(agent, _)| *agent == name.as_str());
-    let found = args.agent.as_ref().map_or(agents.first(), named).copied();
+    let found = args
+        .agent
+        .as_ref()
+        .map_or(agents.first(), |name| agents.iter().find(|(agent, _)| *agent == name.as_str()))
+        .copied();
     let (_, keys) = found.ok_or_else(|| {
         let names: Vec<&str> = agents.iter().map(|(name, _)| &**name).collect();
         let wanted = args.agent.as_deref().unwrap_or_default();

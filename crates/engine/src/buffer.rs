@@ -56,13 +56,14 @@ impl Buffer {
         };
         let mapping = Arc::new(mapping);
         let mut next = start;
-        let part = |&len: &usize| {
-            let start = next;
-            // SAFETY: the mapping is as long as all buffers together.
-            next = unsafe { next.add(padded_len(len)) };
-            Buffer { start, len, mapping: Some(Arc::clone(&mapping)) }
-        };
-        lens.iter().map(part).collect()
+        lens.iter()
+            .map(|&len| {
+                let start = next;
+                // SAFETY: the mapping is as long as all buffers together.
+                next = unsafe { next.add(padded_len(len)) };
+                Buffer { start, len, mapping: Some(Arc::clone(&mapping)) }
+            })
+            .collect()
     }
 
     /// Makes room for at least `len` values. The contents are lost if the buffer grows.

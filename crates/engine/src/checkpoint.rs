@@ -238,17 +238,24 @@ pub fn load(
     let Some(Moments { steps, weights: weight_moments, value_head: head_moments }) = moments else {
         return Ok(());
     };
-    let read = |tensors: &Tensors, files: &[SafetensorsFile; 2]| {
-        let mut optimizer = Optimizer::default();
-        optimizer.steps = steps;
-        optimizer.ensure(tensors.len);
-        tensors.read(&files[0], &mut optimizer.first)?;
-        tensors.read(&files[1], &mut optimizer.second)?;
-        Ok(optimizer)
-    };
-    *optimizer = read(tensors, &weight_moments)?;
+    *optimizer = read_optimizer(steps, tensors, &weight_moments)?;
     if let (Some(head), Some(files)) = (head, &head_moments) {
-        learning.value_heads.insert(adapter, read(&head.tensors, files)?);
+        let optimizer = read_optimizer(steps, &head.tensors, files)?;
+        learning.value_heads.insert(adapter, optimizer);
     }
     Ok(())
+}
+
+/// Reads the moments of an optimizer that has made `steps` steps.
+fn read_optimizer(
+    steps: u64,
+    tensors: &Tensors,
+    [first, second]: &[SafetensorsFile; 2],
+) -> Result<Optimizer, ModelError> {
+    let mut optimizer = Optimizer::default();
+    optimizer.steps = steps;
+    optimizer.ensure(tensors.len);
+    tensors.read(first, &mut optimizer.first)?;
+    tensors.read(second, &mut optimizer.second)?;
+    Ok(optimizer)
 }

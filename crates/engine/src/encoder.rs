@@ -103,6 +103,20 @@ impl Reader<'_> {
         let columns = Matrix::new(&weight, outputs * names.len(), inputs).transposed();
         Ok(Linear { weight: PackedMatrix::new(self.1, columns), bias })
     }
+
+    /// Reads a layer. `hidden` and `wide` are the widths of its output and of its middle.
+    fn block(&self, layer: usize, hidden: usize, wide: usize) -> Result<Block, ModelError> {
+        let name = |part: &str| format!("encoder.layer.{layer}.{part}");
+        let qkv = ["query", "key", "value"].map(|part| name(&format!("attention.self.{part}")));
+        Ok(Block {
+            qkv: self.linear(&qkv, hidden, hidden)?,
+            output: self.linear(&[name("attention.output.dense")], hidden, hidden)?,
+            attention_norm: self.norm(&name("attention.output.LayerNorm"), hidden)?,
+            up: self.linear(&[name("intermediate.dense")], hidden, wide)?,
+            down: self.linear(&[name("output.dense")], wide, hidden)?,
+            norm: self.norm(&name("output.LayerNorm"), hidden)?,
+        })
+    }
 }
 
 impl Encoder {
@@ -127,20 +141,9 @@ impl Encoder {
             row.iter_mut().zip(&types).for_each(|(value, of_type)| *value += of_type);
         }
         let embedding_norm = read.norm("embeddings.LayerNorm", hidden)?;
-        let block = |layer: usize| {
-            let name = |part: &str| format!("encoder.layer.{layer}.{part}");
-            let one = |part: &str, inputs, outputs| read.linear(&[name(part)], inputs, outputs);
-            let qkv = ["query", "key", "value"].map(|part| name(&format!("attention.self.{part}")));
-            Ok(Block {
-                qkv: read.linear(&qkv, hidden, hidden)?,
-                output: one("attention.output.dense", hidden, hidden)?,
-                attention_norm: read.norm(&name("attention.output.LayerNorm"), hidden)?,
-                up: one("intermediate.dense", hidden, wide)?,
-                down: one("output.dense", wide, hidden)?,
-                norm: read.norm(&name("output.LayerNorm"), hidden)?,
-            })
-        };
-        let blocks = (0..config.layers).map(block).collect::<Result<Vec<_>, ModelError>>()?;
+        let blocks = (0..config.layers)
+            .map(|layer| read.block(layer, hidden, wide))
+            .collect::<Result<Vec<_>, ModelError>>()?;
         Ok(Encoder {
             shape: FullHeads { heads: config.heads, head_dim: hidden / config.heads },
             hidden,

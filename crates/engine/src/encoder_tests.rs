@@ -84,7 +84,8 @@ impl Naive<'_> {
     fn vector(&self, ids: &[u32]) -> Vec<f64> {
         let [tokens, position_embeddings, types] = ["word", "position", "token_type"]
             .map(|kind| self.tensor(&format!("embeddings.{kind}_embeddings.weight")));
-        let embed = |(position, id): (usize, &u32)| {
+        let mut rows = Vec::new();
+        for (position, id) in ids.iter().enumerate() {
             let sum: Vec<f64> = (0..HIDDEN)
                 .map(|i| {
                     table_value(&tokens, *id as usize, i)
@@ -92,46 +93,43 @@ impl Naive<'_> {
                         + table_value(&types, 0, i)
                 })
                 .collect();
-            self.norm("embeddings.LayerNorm", &sum)
-        };
-        let mut rows: Vec<Vec<f64>> = ids.iter().enumerate().map(embed).collect();
+            rows.push(self.norm("embeddings.LayerNorm", &sum));
+        }
         for layer in 0..2 {
             let name = |part: &str| format!("encoder.layer.{layer}.{part}");
             let [q, k, v] = ["query", "key", "value"].map(|part| {
                 let name = name(&format!("attention.self.{part}"));
                 rows.iter().map(|row| self.linear(&name, row)).collect::<Vec<_>>()
             });
-            let attend = |row: usize| -> Vec<f64> {
-                let of_head = |head: usize| {
-                    let part = head * 8..head * 8 + 8;
-                    let score = |other: usize| -> f64 {
-                        let dot: f64 = part.clone().map(|i| q[row][i] * k[other][i]).sum();
-                        (dot / 8f64.sqrt()).exp()
-                    };
-                    let total: f64 = (0..rows.len()).map(score).sum();
-                    part.clone()
-                        .map(|i| (0..rows.len()).map(|o| score(o) * v[o][i]).sum::<f64>() / total)
-                        .collect()
-                };
-                (0..3).flat_map(|head| -> Vec<f64> { of_head(head) }).collect()
-            };
-            let attended: Vec<Vec<f64>> = (0..rows.len()).map(attend).collect();
-            let block = |(row, attended): (&Vec<f64>, &Vec<f64>)| {
-                let output = self.linear(&name("attention.output.dense"), attended);
+            for (row, query) in rows.iter_mut().zip(&q) {
+                let attended: Vec<f64> =
+                    (0..3).flat_map(|head| attend(head * 8..head * 8 + 8, query, &k, &v)).collect();
+                let output = self.linear(&name("attention.output.dense"), &attended);
                 let middle = self.norm(&name("attention.output.LayerNorm"), &add(row, &output));
                 let up = self.linear(&name("intermediate.dense"), &middle);
                 let gelu: Vec<f64> =
                     up.iter().map(|x| 0.5 * x * (1.0 + libm::erf(x / 2f64.sqrt()))).collect();
                 let down = self.linear(&name("output.dense"), &gelu);
-                self.norm(&name("output.LayerNorm"), &add(&middle, &down))
-            };
-            rows = rows.iter().zip(&attended).map(block).collect();
+                *row = self.norm(&name("output.LayerNorm"), &add(&middle, &down));
+            }
         }
         let rows = if self.0.config.pooling == Pooling::Mean { &rows[..] } else { &rows[..1] };
         let sum: Vec<f64> = (0..HIDDEN).map(|i| rows.iter().map(|row| row[i]).sum()).collect();
         let norm = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
         sum.iter().map(|x| x / norm).collect()
     }
+}
+
+/// Returns the attention of one head, whose features are `part`, from a query to all positions.
+fn attend(part: Range<usize>, query: &[f64], k: &[Vec<f64>], v: &[Vec<f64>]) -> Vec<f64> {
+    let weights: Vec<f64> = k
+        .iter()
+        .map(|key| part.clone().map(|i| query[i] * key[i]).sum::<f64>() / 8f64.sqrt())
+        .map(f64::exp)
+        .collect();
+    let total: f64 = weights.iter().sum();
+    part.map(|i| weights.iter().zip(v).map(|(w, value)| w * value[i]).sum::<f64>() / total)
+        .collect()
 }
 
 fn table_value(table: &[f64], row: usize, i: usize) -> f64 {

@@ -30,8 +30,9 @@ struct HeadRow {
 
 /// Returns the rows of a unit, sorted by predictor, then by temperature.
 fn rows_of(batch: &TreeBatch, unit: &Unit) -> Vec<HeadRow> {
-    let predicted = |t: &usize| unit.tokens.contains(&(batch.targets[*t].predictor as usize));
-    let mut order: Vec<usize> = (0..batch.targets.len()).filter(predicted).collect();
+    let mut order: Vec<usize> = (0..batch.targets.len())
+        .filter(|t| unit.tokens.contains(&(batch.targets[*t].predictor as usize)))
+        .collect();
     let key = |&t: &usize| (batch.targets[t].predictor, batch.targets[t].temperature.to_bits());
     order.sort_by_key(key);
     order

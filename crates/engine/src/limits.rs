@@ -115,23 +115,25 @@ fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<Hierarchy> {
 /// Returns the mounts of cgroup hierarchies for memory: the group at the root of the mount, and the
 /// mount point.
 fn mounts(mountinfo: &str, unified: bool) -> Vec<(PathBuf, PathBuf)> {
-    let parse_line = |line: &str| {
-        // 35 31 0:32 /root /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
-        let (mount_info, kind) = line.split_once(" - ")?;
-        let mut kind = kind.split(' ');
-        let name = kind.next()?;
-        let options = kind.nth(1).unwrap_or_default();
-        let is_match = if unified {
-            name == "cgroup2"
-        } else {
-            name == "cgroup" && options.split(',').any(|option| option == "memory")
-        };
-        let mut mount_fields = mount_info.split(' ').skip(3);
-        let root = mount_fields.next()?;
-        let mount = mount_fields.next()?;
-        is_match.then(|| (unescape(root).into(), unescape(mount).into()))
+    mountinfo.lines().filter_map(|line| parse_mount(line, unified)).collect()
+}
+
+/// Parses a line of `mountinfo`. Returns `None` if it is no mount of a hierarchy for memory.
+fn parse_mount(line: &str, unified: bool) -> Option<(PathBuf, PathBuf)> {
+    // 35 31 0:32 /root /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+    let (mount_info, kind) = line.split_once(" - ")?;
+    let mut kind = kind.split(' ');
+    let name = kind.next()?;
+    let options = kind.nth(1).unwrap_or_default();
+    let is_match = if unified {
+        name == "cgroup2"
+    } else {
+        name == "cgroup" && options.split(',').any(|option| option == "memory")
     };
-    mountinfo.lines().filter_map(parse_line).collect()
+    let mut mount_fields = mount_info.split(' ').skip(3);
+    let root = mount_fields.next()?;
+    let mount = mount_fields.next()?;
+    is_match.then(|| (unescape(root).into(), unescape(mount).into()))
 }
 
 /// Decodes a path from `mountinfo`, which writes spaces, tabs, line breaks and backslashes as octal

@@ -190,13 +190,15 @@ impl Scheduler {
     /// come from one version.
     pub fn weights_changed(&mut self, policy: u32, keep: bool) {
         self.cache.forget(policy);
-        let starts_over = |sequence: &mut Sequence| {
-            let of_policy = sequence.policy == policy;
-            let continues = keep && !sequence.is_scored();
-            sequence.is_stale |= of_policy && continues;
-            of_policy && !continues
-        };
-        let stopped: Vec<Sequence> = self.running.extract_if(.., starts_over).collect();
+        let stopped: Vec<Sequence> = self
+            .running
+            .extract_if(.., |sequence| {
+                let of_policy = sequence.policy == policy;
+                let continues = keep && !sequence.is_scored();
+                sequence.is_stale |= of_policy && continues;
+                of_policy && !continues
+            })
+            .collect();
         for mut sequence in stopped.into_iter().rev() {
             self.cache.release(&sequence.restart());
             self.waiting.push_front(sequence);

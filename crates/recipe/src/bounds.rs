@@ -220,29 +220,31 @@ fn format_value(value: &Value) -> String {
     }
 }
 
+/// Formats a number in the shorter notation: 1e9, but 16777216.
+fn format_number(number: f64) -> String {
+    let plain = number.to_string();
+    let short = format!("{number:e}");
+    if short.len() + 2 < plain.len() { short } else { plain }
+}
+
 /// Returns the description of a range that ends an error message.
 fn describe_range(range: &Range, value: &Value) -> String {
     let finite = if value.is_float() { "finite and " } else { "" };
-    // The shorter notation: 1e9, but 16777216.
-    let number = |number: &f64| {
-        let plain = number.to_string();
-        let short = format!("{number:e}");
-        if short.len() + 2 < plain.len() { short } else { plain }
-    };
     match range {
         (Bound::Included(low), Bound::Included(high)) => {
-            format!("in {}..={}", number(low), number(high))
+            format!("in {}..={}", format_number(*low), format_number(*high))
         }
         (Bound::Excluded(low), Bound::Included(high)) => {
-            format!("in {}..={}, not {}", number(low), number(high), number(low))
+            let [low, high] = [*low, *high].map(format_number);
+            format!("in {low}..={high}, not {low}")
         }
         (Bound::Included(low), Bound::Excluded(high)) => {
-            format!("at least {} and less than {}", number(low), number(high))
+            format!("at least {} and less than {}", format_number(*low), format_number(*high))
         }
-        (Bound::Included(low), _) => format!("{finite}at least {}", number(low)),
-        (Bound::Excluded(low), _) => format!("{finite}more than {}", number(low)),
+        (Bound::Included(low), _) => format!("{finite}at least {}", format_number(*low)),
+        (Bound::Excluded(low), _) => format!("{finite}more than {}", format_number(*low)),
         (_, Bound::Included(high) | Bound::Excluded(high)) => {
-            format!("{finite}at most {}", number(high))
+            format!("{finite}at most {}", format_number(*high))
         }
         (Bound::Unbounded, Bound::Unbounded) => "a finite number".into(),
     }

@@ -27,8 +27,8 @@ fn names<'a>(agents: &'a [(&str, &AgentKeys)]) -> impl Iterator<Item = &'a str> 
 impl Checker<'_> {
     /// Checks that a name can be a directory name and a part of a URL.
     pub(super) fn name(&self, table: &str, name: &str) -> Result<(), RecipeError> {
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-        let ok = !name.is_empty() && name.chars().all(is_plain);
+        let ok = !name.is_empty()
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
         self.check(ok, format!("{table}.{name}"), "a name", "a name of letters, digits, - and _")
     }
 

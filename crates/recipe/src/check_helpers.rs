@@ -80,10 +80,9 @@ impl Checker<'_> {
     /// leases were kept in this way, none would ever be returned.
     fn helper_leases(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let leased = |keys: &AgentKeys| {
-            let is_leased = |tool: &ToolKeys| {
+            recipe.tool.iter().position(|tool| {
                 tool.leases.is_some() && keys.tools.iter().any(|name| name == tool.name())
-            };
-            recipe.tool.iter().position(is_leased)
+            })
         };
         let agents = recipe.agents();
         for (name, keys) in &agents {

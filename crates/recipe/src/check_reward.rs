@@ -16,10 +16,11 @@ impl Checker<'_> {
         for (i, scorer) in reward.scorers.iter().enumerate() {
             let key = |name: &str| format!("reward.scorers.{i}.{name}");
             let ScorerKeys { name, scorer: kind, .. } = scorer;
-            let is_name = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+            let is_name = !name.is_empty()
+                && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
             let taken = reward.scorers[..i].iter().any(|earlier| earlier.name == *name);
             self.check(
-                !name.is_empty() && name.chars().all(is_name) && !taken,
+                is_name && !taken,
                 key("name"),
                 format!("{name:?}"),
                 "a name that no other scorer has, of letters, digits, `_` and `-`",
@@ -47,10 +48,9 @@ impl Checker<'_> {
             let range = "left out if run.skip_phases is set, which changes the indices of phases";
             self.check(recipe.run.skip_phases == 0, key(name), phase, range)?;
         }
-        let numbers = |bound: Option<u32>| bound.map(f64::from);
         let ranges = [
-            ("phase", numbers(when.from_phase), numbers(when.until_phase)),
-            ("step", numbers(when.from_step), numbers(when.until_step)),
+            ("phase", when.from_phase.map(f64::from), when.until_phase.map(f64::from)),
+            ("step", when.from_step.map(f64::from), when.until_step.map(f64::from)),
             ("success", when.from_success, when.until_success),
         ];
         for (name, from, until) in ranges {

@@ -21,8 +21,9 @@ impl Recipe {
 
     /// Returns whether sessions serve only as demonstrations: they are tasks, and no phase is RL.
     pub fn only_imitates_sessions(&self) -> bool {
-        let is_sft = |phase: &Phase| matches!(phase, Phase::Sft(_));
-        self.has_sessions() && !self.phase.is_empty() && self.phase.iter().all(is_sft)
+        self.has_sessions()
+            && !self.phase.is_empty()
+            && self.phase.iter().all(|phase| matches!(phase, Phase::Sft(_)))
     }
 
     /// Returns the number of sessions that one group takes: the largest group of an RL phase.

@@ -21,14 +21,16 @@ pub(super) fn split(table: &mut Table) {
         |(key, value): &(String, Value)| value.is_table() && !TABLES.contains(&key.as_str());
     let (named, own): (Vec<_>, Vec<_>) = std::mem::take(agent).into_iter().partition(is_agent);
     *agent = own.into_iter().collect();
-    let with_shared_keys = |(name, value): (String, Value)| {
-        let mut keys = agent.clone();
-        if let Value::Table(own_keys) = value {
-            keys.extend(own_keys);
-        }
-        (name, Value::Table(keys))
-    };
-    let named: Table = named.into_iter().map(with_shared_keys).collect();
+    let named: Table = named
+        .into_iter()
+        .map(|(name, value)| {
+            let mut keys = agent.clone();
+            if let Value::Table(own_keys) = value {
+                keys.extend(own_keys);
+            }
+            (name, Value::Table(keys))
+        })
+        .collect();
     table.insert(AGENTS.into(), Value::Table(named));
 }
 

@@ -196,9 +196,8 @@ mod tests {
     #[test]
     fn pool_keeps_newest_versions_in_distinct_slots() {
         let keys = PastKeys { of: "a".into(), every: 3, keep: 2, draw: PastDraw::Uniform };
-        let versions = |trained| keys.versions(trained).collect::<Vec<_>>();
         assert_eq!(
-            [0, 2, 3, 5, 6, 7, 10].map(versions),
+            [0, 2, 3, 5, 6, 7, 10].map(|trained| keys.versions(trained).collect::<Vec<_>>()),
             [vec![0], vec![0], vec![0, 3], vec![0, 3], vec![3, 6], vec![3, 6], vec![6, 9],]
         );
         for trained in 0..40 {

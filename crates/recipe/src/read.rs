@@ -71,12 +71,18 @@ impl From<Problem> for ReadError {
     }
 }
 
+fn wrong_type(found: &Value, expected: &str) -> ReadError {
+    <ReadError as de::Error>::invalid_type(Unexpected::Other(&found.to_string()), &expected)
+}
+
+/// Formats names in quotes. Names with `$` are not for users.
+fn format_list(names: &[&str], quote: &str, separator: &str) -> String {
+    let names = names.iter().filter(|name| !name.starts_with('$'));
+    names.map(|name| format!("{quote}{name}{quote}")).collect::<Vec<_>>().join(separator)
+}
+
 impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |known: &[&str], quote: &str, between: &str| {
-            let known = known.iter().filter(|name| !name.starts_with('$'));
-            known.map(|name| format!("{quote}{name}{quote}")).collect::<Vec<_>>().join(between)
-        };
         let key = self.path.join(".");
         match &self.problem {
             Problem::UnknownKey { known } => {
@@ -85,11 +91,15 @@ impl fmt::Display for ReadError {
                 match nearest_name(last, known) {
                     Some(near) => write!(f, "did you mean `{near}`?"),
                     None if known.is_empty() => write!(f, "this table has no keys"),
-                    None => write!(f, "the keys there are {}", list(known, "`", ", ")),
+                    None => write!(f, "the keys there are {}", format_list(known, "`", ", ")),
                 }
             }
             Problem::UnknownKind { found, known } => {
-                write!(f, "`{key}` is \"{found}\", but must be one of {}", list(known, "`", ", "))?;
+                write!(
+                    f,
+                    "`{key}` is \"{found}\", but must be one of {}",
+                    format_list(known, "`", ", ")
+                )?;
                 match nearest_name(found, known) {
                     Some(near) => write!(f, "; did you mean `{near}`?"),
                     None => Ok(()),
@@ -97,7 +107,7 @@ impl fmt::Display for ReadError {
             }
             Problem::Missing { kinds: [] } => write!(f, "`{key}` is missing"),
             Problem::Missing { kinds } => {
-                write!(f, "`{key}` (which may be {}) is missing", list(kinds, "\"", " or "))
+                write!(f, "`{key}` (which may be {}) is missing", format_list(kinds, "\"", " or "))
             }
             Problem::InvalidValue { found, expected } => {
                 write!(f, "`{key}` is {found}, but must be {expected}")
@@ -185,13 +195,16 @@ impl de::Error for ReadError {
 pub(super) fn read<T: de::DeserializeOwned>(table: Table) -> Result<T, ReadError> {
     let value = Value::Table(table);
     serde_path_to_error::deserialize(Reader::Value(&value)).map_err(|error| {
-        let key = |segment: &Segment| match segment {
-            Segment::Seq { index } => Some(index.to_string()),
-            Segment::Map { key } if key == AGENTS => Some("agent".into()),
-            Segment::Map { key } if key != OPTIONS => Some(key.clone()),
-            _ => None,
-        };
-        let outer: Vec<String> = error.path().iter().filter_map(key).collect();
+        let outer: Vec<String> = error
+            .path()
+            .iter()
+            .filter_map(|segment| match segment {
+                Segment::Seq { index } => Some(index.to_string()),
+                Segment::Map { key } if key == AGENTS => Some("agent".into()),
+                Segment::Map { key } if key != OPTIONS => Some(key.clone()),
+                _ => None,
+            })
+            .collect();
         let ReadError { path, problem } = error.into_inner();
         ReadError { path: [outer, path].concat(), problem }
     })
@@ -223,13 +236,10 @@ impl<'a> Reader<'a> {
 
     /// Returns the name of a variant, and its contents.
     fn variant(self, variants: &'static [&'static str]) -> Result<(&'a str, Self), ReadError> {
-        let wrong = |found: &Value, expected: &str| {
-            <ReadError as de::Error>::invalid_type(Unexpected::Other(&found.to_string()), &expected)
-        };
         let (mut entries, outer) = match self.entries() {
             Ok(table) => table,
             Err(Value::String(variant)) => return Ok((variant, Reader::Part(Vec::new(), &[]))),
-            Err(other) => return Err(wrong(other, "a string in quotes or a table")),
+            Err(other) => return Err(wrong_type(other, "a string in quotes or a table")),
         };
         let at_kind = |error| ReadError { path: vec![KIND.into()], ..error };
         match entries.iter().position(|(key, _)| *key == KIND).map(|at| entries.remove(at).1) {
@@ -240,7 +250,7 @@ impl<'a> Reader<'a> {
             Some(Reader::Value(Value::String(found))) => {
                 Err(at_kind(de::Error::unknown_variant(found, variants)))
             }
-            Some(Reader::Value(other)) => Err(at_kind(wrong(other, "a string in quotes"))),
+            Some(Reader::Value(other)) => Err(at_kind(wrong_type(other, "a string in quotes"))),
             Some(Reader::Part(..)) => {
                 Err(at_kind(de::Error::custom("a part of a table is not a string")))
             }

@@ -304,8 +304,8 @@ impl TrainFilterKeys {
 
     /// Returns whether the tokens of an agent with this recorded name are trained.
     pub fn accepts_agent(&self, name: &str) -> bool {
-        let accepts = |agent: &String| agent == name || agent == agent_of(name);
-        self.agents.is_empty() || self.agents.iter().any(accepts)
+        self.agents.is_empty()
+            || self.agents.iter().any(|agent| agent == name || agent == agent_of(name))
     }
 }
 

@@ -42,12 +42,15 @@ fn name_in<'a>(table: &Table, key: &'a str) -> &'a str {
     if table.contains_key(key) {
         return key;
     }
-    let other_name = |(old, new): &(&'static str, &'static str)| match key {
-        _ if key == *old => Some(*new),
-        _ if key == *new => Some(*old),
-        _ => None,
-    };
-    RENAMED.iter().filter_map(other_name).find(|name| table.contains_key(*name)).unwrap_or(key)
+    for &(old, new) in RENAMED {
+        if key == old && table.contains_key(new) {
+            return new;
+        }
+        if key == new && table.contains_key(old) {
+            return old;
+        }
+    }
+    key
 }
 
 /// Errors in an override.

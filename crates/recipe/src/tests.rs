@@ -459,14 +459,22 @@ fn gdpo_normalizes_each_component() {
     assert!(baseline.scale_by_std);
 }
 
+/// Returns the keys of the RL phase of a small recipe with these overrides.
+fn rl_keys(overrides: &[&str]) -> Box<RlKeys> {
+    match load(SMALL, overrides).unwrap().phase.swap_remove(1) {
+        Phase::Rl(keys) => keys,
+        Phase::Sft(_) | Phase::Prompt(_) => panic!("phase 1 is no RL phase"),
+    }
+}
+
+fn concurrency(overrides: &[&str]) -> usize {
+    load(SMALL, overrides).unwrap().concurrency()
+}
+
 /// Only DAPO samples new groups in place of zero-variance groups. Decoupled PPO has its own
 /// importance weight unless the recipe sets one.
 #[test]
 fn algorithm_defaults_match_papers() {
-    let keys = |overrides: &[&str]| match load(SMALL, overrides).unwrap().phase.swap_remove(1) {
-        Phase::Rl(keys) => keys,
-        Phase::Sft(_) | Phase::Prompt(_) => panic!(),
-    };
     for (algorithm, want) in [
         ("dapo", ZeroVarianceGroups::Refill),
         ("grpo", ZeroVarianceGroups::Keep),
@@ -474,28 +482,28 @@ fn algorithm_defaults_match_papers() {
         ("reinforce_plus_plus_baseline", ZeroVarianceGroups::Keep),
     ] {
         let change = format!("phase.1.algorithm={algorithm}");
-        assert_eq!(keys(&[&change]).zero_variance_groups(), want, "{algorithm}");
+        assert_eq!(rl_keys(&[&change]).zero_variance_groups(), want, "{algorithm}");
         assert_eq!(
-            keys(&[&change, "phase.1.zero_variance_groups=drop"]).zero_variance_groups(),
+            rl_keys(&[&change, "phase.1.zero_variance_groups=drop"]).zero_variance_groups(),
             ZeroVarianceGroups::Drop
         );
-        assert_eq!(keys(&[&change]).overlong, OverlongAttempts::Keep, "{algorithm}");
+        assert_eq!(rl_keys(&[&change]).overlong, OverlongAttempts::Keep, "{algorithm}");
     }
 
     use levade_rl::correction::{Bound, Correction};
-    assert_eq!((keys(&[]).correction(), keys(&[]).loss().interpolated), (None, None));
+    assert_eq!((rl_keys(&[]).correction(), rl_keys(&[]).loss().interpolated), (None, None));
     for proximal in ["recompute", "interpolate"] {
         let change = format!("phase.1.proximal={proximal}");
-        let plain = keys(&[&change]);
+        let plain = rl_keys(&[&change]);
         assert_eq!(plain.correction(), Some(Correction::DECOUPLED));
         let bound = plain.loss().interpolated.map(|interpolated| interpolated.bound);
         assert_eq!(bound, (proximal == "interpolate").then_some(Correction::DECOUPLED.bound));
         let without =
-            keys(&[&change, "phase.1.correction={bound={kind='clamp', low=1.0, high=1.0}}"]);
+            rl_keys(&[&change, "phase.1.correction={bound={kind='clamp', low=1.0, high=1.0}}"]);
         assert_eq!(without.correction().unwrap().bound, Bound::Clamp { low: 1.0, high: 1.0 });
     }
     // k1 is a valid estimator if no gradient is taken of it.
-    keys(&["phase.1.kl={estimator='k1', coefficient=0.1, apply_to='reward'}"]);
+    rl_keys(&["phase.1.kl={estimator='k1', coefficient=0.1, apply_to='reward'}"]);
 }
 
 #[test]
@@ -520,7 +528,6 @@ fn renamed_keys_accept_old_names() {
 
 #[test]
 fn concurrency_covers_step_and_attempts_ahead() {
-    let concurrency = |overrides: &[&str]| load(SMALL, overrides).unwrap().concurrency();
     let step = ["engine.concurrency=0", "phase.1.groups=40", "phase.1.group_size=4"];
     assert_eq!(concurrency(&step), 160);
     assert_eq!(concurrency(&[&step[..], &["phase.1.staleness=2"]].concat()), 480);

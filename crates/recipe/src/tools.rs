@@ -96,13 +96,12 @@ impl ToolKeys {
     /// Returns the toolbox named `name`, or else a toolbox of the kind named `name` that needs no
     /// options.
     pub fn find(tools: &[ToolKeys], name: &str) -> Option<Self> {
-        let plain = || {
+        tools.iter().find(|keys| keys.name() == name).cloned().or_else(|| {
             ToolKind::default_kinds()
                 .into_iter()
                 .find(|kind| kind.name() == name)
                 .map(ToolKeys::from)
-        };
-        tools.iter().find(|keys| keys.name() == name).cloned().or_else(plain)
+        })
     }
 
     /// Returns the end of an error message: the names that agents can use, and the name nearest to

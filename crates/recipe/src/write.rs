@@ -74,10 +74,11 @@ fn data(data: Data<'_>) -> Result<Option<Value>, WriteError> {
 }
 
 fn list(items: Vec<Content<'_>>) -> Result<Value, WriteError> {
-    let empty = || WriteError("a list must not contain absent items".into());
     items
         .into_iter()
-        .map(|item| to_value(item)?.ok_or_else(empty))
+        .map(|item| {
+            to_value(item)?.ok_or_else(|| WriteError("a list must not contain absent items".into()))
+        })
         .collect::<Result<_, _>>()
         .map(Value::Array)
 }
@@ -104,14 +105,15 @@ fn table<'a, K: AsRef<str>>(
 
 /// Returns a JSON number as TOML from its digits.
 fn json_number(digits: &str) -> Result<Value, WriteError> {
-    let float = || {
-        digits
-            .parse()
-            .ok()
-            .filter(|float: &f64| float.is_finite() && digits.contains(['.', 'e', 'E']))
-    };
-    let number = digits.parse().map(Value::Integer).ok().or_else(|| float().map(Value::Float));
-    number.ok_or_else(|| WriteError(format!("{digits} is too large for TOML")))
+    if let Ok(integer) = digits.parse() {
+        return Ok(Value::Integer(integer));
+    }
+    match digits.parse::<f64>() {
+        Ok(float) if float.is_finite() && digits.contains(['.', 'e', 'E']) => {
+            Ok(Value::Float(float))
+        }
+        _ => Err(WriteError(format!("{digits} is too large for TOML"))),
+    }
 }
 
 #[cfg(test)]
@@ -120,20 +122,23 @@ mod tests {
 
     use super::*;
 
+    fn read(json: &str) -> serde_json::Value {
+        serde_json::from_str(json).unwrap()
+    }
+
     /// The field name is private to `serde_json`. This test fails if a version changes it.
     #[test]
     fn write_preserves_json_numbers() {
-        let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
         let schema = read(
             r#"{"a": {"minimum": 1e-08, "const": 1.10, "n": [3, -5, 2.5E3, 9223372036854775807]}}"#,
         );
         let table = write(&schema).unwrap();
-        let numbers = |table: &Table| table["a"].clone();
-        assert_eq!(numbers(&table).get("minimum"), Some(&Value::Float(1e-8)));
-        assert_eq!(numbers(&table).get("const"), Some(&Value::Float(1.1)));
+        let numbers = &table["a"];
+        assert_eq!(numbers.get("minimum"), Some(&Value::Float(1e-8)));
+        assert_eq!(numbers.get("const"), Some(&Value::Float(1.1)));
         let items =
             [Value::Integer(3), Value::Integer(-5), Value::Float(2500.0), Value::Integer(i64::MAX)];
-        assert_eq!(numbers(&table).get("n"), Some(&Value::Array(items.to_vec())));
+        assert_eq!(numbers.get("n"), Some(&Value::Array(items.to_vec())));
         let too_large =
             write(&json!({ "a": read("12345678901234567890123") })).unwrap_err().to_string();
         assert_eq!(too_large, "12345678901234567890123 is too large for TOML");

@@ -93,17 +93,15 @@ fn losses() -> Vec<Loss> {
 fn term(random: &mut Random) -> (f32, Term) {
     let logp = random.uniform_in(-6.0, -0.01);
     let spread = if random.next() < 0.1 { 30.0 } else { 1.0 };
-    let near = |random: &mut Random| logp + random.uniform_in(-spread, spread);
-    let behaviour = near(random);
-    let proximal = near(random);
-    let reference = near(random);
+    let [behavior, proximal, reference] =
+        [(); 3].map(|()| logp + random.uniform_in(-spread, spread));
     let term = Term {
         sequence: random.below(5),
         weight: if random.next() < 0.1 { 0.0 } else { random.uniform_in(0.001, 0.02) },
         advantage: if random.next() < 0.1 { 0.0 } else { random.uniform_in(-2.0, 2.0) },
         returns: random.uniform_in(-2.0, 2.0),
         value: Some(logp + random.uniform_in(-0.5, 0.5)),
-        behavior: random.sometimes(behaviour),
+        behavior: random.sometimes(behavior),
         proximal: random.sometimes(proximal),
         reference: random.sometimes(reference),
         sequence_log_ratio: if random.next() < 0.1 {
@@ -123,63 +121,53 @@ fn term(random: &mut Random) -> (f32, Term) {
     (logp, term)
 }
 
+/// Evaluates a loss at all points.
+fn evaluated(loss: &Loss, points: &[(f32, Term)]) -> Value {
+    let found = points.iter().map(|(logp, term)| loss.evaluate(*logp, term));
+    let rows: Vec<Value> = found
+        .map(|e| {
+            json!([e.loss, e.derivative, e.ratio, e.log_ratio, e.clipped, e.dual, e.dropped, e.kl])
+        })
+        .collect();
+    json!({ "loss": loss, "evaluated": rows })
+}
+
 fn evaluated_terms(random: &mut Random) -> Vec<Value> {
     let mut points: Vec<(f32, Term)> = (0..48).map(|_| term(random)).collect();
     // A token with probability 1, and a token exactly on its old policy.
     points[0].1.proximal = Some(0.0);
     points[1].1.proximal = Some(points[1].0);
     points[1].1.behavior = Some(points[1].0);
-    let of = |loss: &Loss| -> Value {
-        let found = points.iter().map(|(logp, term)| loss.evaluate(*logp, term));
-        let rows: Vec<Value> = found
-            .map(|e| {
-                json!([
-                    e.loss,
-                    e.derivative,
-                    e.ratio,
-                    e.log_ratio,
-                    e.clipped,
-                    e.dual,
-                    e.dropped,
-                    e.kl
-                ])
-            })
-            .collect();
-        json!({ "loss": loss, "evaluated": rows })
-    };
-    let losses: Vec<Value> = losses().iter().map(of).collect();
+    let losses: Vec<Value> = losses().iter().map(|loss| evaluated(loss, &points)).collect();
     let points: Vec<Value> =
         points.iter().map(|(at, term)| json!({ "at": at, "term": term })).collect();
     vec![json!(points), json!(losses)]
 }
 
-fn merged_batches(random: &mut Random) -> Vec<Value> {
-    let batch = |random: &mut Random| {
-        let letters = 2 + random.below(3);
-        let sequence = |random: &mut Random| {
-            let tokens: Vec<u32> =
-                (0..1 + random.below(14)).map(|_| random.below(letters)).collect();
-            let chosen =
-                (1..tokens.len() as u32).filter(|_| random.next() < 0.6).collect::<Vec<_>>();
-            let targets = chosen.into_iter().map(|index| SequenceTarget {
-                index,
-                temperature: if random.next() < 0.3 { 0.7 } else { 1.0 },
-                term: term(random).1,
-            });
-            SequenceInput { targets: targets.collect(), tokens: tokens.into() }
-        };
-        let sequences: Vec<SequenceInput> =
-            (0..1 + random.below(9)).map(|_| sequence(random)).collect();
-        let merged = TreeBatch::merge(&sequences).unwrap();
-        json!({ "paths": sequences, "merged": merged })
-    };
-    (0..12).map(|_| batch(random)).collect()
+/// Returns a sequence of up to 14 tokens below `letters`.
+fn sequence(random: &mut Random, letters: u32) -> SequenceInput {
+    let tokens: Vec<u32> = (0..1 + random.below(14)).map(|_| random.below(letters)).collect();
+    let chosen = (1..tokens.len() as u32).filter(|_| random.next() < 0.6).collect::<Vec<_>>();
+    let targets = chosen.into_iter().map(|index| SequenceTarget {
+        index,
+        temperature: if random.next() < 0.3 { 0.7 } else { 1.0 },
+        term: term(random).1,
+    });
+    SequenceInput { targets: targets.collect(), tokens: tokens.into() }
+}
+
+fn merged_batch(random: &mut Random) -> Value {
+    let letters = 2 + random.below(3);
+    let sequences: Vec<SequenceInput> =
+        (0..1 + random.below(9)).map(|_| sequence(random, letters)).collect();
+    let merged = TreeBatch::merge(&sequences).unwrap();
+    json!({ "paths": sequences, "merged": merged })
 }
 
 fn main() {
     let mut random = Random(7);
     let [points, losses] = evaluated_terms(&mut random).try_into().unwrap();
-    let vectors =
-        json!({ "points": points, "losses": losses, "merged": merged_batches(&mut random) });
+    let merged: Vec<Value> = (0..12).map(|_| merged_batch(&mut random)).collect();
+    let vectors = json!({ "points": points, "losses": losses, "merged": merged });
     println!("{vectors}");
 }

@@ -77,7 +77,7 @@ pub enum Bound {
 impl Bound {
     /// Returns the weight of a token with this log-ratio.
     pub(crate) fn weight(self, log_ratio: f64) -> f64 {
-        self.apply(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp())
+        self.apply(bounded_ratio(log_ratio))
     }
 
     fn apply(self, ratio: f64) -> f64 {
@@ -116,10 +116,11 @@ impl Correction {
 
     /// Returns the weight of every token of every sequence. `sequences` has their log-ratios.
     pub fn weights(&self, sequences: &[Vec<f64>], counting: Counting) -> Vec<Vec<f64>> {
-        let sequence_weights = |sequence: &Vec<f64>| -> Vec<f64> {
-            self.level.log_ratios(sequence).into_iter().map(|x| self.bound.weight(x)).collect()
-        };
-        let mut weights: Vec<Vec<f64>> = sequences.iter().map(sequence_weights).collect();
+        let mut weights: Vec<Vec<f64>> = sequences
+            .iter()
+            .map(|sequence| self.level.log_ratios(sequence))
+            .map(|log_ratios| log_ratios.into_iter().map(|x| self.bound.weight(x)).collect())
+            .collect();
         if self.normalize {
             let mean = match self.level {
                 Level::Token => counting.mean(weights.iter().flatten().copied()),
@@ -244,14 +245,14 @@ impl Rejection {
         } else {
             (self.low.unwrap_or(f64::NEG_INFINITY), self.high)
         };
-        let kept = |value: f64| (low..=high).contains(&value);
+        let bounds = low..=high;
         let sequence_value = match self.over {
-            StatisticSpan::Token => return values.into_iter().map(kept).collect(),
+            StatisticSpan::Token => return values.iter().map(|x| bounds.contains(x)).collect(),
             StatisticSpan::SequenceSum => values.iter().sum(),
             StatisticSpan::SequenceMean => counting.mean(values.iter().copied()),
             StatisticSpan::SequenceMax => values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         };
-        vec![kept(sequence_value); sequence.len()]
+        vec![bounds.contains(&sequence_value); sequence.len()]
     }
 }
 
@@ -305,47 +306,57 @@ impl Mismatch {
     pub fn new(sequences: &[Vec<Pair>], counting: Counting) -> Self {
         let sequences: Vec<&Vec<Pair>> =
             sequences.iter().filter(|sequence| !sequence.is_empty()).collect();
-        let tokens = || sequences.iter().flat_map(|sequence| sequence.iter().copied());
-        if tokens().next().is_none() {
+        let tokens = sequences.iter().flat_map(|sequence| sequence.iter().copied());
+        if tokens.clone().next().is_none() {
             return Mismatch::default();
         }
-        let bounded = |x: f64| x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND);
-        let x = || tokens().map(|(proximal, behaviour)| proximal - behaviour);
-        let sequence_mean = |statistic: &dyn Fn(&[Pair]) -> f64| {
-            Counting::Exact.mean(sequences.iter().map(|sequence| statistic(sequence)))
-        };
-        let proximal = |sequence: &[Pair]| -counting.mean(sequence.iter().map(|(p, _)| *p));
-        let behaviour = |sequence: &[Pair]| -counting.mean(sequence.iter().map(|(_, b)| *b));
-        let difference = |sequence: &[Pair]| proximal(sequence) - behaviour(sequence);
-        let differences = || sequences.iter().map(|sequence| difference(sequence));
-        let probs = || tokens().map(|(p, b)| (p.exp(), b.exp()));
-        let prob_gaps = || probs().map(|(p, b)| (p - b).abs());
-        let difference_mean = Counting::Exact.mean(prob_gaps());
-        let ratios = || x().map(|x| bounded(x).exp());
-        let mean_ratio = counting.mean(ratios());
+        let x = tokens.clone().map(|(proximal, behavior)| proximal - behavior);
+        let ratios = x.clone().map(bounded_ratio);
+        let mean_ratio = counting.mean(ratios.clone());
+        let probs = tokens.map(|(p, b)| (p.exp(), b.exp()));
+        let prob_gaps = probs.clone().map(|(p, b)| (p - b).abs());
+        let mean_gap = Counting::Exact.mean(prob_gaps.clone());
+        // Log-perplexity of each sequence under both policies, and their differences.
+        let log_ppls: Vec<Pair> = sequences
+            .iter()
+            .map(|sequence| {
+                let proximal = counting.mean(sequence.iter().map(|(p, _)| *p));
+                let behavior = counting.mean(sequence.iter().map(|(_, b)| *b));
+                (-proximal, -behavior)
+            })
+            .collect();
+        let differences = log_ppls.iter().map(|(proximal, behavior)| proximal - behavior);
+        let sequence_ratios = sequences
+            .iter()
+            .map(|sequence| bounded_ratio(sequence.iter().map(|(p, b)| p - b).sum::<f64>()));
+        // Every sequence counts once.
+        let exact = Counting::Exact;
         Mismatch {
-            kl: counting.mean(x().map(|x| -x)),
-            k3_kl: counting.mean(x().map(|x| x.exp() - 1.0 - x)),
-            log_diff_mean: counting.mean(x().map(f64::abs)),
-            log_diff_max: x().map(f64::abs).fold(0.0, f64::max),
-            training_ppl: sequence_mean(&|sequence| proximal(sequence).exp()),
-            rollout_ppl: sequence_mean(&|sequence| behaviour(sequence).exp()),
-            log_ppl_diff: sequence_mean(&difference),
-            log_ppl_abs_diff: sequence_mean(&|sequence| difference(sequence).abs()),
-            log_ppl_diff_max: differences().fold(f64::NEG_INFINITY, f64::max),
-            log_ppl_diff_min: differences().fold(f64::INFINITY, f64::min),
-            ppl_ratio: sequence_mean(&|sequence| difference(sequence).exp()),
-            chi2_token: counting.mean(x().map(|x| bounded(x).exp().powi(2))) - 1.0,
-            chi2_seq: sequence_mean(&|sequence| {
-                bounded(sequence.iter().map(|(p, b)| p - b).sum::<f64>()).exp().powi(2)
-            }) - 1.0,
-            probs_diff_max: prob_gaps().fold(0.0, f64::max),
-            probs_diff_mean: difference_mean,
-            probs_diff_std: Counting::Exact.variance(prob_gaps(), difference_mean).sqrt(),
-            probs_correlation: correlation(probs()),
-            effective_sample_size: 1.0 / counting.mean(ratios().map(|r| (r / mean_ratio).powi(2))),
+            kl: counting.mean(x.clone().map(|x| -x)),
+            k3_kl: counting.mean(x.clone().map(|x| x.exp() - 1.0 - x)),
+            log_diff_mean: counting.mean(x.clone().map(f64::abs)),
+            log_diff_max: x.map(f64::abs).fold(0.0, f64::max),
+            training_ppl: exact.mean(log_ppls.iter().map(|(proximal, _)| proximal.exp())),
+            rollout_ppl: exact.mean(log_ppls.iter().map(|(_, behavior)| behavior.exp())),
+            log_ppl_diff: exact.mean(differences.clone()),
+            log_ppl_abs_diff: exact.mean(differences.clone().map(f64::abs)),
+            log_ppl_diff_max: differences.clone().fold(f64::NEG_INFINITY, f64::max),
+            log_ppl_diff_min: differences.clone().fold(f64::INFINITY, f64::min),
+            ppl_ratio: exact.mean(differences.map(f64::exp)),
+            chi2_token: counting.mean(ratios.clone().map(|ratio| ratio.powi(2))) - 1.0,
+            chi2_seq: exact.mean(sequence_ratios.map(|ratio| ratio.powi(2))) - 1.0,
+            probs_diff_max: prob_gaps.clone().fold(0.0, f64::max),
+            probs_diff_mean: mean_gap,
+            probs_diff_std: exact.variance(prob_gaps, mean_gap).sqrt(),
+            probs_correlation: correlation(probs),
+            effective_sample_size: 1.0 / counting.mean(ratios.map(|r| (r / mean_ratio).powi(2))),
         }
     }
+}
+
+/// Returns the ratio of a log-ratio that is clamped to ± [`LOG_RATIO_BOUND`].
+fn bounded_ratio(log_ratio: f64) -> f64 {
+    log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 }
 
 /// Returns Pearson's correlation, or 1 if either side is constant.
@@ -382,35 +393,39 @@ mod tests {
             let found = correction(low, high).check();
             assert!(matches!(found, Err(RlError::Parameter { .. })), "{low} {high}: {found:?}");
         }
-        let rejection = |statistic, low, high| Rejection {
-            statistic,
-            over: StatisticSpan::Token,
-            low,
-            high,
-            inverted: false,
-        };
         use Statistic::{K1, K2};
-        for (statistic, low, high) in [(K1, None, 2.0), (K1, Some(0.5), 2.0), (K2, Some(-1.0), 0.5)]
-        {
-            assert_eq!(rejection(statistic, low, high).check(), Ok(()));
-        }
-        for (statistic, low, high) in [(K1, Some(0.0), 2.0), (K1, Some(3.0), 2.0), (K2, None, 0.0)]
-        {
-            let found = rejection(statistic, low, high).check();
-            assert!(matches!(found, Err(RlError::Parameter { .. })), "{low:?} {high}: {found:?}");
+        for (statistic, low, high, is_valid) in [
+            (K1, None, 2.0, true),
+            (K1, Some(0.5), 2.0, true),
+            (K2, Some(-1.0), 0.5, true),
+            (K1, Some(0.0), 2.0, false),
+            (K1, Some(3.0), 2.0, false),
+            (K2, None, 0.0, false),
+        ] {
+            let over = StatisticSpan::Token;
+            let rejection = Rejection { statistic, over, low, high, inverted: false };
+            match rejection.check() {
+                Ok(()) => assert!(is_valid, "{rejection:?}"),
+                Err(RlError::Parameter { .. }) => assert!(!is_valid, "{rejection:?}"),
+                Err(other) => panic!("{rejection:?}: {other}"),
+            }
         }
     }
 
     #[test]
     fn beyond_uses_level_of_correction() {
         let bound = Bound::Clamp { low: 0.0, high: 2.0 };
-        let at = |level| Correction { level, bound, normalize: false };
         let sequences = [vec![1.0, -1.0, 0.0], vec![0.5, 0.5]];
-        assert_eq!(at(Level::Token).out_of_bounds_fraction(&sequences), Some(0.2));
-        // Only those of the second sequence: e > 2.
-        assert_eq!(at(Level::Sequence).out_of_bounds_fraction(&sequences), Some(0.4));
-        assert_eq!(at(Level::GeometricMean).out_of_bounds_fraction(&sequences), Some(0.0));
-        assert_eq!(at(Level::Token).out_of_bounds_fraction(&[vec![]]), None);
+        for (level, want) in [
+            (Level::Token, 0.2),
+            // Only the tokens of the second sequence: e > 2.
+            (Level::Sequence, 0.4),
+            (Level::GeometricMean, 0.0),
+        ] {
+            let correction = Correction { level, bound, normalize: false };
+            assert_eq!(correction.out_of_bounds_fraction(&sequences), Some(want), "{level:?}");
+            assert_eq!(correction.out_of_bounds_fraction(&[vec![]]), None, "{level:?}");
+        }
     }
 
     /// If every ratio is outside the bounds, the mean is 0, and the weights are not divided by it.
@@ -427,9 +442,8 @@ mod tests {
 
     #[test]
     fn correlation_of_constant_values_is_1() {
-        let correlation_of = |pairs: &[(f64, f64)]| correlation(pairs.iter().copied());
-        assert_eq!(correlation_of(&[(0.25, 0.5), (0.75, 0.5)]), 1.0);
-        assert_eq!(correlation_of(&[(0.5, 0.25), (0.5, 0.75)]), 1.0);
-        assert!((correlation_of(&[(0.25, 0.75), (0.75, 0.25)]) + 1.0).abs() < 1e-12);
+        assert_eq!(correlation([(0.25, 0.5), (0.75, 0.5)].into_iter()), 1.0);
+        assert_eq!(correlation([(0.5, 0.25), (0.5, 0.75)].into_iter()), 1.0);
+        assert!((correlation([(0.25, 0.75), (0.75, 0.25)].into_iter()) + 1.0).abs() < 1e-12);
     }
 }

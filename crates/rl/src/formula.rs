@@ -38,15 +38,15 @@ impl PolicyLoss {
                 if let Some(keep) = keep {
                     let below = keep.below * low;
                     let above = keep.above * high;
-                    let kept = |part: f64| {
+                    let [below, above] = [below, above].map(|part| {
                         if keep.in_value_only {
                             format!("max(−A ρ, −A · {part} / ρ)")
                         } else {
                             format!("−A · {part}")
                         }
-                    };
-                    text += &format!(", {} if A < 0 and ρ < {low}", kept(below));
-                    text += &format!(", {} if A > 0 and ρ > {high}", kept(above));
+                    });
+                    text += &format!(", {below} if A < 0 and ρ < {low}");
+                    text += &format!(", {above} if A > 0 and ρ > {high}");
                 }
                 if trust.is_some() {
                     text += ", 0 outside of the trust region";
@@ -92,22 +92,29 @@ mod tests {
     use super::*;
     use crate::loss::{KeepGradient, TrustRegion};
 
+    fn clip_formula(
+        dual: Option<f64>,
+        trust: Option<TrustRegion>,
+        keep: Option<KeepGradient>,
+    ) -> String {
+        PolicyLoss::Clip { low: 0.5, high: 1.0, dual, trust, keep }.formula()
+    }
+
     #[test]
     fn clip_formula_contains_all_parts() {
-        let keep = |in_value_only| Some(KeepGradient { below: 0.5, above: 0.25, in_value_only });
-        let of = |dual, trust, keep| {
-            PolicyLoss::Clip { low: 0.5, high: 1.0, dual, trust, keep }.formula()
-        };
         let clip = "max(−A ρ, −A clip(ρ, 0.5, 2))";
-        assert_eq!(of(None, None, None), clip);
-        assert_eq!(of(Some(3.0), None, None), format!("{clip}, at most −3 A if A < 0"));
+        assert_eq!(clip_formula(None, None, None), clip);
+        assert_eq!(clip_formula(Some(3.0), None, None), format!("{clip}, at most −3 A if A < 0"));
+        let keep = KeepGradient { below: 0.5, above: 0.25, in_value_only: false };
         assert_eq!(
-            of(None, Some(TrustRegion::default()), keep(false)),
+            clip_formula(None, Some(TrustRegion::default()), Some(keep)),
             format!(
                 "{clip}, −A · 0.25 if A < 0 and ρ < 0.5, −A · 0.5 if A > 0 and ρ > 2, \
                  0 outside of the trust region"
             )
         );
-        assert!(of(None, None, keep(true)).contains("max(−A ρ, −A · 0.5 / ρ) if A > 0 and ρ > 2"));
+        let keep = KeepGradient { in_value_only: true, ..keep };
+        let formula = clip_formula(None, None, Some(keep));
+        assert!(formula.contains("max(−A ρ, −A · 0.5 / ρ) if A > 0 and ρ > 2"), "{formula}");
     }
 }

@@ -177,6 +177,11 @@ impl Default for TrustRegion {
 }
 
 impl TrustRegion {
+    fn check(&self) -> Result<(), RlError> {
+        RlError::check_positive("cap of the trust region", self.cap)?;
+        RlError::check_non_negative("age_decay of the trust region", self.age_decay)
+    }
+
     /// Returns the lower and the upper bound of the ratio.
     pub fn bounds(&self, low: f64, high: f64, age: f64) -> (f64, f64) {
         let scale =
@@ -378,10 +383,6 @@ impl Loss {
         let check_fraction = RlError::check_fraction;
         let check_positive = RlError::check_positive;
         let check_non_negative = RlError::check_non_negative;
-        let trusted = |trust: &TrustRegion| {
-            check_positive("cap of the trust region", trust.cap)?;
-            check_non_negative("age_decay of the trust region", trust.age_decay)
-        };
         match self.policy {
             PolicyLoss::CrossEntropy | PolicyLoss::Reinforce | PolicyLoss::ImportanceSampling => {}
             PolicyLoss::Clip { low, high, dual, trust, keep } => {
@@ -397,7 +398,7 @@ impl Loss {
                     )?;
                 }
                 if let Some(trust) = &trust {
-                    trusted(trust)?;
+                    trust.check()?;
                 }
                 if let Some(keep) = keep {
                     check_non_negative("gradient kept below", keep.below)?;
@@ -407,7 +408,7 @@ impl Loss {
             PolicyLoss::MiniRl { low, high, trust } => {
                 check_fraction("clip low", low)?;
                 check_non_negative("clip high", high)?;
-                trusted(&trust)?;
+                trust.check()?;
             }
             PolicyLoss::Cispo { low, high } | PolicyLoss::Gspo { low, high } => {
                 check_fraction("clip low", low)?;

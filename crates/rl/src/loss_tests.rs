@@ -45,10 +45,15 @@ fn correction_weights_only_policy_loss() {
         let kl = Some(KlPenalty { importance_weighted, ..kl });
         Loss { kl, ..CLIP }.evaluate(-2.0, &term)
     };
-    let of = |got: TermLoss| (got.loss, got.derivative, got.dropped);
-    assert_eq!(of(at(None, false)), (-2.0 + 0.25, -2.0 - 0.5, false));
-    assert_eq!(of(at(Some(0.25), false)), (-0.5 + 0.25, -0.5 - 0.5, false));
-    assert_eq!(of(at(Some(0.0), false)), (0.25, -0.5, true), "the penalty stays");
+    for (correction, want) in [
+        (None, (-2.0 + 0.25, -2.0 - 0.5, false)),
+        (Some(0.25), (-0.5 + 0.25, -0.5 - 0.5, false)),
+        // The penalty stays.
+        (Some(0.0), (0.25, -0.5, true)),
+    ] {
+        let got = at(correction, false);
+        assert_eq!((got.loss, got.derivative, got.dropped), want, "{correction:?}");
+    }
     // The ratio of a weighted penalty is that to the policy that sampled the token, e. With the
     // derivatives of both factors, the gradient is e (−1 + 1 / 2).
     let e = 1f64.exp();
@@ -129,16 +134,18 @@ fn check_reports_first_invalid_term() {
     }
 }
 
+/// Returns whether a strict trust region drops a token with log-ratio `x`.
+fn dropped(low: f64, high: f64, x: f64, advantage: f64) -> bool {
+    let trust = TrustRegion { strict: true, ..TrustRegion::default() };
+    let at = Point { advantage, old: Some(0.0), logp: x, ..Point::default() };
+    let got = Loss::new(PolicyLoss::MiniRl { low, high, trust }).at(&at);
+    assert_eq!((got.loss, got.derivative) == (0.0, 0.0), got.dropped || advantage == 0.0);
+    got.dropped
+}
+
 /// A token is dropped only if its gradient pushes it further out, and only beyond the bounds.
 #[test]
 fn trust_region_drops_tokens_outside() {
-    let dropped = |low, high, x: f64, advantage| {
-        let trust = TrustRegion { strict: true, ..TrustRegion::default() };
-        let at = Point { advantage, old: Some(0.0), logp: x, ..Point::default() };
-        let got = Loss::new(PolicyLoss::MiniRl { low, high, trust }).at(&at);
-        assert_eq!((got.loss, got.derivative) == (0.0, 0.0), got.dropped || advantage == 0.0);
-        got.dropped
-    };
     // Ratios of 2 and 1/2, outside of 0.8 and 1.3.
     let double = 2f64.ln();
     let half = -2f64.ln();
@@ -158,12 +165,10 @@ fn clip_cov_drops_marked_tokens() {
         lower: 1.0,
         upper: 5.0,
     });
-    let at = |marked| {
+    for (marked, want) in [(false, (-2.0, -2.0, false, false)), (true, (0.0, 0.0, true, true))] {
         let got = loss.at(&Point { advantage: 2.0, marked, ..Point::default() });
-        (got.loss, got.derivative, got.clipped, got.dropped)
-    };
-    assert_eq!(at(false), (-2.0, -2.0, false, false));
-    assert_eq!(at(true), (0.0, 0.0, true, true));
+        assert_eq!((got.loss, got.derivative, got.clipped, got.dropped), want, "{marked}");
+    }
 }
 
 /// Cross-entropy, a penalty on the log-ratio, a penalty on marked tokens and a value loss have

@@ -53,8 +53,11 @@ impl Whitening {
     pub fn from_values(values: &[f64], counting: Counting) -> Self {
         let mean = counting.mean(values.iter().copied());
         let vary = values.windows(2).any(|pair| pair[0] != pair[1]);
-        let variance = || counting.variance(values.iter().copied(), mean);
-        Whitening { mean, scale: vary.then(|| 1.0 / (variance() + VARIANCE_EPSILON).sqrt()) }
+        let scale = vary.then(|| {
+            let variance = counting.variance(values.iter().copied(), mean);
+            1.0 / (variance + VARIANCE_EPSILON).sqrt()
+        });
+        Whitening { mean, scale }
     }
 
     /// Returns a map that only divides by the standard deviation.
@@ -80,10 +83,11 @@ pub fn whiten<'a>(values: impl Iterator<Item = &'a mut f64>, counting: Counting)
 /// Returns the fraction of the returns' variance that a critic's values explain, as in verl: 1 −
 /// var(R − V) / (var R + 1e-5).
 pub fn explained_variance(returns: &[f64], values: &[f64]) -> f64 {
-    let variance = |values: &[f64]| {
-        let mean = Counting::Exact.mean(values.iter().copied());
-        Counting::Exact.variance(values.iter().copied(), mean)
-    };
     let errors: Vec<f64> = returns.iter().zip(values).map(|(r, v)| r - v).collect();
     1.0 - variance(&errors) / (variance(returns) + 1e-5)
+}
+
+fn variance(values: &[f64]) -> f64 {
+    let mean = Counting::Exact.mean(values.iter().copied());
+    Counting::Exact.variance(values.iter().copied(), mean)
 }

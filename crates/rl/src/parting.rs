@@ -154,11 +154,13 @@ impl Relation {
         }
         let total: f64 = counts.iter().sum();
         let all = center + sums.iter().sum::<f64>() / total.max(1.0);
-        let mean = |s: usize| if counts[s] > 0.0 { sums[s] / counts[s] } else { all - center };
-        let variances = (0..len)
-            .map(|s| (squares[s] / counts[s].max(1.0) - mean(s) * mean(s)).max(0.0))
+        let centered: Vec<f64> = (0..len)
+            .map(|s| if counts[s] > 0.0 { sums[s] / counts[s] } else { all - center })
             .collect();
-        let means = (0..len).map(|s| center + mean(s)).collect();
+        let variances = (0..len)
+            .map(|s| (squares[s] / counts[s].max(1.0) - centered[s] * centered[s]).max(0.0))
+            .collect();
+        let means = centered.iter().map(|mean| center + mean).collect();
         let [low, high] = [f64::min, f64::max].map(|of| new.iter().copied().fold(center, of));
         Relation { means, variances, counts, all, range: high - low }
     }
@@ -218,10 +220,10 @@ impl Onset {
     fn new(scores: &[TwoScores], strata: &[usize], split: usize, steps: usize) -> Self {
         let new: Vec<f64> = scores.iter().map(|score| score.new).collect();
         let before = Relation::fit(strata, &new, |i| scores[i].step < split.max(1));
-        let has = |stratum: usize| before.counts[stratum] > 0.0;
         let mut residuals = vec![Vec::new(); steps];
-        for (i, score) in scores.iter().enumerate() {
-            let mean = if has(strata[i]) { before.means[strata[i]] } else { before.all };
+        for (score, &stratum) in scores.iter().zip(strata) {
+            let is_known = before.counts[stratum] > 0.0;
+            let mean = if is_known { before.means[stratum] } else { before.all };
             residuals[score.step].push(score.new - mean);
         }
         let sums = step_sums(scores, steps, |i| before.variance(strata[i]));
@@ -270,10 +272,10 @@ impl Onset {
 
     /// Samples the attempts of each step with replacement.
     fn resample(&self, random: &mut SplitMix) -> Self {
-        let mut resample = |of_step: &Vec<f64>| -> Vec<f64> {
-            of_step.iter().map(|_| of_step[random.below(of_step.len())]).collect()
-        };
-        let residuals = self.residuals.iter().map(&mut resample).collect();
+        let mut residuals = self.residuals.clone();
+        for (sampled, observed) in residuals.iter_mut().zip(&self.residuals) {
+            sampled.fill_with(|| observed[random.below(observed.len())]);
+        }
         Onset { residuals, variances: self.variances.clone() }
     }
 }

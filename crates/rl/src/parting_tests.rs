@@ -8,7 +8,6 @@ use super::*;
 /// `noise`.
 fn run(seed: u64, noise: f64, hack: Option<(usize, usize)>) -> Vec<TwoScores> {
     let mut random = SplitMix(seed ^ 0x5eed);
-    let mut happens = |p: f64| (random.below(1 << 30) as f64) < p * f64::from(1 << 30);
     let mut scores = Vec::new();
     for step in 0..40 {
         let learned = hack.map_or(step, |(start, _)| step.min(start));
@@ -17,13 +16,18 @@ fn run(seed: u64, noise: f64, hack: Option<(usize, usize)>) -> Vec<TwoScores> {
             .filter(|(start, _)| step >= *start)
             .map_or(0.0, |(start, ramp)| 0.8 * ((step - start + 1) as f64 / ramp as f64).min(1.0));
         for _ in 0..32 {
-            let honest = happens(success);
-            let old = honest || happens(hacked);
-            let new = honest != happens(noise);
+            let honest = happens(success, &mut random);
+            let old = honest || happens(hacked, &mut random);
+            let new = honest != happens(noise, &mut random);
             scores.push(TwoScores { step, old: f64::from(old), new: f64::from(new) });
         }
     }
     scores
+}
+
+/// Returns true with probability `p`.
+fn happens(p: f64, random: &mut SplitMix) -> bool {
+    (random.below(1 << 30) as f64) < p * f64::from(1 << 30)
 }
 
 #[test]

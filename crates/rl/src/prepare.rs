@@ -25,23 +25,25 @@ pub fn sequence_ratios(sequence: &mut [Point]) {
 /// in the direction of the point's advantage. Marks the points that were not clipped, and sets
 /// advantages to their mean. Means are over trained points.
 pub fn set_geometric_means(sequence: &mut [Point], low: f64, high: f64) {
-    let clipped = |point: &Point| {
-        let x = point.log_ratio();
-        if point.advantage > 0.0 {
-            x.min(high)
-        } else if point.advantage < 0.0 {
-            x.max(-low)
-        } else {
-            0.0
-        }
-    };
-    let mean = mean_of(sequence, clipped);
+    let mean = mean_of(sequence, |point| clipped_log_ratio(point, low, high));
     let advantage = mean_of(sequence, |point| point.advantage);
     for point in sequence {
-        point.marked =
-            !point.masked && point.advantage != 0.0 && clipped(point) == point.log_ratio();
+        let is_clipped = clipped_log_ratio(point, low, high) != point.log_ratio();
+        point.marked = !point.masked && point.advantage != 0.0 && !is_clipped;
         point.sequence_log_ratio = Some(mean);
         point.advantage = advantage;
+    }
+}
+
+/// Returns the log-ratio of a point, clipped at `high` or −`low` in the direction of its advantage.
+/// Returns 0 without an advantage.
+fn clipped_log_ratio(point: &Point, low: f64, high: f64) -> f64 {
+    if point.advantage > 0.0 {
+        point.log_ratio().min(high)
+    } else if point.advantage < 0.0 {
+        point.log_ratio().max(-low)
+    } else {
+        0.0
     }
 }
 
@@ -106,17 +108,17 @@ pub fn entropy_threshold(entropies: &[f64], fraction: f64) -> f64 {
 /// M2PO: drops the tokens with the largest absolute log-ratios until the mean square of the
 /// remaining ones is at most `threshold`. Returns whether each token is kept.
 pub fn second_moment_mask(log_ratios: &[f64], threshold: f64) -> Vec<bool> {
-    let mut order: Vec<usize> = (0..log_ratios.len()).collect();
-    let square = |i: usize| log_ratios[i] * log_ratios[i];
-    order.sort_by(|a, b| square(*b).total_cmp(&square(*a)).then(a.cmp(b)));
-    let mut sum: f64 = order.iter().map(|i| square(*i)).sum();
+    let squares: Vec<f64> = log_ratios.iter().map(|x| x * x).collect();
+    let mut order: Vec<usize> = (0..squares.len()).collect();
+    order.sort_by(|a, b| squares[*b].total_cmp(&squares[*a]).then(a.cmp(b)));
+    let mut sum: f64 = order.iter().map(|i| squares[*i]).sum();
     let mut kept = vec![true; log_ratios.len()];
     for (dropped, i) in order.iter().enumerate() {
         if sum / (log_ratios.len() - dropped) as f64 <= threshold {
             break;
         }
         kept[*i] = false;
-        sum -= square(*i);
+        sum -= squares[*i];
     }
     kept
 }
@@ -128,13 +130,13 @@ mod tests {
     #[test]
     fn entropy_threshold_selects_highest_fraction() {
         let entropies: Vec<f64> = (1..=10).rev().map(|i| f64::from(i) / 10.0).collect();
-        let kept = |fraction| {
-            let threshold = entropy_threshold(&entropies, fraction);
-            entropies.iter().filter(|entropy| **entropy >= threshold).count()
-        };
         // The paper's fraction: two of ten. Also 7 of 10, although 0.7 in f64 is less than seven
         // tenths.
-        assert_eq!([kept(0.2), kept(0.7), kept(1.0), kept(0.0)], [2, 7, 10, 1]);
+        for (fraction, want) in [(0.2, 2), (0.7, 7), (1.0, 10), (0.0, 1)] {
+            let threshold = entropy_threshold(&entropies, fraction);
+            let kept = entropies.iter().filter(|entropy| **entropy >= threshold).count();
+            assert_eq!(kept, want, "{fraction}");
+        }
         assert_eq!(entropy_threshold(&[0.5, 0.5, 0.25], 0.4), 0.5);
         assert_eq!(entropy_threshold(&[], 0.2), f64::INFINITY);
     }
@@ -143,9 +145,8 @@ mod tests {
     fn clip_cov_selects_tokens_by_covariance() {
         // Advantages of −1 and 1, log-probabilities of −1 and −3: covariances of ±1 with the mean
         // of −2.
-        let point =
-            |advantage, logp| Point { advantage, logp, old: Some(logp), ..Point::default() };
-        let points = [point(1.0, -1.0), point(1.0, -3.0), point(-1.0, -3.0), point(-1.0, -1.0)];
+        let points = [(1.0, -1.0), (1.0, -3.0), (-1.0, -3.0), (-1.0, -1.0)]
+            .map(|(advantage, logp)| point(advantage, logp, 0.0));
         let chosen = |fraction, lower, upper, clipped: &[usize]| {
             let is_clipped = |p: &Point| clipped.iter().any(|i| points[*i] == *p);
             select_covarying(&points, is_clipped, fraction, lower, upper, |i| 1.0 - i as f64)
@@ -162,9 +163,8 @@ mod tests {
     /// Without an advantage there is no direction to clip in: the token's ratio counts as 1.
     #[test]
     fn geometric_means_ignore_ratio_without_advantage() {
-        let point = |advantage, x| Point { advantage, logp: x, old: Some(0.0), ..Point::default() };
-        let mut sequence =
-            [point(2.0, 0.25), point(0.0, 0.5), point(0.0, -0.5), point(-4.0, -0.05)];
+        let mut sequence = [(2.0, 0.25), (0.0, 0.5), (0.0, -0.5), (-4.0, -0.05)]
+            .map(|(advantage, x)| point(advantage, x, x));
         set_geometric_means(&mut sequence, 0.1, 0.2);
         // (0.2 + 0 + 0 − 0.05) / 4, and a sum of advantages of −2.
         assert!(
@@ -179,28 +179,42 @@ mod tests {
     /// without the second.
     #[test]
     fn second_moment_mask_drops_largest_log_ratios() {
-        let kept = |threshold| second_moment_mask(&[0.5, -1.0, 2.0, 0.1], threshold);
-        assert_eq!(kept(1.4), [true; 4]);
-        assert_eq!(kept(1.3), [true, true, false, true]);
-        assert_eq!(kept(0.3), [true, false, false, true]);
-        assert_eq!(kept(0.2), [true, false, false, true]);
-        assert_eq!(kept(0.001), [false; 4]);
+        for (threshold, want) in [
+            (1.4, [true; 4]),
+            (1.3, [true, true, false, true]),
+            (0.3, [true, false, false, true]),
+            (0.2, [true, false, false, true]),
+            (0.001, [false; 4]),
+        ] {
+            let kept = second_moment_mask(&[0.5, -1.0, 2.0, 0.1], threshold);
+            assert_eq!(kept, want, "{threshold}");
+        }
         assert!(second_moment_mask(&[], 1.0).is_empty());
+    }
+
+    /// Returns a point with a log-ratio of `x`.
+    fn point(advantage: f64, logp: f64, x: f64) -> Point {
+        Point { advantage, logp, old: Some(logp - x), ..Point::default() }
+    }
+
+    fn masked_point() -> Point {
+        Point { masked: true, ..point(-50.0, -9.0, 7.0) }
+    }
+
+    /// Returns `points` with a masked point before, between and after them.
+    fn with_masked(points: &[Point]) -> Vec<Point> {
+        let masked = masked_point();
+        std::iter::once(masked).chain(points.iter().flat_map(|p| [*p, masked])).collect()
+    }
+
+    /// Returns whether each trained point is marked.
+    fn trained_marks(points: &[Point]) -> Vec<bool> {
+        points.iter().filter(|point| !point.masked).map(|point| point.marked).collect()
     }
 
     /// Untrained points do not change means, fractions or marks, wherever they are.
     #[test]
     fn statistics_ignore_masked_points() {
-        let point =
-            |advantage, logp, x| Point { advantage, logp, old: Some(logp - x), ..Point::default() };
-        let masked = Point { masked: true, ..point(-50.0, -9.0, 7.0) };
-        let with_masked = |points: &[Point]| -> Vec<Point> {
-            std::iter::once(masked).chain(points.iter().flat_map(|p| [*p, masked])).collect()
-        };
-        let trained = |points: &[Point]| -> Vec<Point> {
-            points.iter().filter(|point| !point.masked).copied().collect()
-        };
-
         let sequence = [point(2.0, -1.0, 0.5), point(-1.0, -2.0, -0.2), point(2.0, -1.5, 0.3)];
         let mut ratios = with_masked(&sequence);
         sequence_ratios(&mut ratios);
@@ -219,10 +233,7 @@ mod tests {
         );
         assert!(means.iter().all(|p| (p.advantage - 1.0).abs() < 1e-12), "{means:?}");
         assert_eq!(means.iter().filter(|p| p.masked && p.marked).count(), 0);
-        assert_eq!(
-            trained(&means).iter().map(|p| p.marked).collect::<Vec<_>>(),
-            [false, false, true]
-        );
+        assert_eq!(trained_marks(&means), [false, false, true]);
 
         // Advantages of 1 and 3, log-probabilities of −1 and −3: covariances of 1, −1, 1 and −1;
         // half of four.
@@ -235,10 +246,7 @@ mod tests {
         let mut marked = with_masked(&update);
         mark_covarying(&mut marked, 0.5);
         assert_eq!(marked.iter().filter(|p| p.masked && p.marked).count(), 0);
-        assert_eq!(
-            trained(&marked).iter().map(|p| p.marked).collect::<Vec<_>>(),
-            [true, false, true, false]
-        );
+        assert_eq!(trained_marks(&marked), [true, false, true, false]);
         // A quarter is one, the first of two equal ones. All nine positions would have yielded two.
         let chosen =
             select_covarying(&with_masked(&update), |_| false, 0.25, 0.5, 1.5, |i| i as f64);
@@ -253,7 +261,7 @@ mod tests {
         );
         assert_eq!(chosen, [1, 5]);
 
-        let mut nothing = [masked];
+        let mut nothing = [masked_point()];
         sequence_ratios(&mut nothing);
         mark_covarying(&mut nothing, 0.5);
         assert_eq!((nothing[0].sequence_log_ratio, nothing[0].marked), (Some(0.0), false));

@@ -16,13 +16,15 @@ pub fn rank_bonus(efforts: &[f64], spread: f64, more_is_better: bool) -> Vec<f64
     if n < 2 {
         return vec![0.0; n];
     }
-    let rank = |effort: f64| {
-        let below = efforts.iter().filter(|e| **e < effort).count() as f64;
-        let equal = efforts.iter().filter(|e| **e == effort).count() as f64;
-        below + (equal - 1.0) / 2.0
-    };
     let sign = if more_is_better { -1.0 } else { 1.0 };
-    efforts.iter().map(|e| sign * spread * (0.5 - rank(*e) / (n as f64 - 1.0))).collect()
+    efforts.iter().map(|e| sign * spread * (0.5 - rank(*e, efforts) / (n as f64 - 1.0))).collect()
+}
+
+/// Returns the rank of one of `efforts`, from 0. Equal efforts have the mean of their ranks.
+fn rank(effort: f64, efforts: &[f64]) -> f64 {
+    let below = efforts.iter().filter(|e| **e < effort).count() as f64;
+    let equal = efforts.iter().filter(|e| **e == effort).count() as f64;
+    below + (equal - 1.0) / 2.0
 }
 
 #[cfg(test)]

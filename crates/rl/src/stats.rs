@@ -123,27 +123,27 @@ fn bootstrap(
     if clusters.is_empty() || resamples == 0 {
         return Err(RlError::NoObservations);
     }
-    let mean = |(sum, count): (f64, f64)| sum / count;
-    let total = |picked: &mut dyn Iterator<Item = (f64, f64)>| {
-        picked.fold((0.0, 0.0), |(sum, count), (s, c)| (sum + s, count + c))
-    };
     let mut random = SplitMix(seed);
     let mut means: Vec<f64> = (0..resamples)
-        .map(|_| {
-            mean(total(&mut (0..clusters.len()).map(|_| clusters[random.below(clusters.len())])))
-        })
+        .map(|_| overall_mean(clusters.iter().map(|_| clusters[random.below(clusters.len())])))
         .collect();
     means.sort_by(f64::total_cmp);
-    let estimate = mean(total(&mut clusters.iter().copied()));
-    let of_clusters = || clusters.iter().map(|cluster| mean(*cluster));
-    let lowest = of_clusters().fold(range.0, f64::min);
-    let highest = of_clusters().fold(range.1, f64::max);
+    let estimate = overall_mean(clusters.iter().copied());
+    let cluster_means = clusters.iter().map(|(sum, count)| sum / count);
+    let lowest = cluster_means.clone().fold(range.0, f64::min);
+    let highest = cluster_means.fold(range.1, f64::max);
     let unseen = Z_95 * Z_95 / (clusters.len() as f64 + Z_95 * Z_95);
     Ok(Interval {
         estimate,
         low: quantile(&means, 0.025).min(estimate - unseen * (estimate - lowest)),
         high: quantile(&means, 0.975).max(estimate + unseen * (highest - estimate)),
     })
+}
+
+/// Returns the mean over the observations of clusters of (sum, count).
+fn overall_mean(clusters: impl Iterator<Item = (f64, f64)>) -> f64 {
+    let (sum, count) = clusters.fold((0.0, 0.0), |(sum, count), (s, c)| (sum + s, count + c));
+    sum / count
 }
 
 /// Returns a quantile of sorted, non-empty numbers, interpolated between neighbors.
@@ -253,43 +253,43 @@ mod tests {
         assert!(!got.contains(0.0));
     }
 
+    #[track_caller]
+    fn assert_ends(interval: Interval, low: f64, high: f64) {
+        assert!(
+            (interval.low - low).abs() < 1e-12 && (interval.high - high).abs() < 1e-12,
+            "{interval:?}, expected {low} to {high}"
+        );
+    }
+
+    /// Returns `n` equal pairs, each in a cluster of its own.
+    fn equal_pairs(n: u64, before: f64, after: f64) -> Vec<ScorePair> {
+        (0..n).map(|cluster| ScorePair { cluster, before, after }).collect()
+    }
+
     /// If the observations do not vary, the interval is Wilson's at 0 or at 1, on both sides of a
     /// constant difference.
     #[test]
     fn intervals_of_constant_scores_match_wilson() {
-        let near = |interval: Interval, low: f64, high: f64| {
-            assert!(
-                (interval.low - low).abs() < 1e-12 && (interval.high - high).abs() < 1e-12,
-                "{interval:?}"
-            );
-        };
         for n in [1, 10, 200] {
             let wrong = mean_score(&vec![0.0; n as usize], 200, 1).unwrap();
             let right = mean_score(&vec![1.0; n as usize], 200, 1).unwrap();
             let none = wilson(0, n).unwrap();
             let all = wilson(n, n).unwrap();
-            near(wrong, 0.0, none.high);
-            near(right, all.low, 1.0);
-            let pairs = |before, after| -> Vec<ScorePair> {
-                (0..n).map(|cluster| ScorePair { cluster, before, after }).collect()
-            };
-            let same = paired_difference(&pairs(1.0, 1.0), 200, 1).unwrap();
-            near(same, -none.high, none.high);
+            assert_ends(wrong, 0.0, none.high);
+            assert_ends(right, all.low, 1.0);
+            let same = paired_difference(&equal_pairs(n, 1.0, 1.0), 200, 1).unwrap();
+            assert_ends(same, -none.high, none.high);
             assert!(same.contains(0.0));
-            let better = paired_difference(&pairs(0.0, 1.0), 200, 1).unwrap();
-            near(better, 1.0 - 2.0 * none.high, 1.0);
+            let better = paired_difference(&equal_pairs(n, 0.0, 1.0), 200, 1).unwrap();
+            assert_ends(better, 1.0 - 2.0 * none.high, 1.0);
         }
         // All scores of one half: the interval extends in both directions.
         let half = wilson(0, 10).unwrap().high / 2.0;
-        near(mean_score(&[0.5; 10], 200, 1).unwrap(), 0.5 - half, 0.5 + half);
+        assert_ends(mean_score(&[0.5; 10], 200, 1).unwrap(), 0.5 - half, 0.5 + half);
         // A little variation does not make the interval smaller than no variation.
-        let few = |right: f64| mean_score(&[0.0, 0.0, 0.0, 0.0, right], 2000, 1).unwrap();
-        assert!(
-            few(0.125).high > few(0.0).high && few(0.0).high > 0.4,
-            "{:?} {:?}",
-            few(0.125),
-            few(0.0)
-        );
+        let varied = mean_score(&[0.0, 0.0, 0.0, 0.0, 0.125], 2000, 1).unwrap();
+        let constant = mean_score(&[0.0; 5], 2000, 1).unwrap();
+        assert!(varied.high > constant.high && constant.high > 0.4, "{varied:?} {constant:?}");
         // Scores outside 0..=1 extend the range.
         let outside = mean_score(&[-2.0; 4], 200, 1).unwrap();
         assert!(outside.low == -2.0 && outside.high > -2.0 && outside.high < 1.0, "{outside:?}");
@@ -303,14 +303,14 @@ mod tests {
     /// Copies of an observation in one cluster add no information: the interval must not shrink.
     #[test]
     fn clustered_copies_do_not_shrink_interval() {
-        let copies = |k: u64| -> Vec<ScorePair> {
-            (0..100 * k)
-                .map(|i| ScorePair { cluster: i / k, before: 0.0, after: ((i / k) % 2) as f64 })
-                .collect()
-        };
-        let width = |i: Interval| i.high - i.low;
-        let single = width(paired_difference(&copies(1), 2000, 5).unwrap());
-        let tenfold = width(paired_difference(&copies(10), 2000, 5).unwrap());
+        let [single, tenfold] = [1, 10].map(|copies| {
+            let pairs: Vec<ScorePair> = (0..100 * copies)
+                .map(|i| i / copies)
+                .map(|cluster| ScorePair { cluster, before: 0.0, after: (cluster % 2) as f64 })
+                .collect();
+            let interval = paired_difference(&pairs, 2000, 5).unwrap();
+            interval.high - interval.low
+        });
         assert!((single - tenfold).abs() < 1e-9, "{single} {tenfold}");
     }
 

@@ -226,6 +226,12 @@ mod tests {
         (got.loss, got.derivative, got.clipped)
     }
 
+    #[track_caller]
+    fn near(got: (f64, f64, bool), loss: f64, derivative: f64, clipped: bool) {
+        let close = (got.0 - loss).abs() < 1e-12 && (got.1 - derivative).abs() < 1e-12;
+        assert!(close && got.2 == clipped, "{got:?}, expected {loss} {derivative} {clipped}");
+    }
+
     /// Ratios of 1/2, 1 and 2, with bounds of 0.8 and 1.3. A half and a quarter of the gradient are
     /// kept.
     #[test]
@@ -234,10 +240,6 @@ mod tests {
         let double = 2f64.ln();
         let kept = |x, advantage, in_value| {
             loss_parts(clipped_keeping(x, advantage, 0.2, 0.3, (0.5, 0.25), in_value))
-        };
-        let near = |got: (f64, f64, bool), loss: f64, derivative: f64, clipped| {
-            let close = (got.0 - loss).abs() < 1e-12 && (got.1 - derivative).abs() < 1e-12;
-            assert!(close && got.2 == clipped, "{got:?}, expected {loss} {derivative} {clipped}");
         };
         near(kept(half, -2.0, false), 0.8, 0.8, true);
         near(kept(double, 2.0, false), -0.65, -0.65, true);
@@ -273,9 +275,8 @@ mod tests {
         assert_eq!(loss_parts(importance_sampling(LOG_RATIO_BOUND, 1.0)), (-far, -far, false));
         assert_eq!(bounded_exp(LOG_RATIO_BOUND + 1.0), (far, 0.0));
         let e = 1f64.exp();
-        let dual = |dual| loss_parts(clipped(1.0, -1.0, 0.2, 0.2, Some(dual)));
-        assert_eq!(dual(e), (e, e, false));
-        assert_eq!(dual(2.5), (2.5, 0.0, true));
+        assert_eq!(loss_parts(clipped(1.0, -1.0, 0.2, 0.2, Some(e))), (e, e, false));
+        assert_eq!(loss_parts(clipped(1.0, -1.0, 0.2, 0.2, Some(2.5))), (2.5, 0.0, true));
     }
 
     /// A sequence's log-ratio of 11 counts as 10, and has no gradient.

@@ -127,14 +127,14 @@ mod tests {
 
     #[test]
     fn group_normalizers_weight_groups_equally() {
-        let rollout = |group, tokens| RolloutTokens { group, tokens };
-        let rollouts = [rollout(5, 2), rollout(9, 4), rollout(9, 0), rollout(9, 12)];
+        let rollouts = [(5, 2), (9, 4), (9, 0), (9, 12)]
+            .map(|(group, tokens)| RolloutTokens { group, tokens });
         let weights = Normalizer::GroupTokenMean.weights(&rollouts);
         assert_eq!(weights, [1.0 / 4.0, 1.0 / 32.0, 0.0, 1.0 / 32.0]);
         let weights = Normalizer::GroupRolloutMean.weights(&rollouts);
         assert_eq!(weights, [1.0 / 4.0, 1.0 / 16.0, 0.0, 1.0 / 48.0]);
         for normalizer in ALL {
-            assert_eq!(normalizer.weights(&[rollout(1, 0)]), [0.0]);
+            assert_eq!(normalizer.weights(&[RolloutTokens { group: 1, tokens: 0 }]), [0.0]);
             assert!(normalizer.weights(&[]).is_empty());
         }
     }

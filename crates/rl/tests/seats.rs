@@ -21,17 +21,21 @@ fn plays_better_line(seed: u64, game: u64) -> bool {
 /// Returns the advantage of each wolf's move in all matches from a seed. `group` returns the group
 /// of a match and a seat.
 fn advantages(seed: u64, group: impl Fn(u64, u64) -> u64) -> Vec<(bool, f64)> {
-    let rollout = |game: u64, seat: u64| {
-        let reward = f64::from(u8::from(plays_better_line(seed, game)));
-        let sequence = Sequence { turns: vec![1], rewards: vec![reward], ..Sequence::default() };
-        let group = group(game, seat);
-        Rollout { group, score: reward, sequences: vec![sequence], ..Rollout::default() }
-    };
-    let seats = || (0..MATCHES).flat_map(|game| (0..WOLVES).map(move |seat| (game, seat)));
-    let rollouts: Vec<Rollout> = seats().map(|(game, seat)| rollout(game, seat)).collect();
+    let mut lines = Vec::new();
+    let mut rollouts = Vec::new();
+    for game in 0..MATCHES {
+        let is_better = plays_better_line(seed, game);
+        let score = f64::from(u8::from(is_better));
+        for seat in 0..WOLVES {
+            let sequence = Sequence { turns: vec![1], rewards: vec![score], ..Sequence::default() };
+            let group = group(game, seat);
+            let sequences = vec![sequence];
+            rollouts.push(Rollout { group, score, sequences, ..Rollout::default() });
+            lines.push(is_better);
+        }
+    }
     let found = Estimator::Group(GroupBaseline::default()).advantages(&rollouts).unwrap();
-    let lines = seats().map(|(game, _)| plays_better_line(seed, game));
-    lines.zip(found).map(|(line, found)| (line, found[0].advantages[0])).collect()
+    lines.into_iter().zip(found).map(|(line, found)| (line, found[0].advantages[0])).collect()
 }
 
 #[test]

@@ -198,13 +198,6 @@ fn same_segment(x: &Segment, y: &Segment) -> bool {
 
 /// Checks that the numbers of a plan are finite and that its micro-batch plans fit their updates.
 pub fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
-    let finite = |value: f64, what: &str| {
-        if value.is_finite() {
-            Ok(())
-        } else {
-            Err(Failure::Unstorable(format!("{what} is {value}, but must be finite")))
-        }
-    };
     for sequence in plan.sequences() {
         let numbers = [
             ("advantage", Some(&sequence.advantage)),
@@ -214,7 +207,8 @@ pub fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
         ];
         for (what, numbers) in numbers {
             for number in numbers.into_iter().flat_map(PerToken::run_values) {
-                finite(f64::from(number), &format!("the {what} of attempt {}", sequence.attempt))?;
+                let what = format!("the {what} of attempt {}", sequence.attempt);
+                check_number(f64::from(number), &what)?;
             }
         }
     }
@@ -228,22 +222,36 @@ pub fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
     }
     for policy in &plan.policies {
         for threshold in policy.high_entropy.iter().flat_map(|high| &high.thresholds) {
-            finite(*threshold, "an entropy threshold")?;
+            check_number(*threshold, "an entropy threshold")?;
         }
         if let Some(kl) = &policy.kl {
-            finite(kl.coefficient, "a KL coefficient")?;
-            finite(kl.found, "a KL divergence")?;
+            check_number(kl.coefficient, "a KL coefficient")?;
+            check_number(kl.found, "a KL divergence")?;
         }
     }
     Ok(())
 }
 
+fn check_number(value: f64, what: &str) -> Result<(), Failure> {
+    if value.is_finite() {
+        Ok(())
+    } else {
+        Err(Failure::Unstorable(format!("{what} is {value}, but must be finite")))
+    }
+}
+
 /// Returns whether two plans are equal. Numbers per token are compared by their bits.
 pub fn same_plan(a: &StepPlan, b: &StepPlan) -> bool {
-    let bytes = |sequence: &PlannedSequence| {
-        let optional = |numbers: &Option<PerToken>| numbers.as_ref().map(PerToken::to_bytes);
-        let critic = (optional(&sequence.returns), optional(&sequence.values));
-        (sequence.advantage.to_bytes(), sequence.weight.to_bytes(), critic)
-    };
-    a == b && a.sequences().map(bytes).eq(b.sequences().map(bytes))
+    a == b && a.sequences().map(number_bytes).eq(b.sequences().map(number_bytes))
+}
+
+/// Returns the bytes of the numbers per token of a sequence.
+fn number_bytes(sequence: &PlannedSequence) -> [Option<Vec<u8>>; 4] {
+    [
+        Some(&sequence.advantage),
+        Some(&sequence.weight),
+        sequence.returns.as_ref(),
+        sequence.values.as_ref(),
+    ]
+    .map(|numbers| numbers.map(PerToken::to_bytes))
 }

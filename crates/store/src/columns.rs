@@ -16,13 +16,13 @@ pub struct Columns {
 impl Columns {
     /// Encodes the values per token of `segment`.
     pub fn encode(segment: &Segment) -> Self {
-        let version_bytes = |run: &VersionRun| {
-            run.version.to_le_bytes().into_iter().chain(run.len.to_le_bytes()).collect::<Vec<u8>>()
-        };
+        let versions = segment.versions.iter();
         Columns {
             tokens: segment.tokens.iter().flat_map(|token| token.to_le_bytes()).collect(),
             logprobs: segment.logprobs.iter().flat_map(|value| value.to_le_bytes()).collect(),
-            versions: segment.versions.iter().flat_map(version_bytes).collect(),
+            versions: versions
+                .flat_map(|run| run.version.to_le_bytes().into_iter().chain(run.len.to_le_bytes()))
+                .collect(),
         }
     }
 }
@@ -38,17 +38,18 @@ pub fn decode_columns(
     let (tokens, []) = tokens.as_chunks::<4>() else { return None };
     let (logprobs, []) = logprobs.as_chunks::<4>() else { return None };
     let (versions, []) = versions.as_chunks::<12>() else { return None };
-    let version_run = |bytes: &[u8; 12]| {
-        let (version, len) = bytes.split_first_chunk::<8>()?;
-        let len = u32::from_le_bytes(len.try_into().ok()?);
-        Some(VersionRun { version: u64::from_le_bytes(*version), len })
-    };
     Some(Segment {
         tokens: tokens.iter().map(|word| u32::from_le_bytes(*word)).collect(),
         logprobs: logprobs.iter().map(|word| f32::from_le_bytes(*word)).collect(),
         versions: versions.iter().map(version_run).collect::<Option<_>>()?,
         ..segment
     })
+}
+
+fn version_run(bytes: &[u8; 12]) -> Option<VersionRun> {
+    let (version, len) = bytes.split_first_chunk::<8>()?;
+    let len = u32::from_le_bytes(len.try_into().ok()?);
+    Some(VersionRun { version: u64::from_le_bytes(*version), len })
 }
 
 /// Returns the stored name of a kind.

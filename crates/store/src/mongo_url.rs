@@ -121,9 +121,9 @@ fn percent_encode(text: &str) -> String {
 /// Converts a name to one that every server accepts. A name that must be changed gets a hash, so
 /// that different names stay different.
 fn database_name(name: &str) -> String {
-    let is_kept = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     // Servers that ignore case, as on Windows, reject names that differ only in case.
-    let clean: String = name.chars().map(|c| if is_kept(c) { c } else { '_' }).collect();
+    let clean: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
     if clean == name && clean.len() <= MAX_NAME && !clean.is_empty() {
         return clean;
     }
@@ -141,15 +141,14 @@ mod tests {
 
     #[test]
     fn parse_separates_parts_and_errors_hide_the_password() {
-        let parse = |text: &str| text.parse::<MongoUrl>();
         let text = "mongodb://u:s%40cret@a:1,b:2/runs?authSource=x";
-        let url = parse(text).unwrap();
+        let url: MongoUrl = text.parse().unwrap();
         assert_eq!(url.to_string(), text);
         assert_eq!(url.for_driver(Some("z")), "mongodb://u:s%40cret@a:1,b:2/?authSource=x");
         assert_eq!(url.location("d"), "mongodb://a:1,b:2/d");
         assert_eq!(url.rollouts_database(), "runs");
         assert!(!format!("{url:?}").contains("s%40cret"));
-        let plain = parse("mongodb://u@a").unwrap();
+        let plain: MongoUrl = "mongodb://u@a".parse().unwrap();
         assert_eq!(plain.for_driver(Some("p@:/ä")), "mongodb://u:p%40%3A%2F%C3%A4@a/");
         assert_eq!(plain.for_driver(None), "mongodb://u@a/");
         assert_eq!(plain.rollouts_database(), "levade");
@@ -157,7 +156,7 @@ mod tests {
         for bad in
             ["mongodb+srv://u:secret@h/x", "mongodb://", "mongodb://u:secret@h/a/b", "http://h"]
         {
-            let error = parse(bad).unwrap_err();
+            let error = bad.parse::<MongoUrl>().unwrap_err();
             assert!(!error.contains("secret"), "{error}");
         }
     }
@@ -165,11 +164,10 @@ mod tests {
     #[test]
     fn database_names_are_valid_and_distinct() {
         let url = "mongodb://h/team".parse::<MongoUrl>().unwrap();
-        let name = |dir: &str| url.run_database(Path::new(dir));
-        assert_eq!(name("/runs/calculator"), "team_calculator");
+        assert_eq!(url.run_database(Path::new("/runs/calculator")), "team_calculator");
         let long = "x".repeat(200);
         let names = ["/r/a.b", "/r/a_b", "/r/a b", &format!("/r/{long}1"), &format!("/r/{long}2")]
-            .map(name);
+            .map(|dir| url.run_database(Path::new(dir)));
         for (index, one) in names.iter().enumerate() {
             assert!(one.len() <= MAX_NAME && !one.contains(['.', ' ', '/']), "{one}");
             assert!(names[..index].iter().all(|other| other != one), "{one}");

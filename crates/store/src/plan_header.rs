@@ -39,20 +39,30 @@ struct UpdateHeader {
 
 impl From<&StepPlan> for StepHeader {
     fn from(plan: &StepPlan) -> Self {
-        let update_plan = |update: &Update| UpdateHeader {
-            micro_batch_plan: update.micro_batch_plan.clone(),
-            critic: update.critic_plan.clone(),
-        };
-        let policy_header = |plan: &PolicyPlan| PolicyHeader {
+        StepHeader {
+            group_positions: plan.group_positions.clone(),
+            policies: plan.policies.iter().map(PolicyHeader::from).collect(),
+        }
+    }
+}
+
+impl From<&PolicyPlan> for PolicyHeader {
+    fn from(plan: &PolicyPlan) -> Self {
+        PolicyHeader {
             policy: plan.policy.clone(),
             version: plan.version,
             kl: plan.kl,
             high_entropy: plan.high_entropy.clone(),
-            updates: plan.updates.iter().map(update_plan).collect(),
-        };
-        StepHeader {
-            group_positions: plan.group_positions.clone(),
-            policies: plan.policies.iter().map(policy_header).collect(),
+            updates: plan.updates.iter().map(UpdateHeader::from).collect(),
+        }
+    }
+}
+
+impl From<&Update> for UpdateHeader {
+    fn from(update: &Update) -> Self {
+        UpdateHeader {
+            micro_batch_plan: update.micro_batch_plan.clone(),
+            critic: update.critic_plan.clone(),
         }
     }
 }
@@ -60,20 +70,30 @@ impl From<&StepPlan> for StepHeader {
 impl StepHeader {
     /// Returns the plan of a step, without sequences.
     pub fn into_plan(self, phase: u32, step: u32) -> StepPlan {
-        let empty = |UpdateHeader { micro_batch_plan, critic }| Update {
-            sequences: Vec::new(),
-            micro_batch_plan,
-            critic_plan: critic,
-        };
-        let policy_plan = |head: PolicyHeader| PolicyPlan {
-            policy: head.policy,
-            version: head.version,
-            kl: head.kl,
-            high_entropy: head.high_entropy,
-            updates: head.updates.into_iter().map(empty).collect(),
-        };
-        let policies = self.policies.into_iter().map(policy_plan).collect();
+        let policies = self.policies.into_iter().map(PolicyHeader::into_plan).collect();
         StepPlan { phase, step, group_positions: self.group_positions, policies }
+    }
+}
+
+impl PolicyHeader {
+    fn into_plan(self) -> PolicyPlan {
+        PolicyPlan {
+            policy: self.policy,
+            version: self.version,
+            kl: self.kl,
+            high_entropy: self.high_entropy,
+            updates: self.updates.into_iter().map(UpdateHeader::into_update).collect(),
+        }
+    }
+}
+
+impl UpdateHeader {
+    fn into_update(self) -> Update {
+        Update {
+            sequences: Vec::new(),
+            micro_batch_plan: self.micro_batch_plan,
+            critic_plan: self.critic,
+        }
     }
 }
 
@@ -81,8 +101,8 @@ impl StepHeader {
 pub fn indexed_sequences(plan: &StepPlan) -> impl Iterator<Item = (u32, u32, &PlannedSequence)> {
     plan.policies.iter().enumerate().flat_map(|(policy, plan)| {
         plan.updates.iter().enumerate().flat_map(move |(update, update_plan)| {
-            let indexed = move |sequence| (policy as u32, update as u32, sequence);
-            update_plan.sequences.iter().map(indexed)
+            let sequences = update_plan.sequences.iter();
+            sequences.map(move |sequence| (policy as u32, update as u32, sequence))
         })
     })
 }

@@ -14,13 +14,12 @@ use crate::{AttemptSummary, Status, StepPlan, Store, StoreError};
 /// # Panics
 /// Panics if the future panics or no runtime can be created.
 pub fn wait<T: Send>(future: impl Future<Output = T> + Send) -> T {
-    let run = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.expect("a runtime").block_on(future)
-    };
-    thread::scope(|scope| match scope.spawn(run).join() {
-        Ok(done) => done,
-        Err(panic) => std::panic::resume_unwind(panic),
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(future)
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 

@@ -53,8 +53,9 @@ impl WithdrawRequest {
     /// so that no further attempt is made at the tasks of that subject.
     pub fn tombstone(&self, attempt: &Attempt, earlier: &[Withdrawal]) -> Option<Withdrawal> {
         let was_erased = earlier.iter().any(|earlier| earlier.erased);
-        let has_subject = |earlier: &Withdrawal| self.task.is_none() || earlier.task == self.task;
-        if earlier.iter().any(has_subject) && (was_erased || !self.erase) {
+        let has_subject =
+            earlier.iter().any(|earlier| self.task.is_none() || earlier.task == self.task);
+        if has_subject && (was_erased || !self.erase) {
             return None;
         }
         Some(Withdrawal {
@@ -142,15 +143,20 @@ mod tests {
     use super::*;
     use crate::AttemptStart;
 
+    fn request(task: Option<&str>, erase: bool) -> WithdrawRequest {
+        let task = task.map(str::to_owned);
+        WithdrawRequest { task, erase, ..WithdrawRequest::default() }
+    }
+
+    fn quote(attempt: &str, completion: &str) -> serde_json::Value {
+        json!({"attempt": attempt, "completion": completion, "n": 1})
+    }
+
     #[test]
     fn withdrawal_with_another_subject_adds_a_tombstone() {
         let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
         let id = AttemptId::new(&RunId("r".into()), &slot, 0);
         let attempt = Attempt::from_start(&AttemptStart { id, slot, number: 0, task: json!({}) });
-        let request = |task: Option<&str>, erase| {
-            let task = task.map(str::to_owned);
-            WithdrawRequest { task, erase, ..WithdrawRequest::default() }
-        };
         let erased = request(Some("t"), true).tombstone(&attempt, &[]).unwrap();
         let earlier = [erased];
         for (task, erase) in [(None, false), (None, true), (Some("t"), true)] {
@@ -166,10 +172,11 @@ mod tests {
     #[test]
     fn erase_quotes_clears_only_named_attempts() {
         let names = HashSet::from(["eval/0/0/1/0".to_owned()]);
-        let of = |attempt: &str, completion: &str| json!({"attempt": attempt, "completion": completion, "n": 1});
-        let mut document = json!({"a": [of("eval/0/0/1/0", "secret"), of("eval/0/0/2/0", "kept")]});
+        let mut document =
+            json!({"a": [quote("eval/0/0/1/0", "secret"), quote("eval/0/0/2/0", "kept")]});
         assert!(erase_quotes(&mut document, &names));
-        assert_eq!(document, json!({"a": [of("eval/0/0/1/0", ""), of("eval/0/0/2/0", "kept")]}));
+        let erased = json!({"a": [quote("eval/0/0/1/0", ""), quote("eval/0/0/2/0", "kept")]});
+        assert_eq!(document, erased);
         assert!(!erase_quotes(&mut document, &names), "nothing is left to erase");
     }
 }

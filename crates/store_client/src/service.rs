@@ -62,8 +62,7 @@ impl ServiceOptions {
     /// # Errors
     /// Returns a message if a variable is invalid.
     pub fn from_env() -> Result<Self, String> {
-        let text = |name| std::env::var(name).ok().filter(|text| !text.trim().is_empty());
-        let timeout = match text(TIMEOUT_VARIABLE) {
+        let timeout = match non_empty_variable(TIMEOUT_VARIABLE) {
             None => DEFAULT_TIMEOUT,
             Some(text) => text
                 .trim()
@@ -77,7 +76,7 @@ impl ServiceOptions {
                     )
                 })?,
         };
-        Ok(ServiceOptions { key: text(KEY_VARIABLE), timeout })
+        Ok(ServiceOptions { key: non_empty_variable(KEY_VARIABLE), timeout })
     }
 }
 
@@ -132,6 +131,18 @@ impl Transport for Client {
     }
 }
 
+fn non_empty_variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.trim().is_empty())
+}
+
+/// Returns the value of the header `authorization` for a server at `url`.
+fn bearer(key: &str, url: &str) -> Result<HeaderValue, StoreError> {
+    let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim()))
+        .map_err(|_| open_error(url, format!("{KEY_VARIABLE} is not a valid key")))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
 /// Client of a store server.
 pub(crate) struct Service {
     transport: Arc<dyn Transport>,
@@ -161,18 +172,11 @@ impl Service {
         url: &str,
         options: &ServiceOptions,
     ) -> Result<Self, StoreError> {
-        let bearer = |key: &String| {
-            let value = HeaderValue::from_str(&format!("Bearer {}", key.trim()));
-            let mut value =
-                value.map_err(|_| open_error(url, format!("{KEY_VARIABLE} is not a valid key")))?;
-            value.set_sensitive(true);
-            Ok::<_, StoreError>(value)
-        };
         Hosts::allow_all().check(url).map_err(|error| open_error(url, error))?;
         Ok(Service {
             transport,
             url: url.trim_end_matches('/').to_owned(),
-            key: options.key.as_ref().map(bearer).transpose()?,
+            key: options.key.as_ref().map(|key| bearer(key, url)).transpose()?,
             timeout: options.timeout,
             created: Instant::now(),
             clock_offset: AtomicU64::new(0),

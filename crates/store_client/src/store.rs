@@ -236,13 +236,12 @@ async fn trainer(run_dir: &Path) -> Result<Trainer, StoreError> {
         };
         Ok(text + &file_number(&file)?)
     });
-    let failed = |source: Box<dyn std::error::Error + Send + Sync>| StoreError::Open {
+    let owner = owner.await.map_err(std::io::Error::from).flatten();
+    let owner = owner.map_err(|error| StoreError::Open {
         location: run_dir.join(OWNER_FILE).display().to_string(),
         code: Code::Forbidden,
-        source,
-    };
-    let owner = owner.await.map_err(|error| failed(error.into()))?;
-    let owner = owner.map_err(|error| failed(error.into()))?;
+        source: error.into(),
+    })?;
     let dir = std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_owned());
     let name = format!("process {} in {}", std::process::id(), dir.display());
     Ok(Trainer { owner, name })

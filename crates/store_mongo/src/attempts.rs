@@ -49,21 +49,19 @@ pub(crate) fn document(attempt: &Attempt, last: Option<&str>) -> Result<Document
 
 /// Returns the fields of an attempt's document that are set when the attempt ends.
 pub(crate) fn end_fields(end: &End) -> Result<Document> {
-    let to_json = |value: serde_json::Result<String>| {
-        value.map_err(|error| Failure::Unstorable(error.to_string()))
-    };
     // −0 is stored as 0, as in the other backends.
-    let number = |number: Option<f64>| number.map(|number| number + 0.0);
+    let [score, reward] = [end.score, end.reward].map(|number| number.map(|number| number + 0.0));
     let mut document = doc! {
         "status": end.status.name(),
-        "score": number(end.score),
-        "reward": number(end.reward),
+        "score": score,
+        "reward": reward,
         "error": end.outcome.error.as_deref(),
     };
     for (name, text) in [
-        ("outcome", to_json(serde_json::to_string(&end.outcome))?),
-        ("step_rewards", to_json(serde_json::to_string(&end.step_rewards))?),
+        ("outcome", serde_json::to_string(&end.outcome)),
+        ("step_rewards", serde_json::to_string(&end.step_rewards)),
     ] {
+        let text = text.map_err(|error| Failure::Unstorable(error.to_string()))?;
         document.extend(json::fields_of(name, Some(&text)));
     }
     document.insert("ended", end.status.is_end().then(DateTime::now));
@@ -72,11 +70,10 @@ pub(crate) fn end_fields(end: &End) -> Result<Document> {
 
 /// Returns the number of sampled tokens, and of all tokens.
 pub(crate) fn token_counts(segments: &[Segment]) -> (i64, i64) {
-    let count = |segments: &mut dyn Iterator<Item = &Segment>| {
-        segments.map(|segment| segment.tokens.len() as i64).sum()
-    };
-    let is_sampled = |segment: &&Segment| segment.kind == levade_tree::Kind::Sampled;
-    (count(&mut segments.iter().filter(is_sampled)), count(&mut segments.iter()))
+    let sampled = segments.iter().filter(|segment| segment.kind == levade_tree::Kind::Sampled);
+    let sampled_tokens = sampled.map(|segment| segment.tokens.len() as i64).sum();
+    let tokens = segments.iter().map(|segment| segment.tokens.len() as i64).sum();
+    (sampled_tokens, tokens)
 }
 
 fn corrupt(what: &str, error: impl std::fmt::Display) -> Failure {
@@ -112,15 +109,15 @@ pub(crate) fn json_text(of: &Document, name: &str) -> Result<String> {
 
 /// Parses the document of an attempt, which does not contain the segments.
 pub(crate) fn head(of: &Document) -> Result<Head> {
-    let parse = |name: &str| json_text(of, name);
     let start = AttemptStart {
         id: id(of)?,
         slot: slot(of)?,
         number: fields::integer(of, "number")?,
-        task: serde_json::from_str(&parse("task")?).map_err(|error| corrupt("task", error))?,
+        task: serde_json::from_str(&json_text(of, "task")?)
+            .map_err(|error| corrupt("task", error))?,
     };
-    let outcome = serde_json::from_str(&parse("outcome")?);
-    let step_rewards = serde_json::from_str(&parse("step_rewards")?);
+    let outcome = serde_json::from_str(&json_text(of, "outcome")?);
+    let step_rewards = serde_json::from_str(&json_text(of, "step_rewards")?);
     let attempt = Attempt {
         outcome: outcome.map_err(|error| corrupt("outcome", error))?,
         score: fields::optional_number(of, "score")?,

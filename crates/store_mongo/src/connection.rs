@@ -283,11 +283,11 @@ impl Connection {
                 .sparse(is_sparse.then_some(true))
                 .build();
             let model = IndexModel::builder().keys(keys).options(options).build();
-            let create = || async {
+            self.run("record", format!("the index {name} of {collection}"), || async {
                 self.collection(collection).create_index(model.clone()).await?;
                 Ok(())
-            };
-            self.run("record", format!("the index {name} of {collection}"), create).await?;
+            })
+            .await?;
         }
         Ok(())
     }
@@ -307,6 +307,16 @@ impl Index {
     /// Creates an index that is neither unique nor sparse.
     pub fn plain(collection: &'static str, name: &'static str, keys: Document) -> Self {
         Index { collection, name, keys, is_unique: false, is_sparse: false }
+    }
+
+    /// Makes the index unique.
+    pub fn unique(self) -> Self {
+        Index { is_unique: true, ..self }
+    }
+
+    /// Leaves documents without the field out of the index.
+    pub fn sparse(self) -> Self {
+        Index { is_sparse: true, ..self }
     }
 }
 

@@ -41,8 +41,9 @@ pub(crate) fn get(document: &Document, name: &str) -> Result<Option<String>, Fai
         return Ok(Some(text));
     }
     let Some(value) = document.get(name) else { return Ok(None) };
-    let unknown = || Failure::Corrupt(format!("the field `{name}` is not JSON"));
-    to_json(value).map(Some).ok_or_else(unknown)
+    to_json(value)
+        .map(Some)
+        .ok_or_else(|| Failure::Corrupt(format!("the field `{name}` is not JSON")))
 }
 
 /// Returns the name of the field that contains the exact text of the field `name`.

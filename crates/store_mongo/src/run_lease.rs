@@ -58,16 +58,20 @@ pub(crate) fn owner_of(run_dir: &Path) -> String {
 pub(crate) async fn stored_run(
     connection: &Connection,
 ) -> std::result::Result<Option<RunId>, StoreError> {
-    let read = || async { Ok(run_document(connection).await?) };
-    let Some(run) = connection.run("read", "the run", read).await? else { return Ok(None) };
-    let parse = || Ok::<_, Failure>((fields::integer(&run, "format")?, fields::text(&run, "run")?));
-    let location = || connection.location.clone();
-    let (found, run) =
-        parse().map_err(|failure| failure.into_error(&location(), "read", "the run".to_owned()))?;
+    let location = &connection.location;
+    let read = connection.run("read", "the run", || async { Ok(run_document(connection).await?) });
+    let Some(document) = read.await? else { return Ok(None) };
+    let (found, run) = format_and_run(&document)
+        .map_err(|failure| failure.into_error(location, "read", "the run".to_owned()))?;
     if found != FORMAT {
-        return Err(StoreError::Version { location: location(), found, expected: FORMAT });
+        let location = location.clone();
+        return Err(StoreError::Version { location, found, expected: FORMAT });
     }
     Ok(Some(RunId(run)))
+}
+
+fn format_and_run(document: &Document) -> std::result::Result<(i32, String), Failure> {
+    Ok((fields::integer(document, "format")?, fields::text(document, "run")?))
 }
 
 /// Creates the document of a run, unless the database has one.

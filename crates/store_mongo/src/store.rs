@@ -122,11 +122,12 @@ impl MongoStore {
             let location = self.connection.location.clone();
             return Err(StoreError::ReadOnly { location, key: key.into() });
         };
-        let checked = || async {
-            lease.check().await?;
-            operation().await
-        };
-        self.connection.run("record", key, checked).await
+        self.connection
+            .run("record", key, || async {
+                lease.check().await?;
+                operation().await
+            })
+            .await
     }
 
     async fn head(&self, id: &AttemptId) -> Result<Option<Head>> {
@@ -274,15 +275,15 @@ impl Store for MongoStore {
     }
 
     async fn start(&self, start: &AttemptStart) -> std::result::Result<WriteOutcome, StoreError> {
-        let write = || async {
+        self.write(start.slot.to_string(), || async {
             backend::check_name(&self.run, &start.id, &start.slot, start.number)?;
             let document = attempts::document(&Attempt::from_start(start), None)?;
             match insert_new(&self.attempts(), document).await? {
                 None => Ok(WriteOutcome::Written),
                 Some(found) => Ok(backend::check_restart(&attempts::head(&found)?.attempt, start)?),
             }
-        };
-        self.write(start.slot.to_string(), write).await
+        })
+        .await
     }
 
     async fn append(
@@ -290,8 +291,8 @@ impl Store for MongoStore {
         id: &AttemptId,
         segments: &[Segment],
     ) -> std::result::Result<WriteOutcome, StoreError> {
-        let append = || until_settled(|| self.try_append(id, segments));
-        self.write(format!("attempt {id}"), append).await
+        self.write(format!("attempt {id}"), || until_settled(|| self.try_append(id, segments)))
+            .await
     }
 
     async fn end(
@@ -299,20 +300,20 @@ impl Store for MongoStore {
         id: &AttemptId,
         end: &End,
     ) -> std::result::Result<WriteOutcome, StoreError> {
-        let write = || async {
+        self.write(format!("attempt {id}"), || async {
             backend::check_end_values(end)?;
             until_settled(|| self.try_end(id, end)).await
-        };
-        self.write(format!("attempt {id}"), write).await
+        })
+        .await
     }
 
     async fn abandon_running(&self) -> std::result::Result<u64, StoreError> {
-        let abandon = || async {
+        self.write("running attempts", || async {
             let running = doc! { "status": Status::Running.name() };
             let abandoned = doc! { "$set": { "status": Status::Abandoned.name() } };
             Ok(self.attempts().update_many(running, abandoned).await?.matched_count)
-        };
-        self.write("running attempts", abandon).await
+        })
+        .await
     }
 
     async fn record_attempts(
@@ -323,7 +324,7 @@ impl Store for MongoStore {
             [one] => one.slot.to_string(),
             all => format!("{} attempts", all.len()),
         };
-        let write = || async {
+        self.write(key, || async {
             // Everything is checked before anything is written.
             let mut new: BTreeMap<AttemptId, &Attempt> = BTreeMap::new();
             for attempt in given {
@@ -345,37 +346,37 @@ impl Store for MongoStore {
                 }
             }
             Ok(outcome)
-        };
-        self.write(key, write).await
+        })
+        .await
     }
 
     async fn attempt(&self, id: &AttemptId) -> std::result::Result<Option<Attempt>, StoreError> {
-        let read = || async {
+        self.read(format!("attempt {id}"), || async {
             match self.head(id).await? {
                 Some(head) => self.complete(head).await.map(Some),
                 None => Ok(None),
             }
-        };
-        self.read(format!("attempt {id}"), read).await
+        })
+        .await
     }
 
     async fn last_try(
         &self,
         slot: &AttemptSlot,
     ) -> std::result::Result<Option<Attempt>, StoreError> {
-        let read = || async {
+        self.read(slot.to_string(), || async {
             let mut filter = attempts::slot_filter(slot);
             filter.insert("status", doc! { "$in": COUNTING.to_vec() });
             match self.attempts().find_one(filter).sort(doc! { "number": -1 }).await? {
                 Some(found) => self.complete(attempts::head(&found)?).await.map(Some),
                 None => Ok(None),
             }
-        };
-        self.read(slot.to_string(), read).await
+        })
+        .await
     }
 
     async fn tries(&self, slot: &AttemptSlot) -> std::result::Result<Tries, StoreError> {
-        let read = || async {
+        self.read(slot.to_string(), || async {
             let names = doc! { "number": 1, "status": 1 };
             let attempts = self.attempts();
             let found = attempts.find(attempts::slot_filter(slot)).projection(names).await?;
@@ -386,15 +387,15 @@ impl Store for MongoStore {
                 tries.failed += u32::from(is_failed);
             }
             Ok(tries)
-        };
-        self.read(slot.to_string(), read).await
+        })
+        .await
     }
 
     async fn tasks(
         &self,
         purpose: Purpose,
     ) -> std::result::Result<Vec<serde_json::Value>, StoreError> {
-        let read = || async {
+        self.read(format!("tasks for {}", purpose.name()), || async {
             let pipeline = vec![
                 doc! { "$match": { "purpose": purpose.name() } },
                 doc! { "$group": { "_id": { "task": "$task", "task_text": "$task_text" } } },
@@ -403,20 +404,20 @@ impl Store for MongoStore {
             for group in all(self.attempts().aggregate(pipeline).await?).await? {
                 let text =
                     attempts::json_text(group.get_document("_id").unwrap_or(&group), "task")?;
-                let task = serde_json::from_str(&text);
-                let corrupt = |error| Failure::Corrupt(format!("a task is not JSON: {error}"));
-                tasks.insert(text, task.map_err(corrupt)?);
+                let task = serde_json::from_str(&text)
+                    .map_err(|error| Failure::Corrupt(format!("a task is not JSON: {error}")))?;
+                tasks.insert(text, task);
             }
             Ok(tasks.into_values().collect())
-        };
-        self.read(format!("tasks for {}", purpose.name()), read).await
+        })
+        .await
     }
 
     async fn summaries(
         &self,
         purpose: Purpose,
     ) -> std::result::Result<Vec<AttemptSummary>, StoreError> {
-        let read = || async {
+        self.read(format!("attempts for {}", purpose.name()), || async {
             let filter = doc! { "purpose": purpose.name(), "status": { "$in": COUNTING.to_vec() } };
             let mut summaries: BTreeMap<AttemptSlot, AttemptSummary> = BTreeMap::new();
             for document in self.list(filter).await? {
@@ -425,27 +426,27 @@ impl Store for MongoStore {
                 summaries.insert(summary.slot, summary);
             }
             Ok(summaries.into_values().collect())
-        };
-        self.read(format!("attempts for {}", purpose.name()), read).await
+        })
+        .await
     }
 
     async fn failures(
         &self,
         purpose: Purpose,
     ) -> std::result::Result<Vec<FailedAttempt>, StoreError> {
-        let read = || async {
+        self.read(format!("failures for {}", purpose.name()), || async {
             let filter = doc! { "purpose": purpose.name(), "$or": [
                 { "status": { "$in": [Status::Failed.name(), Status::Superseded.name()] } },
                 { "status": Status::Abandoned.name(), "error": { "$ne": null } },
             ] };
             self.list(filter).await?.iter().map(attempts::failure).collect()
-        };
-        self.read(format!("failures for {}", purpose.name()), read).await
+        })
+        .await
     }
 
     async fn record_step(&self, plan: &StepPlan) -> std::result::Result<WriteOutcome, StoreError> {
         let key = format!("plan of phase {}/step {}", plan.phase, plan.step);
-        let write = || async {
+        self.write(key.clone(), || async {
             backend::check_plan(plan)?;
             let steps = self.connection.collection("steps");
             let id = doc! { "_id": plans::step_id(plan.phase, plan.step) };
@@ -462,8 +463,8 @@ impl Store for MongoStore {
                 return Ok(WriteOutcome::AlreadyRecorded);
             }
             Err(Failure::Conflict(key.clone(), "plan").into())
-        };
-        self.write(key.clone(), write).await
+        })
+        .await
     }
 
     async fn step(
@@ -471,18 +472,18 @@ impl Store for MongoStore {
         phase: u32,
         step: u32,
     ) -> std::result::Result<Option<StepPlan>, StoreError> {
-        let read = || async {
+        self.read(format!("plan of phase {phase}/step {step}"), || async {
             let steps = self.connection.collection("steps");
             match steps.find_one(doc! { "_id": plans::step_id(phase, step) }).await? {
                 Some(head) => plans::read(&self.connection, &head).await.map(Some),
                 None => Ok(None),
             }
-        };
-        self.read(format!("plan of phase {phase}/step {step}"), read).await
+        })
+        .await
     }
 
     async fn planned_steps(&self) -> std::result::Result<Vec<(u32, u32)>, StoreError> {
-        let read = || async {
+        self.read("the planned steps", || async {
             let steps = self.connection.collection("steps");
             let found = steps.find(doc! {}).projection(doc! { "phase": 1, "step": 1 }).await?;
             let mut planned = Vec::new();
@@ -491,8 +492,8 @@ impl Store for MongoStore {
             }
             planned.sort_unstable();
             Ok(planned)
-        };
-        self.read("the planned steps", read).await
+        })
+        .await
     }
 
     async fn record_eval(
@@ -502,7 +503,7 @@ impl Store for MongoStore {
     ) -> std::result::Result<WriteOutcome, StoreError> {
         let text = result.to_string();
         let text = text.as_str();
-        let write = || async {
+        self.write(key.to_string(), || async {
             let [phase, step] = [key.phase, key.step].map(i64::from);
             let id = plans::step_id(key.phase, key.step);
             let mut document = doc! { "_id": id, "phase": phase, "step": step };
@@ -514,12 +515,12 @@ impl Store for MongoStore {
                 }
                 Some(_) => Err(Failure::Conflict(key.to_string(), "result").into()),
             }
-        };
-        self.write(key.to_string(), write).await
+        })
+        .await
     }
 
     async fn evals(&self) -> std::result::Result<Vec<(EvalKey, serde_json::Value)>, StoreError> {
-        let read = || async {
+        self.read("evaluations", || async {
             let mut results = BTreeMap::new();
             for found in all(self.connection.collection("evals").find(doc! {}).await?).await? {
                 let [phase, step] =
@@ -531,16 +532,15 @@ impl Store for MongoStore {
                 results.insert(key, result.map_err(corrupt)?);
             }
             Ok(results.into_iter().collect())
-        };
-        self.read("evaluations", read).await
+        })
+        .await
     }
 
     async fn withdraw(
         &self,
         request: &WithdrawRequest,
     ) -> std::result::Result<Vec<Withdrawal>, StoreError> {
-        let write = || withdrawals::record(&self.connection, request);
-        self.write("withdrawals", write).await
+        self.write("withdrawals", || withdrawals::record(&self.connection, request)).await
     }
 
     async fn withdrawals(&self) -> std::result::Result<Vec<Withdrawal>, StoreError> {

@@ -11,7 +11,7 @@ use levade_tree::{
     VersionRun,
 };
 use mongodb::bson::spec::BinarySubtype;
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::bson::{Bson, doc};
 use serde_json::json;
 
 use crate::MongoStore;
@@ -302,8 +302,9 @@ async fn bytes_of_a_long_attempt_are_proportional_to_its_tokens() {
         );
     }
     // 4 bytes per token, 4 more per sampled one, and a part of the fields of each segment.
-    let per_token = |index: usize| sizes[index].1 as f64 / f64::from(sizes[index].0);
-    assert!(per_token(1) < 8.0 && (per_token(2) / per_token(1) - 1.0).abs() < 0.05);
+    let per_token: Vec<f64> =
+        sizes.iter().map(|(tokens, bytes)| *bytes as f64 / f64::from(*tokens)).collect();
+    assert!(per_token[1] < 8.0 && (per_token[2] / per_token[1] - 1.0).abs() < 0.05);
     of.drop_all().await;
 }
 
@@ -317,8 +318,7 @@ async fn stored_bytes(of: &TestDatabase, attempt: &str) -> usize {
         let found = connection.collection(collection).find(filter).await.unwrap();
         documents.extend(all(found).await.unwrap());
     }
-    let size = |document: &Document| mongodb::bson::serialize_to_vec(document).unwrap().len();
-    documents.iter().map(size).sum()
+    documents.iter().map(|document| mongodb::bson::serialize_to_vec(document).unwrap().len()).sum()
 }
 
 #[tokio::test]

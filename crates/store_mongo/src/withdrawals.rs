@@ -83,13 +83,17 @@ pub(crate) async fn list(from: &Connection) -> Result<Vec<Withdrawal>> {
 /// Reads the tombstones of an attempt, each with its position among all tombstones of the run.
 fn tombstones(of: &Document) -> Result<Vec<(i64, Withdrawal)>> {
     let Ok(members) = of.get_array(FIELD) else { return Ok(Vec::new()) };
-    let parse = |member: &Document| {
-        let text = attempts::json_text(member, "tombstone")?;
-        let corrupt = |error| Failure::Corrupt(format!("a tombstone cannot be read: {error}"));
-        let tombstone = serde_json::from_str(&text).map_err(corrupt)?;
-        Ok((fields::integer(member, "order")?, tombstone))
-    };
-    members.iter().filter_map(Bson::as_document).map(parse).collect()
+    members
+        .iter()
+        .filter_map(Bson::as_document)
+        .map(|member| {
+            let text = attempts::json_text(member, "tombstone")?;
+            let tombstone = serde_json::from_str(&text).map_err(|error| {
+                Failure::Corrupt(format!("a tombstone cannot be read: {error}"))
+            })?;
+            Ok((fields::integer(member, "order")?, tombstone))
+        })
+        .collect()
 }
 
 /// Returns the fields of an attempt whose texts and tokens are erased.
@@ -134,8 +138,8 @@ async fn erase_evaluations(from: &Connection, names: &HashSet<String>) -> Result
     let evals = from.collection("evals");
     for document in all(evals.find(doc! {}).await?).await? {
         let text = attempts::json_text(&document, "result")?;
-        let corrupt = |error| Failure::Corrupt(format!("a result is not JSON: {error}"));
-        let mut result = serde_json::from_str(&text).map_err(corrupt)?;
+        let mut result = serde_json::from_str(&text)
+            .map_err(|error| Failure::Corrupt(format!("a result is not JSON: {error}")))?;
         if erase_quotes(&mut result, names) {
             let fields = json::fields_of("result", Some(&result.to_string()));
             let set: Document = fields.into_iter().collect();

@@ -102,27 +102,31 @@ fn span(rollout: &Value, number: u64, connection: u64) -> Outcome<Value> {
     }))
 }
 
-/// Returns an OTLP batch of spans of about 1 kB.
-fn batch(rollout: &Value, first: u64, connection: u64) -> Outcome<Vec<u8>> {
-    let attribute = |key: &str, text: &str| KeyValue {
+fn attribute(key: &str, text: &str) -> KeyValue {
+    KeyValue {
         key: key.to_owned(),
         value: Some(AnyValue { value: Some(Any::StringValue(text.to_owned())) }),
         ..KeyValue::default()
-    };
+    }
+}
+
+/// Returns an OTLP batch of spans of about 1 kB.
+fn batch(rollout: &Value, first: u64, connection: u64) -> Outcome<Vec<u8>> {
     let names = vec![
         attribute("agentlightning.rollout_id", text(rollout, "rollout_id")?),
         attribute("agentlightning.attempt_id", text(&rollout["attempt"], "attempt_id")?),
     ];
-    let span = |number: u64| Span {
-        trace_id: connection.to_be_bytes().repeat(2),
-        span_id: (connection << 40 | number).to_be_bytes().to_vec(),
-        name: "openai.chat.completion".to_owned(),
-        start_time_unix_nano: 1,
-        end_time_unix_nano: 2,
-        attributes: vec![attribute("gen_ai.prompt", &"x".repeat(700))],
-        ..Span::default()
-    };
-    let spans = (first..first + BATCH).map(span).collect();
+    let spans = (first..first + BATCH)
+        .map(|number| Span {
+            trace_id: connection.to_be_bytes().repeat(2),
+            span_id: (connection << 40 | number).to_be_bytes().to_vec(),
+            name: "openai.chat.completion".to_owned(),
+            start_time_unix_nano: 1,
+            end_time_unix_nano: 2,
+            attributes: vec![attribute("gen_ai.prompt", &"x".repeat(700))],
+            ..Span::default()
+        })
+        .collect();
     let request = ExportTraceServiceRequest {
         resource_spans: vec![ResourceSpans {
             resource: Some(Resource { attributes: names, ..Resource::default() }),

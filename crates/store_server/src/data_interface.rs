@@ -130,8 +130,9 @@ async fn report(State(service): State<Shared>, request: Request) -> RouteResult 
     let Some(rollout) = store.rollout(&rollout_id).await? else {
         return Err(RolloutError::UnknownRollout { rollout_id }.into());
     };
-    let no_tries = || RolloutError::NoTries { rollout_id: rollout_id.clone() };
-    let latest = rollout.latest_try.ok_or_else(no_tries)?;
+    let latest = rollout
+        .latest_try
+        .ok_or_else(|| RolloutError::NoTries { rollout_id: rollout_id.clone() })?;
     let mut lease = latest.lease();
     if let Some(number) = report.task.as_ref().and_then(|task| task.num_claims) {
         lease.number = number;
@@ -159,15 +160,17 @@ impl Report {
         let mut spans = Vec::new();
         for triplet in self.triplets.iter().flatten() {
             let mut attributes = Map::new();
-            let texts = |value: &Value| match value {
-                Value::Object(fields) => fields.get("raw_content").cloned().unwrap_or_default(),
-                value => value.clone(),
-            };
-            for (name, side) in [("prompt", &triplet.prompt), ("response", &triplet.response)] {
-                attributes.insert(format!("{name}_token_ids"), side["token_ids"].clone());
+            for (side, tokens, texts) in [
+                (&triplet.prompt, "prompt_token_ids", "gen_ai.prompt.0"),
+                (&triplet.response, "response_token_ids", "gen_ai.completion.0"),
+            ] {
+                attributes.insert(tokens.to_owned(), side["token_ids"].clone());
+                let raw = match side {
+                    Value::Object(fields) => fields.get("raw_content").cloned().unwrap_or_default(),
+                    value => value.clone(),
+                };
+                attributes.insert(texts.to_owned(), raw);
             }
-            attributes.insert("gen_ai.prompt.0".to_owned(), texts(&triplet.prompt));
-            attributes.insert("gen_ai.completion.0".to_owned(), texts(&triplet.response));
             if let Some(id) = triplet.metadata.get("response_id").filter(|id| id.is_string()) {
                 attributes.insert("gen_ai.response.id".to_owned(), id.clone());
             }
@@ -245,30 +248,32 @@ fn new_span(
 /// Converts a span from the JSON of OpenTelemetry's Python SDK, whose ids are `0x…` and whose times
 /// are ISO 8601.
 fn sdk_span(of: &Try, span: &Map<String, Value>, index: usize) -> NewSpan {
-    let id = |value: Option<&Value>| {
-        value?.as_str().map(|text| text.trim_start_matches("0x").to_owned())
-    };
-    let context = span.get("context");
-    let field = |name: &str| id(context.and_then(|context| context.get(name)));
+    let context = span.get("context").unwrap_or(&Value::Null);
     let name = span.get("name").and_then(Value::as_str).unwrap_or_default();
     let attributes = span.get("attributes").and_then(Value::as_object).cloned().unwrap_or_default();
     let ids = (
-        field("trace_id").unwrap_or_else(|| format!("{:032x}", 1)),
-        field("span_id").unwrap_or_else(|| format!("{:016x}", index + 1)),
-        id(span.get("parent_id")),
+        sdk_id(context.get("trace_id")).unwrap_or_else(|| format!("{:032x}", 1)),
+        sdk_id(context.get("span_id")).unwrap_or_else(|| format!("{:016x}", index + 1)),
+        sdk_id(span.get("parent_id")),
     );
     let time = |name: &str| unix_seconds(span.get(name)?.as_str()?);
     new_span(of, name, attributes, ids, (time("start_time"), time("end_time")))
 }
 
+/// Returns an id without its prefix `0x`, or `None` if the value is not a text.
+fn sdk_id(value: Option<&Value>) -> Option<String> {
+    value?.as_str().map(|text| text.trim_start_matches("0x").to_owned())
+}
+
+fn parse_numbers(text: &str, separator: char) -> Option<Vec<f64>> {
+    text.split(separator).map(|part| part.parse().ok()).collect()
+}
+
 /// Parses a UTC time such as `2025-09-13T12:34:56.789012Z` to a Unix timestamp.
 fn unix_seconds(text: &str) -> Option<f64> {
     let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
-    let parts = |text: &str, separator| -> Option<Vec<f64>> {
-        text.split(separator).map(|part| part.parse().ok()).collect()
-    };
-    let [year, month, day] = parts(date, '-')?.try_into().ok()?;
-    let [hour, minute, second]: [f64; 3] = parts(time, ':')?.try_into().ok()?;
+    let [year, month, day] = parse_numbers(date, '-')?.try_into().ok()?;
+    let [hour, minute, second]: [f64; 3] = parse_numbers(time, ':')?.try_into().ok()?;
     // Days since 1970 of a year that starts in March, so that leap days are last
     // (H. Hinnant, "chrono-compatible low-level date algorithms").
     let shifted = if month <= 2.0 { year - 1.0 } else { year };

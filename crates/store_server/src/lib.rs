@@ -203,14 +203,14 @@ fn routes() -> Routes {
 fn router(service: Shared, options: ServerOptions) -> std::io::Result<Router> {
     let ServerOptions { keys, access, cors_origins, .. } = options;
     let cors = cors(&cors_origins)?;
-    let absent = async || ApiError::new(StatusCode::NOT_FOUND, "Not Found");
-    let wrong_method = async || ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
     let routes = routes()
         .into_router()
         .merge(native::routes())
         .merge(ledger::routes())
-        .fallback(absent)
-        .method_not_allowed_fallback(wrong_method)
+        .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "Not Found"))
+        .method_not_allowed_fallback(async || {
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
+        })
         .layer(from_fn_with_state(Arc::clone(&service), monitoring::measure))
         .layer(from_fn_with_state(Arc::new(auth::Rules { keys, access }), auth::check))
         .layer(

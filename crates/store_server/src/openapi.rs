@@ -101,14 +101,17 @@ impl Operation {
     }
 }
 
+fn between<'a>(name: &'a str, open: &str, close: &str) -> Option<&'a str> {
+    name.strip_prefix(open)?.strip_suffix(close)
+}
+
 /// Returns the schema for a name in [`Operation`], or `None` if the name is empty.
 fn schema(name: &str) -> Option<Value> {
-    let within = |open, close| name.strip_prefix(open)?.strip_suffix(close);
     if name.is_empty() {
         None
-    } else if let Some(item) = within("[", "]") {
+    } else if let Some(item) = between(name, "[", "]") {
         Some(json!({ "type": "array", "items": schema(item) }))
-    } else if let Some(item) = within("Page<", ">") {
+    } else if let Some(item) = between(name, "Page<", ">") {
         let integer = json!({ "type": "integer" });
         let items = json!({ "type": "array", "items": schema(item) });
         Some(json!({
@@ -192,8 +195,7 @@ impl Routes {
         let describe = op("Describe all routes", 200, "Any");
         self.operations.push(("service", "get", DOCUMENT.to_owned(), describe));
         let text = self.document().to_string();
-        let document = || ready(json_response(StatusCode::OK, text));
-        self.router.route(DOCUMENT, get(document))
+        self.router.route(DOCUMENT, get(|| ready(json_response(StatusCode::OK, text))))
     }
 
     /// Returns the document in the format OpenAPI 3.1.

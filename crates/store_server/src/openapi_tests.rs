@@ -9,15 +9,19 @@ use crate::tests::{server, without_debounce};
 /// Returns the path of the document that a request path matches.
 fn template(document: &Value, method: &str, path: &str) -> Option<String> {
     let path = path.split('?').next()?;
-    let matches = |template: &String| {
-        let parts = || template.split('/').zip(path.split('/'));
-        template.split('/').count() == path.split('/').count()
-            && parts().all(|(of, part)| of.starts_with('{') || of == part)
-            && document["paths"][template].get(method).is_some()
-    };
-    let all = document["paths"].as_object()?.keys().filter(|template| matches(template));
+    let paths = document["paths"].as_object()?.iter();
+    let matching = paths.filter(|(template, methods)| {
+        methods.get(method).is_some() && matches_template(path, template)
+    });
     // Literal segments win over parameters.
-    all.min_by_key(|template| template.matches('{').count()).cloned()
+    let (best, _) = matching.min_by_key(|(template, _)| template.matches('{').count())?;
+    Some(best.clone())
+}
+
+fn matches_template(path: &str, template: &str) -> bool {
+    let mut parts = template.split('/').zip(path.split('/'));
+    template.split('/').count() == path.split('/').count()
+        && parts.all(|(of, part)| of.starts_with('{') || of == part)
 }
 
 fn check(document: &Value, schema: &Value, value: &Value, of: &str) {
@@ -30,6 +34,11 @@ fn check(document: &Value, schema: &Value, value: &Value, of: &str) {
     assert!(errors.is_empty(), "{of}: {errors:?} in {value}");
 }
 
+/// Returns the path of a route of Agent Lightning.
+fn agl(route: &str) -> String {
+    format!("/v1/agl{route}")
+}
+
 #[tokio::test]
 async fn document_describes_every_route_and_response() {
     let server = server(without_debounce()).await;
@@ -40,7 +49,6 @@ async fn document_describes_every_route_and_response() {
     let started = started.await.json();
     let id = started["rollout_id"].as_str().unwrap();
     let attempt = started["attempt"]["attempt_id"].as_str().unwrap();
-    let agl = |rest: &str| format!("/v1/agl{rest}");
     let span = |span_id: &str| {
         let attributes =
             json!({ "agentlightning.reward.0.name": "a", "agentlightning.reward.0.value": 0.5 });

@@ -32,7 +32,6 @@ const SEQUENCE_ID: &str = "agentlightning.span_sequence_id";
 
 /// Returns the route of traces.
 pub(crate) fn routes() -> Routes {
-    let absent = || async { StatusCode::NOT_IMPLEMENTED };
     let unsupported = op("Not supported", 501, "");
     Routes::new("opentelemetry")
         .post(
@@ -40,9 +39,13 @@ pub(crate) fn routes() -> Routes {
             traces,
             op("Add spans in OTLP, as protobuf or JSON", 200, "Any").body("Any"),
         )
-        .post("/v1/metrics", absent, unsupported.clone())
-        .post("/v1/logs", absent, unsupported.clone())
-        .post("/v1/development/profiles", absent, unsupported)
+        .post("/v1/metrics", reject_unsupported, unsupported.clone())
+        .post("/v1/logs", reject_unsupported, unsupported.clone())
+        .post("/v1/development/profiles", reject_unsupported, unsupported)
+}
+
+async fn reject_unsupported() -> StatusCode {
+    StatusCode::NOT_IMPLEMENTED
 }
 
 /// Encoding of a request. The response has the same encoding.
@@ -163,8 +166,10 @@ async fn traces(State(service): State<Shared>, request: Request) -> Response {
 }
 
 fn success(encoding: Encoding, outcomes: &[SpanOutcome], unnamed: usize) -> Response {
-    let count = |of: SpanOutcome| outcomes.iter().filter(|outcome| **outcome == of).count();
-    let unknown = count(SpanOutcome::UnknownRollout) + count(SpanOutcome::UnknownTry);
+    let unknown = outcomes
+        .iter()
+        .filter(|of| matches!(of, SpanOutcome::UnknownRollout | SpanOutcome::UnknownTry))
+        .count();
     let rejected = unnamed + unknown;
     if rejected == 0 {
         return encoding.response(StatusCode::OK, Vec::new(), "{}".to_owned());
@@ -256,19 +261,26 @@ impl Context {
     }
 }
 
+/// Returns an attribute of a span as text, or else that of its resource. Null counts as absent.
+fn text_of(
+    name: &str,
+    of_span: &Map<String, Value>,
+    of_resource: &Map<String, Value>,
+) -> Option<String> {
+    let mut values = [of_span, of_resource].into_iter().filter_map(|of| of.get(name));
+    let value = values.find(|value| !value.is_null())?;
+    Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+}
+
 /// Converts a span to Agent Lightning's format. Returns `None` if neither the span nor its resource
 /// names a try.
 fn convert(span: &Span, of_resource: &Map<String, Value>, resource: &Json) -> Option<NewSpan> {
     let attributes = object(&span.attributes);
-    let find = |name: &str| {
-        let is_set = |value: &&Value| !value.is_null();
-        attributes.get(name).filter(is_set).or_else(|| of_resource.get(name).filter(is_set))
-    };
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let rollout_id = text(find(ROLLOUT_ID)?);
-    let try_id = text(find(ATTEMPT_ID)?);
+    let rollout_id = text_of(ROLLOUT_ID, &attributes, of_resource)?;
+    let try_id = text_of(ATTEMPT_ID, &attributes, of_resource)?;
     // For a missing, negative or malformed number, the store assigns the next one.
-    let number = find(SEQUENCE_ID).and_then(|value| text(value).trim().parse::<u64>().ok());
+    let number = text_of(SEQUENCE_ID, &attributes, of_resource)
+        .and_then(|text| text.trim().parse::<u64>().ok());
     let trace_id = hex(&span.trace_id, 16);
     let span_id = hex(&span.span_id, 8);
     let parent_id = (!span.parent_span_id.is_empty()).then(|| hex(&span.parent_span_id, 8));

@@ -46,14 +46,12 @@ async fn old_client_pulls_task_and_report_becomes_calls_and_reward() {
     let path = format!("/resources/{resources_id}");
     let (_, found) = send(&server, "GET", &path, Value::Null).await;
     assert_eq!(found["resources"]["main_llm"]["endpoint"], "http://x/v1");
-    let triplet = |tokens: Value, reward: Value| {
-        json!({ "prompt": { "token_ids": [1, 2] }, "response": { "token_ids": tokens },
+    let triplets = [(3, json!(-5)), (4, Value::Null)].map(|(token, reward)| {
+        json!({ "prompt": { "token_ids": [1, 2] }, "response": { "token_ids": [token] },
                 "reward": reward, "metadata": { "agent_name": "wolf" } })
-    };
-    let report = json!({
-        "rollout_id": id, "final_reward": 0.75, "logs": ["a"],
-        "triplets": [triplet(json!([3]), json!(-5)), triplet(json!([4]), Value::Null)],
     });
+    let report =
+        json!({ "rollout_id": id, "final_reward": 0.75, "logs": ["a"], "triplets": triplets });
     for _ in 0..2 {
         let (status, body) = send(&server, "POST", "/rollout", report.clone()).await;
         assert_eq!((status, &body["status"]), (200, &json!("ok")));
@@ -170,6 +168,12 @@ async fn states_follow_permitted_transitions_only() {
     assert_eq!(listed, json!([]));
 }
 
+/// Returns the data of a model call with these prompt tokens and a completion of one token.
+fn model_call(prompt: &[u32], completion: u32) -> Value {
+    json!({ "response": { "id": format!("r{completion}"), "prompt_token_ids": prompt,
+                          "choices": [{ "token_ids": [completion] }] } })
+}
+
 #[tokio::test]
 async fn events_are_rewards_and_calls_of_the_rollout() {
     let server = server(without_debounce()).await;
@@ -180,11 +184,7 @@ async fn events_are_rewards_and_calls_of_the_rollout() {
         let server = &server;
         async move { send(server, "POST", &path, body).await.0 }
     };
-    let request = |prompt: Value, completion: u32| {
-        json!({ "response": { "id": format!("r{completion}"), "prompt_token_ids": prompt,
-                              "choices": [{ "token_ids": [completion] }] } })
-    };
-    assert_eq!(post("0", "model_request", request(json!([1, 2]), 10)).await, 200);
+    assert_eq!(post("0", "model_request", model_call(&[1, 2], 10)).await, 200);
     // The process was faster than the report of its controller.
     let patch = |status: Value| {
         let path = format!("/api/rollouts/{id}");
@@ -194,8 +194,8 @@ async fn events_are_rewards_and_calls_of_the_rollout() {
     assert_eq!(patch(json!({ "state": "running" })).await, 200);
     assert_eq!(patch(json!({ "state": "running" })).await, 409);
     assert_eq!(post("0", "reward", json!({ "value": 0.5, "extra": 1 })).await, 200);
-    assert_eq!(post("0", "model_request", request(json!([3]), 20)).await, 200);
-    assert_eq!(post("0", "model_request", request(json!([1, 2]), 30)).await, 200);
+    assert_eq!(post("0", "model_request", model_call(&[3], 20)).await, 200);
+    assert_eq!(post("0", "model_request", model_call(&[1, 2], 30)).await, 200);
     assert_eq!(post("1", "log", json!({ "x": 1.50 })).await, 200);
     let events = |query: &str| {
         let path = format!("/api/rollouts/{id}/events{query}");

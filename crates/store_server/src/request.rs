@@ -316,11 +316,12 @@ mod tests {
         assert_eq!(filter.id_contains.as_deref(), Some("1"));
     }
 
+    fn page(body: &str) -> Result<PageRequest, ApiError> {
+        parse::<TriesQuery>(body.as_bytes()).unwrap().paging().page(Some("sequence_id"))
+    }
+
     #[test]
     fn null_order_differs_from_absent_order() {
-        let page = |text: &str| {
-            parse::<TriesQuery>(text.as_bytes()).unwrap().paging().page(Some("sequence_id"))
-        };
         assert_eq!(page("{}").unwrap().sort_by.as_deref(), Some("sequence_id"));
         assert_eq!(page("{\"sort_by\": null}").unwrap().sort_by, None);
         for wrong in ["{\"limit\": 0}", "{\"limit\": -2}", "{\"offset\": -1}"] {

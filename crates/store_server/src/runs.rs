@@ -98,14 +98,13 @@ impl Run {
     /// Checks that a write comes from the trainer that holds the lease `epoch`, and renews the
     /// lease.
     fn check_epoch(&self, name: &str, epoch: u64, key: &str) -> Result<(), StoreError> {
-        let location = || name.to_owned();
         match &self.lease {
             Some(lease) if lease.record.epoch == epoch => {
                 lease.renew();
                 Ok(())
             }
             Some(lease) if lease.record.epoch > epoch => Err(StoreError::Fenced {
-                location: location(),
+                location: name.to_owned(),
                 key: key.to_owned(),
                 holder: lease.record.trainer.name.clone(),
             }),
@@ -287,7 +286,7 @@ impl Runs {
     async fn lock(&self, run: &mut Run, name: &str) -> Result<(), StoreError> {
         let Some(dir) = self.dir.clone().filter(|_| run.lock.is_none()) else { return Ok(()) };
         let path = dir.join(format!("{name}.lock"));
-        let lock = move || {
+        run.lock = in_background(name, "open", move || {
             std::fs::create_dir_all(dir)?;
             let file = File::options().create(true).truncate(false).write(true).open(path)?;
             match file.try_lock() {
@@ -295,8 +294,8 @@ impl Runs {
                 Err(TryLockError::WouldBlock) => Ok(None),
                 Err(TryLockError::Error(error)) => Err(error),
             }
-        };
-        run.lock = in_background(name, "open", lock).await?;
+        })
+        .await?;
         if run.lock.is_some() {
             return Ok(());
         }
@@ -443,15 +442,14 @@ async fn in_background<T: Send + 'static>(
     action: &'static str,
     work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
 ) -> Result<T, StoreError> {
-    let failed = |source: Box<dyn std::error::Error + Send + Sync>| StoreError::Failed {
+    let done = tokio::task::spawn_blocking(work).await.map_err(std::io::Error::from).flatten();
+    done.map_err(|error| StoreError::Failed {
         location: name.to_owned(),
         action,
         key: "the files of the run".to_owned(),
         code: Code::Internal,
-        source,
-    };
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| failed(error.into()))?.map_err(|error| failed(error.into()))
+        source: error.into(),
+    })
 }
 
 /// Replaces a file atomically: after a crash, it has either its old or its new contents.

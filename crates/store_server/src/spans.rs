@@ -104,12 +104,12 @@ pub(crate) fn parse_span(bytes: &[u8]) -> Result<NewSpan, ApiError> {
 }
 
 fn field<T: DeserializeOwned>(fields: &BTreeMap<String, Json>, name: &str) -> Result<T, ApiError> {
-    let missing = || ApiError::unprocessable("missing", &["body", name], "Field required");
-    let value = fields.get(name).ok_or_else(missing)?;
-    let wrong = |error: serde_json::Error| {
+    let value = fields
+        .get(name)
+        .ok_or_else(|| ApiError::unprocessable("missing", &["body", name], "Field required"))?;
+    serde_json::from_str(value.get()).map_err(|error| {
         ApiError::unprocessable("value_error", &["body", name], format!("{name}: {error}"))
-    };
-    serde_json::from_str(value.get()).map_err(wrong)
+    })
 }
 
 /// Appends a stored span to `out` as JSON.

@@ -245,18 +245,17 @@ async fn traces_are_accepted_as_json_and_gzip_with_partial_success() {
     use std::io::Write;
     let server = server(without_debounce()).await;
     let started = server.post("/rollouts", json!({ "input": 1 })).await.json();
-    let attribute =
-        |key: &str, value: &Value| json!({ "key": key, "value": { "stringValue": value } });
-    let span = |id: &str| {
-        let names = [
-            attribute("agentlightning.rollout_id", &started["rollout_id"]),
-            attribute("agentlightning.attempt_id", &started["attempt"]["attempt_id"]),
-        ];
-        json!({ "traceId": "0".repeat(31) + "1", "spanId": id, "name": "call", "attributes": names })
-    };
-    let unnamed =
-        json!({ "traceId": "0".repeat(31) + "1", "spanId": "0000000000000009", "name": "x" });
-    let all = [span("0000000000000001"), span("0000000000000002"), unnamed];
+    let trace_id = "0".repeat(31) + "1";
+    let names = [
+        ("agentlightning.rollout_id", &started["rollout_id"]),
+        ("agentlightning.attempt_id", &started["attempt"]["attempt_id"]),
+    ]
+    .map(|(key, value)| json!({ "key": key, "value": { "stringValue": value } }));
+    let [first, second] = ["0000000000000001", "0000000000000002"].map(
+        |id| json!({ "traceId": trace_id, "spanId": id, "name": "call", "attributes": names }),
+    );
+    let unnamed = json!({ "traceId": trace_id, "spanId": "0000000000000009", "name": "x" });
+    let all = [first, second, unnamed];
     let body = json!({ "resourceSpans": [{ "scopeSpans": [{ "spans": all }] }] }).to_string();
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packed.write_all(body.as_bytes()).unwrap();

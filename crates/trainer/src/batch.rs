@@ -116,13 +116,9 @@ impl Census {
 
     /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Census) {
-        let add = |to: &mut Count, Count { segments, tokens }: Count| {
-            to.segments += segments;
-            to.tokens += tokens;
-        };
-        add(&mut self.trainable, other.trainable);
+        self.trainable.add(other.trainable);
         for (why, count) in &other.masked {
-            add(self.masked.entry(*why).or_default(), *count);
+            self.masked.entry(*why).or_default().add(*count);
         }
     }
 
@@ -132,10 +128,17 @@ impl Census {
         if self.trainable.segments > 0 || self.masked.is_empty() {
             return None;
         }
-        let part = |(why, Count { segments, tokens }): (&MaskReason, &Count)| {
+        let reasons = self.masked.iter().map(|(why, Count { segments, tokens })| {
             format!("{tokens} were {why} (segments: {segments})")
-        };
-        Some(self.masked.iter().map(part).collect::<Vec<_>>().join(", "))
+        });
+        Some(reasons.collect::<Vec<_>>().join(", "))
+    }
+}
+
+impl Count {
+    fn add(&mut self, other: Count) {
+        self.segments += other.segments;
+        self.tokens += other.tokens;
     }
 }
 

@@ -124,13 +124,15 @@ fn interval_over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, Tr
 
 /// Returns the means of a game's metrics over the matches that did not fail.
 fn game_metrics(tasks: &[&[&Attempt]]) -> Result<BTreeMap<String, Interval>, TrainerError> {
-    let value = |attempt: &Attempt, name: &str| attempt.outcome.tool_metrics.get(name).copied();
     let all = tasks.iter().copied().flatten().flat_map(|a| a.outcome.tool_metrics.keys());
     let names: BTreeSet<&String> = all.filter(|name| name.starts_with(GAME)).collect();
     let mut means = BTreeMap::new();
     for name in names {
         let of_tasks = tasks.iter().filter_map(|attempts| {
-            let values: Vec<f64> = attempts.iter().filter_map(|a| value(a, name)).collect();
+            let values: Vec<f64> = attempts
+                .iter()
+                .filter_map(|attempt| attempt.outcome.tool_metrics.get(name).copied())
+                .collect();
             (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
         });
         means.insert(name[GAME.len()..].to_owned(), interval_over_tasks(of_tasks)?);
@@ -168,22 +170,22 @@ fn final_answer(attempt: &Attempt) -> Option<String> {
 
 impl AtK {
     fn new(k: usize, tasks: &[&[&Attempt]]) -> Result<Self, TrainerError> {
-        let correct_flags = |attempts: &[&Attempt]| -> Vec<f64> {
-            attempts.iter().map(|a| f64::from(u8::from(is_correct(a)))).collect()
-        };
-        let majority = |(seed, attempts): (u64, &[&Attempt])| {
+        let pass = tasks.iter().map(|attempts| {
+            let flags = attempts.iter().map(|attempt| f64::from(u8::from(is_correct(attempt))));
+            best_of(&flags.collect::<Vec<_>>(), k)
+        });
+        let best = tasks.iter().map(|attempts| best_of(&scores(attempts), k));
+        let majority = (0..).zip(tasks).map(|(seed, attempts)| {
             let answers: Vec<Option<String>> =
                 attempts.iter().map(|attempt| final_answer(attempt)).collect();
             let answers: Vec<Option<&str>> = answers.iter().map(Option::as_deref).collect();
             majority_of(&answers, &scores(attempts), k, MAJORITY_SAMPLES, seed)
-        };
+        });
         Ok(AtK {
             k,
-            pass: interval_over_tasks(
-                tasks.iter().map(|attempts| best_of(&correct_flags(attempts), k)),
-            )?,
-            best: interval_over_tasks(tasks.iter().map(|attempts| best_of(&scores(attempts), k)))?,
-            majority: interval_over_tasks((0..).zip(tasks.iter().copied()).map(majority))?,
+            pass: interval_over_tasks(pass)?,
+            best: interval_over_tasks(best)?,
+            majority: interval_over_tasks(majority)?,
         })
     }
 }

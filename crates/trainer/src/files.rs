@@ -13,26 +13,27 @@ pub(crate) fn file_error(action: &'static str, path: &Path, source: io::Error) -
 
 /// Creates an empty directory. If the directory exists, removes its contents.
 pub(crate) fn create_empty_dir(dir: &Path) -> Result<(), TrainerError> {
-    let clear = || if dir.exists() { fs::remove_dir_all(dir) } else { Ok(()) };
-    clear()
+    let cleared = if dir.exists() { fs::remove_dir_all(dir) } else { Ok(()) };
+    cleared
         .and_then(|()| fs::create_dir_all(dir))
         .map_err(|source| file_error("empty", dir, source))
 }
 
 /// Writes a file atomically: it is complete or absent, including after a power failure.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), TrainerError> {
-    let half = path.with_extension("half");
-    let write = || {
-        let mut file = File::create(&half)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&half, path)
-    };
-    write().map_err(|source| file_error("write", path, source))?;
+    replace_file(path, bytes).map_err(|source| file_error("write", path, source))?;
     match path.parent() {
         Some(parent) => sync_dir(parent),
         None => Ok(()),
     }
+}
+
+fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let half = path.with_extension("half");
+    let mut file = File::create(&half)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&half, path)
 }
 
 /// Flushes the entries of a directory to disk.

@@ -31,11 +31,13 @@ fn keys(oversample_keep: &str) -> RlKeys {
 
 /// Returns a group whose samples ended with these answers and rewards.
 fn group(ended: &[(&str, Option<f64>)], size: usize) -> Group {
-    let ended_attempt = |(sample, (answer, reward)): (u32, &(&str, Option<f64>))| {
-        let outcome = Outcome::demonstrated(*answer);
-        Some(Attempt { outcome, ..attempt(sample, *reward) })
-    };
-    let mut attempts: Vec<Option<Attempt>> = (0..).zip(ended).map(ended_attempt).collect();
+    let mut attempts: Vec<Option<Attempt>> = (0..)
+        .zip(ended)
+        .map(|(sample, (answer, reward))| {
+            let outcome = Outcome::demonstrated(*answer);
+            Some(Attempt { outcome, ..attempt(sample, *reward) })
+        })
+        .collect();
     attempts.resize(size, None);
     Group {
         task: Task { question: "3 + 5?".into(), ..Task::default() },
@@ -82,12 +84,14 @@ fn attempts_with_experience_start_in_order_and_read_earlier_answers() {
 fn group_keeps_attempts_by_end_or_start_order() {
     // `+` is rewarded, `x` failed, `.` in progress.
     let all = |text: &str| -> Vec<Option<Attempt>> {
-        let of = |(state, sample): (char, u32)| match state {
-            '+' => Some(attempt(sample, Some(1.0))),
-            'x' => Some(attempt(sample, None)),
-            _ => None,
-        };
-        text.chars().zip(0..).map(of).collect()
+        text.chars()
+            .zip(0..)
+            .map(|(state, sample)| match state {
+                '+' => Some(attempt(sample, Some(1.0))),
+                'x' => Some(attempt(sample, None)),
+                _ => None,
+            })
+            .collect()
     };
     for (states, ended, started) in [
         ("....", None, None),

@@ -54,7 +54,6 @@ impl Gain {
             }
             found
         };
-        let mean = |(sum, made): (f64, f64)| sum / made;
         let mut gains = Vec::new();
         for pair in evals.windows(2) {
             let before = scored(pair[0]);
@@ -62,8 +61,8 @@ impl Gain {
             let pairs: Vec<ScorePair> = before
                 .into_iter()
                 .filter_map(|(group, before)| {
-                    let after = mean(*after.get(&group)?);
-                    Some(ScorePair { cluster: group.into(), before: mean(before), after })
+                    let [before, after] = [before, *after.get(&group)?].map(|(sum, n)| sum / n);
+                    Some(ScorePair { cluster: group.into(), before, after })
                 })
                 .collect();
             let difference = paired_difference(&pairs, NUM_RESAMPLES, 0)?;

@@ -148,9 +148,11 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
     /// scores.
     pub fn score_together(&mut self, attempts: Vec<(K, Attempt)>, compared_with: Vec<Attempt>) {
         // If they cannot be compared, a retry of each would not help.
-        let made = |(key, attempt)| (key, GeneratedAttempt { attempt, may_retry: false });
         let job = ScoringJob {
-            attempts: attempts.into_iter().map(made).collect(),
+            attempts: attempts
+                .into_iter()
+                .map(|(key, attempt)| (key, GeneratedAttempt { attempt, may_retry: false }))
+                .collect(),
             compared_with: Some(compared_with),
         };
         self.scoring.spawn(score(self.scorers.clone(), self.store.clone(), job));

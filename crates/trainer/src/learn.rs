@@ -370,10 +370,7 @@ impl UpdateOutcome {
     /// Adds the results to the metrics of a step.
     pub(crate) fn report(&self, phase: &Phase, params: Option<OptimParams>, metrics: &mut Metrics) {
         let all = &self.all;
-        // The mean over several updates, because each is a loss over its fraction of the attempts.
-        let per_update = |sum: f64, updates: u32| sum / f64::from(updates.max(1));
         let updates = self.applied + self.skipped;
-        let mean = |sum: f64, count: u64| if count == 0 { 0.0 } else { sum / count as f64 };
         metrics.add("actor/lr", params.map_or(0.0, |params| f64::from(params.learning_rate)));
         metrics.add("actor/grad_norm", mean(self.grad_norms, u64::from(self.applied)));
         metrics.add("actor/updates", f64::from(self.applied));
@@ -464,29 +461,36 @@ fn report_mismatch(found: &Mismatch, metrics: &mut Metrics) {
     }
 }
 
+/// Returns the mean loss over updates: each is a loss over its fraction of the attempts.
+fn per_update(sum: f64, updates: u32) -> f64 {
+    sum / f64::from(updates.max(1))
+}
+
+fn mean(sum: f64, count: u64) -> f64 {
+    if count == 0 { 0.0 } else { sum / count as f64 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn learning_rate_follows_warmup_and_schedule() {
-        let keys = |schedule, warmup, min_lr_ratio| OptimizerKeys {
-            schedule,
-            warmup,
-            min_lr_ratio,
-            ..Default::default()
-        };
-        let fractions = |keys: &OptimizerKeys, steps| -> Vec<f32> {
-            (0..steps)
-                .map(|step| (1000.0 * fraction_of_peak(keys, step, steps)).round() / 1000.0)
-                .collect()
-        };
-        assert_eq!(fractions(&keys(Schedule::Constant, 2, 0.5), 4), [0.5, 1.0, 1.0, 1.0]);
-        assert_eq!(fractions(&keys(Schedule::Linear, 0, 0.0), 4), [1.0, 0.75, 0.5, 0.25]);
-        assert_eq!(fractions(&keys(Schedule::Linear, 1, 0.2), 5), [1.0, 1.0, 0.8, 0.6, 0.4]);
-        assert_eq!(fractions(&keys(Schedule::Cosine, 0, 0.0), 4), [1.0, 0.854, 0.5, 0.146]);
-        // A warm-up longer than the phase never reaches the peak.
-        assert_eq!(fractions(&keys(Schedule::Cosine, 4, 0.0), 2), [0.25, 0.5]);
+        for (schedule, warmup, min_lr_ratio, expected) in [
+            (Schedule::Constant, 2, 0.5, &[0.5f32, 1.0, 1.0, 1.0][..]),
+            (Schedule::Linear, 0, 0.0, &[1.0, 0.75, 0.5, 0.25]),
+            (Schedule::Linear, 1, 0.2, &[1.0, 1.0, 0.8, 0.6, 0.4]),
+            (Schedule::Cosine, 0, 0.0, &[1.0, 0.854, 0.5, 0.146]),
+            // A warm-up longer than the phase never reaches the peak.
+            (Schedule::Cosine, 4, 0.0, &[0.25, 0.5]),
+        ] {
+            let keys = OptimizerKeys { schedule, warmup, min_lr_ratio, ..Default::default() };
+            let steps = expected.len() as u32;
+            let found: Vec<f32> = (0..steps)
+                .map(|step| (1000.0 * fraction_of_peak(&keys, step, steps)).round() / 1000.0)
+                .collect();
+            assert_eq!(found, expected, "{keys:?}");
+        }
     }
 
     /// Returns a recipe whose critic differs from its policy in every number.

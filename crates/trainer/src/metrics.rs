@@ -68,8 +68,8 @@ impl From<Metrics> for Map<String, Value> {
 
 impl From<Map<String, Value>> for Metrics {
     fn from(object: Map<String, Value>) -> Self {
-        let number = |value: Value| value.as_f64().unwrap_or(f64::NAN);
-        Metrics(object.into_iter().map(|(name, value)| (name, number(value))).collect())
+        let numbers = object.into_iter();
+        Metrics(numbers.map(|(name, value)| (name, value.as_f64().unwrap_or(f64::NAN))).collect())
     }
 }
 

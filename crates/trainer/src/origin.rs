@@ -233,11 +233,10 @@ impl Origin {
     pub fn check_sessions(&self, record: &Path, with_weights: bool) -> Result<(), TrainerError> {
         let served = Origin::read(record)?;
         let served = served.ok_or_else(|| TrainerError::NoSessions(record.to_owned()))?;
-        let model = |origin: &Origin| -> Vec<Input> {
+        let [served, current] = [&served, self].map(|origin| -> Vec<Input> {
             let files = origin.files.iter().filter(|file| file.source == MODEL);
             files.filter(|file| with_weights || !has_weights(&file.name)).cloned().collect()
-        };
-        let (served, current) = (model(&served), model(self));
+        });
         let other = first_missing(&served, &current).or_else(|| first_missing(&current, &served));
         match other {
             None => Ok(()),
@@ -277,20 +276,18 @@ impl Origin {
             );
         }
         all.extend(model.iter().map(|file| (MODEL.to_owned(), file.clone())));
-        let read = |(of, path): (String, PathBuf)| {
-            let summed = File::open(&path).and_then(checksum);
-            let (bytes, crc32c) = summed.map_err(|source| file_error("read", &path, source))?;
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            Ok(Input { source: of, name, bytes, crc32c })
-        };
-        let mut files = all.into_iter().map(read).collect::<Result<Vec<Input>, TrainerError>>()?;
-        let input = |ListedTasks { source: of, package, bytes, crc32c }| Input {
-            source: of,
-            name: package,
-            bytes,
-            crc32c,
-        };
-        files.extend(listings.into_iter().map(input));
+        let mut files = all
+            .into_iter()
+            .map(|(of, path)| {
+                let summed = File::open(&path).and_then(checksum);
+                let (bytes, crc32c) = summed.map_err(|source| file_error("read", &path, source))?;
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                Ok(Input { source: of, name, bytes, crc32c })
+            })
+            .collect::<Result<Vec<Input>, TrainerError>>()?;
+        for ListedTasks { source, package: name, bytes, crc32c } in listings {
+            files.push(Input { source, name, bytes, crc32c });
+        }
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let tools = Some(tools);
         let lengths = Vec::new();

@@ -302,11 +302,10 @@ impl<'a> GroupedSamples<'a> {
         // In a game, the score can be the score of one agent only, but the sum contains parts of
         // every seat.
         let score = attempt.score.unwrap_or(0.0);
-        let is_of_seat = |component: &Component| match &component.credit_target {
+        let is_game = components.iter().any(|component| match &component.credit_target {
             Some(CreditTarget::Agent(name)) => is_seat(name),
             _ => false,
-        };
-        let is_game = components.iter().any(is_of_seat);
+        });
         let total = if is_game { sum_of_components(components) } else { score };
         let credited = CreditedReward::new(
             &attempt.trajectory,
@@ -355,8 +354,9 @@ impl<'a> GroupedSamples<'a> {
     fn set_advantages(&mut self, found: Vec<Vec<SequenceAdvantages>>) {
         let mut found = found.into_iter();
         for (rollout, samples) in self.groups.iter_mut().flatten().zip(&self.samples) {
-            let zeros = |draft: &SequenceDraft| vec![0.0f32; draft.sequence.tokens()];
-            let mut advantages: Vec<Vec<f32>> = rollout.sequences.iter().map(zeros).collect();
+            let drafts = rollout.sequences.iter();
+            let mut advantages: Vec<Vec<f32>> =
+                drafts.map(|draft| vec![0.0; draft.sequence.tokens()]).collect();
             let mut returns = advantages.clone();
             for sample in samples {
                 for ((sequence, tokens), found) in

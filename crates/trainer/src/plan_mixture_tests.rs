@@ -212,11 +212,13 @@ fn groups_of_another_policy_are_ignored() {
     };
     // This holds even if the store does not contain the selected policy.
     let older = |group| -> Vec<Attempt> {
-        let clear = |mut attempt: Attempt| {
-            attempt.outcome.cast.clear();
-            attempt
-        };
-        other(group).into_iter().map(clear).collect()
+        other(group)
+            .into_iter()
+            .map(|mut attempt| {
+                attempt.outcome.cast.clear();
+                attempt
+            })
+            .collect()
     };
     let all = [other(0), older(1), own(2), own(3)];
     let twice = RlKeys { mini_batches: 2, ..keys() };
@@ -375,10 +377,12 @@ fn plan_of_side_ignores_other_side() {
     let keys = RlKeys { group_by: GroupBy::Agent, ..keys() };
     let wolves = [[1.0, 1.0], [0.0, 0.0], [1.0, 0.5], [0.0, -0.1]];
     let group = |policy: &str, factor: f64| -> Vec<Attempt> {
-        let of = |(sample, wolves): (u32, [f64; 2])| {
-            match_of(sample, wolves, (policy, factor * (wolves[0] + wolves[1])))
-        };
-        (0..).zip(wolves).map(of).collect()
+        (0..)
+            .zip(wolves)
+            .map(|(sample, wolves)| {
+                match_of(sample, wolves, (policy, factor * (wolves[0] + wolves[1])))
+            })
+            .collect()
     };
     let plan = plan_of(&[group("other", -1.0)], &keys, 1000).unwrap();
     assert_eq!(plan.updates[0].sequences.len(), 8);
@@ -402,11 +406,14 @@ fn score_of_agent_leaves_rewards_of_seats_unchanged() {
     let group = |of_wolves: bool| -> Vec<Attempt> {
         let of = |(sample, wolf): (u32, f64)| {
             let mut attempt = match_of(sample, [wolf, wolf], ("frozen", -2.0 * wolf));
-            let component = |step: &StepReward| Component {
-                credit_target: Some(step.credit_target.clone()),
-                ..Component::score(step.reward)
-            };
-            attempt.outcome.components = attempt.step_rewards.iter().map(component).collect();
+            attempt.outcome.components = attempt
+                .step_rewards
+                .iter()
+                .map(|step| Component {
+                    credit_target: Some(step.credit_target.clone()),
+                    ..Component::score(step.reward)
+                })
+                .collect();
             attempt.score = Some(if of_wolves { wolf } else { 0.0 });
             attempt.reward = attempt.score;
             attempt
@@ -436,10 +443,11 @@ fn unit_sample_weighs_seats_alike() {
         let plan = plan_of(std::slice::from_ref(&group), &keys, 1000).unwrap();
         let sequences = plan.updates[0].sequences.clone();
         // The list of weights can extend to the end of any sequence.
-        let weight = |(planned, tokens): (&PlannedSequence, usize)| {
-            f64::from(planned.weight.iter().take(tokens).sum::<f32>())
-        };
-        sequences.iter().zip([1, 2, 2, 3]).map(weight).collect::<Vec<f64>>()
+        sequences
+            .iter()
+            .zip([1, 2, 2, 3])
+            .map(|(planned, tokens)| f64::from(planned.weight.iter().take(tokens).sum::<f32>()))
+            .collect::<Vec<f64>>()
     };
     let close = |found: Vec<f64>, want: [f64; 4]| {
         assert!(found.iter().zip(want).all(|(a, w)| (a - w).abs() < 1e-6), "{found:?}");

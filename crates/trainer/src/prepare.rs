@@ -116,8 +116,8 @@ impl<'a> Preparer<'a> {
     /// proximal policy, overall and by class. Returns `None` if the proximal policy is not
     /// recomputed.
     pub fn mismatch(&self) -> Option<(Mismatch, MismatchBreakdown)> {
-        let found = || (Mismatch::new(&self.pairs, Counting::Exact), self.breakdown.clone());
-        (self.keys.proximal == ProximalPolicy::Recompute).then(found)
+        (self.keys.proximal == ProximalPolicy::Recompute)
+            .then(|| (Mismatch::new(&self.pairs, Counting::Exact), self.breakdown.clone()))
     }
 
     /// Returns the fraction of tokens whose ratio of proximal to behavior policy is beyond the
@@ -125,8 +125,10 @@ impl<'a> Preparer<'a> {
     pub fn out_of_bounds_fraction(&self) -> Option<f64> {
         let correction =
             self.keys.correction().filter(|_| self.keys.proximal == ProximalPolicy::Recompute)?;
-        let log_ratios = |sequence: &Vec<(f64, f64)>| sequence.iter().map(|(p, b)| p - b).collect();
-        correction.out_of_bounds_fraction(&self.pairs.iter().map(log_ratios).collect::<Vec<_>>())
+        let sequences = self.pairs.iter();
+        let log_ratios: Vec<Vec<f64>> =
+            sequences.map(|pairs| pairs.iter().map(|(p, b)| p - b).collect()).collect();
+        correction.out_of_bounds_fraction(&log_ratios)
     }
 
     /// Adds the inputs that an update's loss needs. `first` is whether no update has changed the

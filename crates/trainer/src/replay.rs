@@ -104,11 +104,10 @@ pub async fn terms(
     let before = |at: &&Checkpoint| at.position.phase == phase && at.position.step <= step;
     // A reference that has not been updated has the weights at the start of the phase. Checkpoints
     // within the phase do not contain it.
-    let has_reference = |at: &&Checkpoint| match keys {
+    let usable = checkpoints.iter().filter(before).filter(|at| match keys {
         Phase::Rl(keys) => !keys.needs_reference() || keys.has_separate_reference(at.position.step),
         Phase::Sft(_) | Phase::Prompt(_) => true,
-    };
-    let usable = checkpoints.iter().filter(before).filter(has_reference);
+    });
     let newest = usable.max_by_key(|at| at.position.step);
     let start = match newest {
         Some(checkpoint) => {

@@ -78,9 +78,9 @@ pub(crate) fn with_rewards<'a>(
 /// Returns whether a group has no gradient, because all its attempts have the same reward.
 pub(crate) fn is_uninformative(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool {
     let Some((first, reward, _)) = rewarded.first() else { return true };
-    let alike = |(attempt, r, _): &(&Attempt, f64, bool)| {
-        r == reward
-            && (!keys.uses_reward_components() || attempt.step_rewards == first.step_rewards)
-    };
-    keys.zero_variance_has_no_gradient() && rewarded.iter().all(alike)
+    keys.zero_variance_has_no_gradient()
+        && rewarded.iter().all(|(attempt, r, _)| {
+            r == reward
+                && (!keys.uses_reward_components() || attempt.step_rewards == first.step_rewards)
+        })
 }

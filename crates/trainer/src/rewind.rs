@@ -82,8 +82,10 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
         let store = levade_store_client::open(store, dir.root(), Access::Read).await?;
         num_steps = num_steps.max(store.planned_steps().await?.len() as u32);
     }
-    let is_intact = |c: &Checkpoint| c.position.global_step <= step && c.verify().is_ok();
-    let index = all.iter().rposition(is_intact).filter(|_| step <= num_steps);
+    let index = all
+        .iter()
+        .rposition(|c| c.position.global_step <= step && c.verify().is_ok())
+        .filter(|_| step <= num_steps);
     let Some(index) = index else {
         let kept = all.iter().map(|c| c.position.global_step).collect();
         let run_dir = dir.root().to_owned();

@@ -378,10 +378,13 @@ impl GroupScheduler {
         if !group.full {
             let Some(end) = group_len(&group.attempts, &self.keys) else { return };
             group.full = true;
-            let is_waiting = |(group_position, member): &&(u64, GroupMember)| {
-                *group_position == position && *member != GroupMember::Baseline
-            };
-            let not_started = self.waiting.iter().filter(is_waiting).count();
+            let not_started = self
+                .waiting
+                .iter()
+                .filter(|(group_position, member)| {
+                    *group_position == position && *member != GroupMember::Baseline
+                })
+                .count();
             let running = group.attempts.iter().filter(|attempt| attempt.is_none()).count();
             let beyond = group.attempts[end..].iter_mut().filter_map(Option::take);
             group.excluded = ExcludedAttempts {
@@ -529,8 +532,12 @@ impl GroupScheduler {
     /// Returns the number of finished attempts for the next step, and the number that it needs.
     fn progress(&self) -> (usize, usize) {
         let total = self.keys.groups * self.keys.group_size;
-        let ended = |group: &Group| group.attempts.iter().flatten().count();
-        let done: usize = self.open.values().filter(|group| !group.replaced).map(ended).sum();
+        let done: usize = self
+            .open
+            .values()
+            .filter(|group| !group.replaced)
+            .map(|group| group.attempts.iter().flatten().count())
+            .sum();
         (done.min(total), total)
     }
 

@@ -431,11 +431,12 @@ impl Scorers {
         let mut failed = None;
         for named in single_scorers {
             let input = scorer_input.clone();
-            let make_call = |scorer: Arc<dyn Scorer>| {
-                let input = input.clone();
-                async move { scorer.score(&input).await }
-            };
-            let result = named.call(self.outage_timeout(), make_call).await;
+            let result = named
+                .call(self.outage_timeout(), |scorer| {
+                    let input = input.clone();
+                    async move { scorer.score(&input).await }
+                })
+                .await;
             match (result.and_then(|result| named.add_names(result)), named.unscored) {
                 (Ok(result), _) => components.extend(result),
                 (Err(error), UnscoredEffect::Value(value)) => {

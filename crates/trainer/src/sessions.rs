@@ -132,8 +132,8 @@ pub(crate) async fn list_sessions(
             let ids: Vec<String> = group.iter().map(|(id, _)| id.to_string()).collect();
             row.insert(TAKEN.to_owned(), json!(ids));
             row.insert(RECORD.to_owned(), json!(record));
-            let person = |(_, task): &(AttemptId, Value)| task["row"][PERSON].clone();
-            let persons: Vec<Value> = group.iter().map(person).collect();
+            let persons: Vec<Value> =
+                group.iter().map(|(_, task)| task["row"][PERSON].clone()).collect();
             if !persons.iter().all(Value::is_null) {
                 row.insert(PERSONS.to_owned(), persons.into());
             }

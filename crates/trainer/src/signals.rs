@@ -157,10 +157,9 @@ pub(crate) fn all_sequences(
 /// is the only target. A critic's value for this token is the value of the state in which the
 /// attempt ended. Returns `None` if nothing was sampled.
 fn end_input(trajectory: &Trajectory, targets: Targets<'_>) -> Option<(SegmentId, SequenceInput)> {
-    let last = |sequence: &crate::batch::TrainedSequence| {
+    let sequence = trained_sequences(trajectory, targets).into_iter().max_by_key(|sequence| {
         sequence.turns.iter().flat_map(|action| &action.segments).map(|(segment, _)| *segment).max()
-    };
-    let sequence = trained_sequences(trajectory, targets).into_iter().max_by_key(last)?;
+    })?;
     let mut tokens = trajectory.sequence_tokens(sequence.leaf);
     let index = tokens.len() as u32;
     // The token does not matter: only the state before it is evaluated.

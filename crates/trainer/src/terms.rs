@@ -296,8 +296,11 @@ impl Learner for RecordingLearner<'_> {
             if micro_batch.paths.is_empty() {
                 sums.push(ForwardBackward::default());
             } else {
-                let take = |path: &u32| std::mem::take(&mut sequences[*path as usize]);
-                let sequences: Vec<SequenceInput> = micro_batch.paths.iter().map(take).collect();
+                let taken = micro_batch
+                    .paths
+                    .iter()
+                    .map(|path| std::mem::take(&mut sequences[*path as usize]));
+                let sequences: Vec<SequenceInput> = taken.collect();
                 let merged = TreeBatch::merge(&sequences)
                     .map_err(|error| PolicyError::Invalid(error.to_string()))?;
                 let (found, terms) =

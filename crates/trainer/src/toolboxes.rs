@@ -42,11 +42,11 @@ impl Toolboxes {
         let [min_delay, max_delay] =
             [agent.min_tool_delay, agent.tool_delay].map(Duration::from_secs_f64);
         let named = |name: &String| {
-            let unknown = || TrainerError::UnknownTool {
-                name: name.clone(),
-                known: ToolKeys::describe_names(&self.tools, name),
-            };
-            let keys = ToolKeys::find(&self.tools, name).ok_or_else(unknown)?;
+            let keys =
+                ToolKeys::find(&self.tools, name).ok_or_else(|| TrainerError::UnknownTool {
+                    name: name.clone(),
+                    known: ToolKeys::describe_names(&self.tools, name),
+                })?;
             let wrong = |why| TrainerError::Tool { name: name.clone(), why };
             let mut toolbox = self.get_or_create(&keys).map_err(wrong)?;
             if keys.max_tokens.is_some() || keys.max_characters.is_some() {

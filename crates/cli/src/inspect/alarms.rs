@@ -174,11 +174,11 @@ fn apply(rule: &Rule, series: &Series, phase: u32) -> Option<Alarm> {
 
 /// Returns, for each step, the mean of the last [`WINDOW`] values.
 fn trailing_means(values: &[(u32, f64)]) -> Vec<(u32, f64)> {
-    let mean = |end: usize| {
+    let means = values.iter().enumerate().map(|(end, (step, _))| {
         let window = &values[end.saturating_sub(WINDOW - 1)..=end];
-        window.iter().map(|(_, value)| value).sum::<f64>() / window.len() as f64
-    };
-    values.iter().enumerate().map(|(index, (step, _))| (*step, mean(index))).collect()
+        (*step, window.iter().map(|(_, value)| value).sum::<f64>() / window.len() as f64)
+    });
+    means.collect()
 }
 
 /// Returns the first step since which `holds` has held without interruption.
@@ -223,8 +223,7 @@ fn unread_calls(history: &History) -> Option<Alarm> {
         .iter()
         .enumerate()
         .map(|(at, (step, _))| {
-            let of = |count: &Vec<(u32, f64)>| count.get(at).map_or(0.0, |(_, value)| *value);
-            (*step, counts.iter().map(of).sum())
+            (*step, counts.iter().map(|count| count.get(at).map_or(0.0, |(_, value)| *value)).sum())
         })
         .collect();
     let rates = ratio(&counts[1], &total);

@@ -43,6 +43,6 @@ pub fn dot(graph: &Graph) -> String {
 
 /// Returns lines as a quoted label, aligned to the left.
 fn label(lines: &[String]) -> String {
-    let escape = |line: &String| line.replace('\\', "\\\\").replace('"', "\\\"") + "\\l";
-    format!("\"{}\"", lines.iter().map(escape).collect::<String>())
+    let lines = lines.iter().map(|line| line.replace('\\', "\\\\").replace('"', "\\\"") + "\\l");
+    format!("\"{}\"", lines.collect::<String>())
 }

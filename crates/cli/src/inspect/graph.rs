@@ -82,8 +82,7 @@ impl Graph {
     /// Creates the graph of an attempt.
     pub fn new(attempt: &Attempt, tree: &CallTree) -> Self {
         let agents: Vec<String> = tree.agents().into_iter().map(str::to_owned).collect();
-        let card = |call: &CallNode| call_card(call, attempt, &agents);
-        let calls = tree.calls.iter().map(card).collect();
+        let calls = tree.calls.iter().map(|call| call_card(call, attempt, &agents)).collect();
         Graph { attempt: attempt_card(attempt), agents, calls }
     }
 

@@ -33,11 +33,13 @@ fn graph(calls: Vec<CallCard>) -> Graph {
 /// Returns the rectangles of cards: x, y, width and height.
 fn cards(svg: &str) -> Vec<[f64; 4]> {
     let rects = svg.lines().filter(|line| line.starts_with("<rect") && line.contains("rx=\"7\""));
-    let number = |line: &str, name: &str| -> f64 {
-        let (_, rest) = line.split_once(&format!(" {name}=\"")).unwrap();
-        rest.split('"').next().unwrap().parse().unwrap()
-    };
-    rects.map(|line| ["x", "y", "width", "height"].map(|name| number(line, name))).collect()
+    rects.map(|line| ["x", "y", "width", "height"].map(|name| attribute(line, name))).collect()
+}
+
+/// Returns a number in an element.
+fn attribute(element: &str, name: &str) -> f64 {
+    let (_, rest) = element.split_once(&format!(" {name}=\"")).unwrap();
+    rest.split('"').next().unwrap().parse().unwrap()
 }
 
 #[test]

@@ -46,8 +46,11 @@ impl History {
         let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
         let lines: Vec<Map<String, Value>> = lines.collect();
         let number = |line: &Map<String, Value>, key: &str| line.get(key).and_then(Value::as_u64);
-        let is_step = |line: &&Map<String, Value>| line.contains_key("kind");
-        let last = lines.iter().filter(is_step).filter_map(|line| number(line, "phase")).max();
+        let last = lines
+            .iter()
+            .filter(|line| line.contains_key("kind"))
+            .filter_map(|line| number(line, "phase"))
+            .max();
         history.phase = phase.unwrap_or(last.unwrap_or_default() as u32);
         for line in lines {
             let (Some(phase), Some(step)) = (number(&line, "phase"), number(&line, "step")) else {

@@ -224,13 +224,14 @@ fn tool_height(card: &ToolCard) -> f64 {
 
 /// Escapes a text for XML.
 fn escape(text: &str) -> String {
-    let escape = |c: char| match c {
-        '&' => "&amp;".to_owned(),
-        '<' => "&lt;".to_owned(),
-        '>' => "&gt;".to_owned(),
-        '"' => "&quot;".to_owned(),
-        c if c.is_control() => " ".to_owned(),
-        c => c.to_string(),
-    };
-    text.chars().map(escape).collect()
+    text.chars()
+        .map(|c| match c {
+            '&' => "&amp;".to_owned(),
+            '<' => "&lt;".to_owned(),
+            '>' => "&gt;".to_owned(),
+            '"' => "&quot;".to_owned(),
+            c if c.is_control() => " ".to_owned(),
+            c => c.to_string(),
+        })
+        .collect()
 }

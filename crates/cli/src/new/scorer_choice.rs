@@ -95,13 +95,17 @@ pub fn choose_scorer(tasks: &[Task]) -> Result<Scorer, String> {
 /// options. Returns `None` if it is at most 4, the default of the scorer `choice`, or if all rows
 /// list their options.
 pub fn option_count(tasks: &[Task]) -> Option<usize> {
-    let lists_options = |task: &Task| OPTIONS.iter().any(|name| task.row.contains_key(*name));
     let max_options = tasks
         .iter()
-        .filter(|task| !lists_options(task))
+        .filter(|task| !OPTIONS.iter().any(|name| task.row.contains_key(*name)))
         .map(|task| count_options(&visible_text(task)))
         .max()?;
     (max_options > 4).then_some(max_options)
+}
+
+/// Creates the kind named `name` with these keys.
+fn scorer_kind(name: &str, keys: Value) -> Result<ScorerKind, String> {
+    serde_json::from_value(serde_json::json!({ name: keys })).map_err(|error| error.to_string())
 }
 
 /// Checks that a scorer can compare with the expected answer of each task, as a run does.
@@ -109,20 +113,15 @@ pub fn option_count(tasks: &[Task]) -> Option<usize> {
 /// # Errors
 /// Returns a message that names the first task whose expected answer it cannot use, and the reason.
 pub fn check(scorer: Scorer, tasks: &[Task]) -> Result<(), String> {
-    let kind = |name: &str, keys: Value| {
-        let table = serde_json::json!({ name: keys });
-        serde_json::from_value::<ScorerKind>(table).map_err(|error| error.to_string())
-    };
-    let named = |name: &str| kind(name, serde_json::json!({})).map(|kind| kind.scorer());
     let scorer: Arc<dyn reward::Scorer> = match scorer {
-        Scorer::Numeric => named("numeric")?,
-        Scorer::Maths => named("maths")?,
-        Scorer::Answer => named("answer")?,
+        Scorer::Numeric => scorer_kind("numeric", serde_json::json!({}))?.scorer(),
+        Scorer::Maths => scorer_kind("maths", serde_json::json!({}))?.scorer(),
+        Scorer::Answer => scorer_kind("answer", serde_json::json!({}))?.scorer(),
         Scorer::Choice => {
             let options = option_count(tasks).unwrap_or(4);
-            kind("choice", serde_json::json!({ "options": options }))?.scorer()
+            scorer_kind("choice", serde_json::json!({ "options": options }))?.scorer()
         }
-        Scorer::Code => match kind("code", serde_json::json!({}))? {
+        Scorer::Code => match scorer_kind("code", serde_json::json!({}))? {
             ScorerKind::Code(keys) => testbed::scorer(&keys)?,
             other => other.scorer(),
         },
@@ -147,10 +146,11 @@ fn count_options(text: &str) -> usize {
     let mut count = 0;
     for letter in 'A'..='Z' {
         let marks = [format!("{letter}."), format!("{letter})"), format!("{letter}:")];
-        let starts = |at: &usize| !rest[..*at].ends_with(char::is_alphanumeric);
-        let found = marks
-            .iter()
-            .filter_map(|mark| rest.match_indices(mark.as_str()).map(|(at, _)| at).find(starts));
+        let found = marks.iter().filter_map(|mark| {
+            rest.match_indices(mark.as_str())
+                .map(|(at, _)| at)
+                .find(|at| !rest[..*at].ends_with(char::is_alphanumeric))
+        });
         let Some(at) = found.min() else { break };
         rest = &rest[at + 2..];
         count += 1;
@@ -159,10 +159,11 @@ fn count_options(text: &str) -> usize {
 }
 
 fn answer_kind(answer: &Value) -> AnswerKind {
-    let texts = |items: &[Value]| items.iter().all(|item| !item.is_array() && !item.is_object());
     match answer {
         Value::Object(_) => AnswerKind::Table,
-        Value::Array(items) if !texts(items) => AnswerKind::Table,
+        Value::Array(items) if items.iter().any(|item| item.is_array() || item.is_object()) => {
+            AnswerKind::Table
+        }
         Value::Array(items) => {
             let kinds: Vec<AnswerKind> = items.iter().map(answer_kind).collect();
             let is_all = |wanted: &[AnswerKind]| kinds.iter().all(|kind| wanted.contains(kind));
@@ -178,32 +179,38 @@ fn answer_kind(answer: &Value) -> AnswerKind {
     }
 }
 
-fn text_kind(text: &str) -> AnswerKind {
-    let is_number = |text: &str| {
-        let text = text.trim().replace([',', '$'], "");
-        text.contains(|c: char| c.is_ascii_digit()) && text.parse::<f64>().is_ok()
-    };
-    let lower = text.to_lowercase();
-    let starts = |prefixes: &[&str]| prefixes.iter().any(|word| lower.starts_with(word));
-    let is_tests = || match serde_json::from_str(text) {
+fn is_number(text: &str) -> bool {
+    let text = text.trim().replace([',', '$'], "");
+    text.contains(|c: char| c.is_ascii_digit()) && text.parse::<f64>().is_ok()
+}
+
+/// Returns whether a text contains tests of a program, as JSON or as Python.
+fn is_tests(text: &str) -> bool {
+    match serde_json::from_str(text) {
         Ok(Value::Object(table)) => {
             table.contains_key("inputs") && table.contains_key("outputs")
                 || table.contains_key("test_cases")
                 || table.contains_key("assert_case")
         }
         Ok(Value::Array(list)) => {
-            let is_test =
-                |item: &Value| item.get("input").is_some() && item.get("output").is_some();
-            !list.is_empty() && list.iter().all(is_test)
+            !list.is_empty()
+                && list
+                    .iter()
+                    .all(|item| item.get("input").is_some() && item.get("output").is_some())
         }
-        _ => text.contains("def check(") || starts(&["assert "]),
-    };
+        _ => text.contains("def check(") || text.to_lowercase().starts_with("assert "),
+    }
+}
+
+fn text_kind(text: &str) -> AnswerKind {
+    let lower = text.to_lowercase();
+    let starts = |prefixes: &[&str]| prefixes.iter().any(|word| lower.starts_with(word));
     match text {
         text if is_number(text) => AnswerKind::Number,
         text if text.len() == 1 && text.bytes().all(|byte| byte.is_ascii_uppercase()) => {
             AnswerKind::Letter
         }
-        _ if is_tests() => AnswerKind::Tests,
+        text if is_tests(text) => AnswerKind::Tests,
         _ if starts(&["select ", "select\n", "with "]) && lower.contains("select") => {
             AnswerKind::Query
         }
@@ -223,7 +230,9 @@ fn text_kind(text: &str) -> AnswerKind {
 /// telephone number and two integers with a hyphen (`2-1`) are not formulas.
 fn is_formula(text: &str) -> bool {
     let chars: Vec<char> = text.chars().collect();
-    let is_known = |c: char| c.is_ascii_alphanumeric() || " ()[]{},.+-*/=<>|!%:$√π∞≤≥±".contains(c);
+    let is_plain = chars
+        .iter()
+        .all(|c| c.is_ascii_alphanumeric() || " ()[]{},.+-*/=<>|!%:$√π∞≤≥±".contains(*c));
     let has_word = chars.windows(2).any(|pair| pair.iter().all(|c| c.is_alphabetic()));
     let has_gap =
         chars.windows(3).any(|at| at[0].is_ascii_digit() && at[1] == ' ' && at[2].is_ascii_digit());
@@ -233,7 +242,7 @@ fn is_formula(text: &str) -> bool {
     let is_integer =
         |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let is_joined = text.split_once('-').is_some_and(|(a, b)| is_integer(a) && is_integer(b));
-    chars.iter().all(|c| is_known(*c))
+    is_plain
         && chars.iter().any(char::is_ascii_digit)
         && !(has_word || has_gap || is_dated || is_joined || text.starts_with('+'))
 }
@@ -245,13 +254,16 @@ mod tests {
     use super::*;
 
     fn tasks(answers: &[Value]) -> Vec<Task> {
-        let task = |(at, answer): (usize, &Value)| Task {
-            id: format!("rows-{}", at + 1),
-            question: "What?".into(),
-            answer: answer.clone(),
-            ..Task::default()
-        };
-        answers.iter().enumerate().map(task).collect()
+        answers
+            .iter()
+            .enumerate()
+            .map(|(at, answer)| Task {
+                id: format!("rows-{}", at + 1),
+                question: "What?".into(),
+                answer: answer.clone(),
+                ..Task::default()
+            })
+            .collect()
     }
 
     #[test]

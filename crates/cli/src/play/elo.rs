@@ -74,8 +74,10 @@ pub fn main(
     let played = crate::runtime()?.block_on(series.play(game, &versions, &steps))?;
     let ratings = elo(steps.len(), &played, RESAMPLES, seed)?;
     if json {
-        let row = |(step, rating): (&u64, &Rating)| json!({"step": step, "elo": rating.estimate, "low": rating.low, "high": rating.high});
-        let rows: Vec<_> = steps.iter().zip(&ratings).map(row).collect();
+        let mut rows = Vec::new();
+        for (step, Rating { estimate, low, high }) in steps.iter().zip(&ratings) {
+            rows.push(json!({"step": step, "elo": estimate, "low": low, "high": high}));
+        }
         let report = json!({
             "game": game.name(),
             "run": run,

@@ -215,7 +215,7 @@ pub async fn score_moves(
 ) -> anyhow::Result<Vec<Vec<MoveProbabilities>>> {
     let mut found: Vec<BTreeMap<usize, MoveProbabilities>> = vec![BTreeMap::new(); all.len()];
     let agents = agents_of_seats(options, tree.seats())?;
-    let score = async |seated: Vec<SeatedAgent>| {
+    with_models(all, &agents, 1, async |seated| {
         for SeatedAgent { players, agent } in seated {
             let plays = |seat: &Seat| options.agent_for(seat).is_ok_and(|name| name == agent.name);
             let sets: Vec<usize> = (0..tree.information_sets().len())
@@ -226,7 +226,7 @@ pub async fn score_moves(
             found[players].extend(sets.into_iter().zip(scored.map_err(anyhow::Error::msg)?));
         }
         Ok::<(), anyhow::Error>(())
-    };
-    with_models(all, &agents, 1, score).await?;
+    })
+    .await?;
     Ok(found.into_iter().map(|of| of.into_values().collect()).collect())
 }

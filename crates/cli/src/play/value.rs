@@ -96,14 +96,15 @@ pub fn main(game: &dyn Game, source: &str, args: &ValueArgs) -> anyhow::Result<E
             BEST_RESPONSE => None,
             _ => loaded.next().cloned(),
         };
-        let value = |seat: usize| {
-            let played = match &plays {
-                Some(plays) => tree.combine(seat, own, plays),
-                None => tree.best_response(1 - seat, own),
-            };
-            tree.values(&played)[seat]
-        };
-        let values = (0..tree.seats().len()).map(value).collect();
+        let values = (0..tree.seats().len())
+            .map(|seat| {
+                let played = match &plays {
+                    Some(plays) => tree.combine(seat, own, plays),
+                    None => tree.best_response(1 - seat, own),
+                };
+                tree.values(&played)[seat]
+            })
+            .collect();
         rows.push(Row { opponent, values });
     }
     let legal = legal_fractions(&tree, &scored[0]);
@@ -230,16 +231,15 @@ fn describe_sets(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<Value> {
 
 /// Formats one row for each opponent, and one with the fractions of legal replies.
 fn format_table(tree: &GameTree, rows: &[Row], legal: &[f64]) -> String {
-    let line = |name: &str, cells: Vec<String>| {
-        let cells: Vec<String> = cells.iter().map(|cell| format!("{cell:>12}")).collect();
-        format!("{name:<24}{}\n", cells.concat())
-    };
-    let roles = tree.seats().iter().map(|seat| seat.role.clone()).collect();
-    let mut table = line("value against", roles);
+    let mut table = format_line("value against", tree.seats().iter().map(|seat| seat.role.clone()));
     for Row { opponent, values } in rows {
-        let cells = values.iter().map(|value| format!("{value:+.4}")).collect();
-        table += &line(opponent, cells);
+        table += &format_line(opponent, values.iter().map(|value| format!("{value:+.4}")));
     }
-    let fractions = legal.iter().map(|fraction| format!("{:.1} %", 100.0 * fraction)).collect();
-    table + &line("legal replies", fractions)
+    let fractions = legal.iter().map(|fraction| format!("{:.1} %", 100.0 * fraction));
+    table + &format_line("legal replies", fractions)
+}
+
+fn format_line(name: &str, cells: impl Iterator<Item = String>) -> String {
+    let cells: String = cells.map(|cell| format!("{cell:>12}")).collect();
+    format!("{name:<24}{cells}\n")
 }

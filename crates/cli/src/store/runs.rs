@@ -97,13 +97,12 @@ fn server_url(url: &str) -> anyhow::Result<&str> {
 
 /// Formats runs, workers and numbers, one line each.
 fn text(runs: &[RunEntry], workers: &[Worker], statistics: &Statistics, now: f64) -> String {
-    let ago = |seconds: f64| clock(Duration::try_from_secs_f64(seconds).unwrap_or_default());
     let mut lines = Vec::new();
     for RunEntry { name, bytes, idle_seconds, trainer } in runs {
         let mut parts = Vec::new();
         if let Some(seconds) = idle_seconds {
             let megabytes = *bytes as f64 / 1e6;
-            parts.push(format!("{megabytes:.1} MB, changed {} ago", ago(*seconds)));
+            parts.push(format!("{megabytes:.1} MB, changed {} ago", format_seconds(*seconds)));
         }
         parts.extend(trainer.as_ref().map(|trainer| format!("trained by {trainer}")));
         lines.push(format!("run     {name}  {}", parts.join("; ")));
@@ -117,7 +116,7 @@ fn text(runs: &[RunEntry], workers: &[Worker], statistics: &Statistics, now: f64
             (WorkerStatus::Unknown, _) => "unknown",
         };
         let heartbeat = match seconds {
-            Some(seconds) => format!("heartbeat {} ago", ago(seconds)),
+            Some(seconds) => format!("heartbeat {} ago", format_seconds(seconds)),
             None => "no heartbeat".to_owned(),
         };
         let rollout = worker.current_rollout_id.as_ref();
@@ -131,6 +130,10 @@ fn text(runs: &[RunEntry], workers: &[Worker], statistics: &Statistics, now: f64
         workers.len()
     ));
     lines.join("\n") + "\n"
+}
+
+fn format_seconds(seconds: f64) -> String {
+    clock(Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
 
 #[cfg(test)]

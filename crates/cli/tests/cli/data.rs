@@ -143,11 +143,12 @@ fn merged_model_inherits_trained_tasks_of_run() {
 fn chat_rows_and_large_integers_are_preserved() {
     let workspace =
         with_sources("tasks = [{ kind = 'file', path = 'rows.json', held_out = 'all' }]");
-    let chat = |text: &str| json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]);
-    let rows = json!([
-        {"prompt": chat("1 + 1?"), "reward_model": {"ground_truth": "2"}, "data_source": "sums"},
-        {"prompt": chat("1 + 2?"), "reward_model": {"ground_truth": "3"}, "data_source": "sums"},
-    ]);
+    let rows = [("1 + 1?", "2"), ("1 + 2?", "3")].map(|(question, answer)| {
+        let system = json!({"role": "system", "content": "Be brief."});
+        let prompt = json!([system, {"role": "user", "content": question}]);
+        json!({"prompt": prompt, "reward_model": {"ground_truth": answer}, "data_source": "sums"})
+    });
+    let rows = json!(rows);
     workspace.write("rows.json", format!("\u{feff}{rows}"));
     let output = workspace.train().output().unwrap();
     assert_eq!(output.status.code(), Some(2));
@@ -199,8 +200,9 @@ fn score_finds_tasks_by_id_and_by_row() {
     let answer = rows[1]["answer"].clone();
     rows[1]["reply"] = answer;
     rows.iter_mut().for_each(|row| row["answer"] = json!("0"));
-    let own = |id: &str, completion: &str| json!({"id": id, "question": "1 + 1?", "answer": "2", "reply": completion});
-    rows.extend([own("mine", "2"), own("mine", "It is 3.")]);
+    rows.extend(["2", "It is 3."].map(|completion| {
+        json!({"id": "mine", "question": "1 + 1?", "answer": "2", "reply": completion})
+    }));
     let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
     workspace.write("changed.jsonl", text);
     let score = ["score", "changed.jsonl", "--recipe", "recipe.toml"];

@@ -16,8 +16,10 @@ fn check(workspace: &Workspace, arguments: &[&str]) -> (String, Option<i32>) {
 
 /// Returns the line of an item in the output of a check.
 fn line<'t>(report: &'t str, item: &str) -> &'t str {
-    let is_of = |line: &&str| line.split_whitespace().nth(1) == Some(item);
-    report.lines().find(is_of).unwrap_or_else(|| panic!("no {item} in\n{report}"))
+    report
+        .lines()
+        .find(|line| line.split_whitespace().nth(1) == Some(item))
+        .unwrap_or_else(|| panic!("no {item} in\n{report}"))
 }
 
 #[test]
@@ -251,8 +253,10 @@ fn new_recipe_passes_check_and_is_never_overwritten() {
     assert!(!stderr(&missing).contains("exists; name another directory"), "{}", stderr(&missing));
 
     // The rows of a file determine the scorer, and a fifth of them is held out.
-    let row = |n: u32| json!({ "q": format!("Who is {n}?"), "a": ["Ada", "Lovelace"] }).to_string();
-    workspace.write("who.jsonl", (0..50).map(row).collect::<Vec<_>>().join("\n"));
+    let rows: Vec<String> = (0..50)
+        .map(|n| json!({ "q": format!("Who is {n}?"), "a": ["Ada", "Lovelace"] }).to_string())
+        .collect();
+    workspace.write("who.jsonl", rows.join("\n"));
     let output =
         new(&["--model", "./wide", "--tasks", "who.jsonl", "--question", "q", "--answer", "a"]);
     assert!(output.status.success(), "{}", stderr(&output));

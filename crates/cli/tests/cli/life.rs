@@ -65,35 +65,36 @@ fn second_run_is_rejected(workspace: &Workspace) {
     assert_eq!(workspace.weights("run"), weights);
 }
 
+/// Returns the report of an evaluation.
+fn eval(workspace: &Workspace, recipe: &str, arguments: &[&str]) -> Value {
+    let output =
+        workspace.levade().args(["eval", recipe, "--json"]).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    serde_json::from_str(&stdout(&output)).unwrap()
+}
+
 /// Asserts that `eval` reproduces the results of the evaluations in training.
 fn eval_matches_training(workspace: &Workspace) {
     let metrics = fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
     let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
     assert_eq!(last["eval"], "after grpo");
-    let measure = |recipe: &str, model: &[&str]| {
-        let output =
-            workspace.levade().args(["eval", recipe, "--json"]).args(model).output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        serde_json::from_str::<Value>(&stdout(&output)).unwrap()
-    };
-    let eval = |model: &[&str]| measure("recipe.toml", model);
-    let result = eval(&["--model", "run"]);
-    assert_eq!(measure("run", &[])["slices"], result["slices"]);
+    let result = eval(workspace, "recipe.toml", &["--model", "run"]);
+    assert_eq!(eval(workspace, "run", &[])["slices"], result["slices"]);
     assert_eq!(result["overall"]["success"]["estimate"], last["eval/success"]);
     assert_eq!(result["overall"]["sampled_tokens"], last["eval/response_length/mean"]);
     assert_eq!(result["slices"][1]["answered"], last["eval/arithmetic-unseen-wordings/answered"]);
     assert_eq!(result["slices"][1]["tasks"], 3);
     // With top_k = 1, sampling is greedy. `eval.max_tokens` limits attempts of evaluations only.
     let warm = ["--model", "run", "--set", "eval.temperature=1", "--set"];
-    let narrow = |how: &str| eval(&[&warm[..], &[how]].concat());
-    assert_eq!(narrow("eval.top_k=1")["slices"], result["slices"]);
-    assert_ne!(narrow("eval.top_p=1")["slices"], result["slices"]);
-    assert_eq!(
-        eval(&["--model", "run", "--set", "eval.max_tokens=3"])["overall"]["sampled_tokens"],
-        3.0
-    );
+    for (key, is_greedy) in [("eval.top_k=1", true), ("eval.top_p=1", false)] {
+        let found = eval(workspace, "recipe.toml", &[&warm[..], &[key]].concat());
+        assert_eq!(found["slices"] == result["slices"], is_greedy, "{key}: {found}");
+    }
+    let limited = ["--model", "run", "--set", "eval.max_tokens=3"];
+    let found = eval(workspace, "recipe.toml", &limited);
+    assert_eq!(found["overall"]["sampled_tokens"], 3.0);
     // Without --model, the model of the recipe is measured. --tasks reduces the number of tasks.
-    assert_eq!(eval(&["--tasks", "2"])["overall"]["tasks"], 2);
+    assert_eq!(eval(workspace, "recipe.toml", &["--tasks", "2"])["overall"]["tasks"], 2);
     let output = workspace
         .levade()
         .args(["eval", "recipe.toml", "--model", "run/checkpoints/step-000001"])
@@ -106,15 +107,25 @@ fn eval_matches_training(workspace: &Workspace) {
     );
 }
 
+/// Returns the output and the notes of a chat.
+fn chat(workspace: &Workspace, arguments: &[&str], input: &str) -> (String, String) {
+    let output =
+        workspace.levade().arg("chat").args(arguments).write_stdin(input).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    (stdout(&output), stderr(&output))
+}
+
+/// Returns what `inspect` prints about the run.
+fn inspect(workspace: &Workspace, arguments: &[&str]) -> String {
+    let output = workspace.levade().args(["inspect", "run"]).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    stdout(&output)
+}
+
 fn chat_answers(workspace: &Workspace) {
-    let chat = |args: &[&str], input: &str| {
-        let output = workspace.levade().arg("chat").args(args).write_stdin(input).output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        (stdout(&output), stderr(&output))
-    };
     // A question that is similar to the model's training tasks, so that the model calls the tool.
     let input = "Work out 12 + 7.\n\n/reset\nWork out 12 + 7.\n/quit\nnever read\n";
-    let (text, notes) = chat(&["run"], input);
+    let (text, notes) = chat(workspace, &["run"], input);
     assert!(text.contains("<tool_call>\n{\"name\": \"calculator\""), "{text}");
     assert!(text.contains("\n→ "), "{text}");
     // At temperature 0, a new conversation with the same question repeats the first one.
@@ -122,10 +133,8 @@ fn chat_answers(workspace: &Workspace) {
     assert_eq!(first, second);
     assert!(notes.contains("step-000004"), "{notes}");
     // Without a recipe, there are no tools and no system prompt.
-    let (text, notes) = chat(
-        &["model", "--max-tokens", "3", "--temperature", "1", "--top-k", "5"],
-        "Hello\nAgain\n",
-    );
+    let sampling = ["model", "--max-tokens", "3", "--temperature", "1", "--top-k", "5"];
+    let (text, notes) = chat(workspace, &sampling, "Hello\nAgain\n");
     assert!(!text.contains('→') && text.chars().count() <= 8, "{text:?}");
     assert_eq!(
         notes.matches("[truncated at --max-tokens]").count() + notes.matches("stopped").count(),
@@ -135,11 +144,7 @@ fn chat_answers(workspace: &Workspace) {
 }
 
 fn inspect_shows_attempts(workspace: &Workspace) {
-    let inspect = |args: &[&str]| {
-        let output = workspace.levade().args(["inspect", "run"]).args(args).output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        stdout(&output)
-    };
+    let inspect = |arguments: &[&str]| inspect(workspace, arguments);
     let steps = inspect(&[]);
     assert_eq!(steps.lines().count(), 3, "{steps}");
     assert!(steps.starts_with("train phase 1 step    0:    6 attempts · score "), "{steps}");
@@ -163,12 +168,13 @@ fn inspect_shows_attempts(workspace: &Workspace) {
     assert!(text.contains("\n[<][t][o][o][l]") && text.contains("  \"<\"\n"), "{text}");
     assert_eq!(inspect(&["--eval", "--phase", "0", "--step", "0"]).lines().count(), 7);
     assert!(inspect(&["--demonstrations"]).contains("phase 0 step    0:    4 attempts"));
-    let reward = |text: &str| -> f64 {
+    let [best, worst] = ["--best", "--worst"].map(|which| {
+        let text = inspect(&[which]);
         let line = text.lines().find_map(|line| line.strip_prefix("reward ")).unwrap();
         // A comma is followed by the parts of the reward that steps of the attempt earned.
-        line.split(',').next().unwrap().trim().parse().unwrap()
-    };
-    assert!(reward(&inspect(&["--best"])) >= reward(&inspect(&["--worst"])));
+        line.split(',').next().unwrap().trim().parse::<f64>().unwrap()
+    });
+    assert!(best >= worst, "{best} {worst}");
     let (terms, lines) = (
         inspect(&["--attempt", name, "--terms"]),
         inspect(&["--attempt", name, "--terms", "--json"]),
@@ -195,13 +201,15 @@ fn terms_of_a_step_add_up_to_its_recorded_loss(workspace: &Workspace, terms: &st
         lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(!tokens.is_empty() && terms.matches("weight · (").count() == tokens.len());
     for token in &tokens {
-        let number = |name: &str| token[name].as_f64().unwrap();
+        let [ratio, logp, behavior, age, loss, advantage, part, weight] =
+            ["ratio", "logp", "behavior", "age", "loss", "advantage", "part", "weight"]
+                .map(|name| number(token, name));
         // The tokens were sampled by the weights that were trained: the ratio is 1, and no token is
         // clipped.
-        assert_eq!((number("ratio"), token["clipped"].as_bool()), (1.0, Some(false)), "{token}");
-        assert_eq!((number("logp"), number("age")), (number("behavior"), 0.0));
-        assert!((number("loss") + number("advantage")).abs() < 1e-12, "−A ρ at ρ = 1: {token}");
-        assert_eq!(number("part"), number("weight") * number("loss"));
+        assert_eq!((ratio, token["clipped"].as_bool()), (1.0, Some(false)), "{token}");
+        assert_eq!((logp, age), (behavior, 0.0));
+        assert!((loss + advantage).abs() < 1e-12, "−A ρ at ρ = 1: {token}");
+        assert_eq!(part, weight * loss);
     }
 }
 
@@ -220,38 +228,22 @@ fn terms_of_several_updates_add_up_in_the_learners_order() {
     let output =
         workspace.train().args(keys.iter().flat_map(|key| ["--set", *key])).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    let inspect = |args: &[&str]| {
-        let output = workspace.levade().args(["inspect", "run"]).args(args).output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        stdout(&output)
-    };
-    let terms_of = |listed: &str, step: &str| -> Vec<Value> {
-        let names = listed.lines().map(|line| line.split_whitespace().next().unwrap());
-        let terms =
-            names.map(|name| inspect(&["--attempt", name, "--step", step, "--terms", "--json"]));
-        terms.collect::<String>().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    };
-    let metrics = fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
-    let recorded = |name: &str| -> Vec<f64> {
-        let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        lines.filter_map(|line| line[name].as_f64()).collect()
-    };
-
-    let terms = terms_of(&inspect(&["--phase", "1", "--step", "0"]), "0");
+    let terms = terms_of(&workspace, &["--phase", "1", "--step", "0"], "0");
     assert!(
         terms.iter().any(|term| term["update"] == 1)
             && terms.iter().all(|term| term["bonus"].as_f64() > Some(0.0))
     );
-    assert_eq!((sum(&terms) / 2.0).to_bits(), recorded("actor/loss")[0].to_bits());
-    let text = inspect(&["--attempt", "train/1/0/0/0", "--terms"]);
+    let recorded = recorded_values(&workspace, "actor/loss");
+    assert_eq!((sum(&terms) / 2.0).to_bits(), recorded[0].to_bits());
+    let text = inspect(&workspace, &["--attempt", "train/1/0/0/0", "--terms"]);
     assert!(
         text.contains(", bit for bit; divided by its 2 updates: its loss, ")
             && text.contains(" − 0.01 · H) = "),
         "{text}"
     );
 
-    let terms = terms_of(&inspect(&["--demonstrations", "--phase", "0", "--step", "0"]), "1");
-    assert_eq!(sum(&terms).to_bits(), recorded("train/loss")[1].to_bits());
+    let terms = terms_of(&workspace, &["--demonstrations", "--phase", "0", "--step", "0"], "1");
+    assert_eq!(sum(&terms).to_bits(), recorded_values(&workspace, "train/loss")[1].to_bits());
     let output = workspace
         .levade()
         .args(["inspect", "run", "--attempt", "train/1/0/0/0", "--step", "0"])
@@ -260,27 +252,50 @@ fn terms_of_several_updates_add_up_in_the_learners_order() {
     assert!(!output.status.success() && stderr(&output).contains("selects the step of --terms"));
 }
 
-/// Adds up terms in the order that `docs/commands.md` specifies.
+/// Returns the terms, in a step, of the attempts that `inspect` lists with these arguments.
+fn terms_of(workspace: &Workspace, listed: &[&str], step: &str) -> Vec<Value> {
+    let mut terms = Vec::new();
+    for line in inspect(workspace, listed).lines() {
+        let name = line.split_whitespace().next().unwrap();
+        let arguments = ["--attempt", name, "--step", step, "--terms", "--json"];
+        let text = inspect(workspace, &arguments);
+        terms.extend(text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()));
+    }
+    terms
+}
+
+/// Returns the values of a metric in the order of the steps that have it.
+fn recorded_values(workspace: &Workspace, metric: &str) -> Vec<f64> {
+    let metrics = fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
+    let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter_map(|line| line[metric].as_f64()).collect()
+}
+
+/// Adds up terms in the order that `docs/commands.md` specifies: rows, units, micro-batches.
 fn sum(terms: &[Value]) -> f64 {
     let mut terms: Vec<&Value> = terms.iter().collect();
-    let key = |term: &Value, names: &[&str]| {
-        names.iter().map(|name| term[name].as_u64().unwrap()).collect::<Vec<_>>()
-    };
-    let number = |term: &Value, name: &str| term[name].as_f64().unwrap();
-    terms.sort_by_key(|term| key(term, &["micro_batch", "unit", "row", "term"]));
-    let row = |row: &[&Value]| {
-        row.iter().fold(0.0, |sum, term| sum + number(term, "weight") * number(term, "loss"))
-            - number(row[0], "row_bonus")
-    };
-    let unit = |unit: &[&Value]| {
-        unit.chunk_by(|a, b| a["row"] == b["row"]).fold(0.0, |sum, terms| sum + row(terms))
-    };
-    let batch = |batch: &[&Value]| {
-        batch.chunk_by(|a, b| a["unit"] == b["unit"]).fold(0.0, |sum, terms| sum + unit(terms))
-    };
-    terms
-        .chunk_by(|a, b| a["micro_batch"] == b["micro_batch"])
-        .fold(0.0, |sum, terms| sum + batch(terms))
+    terms.sort_by_key(|term| {
+        ["micro_batch", "unit", "row", "term"].map(|name| term[name].as_u64().unwrap())
+    });
+    let mut sum = 0.0;
+    for batch in terms.chunk_by(|a, b| a["micro_batch"] == b["micro_batch"]) {
+        let mut of_batch = 0.0;
+        for unit in batch.chunk_by(|a, b| a["unit"] == b["unit"]) {
+            let mut of_unit = 0.0;
+            for row in unit.chunk_by(|a, b| a["row"] == b["row"]) {
+                let products = row.iter().map(|term| number(term, "weight") * number(term, "loss"));
+                of_unit +=
+                    products.fold(0.0, |sum, product| sum + product) - number(row[0], "row_bonus");
+            }
+            of_batch += of_unit;
+        }
+        sum += of_batch;
+    }
+    sum
+}
+
+fn number(term: &Value, name: &str) -> f64 {
+    term[name].as_f64().unwrap()
 }
 
 /// A copied run is independent of the original, and a moved run continues at its new location.
@@ -311,8 +326,10 @@ fn copied_or_moved_run_resumes_at_new_location() {
     let output = train(&["moved/recipe.toml", "--resume"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(!workspace.path("run").exists());
-    let dir = |run: &str| fs::read_to_string(workspace.path(run).join("recipe.toml")).unwrap();
-    assert!(dir("copy").contains("/copy\"") && dir("moved").contains("/moved\""));
+    for run in ["copy", "moved"] {
+        let recipe = fs::read_to_string(workspace.path(run).join("recipe.toml")).unwrap();
+        assert!(recipe.contains(&format!("/{run}\"")), "{recipe}");
+    }
 }
 
 /// Replaying a run succeeds only if there are checkpoints to compare with.

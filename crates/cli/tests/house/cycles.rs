@@ -95,12 +95,14 @@ pub(crate) fn find_cycles(dir: &Path) -> Vec<Cycle> {
             .filter(|other| reached[*other].contains(&at))
             .collect();
         let name = |at: usize| module_path(&modules[at].name);
-        let uses_within = |from: &usize| {
-            let to = edges[*from].iter().filter(|(to, _)| cycle.contains(to));
-            to.map(|(to, path)| format!("{} uses {} ({path})", name(*from), name(*to)))
-                .collect::<Vec<_>>()
-        };
-        let uses = cycle.iter().flat_map(uses_within).collect();
+        let uses = cycle
+            .iter()
+            .flat_map(|from| {
+                let to = edges[*from].iter().filter(|(to, _)| cycle.contains(to));
+                to.map(|(to, path)| format!("{} uses {} ({path})", name(*from), name(*to)))
+                    .collect::<Vec<_>>()
+            })
+            .collect();
         found.insert(cycle.iter().map(|at| name(*at)).collect::<BTreeSet<_>>(), uses);
     }
     found

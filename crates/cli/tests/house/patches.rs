@@ -90,10 +90,10 @@ fn code(text: &str) -> Vec<&str> {
 /// Returns the cells of the rows of the table of patches.
 fn rows(page: &str) -> Vec<Vec<String>> {
     let rows = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| #"));
-    let cells = |line: &str| -> Vec<String> {
+    rows.map(|line| -> Vec<String> {
         line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect()
-    };
-    rows.map(cells).collect()
+    })
+    .collect()
 }
 
 /// Adds the names of all functions in the Rust and Python files below a directory.

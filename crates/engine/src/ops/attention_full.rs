@@ -169,8 +169,9 @@ mod tests {
             pool(&Compute::new(1), &[0..2, 2..5], mean, &x, 7, &mut out);
             for (text, out) in [0..2usize, 2..5].into_iter().zip(out.chunks(7)) {
                 let rows = if mean { text } else { text.start..text.start + 1 };
-                let sum = |i: usize| rows.clone().map(|row| f64::from(x[row * 7 + i])).sum::<f64>();
-                let sums: Vec<f64> = (0..7).map(sum).collect();
+                let sums: Vec<f64> = (0..7)
+                    .map(|i| rows.clone().map(|row| f64::from(x[row * 7 + i])).sum::<f64>())
+                    .collect();
                 let norm = sums.iter().map(|x| x * x).sum::<f64>().sqrt();
                 close(out, &sums.iter().map(|x| x / norm).collect::<Vec<_>>(), 1e-6);
             }

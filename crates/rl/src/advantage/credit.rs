@@ -52,11 +52,20 @@ pub fn token_returns(sequence: &Sequence, gamma: f64, one_turn: bool) -> Sequenc
 /// Computes the returns minus the score of the other policy.
 pub fn returns_minus_rival(rollout: &Rollout) -> Result<Vec<SequenceAdvantages>, RlError> {
     let rival = rollout.rival.ok_or(RlError::NoRival { group: rollout.group })?;
-    let sequence = |sequence: &Sequence| {
-        let returns = returns(&sequence.rewards, 1.0);
-        SequenceAdvantages { advantages: returns.iter().map(|r| r - rival).collect(), returns }
-    };
-    Ok(rollout.sequences.iter().map(sequence).collect())
+    let returns = rollout.sequences.iter().map(|sequence| returns(&sequence.rewards, 1.0));
+    Ok(returns
+        .map(|returns| SequenceAdvantages {
+            advantages: returns.iter().map(|r| r - rival).collect(),
+            returns,
+        })
+        .collect())
+}
+
+/// Returns the return from each turn of a sequence on.
+fn turn_returns(sequence: &Sequence, gamma: f64) -> Vec<f64> {
+    let rewards: Vec<f64> =
+        sequence.turn_ranges().map(|turn| sequence.rewards[turn].iter().sum()).collect();
+    returns(&rewards, gamma)
 }
 
 /// Computes the advantage of each turn: the return from that turn on, compared with the returns of
@@ -73,19 +82,11 @@ pub fn turn_advantages(
     scale_by_std: bool,
 ) -> Vec<Vec<SequenceAdvantages>> {
     // For each rollout and path, the return from each turn on.
-    let turn_returns = |sequence: &Sequence| -> Vec<f64> {
-        let rewards: Vec<f64> =
-            sequence.turn_ranges().map(|turn| sequence.rewards[turn].iter().sum()).collect();
-        returns(&rewards, gamma)
-    };
-    let all: Vec<Vec<Vec<f64>>> =
-        rollouts.iter().map(|r| r.sequences.iter().map(turn_returns).collect()).collect();
-    let nothing = |sequence: &Sequence| SequenceAdvantages {
-        advantages: vec![0.0; sequence.len()],
-        returns: Vec::new(),
-    };
-    let mut found: Vec<Vec<SequenceAdvantages>> =
-        rollouts.iter().map(|r| r.sequences.iter().map(nothing).collect()).collect();
+    let all: Vec<Vec<Vec<f64>>> = rollouts
+        .iter()
+        .map(|r| r.sequences.iter().map(|s| turn_returns(s, gamma)).collect())
+        .collect();
+    let mut found = super::broadcast(rollouts, &vec![0.0; rollouts.len()]);
     for group_indices in super::groups(rollouts) {
         let end =
             |(sequence, returns): (&Sequence, &Vec<f64>)| sequence.turns_before + returns.len();

@@ -137,16 +137,19 @@ impl GroupBaseline {
             return Err(RlError::Score { index, value: scores[index] });
         }
         let differences = self.compare_scores(&scores, rollouts);
-        let bounded = |(advantage, rollout): (f64, &&Rollout)| {
-            let advantage = rollout.ceiling.map_or(advantage, |ceiling| advantage.min(ceiling));
-            self.scale
-                * match self.success {
-                    Some(success) if rollout.score <= success => advantage.min(0.0),
-                    Some(_) => advantage.max(0.0),
-                    None => advantage,
-                }
-        };
-        Ok(differences.into_iter().zip(rollouts).map(bounded).collect())
+        let advantages = differences.into_iter().zip(rollouts);
+        Ok(advantages.map(|(advantage, rollout)| self.bound(advantage, rollout)).collect())
+    }
+
+    /// Applies the ceiling of the rollout, the sign of its success and the scale to an advantage.
+    fn bound(&self, advantage: f64, rollout: &Rollout) -> f64 {
+        let advantage = rollout.ceiling.map_or(advantage, |ceiling| advantage.min(ceiling));
+        self.scale
+            * match self.success {
+                Some(success) if rollout.score <= success => advantage.min(0.0),
+                Some(_) => advantage.max(0.0),
+                None => advantage,
+            }
     }
 
     fn compare_scores(&self, scores: &[f64], rollouts: &[&Rollout]) -> Vec<f64> {
@@ -167,10 +170,13 @@ impl GroupBaseline {
             }
             Compare::LeaveOneOut => scores.iter().map(|s| (s - mean) * n / (n - 1.0)).collect(),
             Compare::LengthWeightedMean => {
-                let length = |rollout: &Rollout| {
-                    rollout.sequences.iter().map(super::Sequence::len).sum::<usize>() as f64
-                };
-                let lengths: Vec<f64> = rollouts.iter().map(|rollout| length(rollout)).collect();
+                let lengths: Vec<f64> = rollouts
+                    .iter()
+                    .map(|rollout| {
+                        rollout.sequences.iter().map(super::Sequence::len).sum::<usize>()
+                    })
+                    .map(|length| length as f64)
+                    .collect();
                 let total: f64 = lengths.iter().sum();
                 let weighted: f64 = scores.iter().zip(&lengths).map(|(s, l)| s * l).sum();
                 let baseline = if total > 0.0 { weighted / total } else { mean };
@@ -249,9 +255,6 @@ impl GroupStats {
     pub fn new<S: AsRef<[f64]>>(groups: &[S]) -> Self {
         let groups: Vec<&[f64]> =
             groups.iter().map(AsRef::as_ref).filter(|g| !g.is_empty()).collect();
-        let average = |values: &[f64]| {
-            if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
-        };
         let best: Vec<f64> =
             groups.iter().map(|g| g.iter().copied().fold(f64::NEG_INFINITY, f64::max)).collect();
         let deviations: Vec<f64> =
@@ -261,12 +264,16 @@ impl GroupStats {
         GroupStats {
             groups: groups.len(),
             rollouts: groups.iter().map(|g| g.len()).sum(),
-            mean: average(&groups.concat()),
-            best: average(&best),
-            deviation: average(&deviations),
-            degenerate: average(&degenerate),
+            mean: mean_or_zero(&groups.concat()),
+            best: mean_or_zero(&best),
+            deviation: mean_or_zero(&deviations),
+            degenerate: mean_or_zero(&degenerate),
         }
     }
+}
+
+fn mean_or_zero(values: &[f64]) -> f64 {
+    if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
 #[cfg(test)]
@@ -310,12 +317,10 @@ mod tests {
         for chosen in (0u32..1 << n).filter(|chosen| chosen.count_ones() as usize == k) {
             choices += 1.0;
             let members: Vec<usize> = (0..n).filter(|i| chosen & 1 << i != 0).collect();
+            let best = members.iter().map(|j| scores[*j]).fold(f64::MIN, f64::max);
             for &i in &members {
-                let best = |of: &mut dyn Iterator<Item = usize>| {
-                    of.map(|j| scores[j]).fold(f64::MIN, f64::max)
-                };
-                let all = best(&mut members.iter().copied());
-                sums[i] += all - best(&mut members.iter().copied().filter(|j| *j != i));
+                let others = members.iter().filter(|j| **j != i);
+                sums[i] += best - others.map(|j| scores[*j]).fold(f64::MIN, f64::max);
             }
         }
         sums.iter().map(|sum| sum / choices).collect()

@@ -109,6 +109,13 @@ pub struct SequenceAdvantages {
     pub returns: Vec<f64>,
 }
 
+impl SequenceAdvantages {
+    /// Creates equal advantages for `len` tokens, without returns.
+    fn constant(len: usize, advantage: f64) -> Self {
+        SequenceAdvantages { advantages: vec![advantage; len], returns: Vec::new() }
+    }
+}
+
 /// Estimator that computes advantages from rewards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -247,16 +254,17 @@ impl Estimator {
             Estimator::Gdpo { weights, baseline, counting, recenter: recentre } => {
                 let mut sums = vec![0.0; rollouts.len()];
                 for (part, weight) in weights.iter().enumerate() {
-                    let part_rollout = |rollout: &Rollout| {
-                        let needed = weights.len();
-                        let found = rollout.components.len();
-                        if needed != found {
-                            return Err(RlError::Components { needed, found });
-                        }
-                        Ok(Rollout { score: rollout.components[part], ..rollout.clone() })
-                    };
-                    let parts =
-                        rollouts.iter().map(part_rollout).collect::<Result<Vec<_>, RlError>>()?;
+                    let parts: Vec<Rollout> = rollouts
+                        .iter()
+                        .map(|rollout| {
+                            let needed = weights.len();
+                            let found = rollout.components.len();
+                            if needed != found {
+                                return Err(RlError::Components { needed, found });
+                            }
+                            Ok(Rollout { score: rollout.components[part], ..rollout.clone() })
+                        })
+                        .collect::<Result<_, RlError>>()?;
                     for (sum, advantage) in sums.iter_mut().zip(outcomes(baseline, &parts)?) {
                         *sum += weight * advantage;
                     }
@@ -284,7 +292,7 @@ impl Estimator {
                         found: sequence.values.len(),
                     });
                 }
-                let advantages_of = |sequence: &Sequence| {
+                let raw = map_sequences(rollouts, |sequence| {
                     gae(
                         &sequence.rewards,
                         &sequence.values,
@@ -292,8 +300,7 @@ impl Estimator {
                         *gamma,
                         *lambda,
                     )
-                };
-                let raw = map_sequences(rollouts, advantages_of);
+                });
                 Ok(match whiten {
                     Some(counting) => whiten_advantages(rollouts, raw, *counting, true),
                     None => raw,
@@ -351,14 +358,14 @@ fn groups(rollouts: &[Rollout]) -> Vec<Vec<usize>> {
 
 /// Sets the advantage of every token to that of its rollout.
 fn broadcast(rollouts: &[Rollout], advantages: &[f64]) -> Vec<Vec<SequenceAdvantages>> {
-    let sequence = |sequence: &Sequence, advantage| SequenceAdvantages {
-        advantages: vec![advantage; sequence.len()],
-        returns: vec![],
-    };
-    let rollout = |(rollout, advantage): (&Rollout, &f64)| {
-        rollout.sequences.iter().map(|p| sequence(p, *advantage)).collect()
-    };
-    rollouts.iter().zip(advantages).map(rollout).collect()
+    rollouts
+        .iter()
+        .zip(advantages)
+        .map(|(rollout, advantage)| {
+            let sequences = rollout.sequences.iter();
+            sequences.map(|s| SequenceAdvantages::constant(s.len(), *advantage)).collect()
+        })
+        .collect()
 }
 
 fn map_sequences(
@@ -396,14 +403,12 @@ fn check(rollouts: &[Rollout]) -> Result<(), RlError> {
     for (index, rollout) in rollouts.iter().enumerate() {
         let numbers = [rollout.score].into_iter().chain(rollout.components.iter().copied());
         let numbers = numbers.chain(rollout.rival).chain(rollout.ceiling);
-        let numbers_of = |sequence: &'_ Sequence| {
-            let all = sequence.rewards.iter().chain(&sequence.values).chain(&sequence.behaviour);
-            all.chain(&sequence.concentration)
-                .chain(&sequence.truncation_value)
-                .copied()
-                .collect::<Vec<f64>>()
-        };
-        for value in numbers.chain(rollout.sequences.iter().flat_map(numbers_of)) {
+        let sequence_numbers = rollout.sequences.iter().flat_map(|sequence| {
+            let numbers =
+                sequence.rewards.iter().chain(&sequence.values).chain(&sequence.behaviour);
+            numbers.chain(&sequence.concentration).chain(&sequence.truncation_value).copied()
+        });
+        for value in numbers.chain(sequence_numbers) {
             if !value.is_finite() {
                 return Err(RlError::Score { index, value });
             }

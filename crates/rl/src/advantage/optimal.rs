@@ -68,29 +68,30 @@ pub fn advantages(
             _ => None,
         };
         for row in rows {
-            let baseline = |slot: usize| match tail {
-                Some((max_len, second)) if row.sequence.len() == max_len && slot >= second => 0.0,
-                _ => numerator[slot] / denominator[slot],
-            };
-            let advantages =
-                row.returns.iter().zip(&row.slots).map(|(g, slot)| g - baseline(*slot)).collect();
-            found[row.at.0][row.at.1] = SequenceAdvantages { advantages, returns: row.returns };
+            let len = row.sequence.len();
+            let advantages = row.returns.iter().zip(&row.slots).map(|(g, &slot)| match tail {
+                Some((max_len, second)) if len == max_len && slot >= second => *g,
+                _ => g - numerator[slot] / denominator[slot],
+            });
+            found[row.at.0][row.at.1] =
+                SequenceAdvantages { advantages: advantages.collect(), returns: row.returns };
         }
     }
     Ok(found)
 }
 
+fn check_len(what: &'static str, needed: usize, found: usize) -> Result<(), RlError> {
+    if found == needed { Ok(()) } else { Err(RlError::Missing { what, needed, found }) }
+}
+
 fn row(sequence: &Sequence, at: (usize, usize), alignment: Alignment) -> Result<Row<'_>, RlError> {
     let needed = sequence.len();
-    let has = |what, found| {
-        if found == needed { Ok(()) } else { Err(RlError::Missing { what, needed, found }) }
-    };
-    has("behavior log-probabilities", sequence.behaviour.len())?;
-    has("sums of squared probabilities", sequence.concentration.len())?;
+    check_len("behavior log-probabilities", needed, sequence.behaviour.len())?;
+    check_len("sums of squared probabilities", needed, sequence.concentration.len())?;
     let slots = match alignment {
         Alignment::ActionToken => (0..needed).collect(),
         Alignment::Position => {
-            has("positions", sequence.positions.len())?;
+            check_len("positions", needed, sequence.positions.len())?;
             sequence.positions.clone()
         }
     };

@@ -24,6 +24,11 @@ fn found(estimator: &Estimator, rollouts: &[Rollout]) -> Vec<Vec<f64>> {
         .collect()
 }
 
+fn group_advantages(compare: Compare, rollouts: &[Rollout]) -> Vec<f64> {
+    found(&Estimator::Group(GroupBaseline { compare, ..GroupBaseline::default() }), rollouts)
+        .concat()
+}
+
 /// Of six rollouts, four are in groups without an advantage, so the remaining advantages are three
 /// times as large. Half of the scores are not 0, so verl's are twice as large.
 #[test]
@@ -31,17 +36,14 @@ fn gpg_scales_up_informative_groups() {
     let scores = [(0, 1.0), (0, 0.0), (1, 1.0), (1, 1.0), (2, 0.0), (2, 0.0)];
     let rollouts: Vec<Rollout> =
         scores.iter().map(|(group, score)| rollout(*group, *score, &[1])).collect();
-    let scalars = |compare, rollouts: &[Rollout]| {
-        found(&Estimator::Group(GroupBaseline { compare, ..GroupBaseline::default() }), rollouts)
-            .concat()
-    };
-    assert_eq!(scalars(Compare::MeanOfInformative, &rollouts), [1.5, -1.5, 0.0, 0.0, 0.0, 0.0]);
-    assert_eq!(scalars(Compare::MeanOfNonzero, &rollouts), [1.0, -1.0, 0.0, 0.0, 0.0, 0.0]);
+    use Compare::{MeanOfInformative, MeanOfNonzero};
+    assert_eq!(group_advantages(MeanOfInformative, &rollouts), [1.5, -1.5, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!(group_advantages(MeanOfNonzero, &rollouts), [1.0, -1.0, 0.0, 0.0, 0.0, 0.0]);
     // A failure in a group with a success has a gradient, and a group of one has none. If no group
     // has a gradient, nothing is scaled.
-    assert_eq!(scalars(Compare::MeanOfInformative, &rollouts[..2]), [0.5, -0.5]);
-    assert_eq!(scalars(Compare::MeanOfInformative, &rollouts[..3]), [0.75, -0.75, 0.0]);
-    assert_eq!(scalars(Compare::MeanOfInformative, &rollouts[2..]), [0.0; 4]);
+    assert_eq!(group_advantages(MeanOfInformative, &rollouts[..2]), [0.5, -0.5]);
+    assert_eq!(group_advantages(MeanOfInformative, &rollouts[..3]), [0.75, -0.75, 0.0]);
+    assert_eq!(group_advantages(MeanOfInformative, &rollouts[2..]), [0.0; 4]);
 }
 
 fn near(found: &[Vec<f64>], want: &[&[f64]]) {
@@ -78,29 +80,27 @@ fn zero_variance_groups_count_in_deviation() {
     let up = half + moved;
     let down = -half + moved;
     near(&found(&baseline(true), &rollouts), &[&[up], &[down; 3], &[moved; 2], &[moved; 2]]);
-    let parts = |recentre| {
-        let rollouts = rollouts.clone().map(|r| Rollout { components: vec![r.score], ..r });
-        let baseline = GroupBaseline::default();
-        let counting = Counting::Exact;
-        found(
-            &Estimator::Gdpo { weights: vec![1.0], baseline, counting, recenter: recentre },
-            &rollouts,
-        )
-    };
-    assert_eq!(
-        (parts(false), parts(true)),
-        (found(&baseline(false), &rollouts), found(&baseline(true), &rollouts))
-    );
+    for recenter in [false, true] {
+        let gdpo = Estimator::Gdpo {
+            weights: vec![1.0],
+            baseline: GroupBaseline::default(),
+            counting: Counting::Exact,
+            recenter,
+        };
+        let parts = rollouts.clone().map(|r| Rollout { components: vec![r.score], ..r });
+        assert_eq!(found(&gdpo, &parts), found(&baseline(recenter), &rollouts), "{recenter}");
+    }
+}
+
+/// Returns the rollout with a mask of its only path.
+fn masked(masked: &[bool], mut rollout: Rollout) -> Rollout {
+    rollout.sequences[0].masked = masked.to_vec();
+    rollout
 }
 
 /// Masked tokens are part of the baseline, but not of means and deviations over tokens.
 #[test]
 fn whitening_ignores_masked_tokens() {
-    let masked = |masked: &[bool], rollout: Rollout| {
-        let mut rollout = rollout;
-        rollout.sequences[0].masked = masked.to_vec();
-        rollout
-    };
     // Trained tokens have 1, 0 and 0. The third rollout and the second half of the first have other
     // values.
     let rollouts = [
@@ -116,13 +116,12 @@ fn whitening_ignores_masked_tokens() {
     near(&[got[0][..1].to_vec(), got[1].clone()], &[&[scale * 2.0 / 3.0], &[-scale / 3.0; 2]]);
     // Masked tokens are mapped in the same way.
     near(&[got[2].clone()], &[&[scale * (7.0 - 1.0 / 3.0); 3]]);
-    let values = |rollout: Rollout| {
-        let mut rollout = rollout;
+    let mut with_values = rollouts.clone();
+    for rollout in &mut with_values {
         rollout.sequences[0].values = vec![0.0; rollout.sequences[0].len()];
-        rollout
-    };
+    }
     let gae = Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: Some(Counting::Exact) };
-    assert_eq!(found(&gae, &rollouts.clone().map(values)), got);
+    assert_eq!(found(&gae, &with_values), got);
     // In a comparison by groups, the masked half of the group counts in the mean.
     let group =
         [masked(&[true], rollout(0, 1.0, &[1])), rollout(0, 0.0, &[1]), rollout(0, 0.5, &[1])];
@@ -166,19 +165,24 @@ fn longest_rollout_keeps_last_compared_advantage() {
     near(&found(&turns(1.0, false), &equal), &[&[0.0], &[0.0; 2]]);
 }
 
-/// The longest rollout has two paths: the second starts at its third turn, and has the advantage of
-/// the rollout.
-#[test]
-fn uncompared_path_keeps_advantage_of_rollout() {
-    let sequence = |turns_before, rewards: &[f64]| Sequence {
+/// Creates a path that starts after `turns_before` turns of its rollout, with a reward for each of
+/// its turns of one token.
+fn path_after(turns_before: usize, rewards: &[f64]) -> Sequence {
+    Sequence {
         turns: vec![1; rewards.len()],
         turns_before,
         rewards: rewards.to_vec(),
         ..Sequence::default()
-    };
+    }
+}
+
+/// The longest rollout has two paths: the second starts at its third turn, and has the advantage of
+/// the rollout.
+#[test]
+fn uncompared_path_keeps_advantage_of_rollout() {
     let forked = Rollout {
         score: 1.0,
-        sequences: vec![sequence(0, &[0.0, 1.0]), sequence(2, &[0.0, 1.0])],
+        sequences: vec![path_after(0, &[0.0, 1.0]), path_after(2, &[0.0, 1.0])],
         ..Rollout::default()
     };
     let all = turns(1.0, false).advantages(&[forked, rollout(0, 0.0, &[1, 1])]).unwrap();
@@ -194,26 +198,37 @@ fn rollouts_without_turns_count_in_baseline() {
     assert_eq!((all[0].len(), &all[1][0].advantages), (0, &vec![1.0, 1.0]));
 }
 
-#[test]
-fn check_rejects_invalid_parameters() {
-    let gae = |gamma, lambda| Estimator::Gae { gamma, lambda, whiten: None };
-    let gdpo = |weights: &[f64]| Estimator::Gdpo {
+fn gae_estimator(gamma: f64, lambda: f64) -> Estimator {
+    Estimator::Gae { gamma, lambda, whiten: None }
+}
+
+fn gdpo_estimator(weights: [f64; 2]) -> Estimator {
+    Estimator::Gdpo {
         weights: weights.to_vec(),
         baseline: GroupBaseline::scaled(),
         counting: Counting::Exact,
         recenter: false,
-    };
-    let turns = |gamma| Estimator::Turns { gamma, scale_by_std: false };
-    for fine in [gae(1.0, 0.0), gdpo(&[1.0, -0.5]), turns(0.5), Estimator::ReMax] {
-        assert_eq!(fine.check(), Ok(()), "{fine:?}");
     }
-    for wrong in [gae(1.1, 0.5), gae(0.5, -0.1), gdpo(&[1.0, f64::NAN]), turns(f64::INFINITY)] {
-        assert!(matches!(wrong.check(), Err(RlError::Parameter { .. })), "{wrong:?}");
+}
+
+#[test]
+fn check_rejects_invalid_parameters() {
+    let valid =
+        [gae_estimator(1.0, 0.0), gdpo_estimator([1.0, -0.5]), turns(0.5, false), Estimator::ReMax];
+    for estimator in valid {
+        assert_eq!(estimator.check(), Ok(()), "{estimator:?}");
     }
-    assert_eq!(
-        [gae(1.0, 1.0), turns(1.0)].map(|estimator| estimator.needs_values()),
-        [true, false]
-    );
+    let invalid = [
+        gae_estimator(1.1, 0.5),
+        gae_estimator(0.5, -0.1),
+        gdpo_estimator([1.0, f64::NAN]),
+        turns(f64::INFINITY, false),
+    ];
+    for estimator in invalid {
+        assert!(matches!(estimator.check(), Err(RlError::Parameter { .. })), "{estimator:?}");
+    }
+    assert!(gae_estimator(1.0, 1.0).needs_values());
+    assert!(!turns(1.0, false).needs_values());
     let optimal: Estimator = serde_json::from_str(r#"{"optimal_token": {}}"#).unwrap();
     assert!(matches!(optimal, Estimator::OptimalToken { bare_tail: true, .. }), "{optimal:?}");
 }
@@ -228,11 +243,9 @@ fn path_without_tokens_is_empty() {
 /// mean is 1.
 #[test]
 fn paths_with_same_turn_are_one_sample() {
-    let sequence =
-        |reward| Sequence { turns: vec![1], rewards: vec![reward], ..Sequence::default() };
-    let both =
-        Rollout { score: 4.0, sequences: vec![sequence(1.0), sequence(3.0)], ..Rollout::default() };
-    let other = Rollout { sequences: vec![sequence(0.0)], ..Rollout::default() };
+    let sequences = vec![path_after(0, &[1.0]), path_after(0, &[3.0])];
+    let both = Rollout { score: 4.0, sequences, ..Rollout::default() };
+    let other = Rollout { sequences: vec![path_after(0, &[0.0])], ..Rollout::default() };
     let all = turns(1.0, false).advantages(&[both, other]).unwrap();
     let found: Vec<f64> =
         all.into_iter().flatten().flat_map(|sequence| sequence.advantages).collect();
@@ -261,16 +274,13 @@ fn length_weighted_mean_without_tokens_is_mean() {
 #[test]
 fn optimal_baseline_weights_by_score_norm() {
     let optimal = Estimator::OptimalToken { alignment: Alignment::ActionToken, bare_tail: true };
-    let sequence = |score, p: f64| Sequence {
-        turns: vec![2],
-        rewards: vec![0.0, score],
-        behaviour: vec![p.ln(); 2],
-        concentration: vec![p * p + (1.0 - p) * (1.0 - p); 2],
-        ..Sequence::default()
-    };
-    let rollout =
-        |score, p| Rollout { score, sequences: vec![sequence(score, p)], ..Rollout::default() };
-    near(&found(&optimal, &[rollout(1.0, 0.5), rollout(0.0, 0.75)]), &[&[0.2, 0.2], &[-0.8, -0.8]]);
+    let rollouts = [(1.0, 0.5f64), (0.0, 0.75)].map(|(score, p)| {
+        let mut rollout = rollout(0, score, &[2]);
+        rollout.sequences[0].behaviour = vec![p.ln(); 2];
+        rollout.sequences[0].concentration = vec![p * p + (1.0 - p) * (1.0 - p); 2];
+        rollout
+    });
+    near(&found(&optimal, &rollouts), &[&[0.2, 0.2], &[-0.8, -0.8]]);
 }
 
 /// The state after a truncated path has a critic's value of 2. With γ = λ = 1/2 and values of 1/2,
@@ -278,39 +288,23 @@ fn optimal_baseline_weights_by_score_norm() {
 /// + 1/8.
 #[test]
 fn gae_counts_value_of_truncated_state() {
-    let found = gae(&[0.0, 0.0], &[0.5, 0.5], 2.0, 0.5, 0.5);
-    assert_eq!((found.advantages, found.returns), (vec![-0.125, 0.5], vec![0.375, 1.0]));
-    let estimator = Estimator::Gae { gamma: 0.5, lambda: 0.5, whiten: None };
-    let of = |truncation_value: Option<f64>| {
-        let sequence = Sequence {
-            turns: vec![2],
-            rewards: vec![0.0; 2],
-            values: vec![0.5; 2],
-            truncation_value,
-            ..Sequence::default()
-        };
-        let all = estimator
-            .advantages(&[Rollout { sequences: vec![sequence], ..Rollout::default() }])
-            .unwrap();
-        all[0][0].advantages.clone()
-    };
-    assert_eq!(of(Some(2.0)), [-0.125, 0.5]);
-    assert_eq!(of(None), [-0.375, -0.5]);
+    let values = gae(&[0.0, 0.0], &[0.5, 0.5], 2.0, 0.5, 0.5);
+    assert_eq!((values.advantages, values.returns), (vec![-0.125, 0.5], vec![0.375, 1.0]));
+    for (truncation_value, want) in [(Some(2.0), [-0.125, 0.5]), (None, [-0.375, -0.5])] {
+        let mut rollout = rollout(0, 0.0, &[2]);
+        rollout.sequences[0].values = vec![0.5; 2];
+        rollout.sequences[0].truncation_value = truncation_value;
+        assert_eq!(found(&gae_estimator(0.5, 0.5), &[rollout]), [want], "{truncation_value:?}");
+    }
 }
 
 /// The second path of a rollout starts at its second turn. There, the rollout's returns of 1 and 3
 /// are one sample of 2. At the first turn its return is 1.
 #[test]
 fn turns_compare_later_paths_by_position() {
-    let sequence = |turns_before, rewards: &[f64]| Sequence {
-        turns: vec![1; rewards.len()],
-        turns_before,
-        rewards: rewards.to_vec(),
-        ..Sequence::default()
-    };
     let forked = Rollout {
         score: 1.0,
-        sequences: vec![sequence(0, &[0.0, 1.0]), sequence(1, &[3.0])],
+        sequences: vec![path_after(0, &[0.0, 1.0]), path_after(1, &[3.0])],
         ..Rollout::default()
     };
     let all = turns(1.0, false).advantages(&[forked, rollout(0, 0.0, &[1, 1])]).unwrap();

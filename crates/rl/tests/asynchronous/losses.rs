@@ -18,12 +18,8 @@ struct Agentrl {
 
 impl Agentrl {
     fn points(&self, age_at: Option<f64>) -> Vec<Vec<Point>> {
-        let rows = |name: &str| self.v.rows(&format!("agentrl/inputs/{name}"));
-        let lp = rows("lp");
-        let old = rows("old");
-        let mask = rows("mask");
-        let advantage = rows("adv");
-        let created = rows("created");
+        let [lp, old, mask, advantage, created] = ["lp", "old", "mask", "adv", "created"]
+            .map(|name| self.v.rows(&format!("agentrl/inputs/{name}")));
         let point = |i: usize, t: usize| Point {
             logp: lp[i][t],
             old: Some(old[i][t]),
@@ -42,11 +38,13 @@ impl Agentrl {
         loss.check_parameters().unwrap();
         let want: Vec<Vec<f64>> =
             serde_json::from_value(self.v.value_at(&format!("{keys}/dloss_dlp")).clone()).unwrap();
-        let weight = |row: &Vec<Point>| {
-            let left = row.iter().filter(|point| !loss.at(point).dropped).count().max(1) as f64;
-            vec![1.0 / points.len() as f64 / if by_length { left } else { 1.0 }; row.len()]
-        };
-        let weights: Vec<Vec<f64>> = points.iter().map(weight).collect();
+        let weights: Vec<Vec<f64>> = points
+            .iter()
+            .map(|row| {
+                let left = row.iter().filter(|point| !loss.at(point).dropped).count().max(1) as f64;
+                vec![1.0 / points.len() as f64 / if by_length { left } else { 1.0 }; row.len()]
+            })
+            .collect();
         let (sum, gradients) = evaluate(loss, points, &weights);
         // Masked tokens are at the end of a row.
         for (got, want) in gradients.iter().zip(&want).flat_map(|(got, want)| got.iter().zip(want))
@@ -87,10 +85,14 @@ fn losses_match_agentrl() {
         Some(KeepGradient { in_value_only: false, ..keep }),
     ));
     assert_close(kept.at(&points[1][0]).derivative, 0.5 * 0.8 * 0.5, "gradient kept below");
-    let minirl = |trust| PolicyLoss::MiniRl { low, high, trust };
-    a.expect(minirl(strict), &points, false, "agentrl/cases/minirl_recipe");
-    a.expect(minirl(strict), &points, true, "agentrl/cases/minirl_strict_lennorm");
-    a.expect(minirl(TrustRegion::default()), &points, false, "agentrl/cases/minirl_nonstrict");
+    for (trust, by_length, name) in [
+        (strict, false, "minirl_recipe"),
+        (strict, true, "minirl_strict_lennorm"),
+        (TrustRegion::default(), false, "minirl_nonstrict"),
+    ] {
+        let policy = PolicyLoss::MiniRl { low, high, trust };
+        a.expect(policy, &points, by_length, &format!("agentrl/cases/{name}"));
+    }
     let fading = TrustRegion { age_decay: 0.1, ..TrustRegion::default() };
     for now in [10, 12, 20, 30] {
         let row = a.points(Some(f64::from(now))).split_off(1);
@@ -105,21 +107,17 @@ fn gspo_gradient_has_sign_of_objective() {
     let a = Agentrl { v: vectors() };
     let row = a.points(None).swap_remove(0);
     let loss = Loss::new(PolicyLoss::Gspo { low: 0.9, high: 9.0 });
-    let total = |row: &[Point]| {
-        let mut row = row.to_vec();
-        prepare::sequence_ratios(&mut row);
-        row.iter().map(|point| loss.at(point).loss).sum::<f64>()
-    };
     let mut prepared = row.clone();
     prepare::sequence_ratios(&mut prepared);
     let wrong = &a.v.rows("agentrl/cases/gspo_row0_wrong_sign/dloss_dlp")[0];
     for t in 0..row.len() {
-        let at = |step: f64| {
+        let [above, below] = [1e-6, -1e-6].map(|step| {
             let mut moved = row.clone();
             moved[t].logp += step;
-            total(&moved)
-        };
-        let derivative = (at(1e-6) - at(-1e-6)) / 2e-6;
+            prepare::sequence_ratios(&mut moved);
+            moved.iter().map(|point| loss.at(point).loss).sum::<f64>()
+        });
+        let derivative = (above - below) / 2e-6;
         assert_near(
             loss.at(&prepared[t]).derivative,
             derivative,
@@ -135,11 +133,8 @@ fn gspo_gradient_has_sign_of_objective() {
 #[test]
 fn losses_match_areal() {
     let v = vectors();
-    let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
-    let lp = list("lp");
-    let prox = list("prox");
-    let behave = list("behave");
-    let adv = list("adv");
+    let [lp, prox, behave, adv] =
+        ["lp", "prox", "behave", "adv"].map(|name| v.list(&format!("areal/inputs/{name}")));
     let log_ratios: Vec<f64> = prox.iter().zip(&behave).map(|(p, b)| p - b).collect();
     let points = |old: &[f64]| -> Vec<Point> {
         (0..6)
@@ -162,14 +157,13 @@ fn losses_match_areal() {
     let ones = [1.0; 6];
     expect(clip, &points(&prox), &ones, "no_rs");
     expect(clip, &points(&behave), &ones, "naive");
-    let weights = |sequences: &[Vec<f64>], correction: Correction| {
-        correction.weights(sequences, Counting::Exact).concat()
-    };
     let one = std::slice::from_ref(&log_ratios);
-    let token = |bound| weights(one, Correction { level: Level::Token, bound, normalize: false });
-    let masked = token(Bound::Mask { low: 0.0, high: 5.0 });
+    let bound = Bound::Mask { low: 0.0, high: 5.0 };
+    let correction = Correction { level: Level::Token, bound, normalize: false };
+    let masked = correction.weights(one, Counting::Exact).concat();
     expect(clip, &points(&prox), &masked, "rs_mask5");
-    expect(clip, &points(&prox), &weights(one, Correction::DECOUPLED), "rs_clamp5");
+    let clamped = Correction::DECOUPLED.weights(one, Counting::Exact).concat();
+    expect(clip, &points(&prox), &clamped, "rs_clamp5");
     let dual = Loss::new(PolicyLoss::Clip {
         low: 0.2,
         high: 0.2,
@@ -185,8 +179,8 @@ fn losses_match_areal() {
     sequences.iter_mut().for_each(|sequence| prepare::sequence_ratios(sequence));
     let halves: Vec<Vec<f64>> = log_ratios.chunks(3).map(<[f64]>::to_vec).collect();
     let bound = Bound::Mask { low: 0.0, high: 1.5 };
-    let of_paths =
-        weights(&halves, Correction { level: Level::GeometricMean, bound, normalize: false });
+    let correction = Correction { level: Level::GeometricMean, bound, normalize: false };
+    let of_paths = correction.weights(&halves, Counting::Exact).concat();
     expect(
         Loss::new(PolicyLoss::Gspo { low: 0.2, high: 0.2 }),
         &sequences.concat(),

@@ -18,38 +18,39 @@ fn advantages_match_agentrl() {
         ..GroupBaseline::default()
     };
     let scores = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0];
-    let rollout = |(i, score): (usize, &f64)| Rollout {
-        score: *score,
-        ceiling: [0, 3].contains(&i).then_some(0.0),
+    let mut rollouts = scores.map(|score| Rollout {
+        score,
         sequences: vec![Sequence { turns: vec![1], rewards: vec![0.0], ..Sequence::default() }],
         ..Rollout::default()
-    };
-    let rollouts: Vec<Rollout> = scores.iter().enumerate().map(rollout).collect();
-    let got = Estimator::Group(baseline).advantages(&rollouts).unwrap();
-    let of = |i: usize| got[i][0].advantages[0];
-    assert_near(of(1), 1.428571429, 1e-9, "right");
-    assert_near(of(4), -0.857142857, 1e-9, "wrong");
-    assert_eq!(of(0), 0.0, "right, but badly written");
-    assert_near(of(3), -0.857142857, 1e-9, "wrong, and badly written");
+    });
+    rollouts[0].ceiling = Some(0.0);
+    rollouts[3].ceiling = Some(0.0);
+    let found = Estimator::Group(baseline).advantages(&rollouts).unwrap();
+    let advantages: Vec<f64> = found.iter().map(|rollout| rollout[0].advantages[0]).collect();
+    assert_near(advantages[1], 1.428571429, 1e-9, "right");
+    assert_near(advantages[4], -0.857142857, 1e-9, "wrong");
+    assert_eq!(advantages[0], 0.0, "right, but badly written");
+    assert_near(advantages[3], -0.857142857, 1e-9, "wrong, and badly written");
     let scaled = GroupBaseline { scale_by_std: true, ..GroupBaseline::default() }
         .advantages(&scores)
         .unwrap();
     assert_near(scaled[0], 1.207612396, 1e-9, "GRPO, right");
     assert_near(scaled[4], -0.724567437, 1e-9, "GRPO, wrong");
 
-    let near_all = |got: Vec<f64>, want: &[f64]| {
-        got.iter().zip(want).for_each(|(g, w)| assert_close(*g, *w, "rank"))
-    };
-    near_all(shaping::rank_bonus(&[5.0, 10.0, 10.0, 20.0], 0.2, false), &[0.1, 0.0, 0.0, -0.1]);
-    near_all(shaping::rank_bonus(&[3.0, 8.0, 30.0], 0.2, true), &[-0.1, 0.0, 0.1]);
+    for (got, want) in [
+        (shaping::rank_bonus(&[5.0, 10.0, 10.0, 20.0], 0.2, false), &[0.1, 0.0, 0.0, -0.1][..]),
+        (shaping::rank_bonus(&[3.0, 8.0, 30.0], 0.2, true), &[-0.1, 0.0, 0.1]),
+    ] {
+        assert_eq!(got.len(), want.len());
+        got.iter().zip(want).for_each(|(g, w)| assert_close(*g, *w, "rank"));
+    }
 }
 
 #[test]
 fn interpolated_proximal_policy_matches_areal() {
     let v = vectors();
-    let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
-    let lp = list("lp");
-    let behave = list("behave");
+    let lp = v.list("areal/inputs/lp");
+    let behave = v.list("areal/inputs/behave");
     for (kind, name) in [(Interpolation::LogLinear, "loglinear"), (Interpolation::Linear, "linear")]
     {
         let want = v.list(&format!("areal/prox_approx/{name}"));
@@ -58,7 +59,7 @@ fn interpolated_proximal_policy_matches_areal() {
             assert_near(kind.proximal(behave[t], lp[t], age), want[t], 2e-7, name);
         }
     }
-    let prox = list("prox");
+    let prox = v.list("areal/inputs/prox");
     let want = v.value_at("areal/m2po_mask_0p05").clone();
     let differences: Vec<f64> = prox.iter().zip(&behave).map(|(p, b)| p - b).collect();
     let want: Vec<bool> = serde_json::from_value(want).unwrap();
@@ -68,11 +69,10 @@ fn interpolated_proximal_policy_matches_areal() {
 #[test]
 fn formulas_match_slime() {
     let v = vectors();
-    let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
-    let lp = list("lp");
-    let prox = list("prox");
-    let behave = list("behave");
-    let adv = list("adv");
+    let lp = v.list("areal/inputs/lp");
+    let prox = v.list("areal/inputs/prox");
+    let behave = v.list("areal/inputs/behave");
+    let adv = v.list("areal/inputs/adv");
     let log_ratios = [prox.iter().zip(&behave).map(|(p, b)| p - b).collect::<Vec<f64>>()];
     let at =
         |t: usize| Point { logp: lp[t], old: Some(prox[t]), advantage: adv[t], ..Point::default() };
@@ -84,16 +84,18 @@ fn formulas_match_slime() {
             .zip(v.list(&format!("slime/{name}")))
             .for_each(|(got, want)| assert_near(*got, want, 2e-7, name));
     };
-    let clip = |dual| PolicyLoss::Clip { low: 0.2, high: 0.28, dual, trust: None, keep: None };
-    expect(losses(clip(None)), "ppo");
-    expect(losses(clip(Some(1.2))), "dual1_2");
-    let weighted = |bound| {
+    let (low, high, trust, keep) = (0.2, 0.28, None, None);
+    let ppo = losses(PolicyLoss::Clip { low, high, dual: None, trust, keep });
+    expect(ppo.clone(), "ppo");
+    expect(losses(PolicyLoss::Clip { low, high, dual: Some(1.2), trust, keep }), "dual1_2");
+    for (bound, name) in [
+        (Bound::Clamp { low: 0.0, high: 2.0 }, "tis_0_2"),
+        (Bound::Mask { low: 0.5, high: 2.0 }, "icepop_05_2"),
+    ] {
         let correction = Correction { level: Level::Token, bound, normalize: false };
         let weights = correction.weights(&log_ratios, Counting::Exact).concat();
-        losses(clip(None)).iter().zip(weights).map(|(loss, weight)| loss * weight).collect()
-    };
-    expect(weighted(Bound::Clamp { low: 0.0, high: 2.0 }), "tis_0_2");
-    expect(weighted(Bound::Mask { low: 0.5, high: 2.0 }), "icepop_05_2");
+        expect(ppo.iter().zip(weights).map(|(loss, weight)| loss * weight).collect(), name);
+    }
     expect(losses(PolicyLoss::Cispo { low: 1.0, high: 0.28 }), "cispo");
 
     // All fragments of a rollout have the rollout's denominator, and rollouts are summed: 0.15 +

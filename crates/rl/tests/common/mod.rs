@@ -50,15 +50,15 @@ pub fn evaluate_exactly(
     weights: &[Vec<f64>],
 ) -> (f64, Vec<Vec<f64>>) {
     let mut sum = 0.0;
-    let mut derivative = |(point, weight): (&Point, &f64)| {
-        let got = loss.at(point);
-        sum += weight * got.loss;
-        weight * got.derivative
-    };
-    let gradients = rows
-        .iter()
-        .zip(weights)
-        .map(|(row, w)| row.iter().zip(w).map(&mut derivative).collect())
-        .collect();
+    let mut gradients = Vec::new();
+    for (row, weights) in rows.iter().zip(weights) {
+        let mut gradient = Vec::new();
+        for (point, weight) in row.iter().zip(weights) {
+            let got = loss.at(point);
+            sum += weight * got.loss;
+            gradient.push(weight * got.derivative);
+        }
+        gradients.push(gradient);
+    }
     (sum, gradients)
 }

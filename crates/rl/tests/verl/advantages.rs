@@ -3,7 +3,7 @@
 use levade_rl::*;
 
 use crate::common::{assert_close, assert_near};
-use crate::fixture::{Fixture, SCORE, masked_values, vectors};
+use crate::fixture::{Fixture, SCORE, masked_values, number, vectors};
 
 #[test]
 fn whitening_matches_verl() {
@@ -159,18 +159,13 @@ fn other_estimators_match_verl() {
     f.compare(&got, &format!("{name}/advantages"), |sequence| &sequence.advantages);
     f.compare(&got, &format!("{name}/returns"), |sequence| &sequence.returns);
 
-    let optimal = |alignment, bare_tail| Estimator::OptimalToken { alignment, bare_tail };
-    f.expect(
-        &optimal(Alignment::Position, false),
-        "anchor/otb/advantages",
-        Some("anchor/otb/returns"),
-    );
-    f.expect(&optimal(Alignment::Position, true), "head/otb/advantages", None);
-    f.expect(
-        &optimal(Alignment::ActionToken, true),
-        "anchor/otb/tir_otb_advantages_handle_zero_tail",
-        None,
-    );
+    for (alignment, bare_tail, advantages, returns) in [
+        (Alignment::Position, false, "anchor/otb/advantages", Some("anchor/otb/returns")),
+        (Alignment::Position, true, "head/otb/advantages", None),
+        (Alignment::ActionToken, true, "anchor/otb/tir_otb_advantages_handle_zero_tail", None),
+    ] {
+        f.expect(&Estimator::OptimalToken { alignment, bare_tail }, advantages, returns);
+    }
 
     let parts = ["acc", "fmt"].map(|name| f.v.list(&format!("head/gdpo/rewards/{name}")));
     for (i, rollout) in rollouts.iter_mut().enumerate() {
@@ -194,13 +189,12 @@ fn other_estimators_match_verl() {
 fn overlong_penalty_matches_verl() {
     let v = vectors();
     for case in v.value_at("anchor/overlong").as_array().unwrap() {
-        let of = |name: &str| case[name].as_f64().unwrap();
         let got = shaping::overlong(
-            of("valid_len") as u64,
-            of("max") as u64,
-            of("buf") as u64,
-            of("factor"),
+            number(case, "valid_len") as u64,
+            number(case, "max") as u64,
+            number(case, "buf") as u64,
+            number(case, "factor"),
         );
-        assert_close(got, of("penalty"), "penalty for length");
+        assert_close(got, number(case, "penalty"), "penalty for length");
     }
 }

@@ -6,12 +6,11 @@ use levade_rl::correction::{
 use levade_rl::*;
 
 use crate::common::{assert_close, assert_near};
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, number};
 
 #[test]
 fn importance_weights_match_verl() {
     let f = Fixture::new();
-    let clamp = |high| Bound::Clamp { low: 0.0, high };
     for (level, bound, normalise, keys) in [
         (Level::Token, clamp(2.0), false, "anchor/tis/token_C2.0"),
         (Level::Token, clamp(1.2), false, "anchor/tis/token_C1.2"),
@@ -32,56 +31,51 @@ fn importance_weights_match_verl() {
             got.iter().zip(want).for_each(|(got, want)| assert_close(*got, want, keys));
         }
     }
-    let weighted = |bound| {
+    let clip = Loss::new(PolicyLoss::Clip {
+        low: 0.2,
+        high: 0.28,
+        dual: Some(3.0),
+        trust: None,
+        keep: None,
+    });
+    for (bound, keys) in [
+        (clamp(2.0), "anchor/ppo_vanilla_token_TIS_C2/loss"),
+        (Bound::Mask { low: 0.9, high: 1.2 }, "head/ppo_vanilla_icepop_0.9_1.2_loss"),
+    ] {
         let correction = Correction { level: Level::Token, bound, normalize: false };
-        let clip = Loss::new(PolicyLoss::Clip {
-            low: 0.2,
-            high: 0.28,
-            dual: Some(3.0),
-            trust: None,
-            keep: None,
-        });
         let weights = correction.weights(&f.log_ratios(), Counting::Verl).concat();
-        f.points()
-            .concat()
-            .iter()
-            .zip(weights)
-            .map(|(point, w)| clip.at(point).loss * w / 16.0)
-            .sum::<f64>()
-    };
-    assert_close(
-        weighted(clamp(2.0)),
-        f.v.number("anchor/ppo_vanilla_token_TIS_C2/loss"),
-        "weighted loss",
-    );
-    let masked = weighted(Bound::Mask { low: 0.9, high: 1.2 });
-    assert_close(masked, f.v.number("head/ppo_vanilla_icepop_0.9_1.2_loss"), "masked loss");
+        let points = f.points().concat();
+        let losses = points.iter().zip(weights).map(|(point, w)| clip.at(point).loss * w / 16.0);
+        assert_close(losses.sum(), f.v.number(keys), keys);
+    }
+}
+
+fn clamp(high: f64) -> Bound {
+    Bound::Clamp { low: 0.0, high }
+}
+
+/// Creates a rejection by the inverse of the ratio. A `low` of 0 means no lower bound.
+fn inverted(statistic: Statistic, over: StatisticSpan, low: f64, high: f64) -> Rejection {
+    Rejection { statistic, over, low: (low > 0.0).then_some(low), high, inverted: true }
 }
 
 #[test]
 fn rejection_matches_verl() {
     let f = Fixture::new();
-    let of = |statistic, over, low: f64, high| Rejection {
-        statistic,
-        over,
-        low: (low > 0.0).then_some(low),
-        high,
-        inverted: true,
-    };
     use Statistic::*;
     use StatisticSpan::*;
     let cases: [(&str, Vec<Rejection>); 9] = [
-        ("token_k1@0.8_1.25", vec![of(K1, Token, 0.8, 1.25)]),
-        ("token_k2@0.02", vec![of(K2, Token, 0.0, 0.02)]),
-        ("token_k3@0.02", vec![of(K3, Token, 0.0, 0.02)]),
-        ("seq_sum_k1@0.5_2.0", vec![of(K1, SequenceSum, 0.5, 2.0)]),
-        ("seq_sum_k1@0.9_3.0", vec![of(K1, SequenceSum, 0.9, 3.0)]),
-        ("seq_mean_k1@0.95_1.05", vec![of(K1, SequenceMean, 0.95, 1.05)]),
-        ("seq_mean_k3@0.02", vec![of(K3, SequenceMean, 0.0, 0.02)]),
-        ("seq_max_k2@0.02", vec![of(K2, SequenceMax, 0.0, 0.02)]),
+        ("token_k1@0.8_1.25", vec![inverted(K1, Token, 0.8, 1.25)]),
+        ("token_k2@0.02", vec![inverted(K2, Token, 0.0, 0.02)]),
+        ("token_k3@0.02", vec![inverted(K3, Token, 0.0, 0.02)]),
+        ("seq_sum_k1@0.5_2.0", vec![inverted(K1, SequenceSum, 0.5, 2.0)]),
+        ("seq_sum_k1@0.9_3.0", vec![inverted(K1, SequenceSum, 0.9, 3.0)]),
+        ("seq_mean_k1@0.95_1.05", vec![inverted(K1, SequenceMean, 0.95, 1.05)]),
+        ("seq_mean_k3@0.02", vec![inverted(K3, SequenceMean, 0.0, 0.02)]),
+        ("seq_max_k2@0.02", vec![inverted(K2, SequenceMax, 0.0, 0.02)]),
         (
             "token_k1,seq_mean_k3@0.8_1.25,0.02",
-            vec![of(K1, Token, 0.8, 1.25), of(K3, SequenceMean, 0.0, 0.02)],
+            vec![inverted(K1, Token, 0.8, 1.25), inverted(K3, SequenceMean, 0.0, 0.02)],
         ),
     ];
     for (name, rejections) in cases {
@@ -95,13 +89,12 @@ fn rejection_matches_verl() {
         }
     }
     // TRAP: verl bounds the inverse of the ratio.
-    let kept = |inverted, ratio: f64| {
+    for (inverted, kept) in [(true, [false, true]), (false, [true, false])] {
         let rejection =
             Rejection { statistic: K1, over: Token, low: Some(0.9), high: 3.0, inverted };
-        rejection.kept_tokens(&[vec![ratio.ln()]], Counting::Exact)[0][0]
-    };
-    assert_eq!((kept(true, 2.5), kept(true, 0.4)), (false, true));
-    assert_eq!((kept(false, 2.5), kept(false, 0.4)), (true, false));
+        let ratios = [vec![2.5f64.ln(), 0.4f64.ln()]];
+        assert_eq!(rejection.kept_tokens(&ratios, Counting::Exact), [kept], "{inverted}");
+    }
 }
 
 #[test]
@@ -127,27 +120,27 @@ fn mismatch_metrics_match_verl() {
     ] {
         assert_close(got, f.v.number(&format!("anchor/offpolicy_metrics/{name}")), name);
     }
-    let metrics = |name: &str| f.v.value_at("metrics")[name].as_f64().unwrap();
+    let metrics = f.v.value_at("metrics");
     assert_close(
         got.probs_diff_max,
-        metrics("training/rollout_probs_diff_max"),
+        number(metrics, "training/rollout_probs_diff_max"),
         "largest difference",
     );
     assert_close(
         got.probs_diff_mean,
-        metrics("training/rollout_probs_diff_mean"),
+        number(metrics, "training/rollout_probs_diff_mean"),
         "mean difference",
     );
     // Computed in f32.
     assert_near(
         got.probs_diff_std,
-        metrics("training/rollout_probs_diff_std"),
+        number(metrics, "training/rollout_probs_diff_std"),
         1e-7,
         "deviation of differences",
     );
     assert_near(
         got.probs_correlation,
-        metrics("training/rollout_actor_probs_pearson_corr"),
+        number(metrics, "training/rollout_actor_probs_pearson_corr"),
         1e-7,
         "correlation",
     );

@@ -1,6 +1,7 @@
 //! The shared fixture, and comparison of results with the vectors.
 
 use levade_rl::*;
+use serde_json::Value;
 
 use crate::common::{Vectors, assert_close};
 use crate::evaluate;
@@ -11,10 +12,25 @@ pub fn vectors() -> Vectors {
 
 /// Returns the values of the action tokens, row by row.
 pub fn masked_values(rows: &[Vec<f64>], mask: &[Vec<f64>]) -> Vec<Vec<f64>> {
-    let row = |(row, mask): (&Vec<f64>, &Vec<f64>)| {
-        row.iter().zip(mask).filter(|(_, m)| **m == 1.0).map(|(v, _)| *v).collect()
-    };
-    rows.iter().zip(mask).map(row).collect()
+    rows.iter()
+        .zip(mask)
+        .map(|(row, mask)| row.iter().zip(mask).filter(|(_, m)| **m == 1.0).map(|(v, _)| *v))
+        .map(Iterator::collect)
+        .collect()
+}
+
+/// Returns a number of a case.
+pub fn number(case: &Value, name: &str) -> f64 {
+    case[name].as_f64().unwrap()
+}
+
+/// Returns the weight of the tokens of each row of `mask`, as in verl's aggregation.
+pub fn row_weights(normalizer: Normalizer, mask: &[Vec<f64>]) -> Vec<f64> {
+    let rollouts: Vec<RolloutTokens> = mask
+        .iter()
+        .map(|row| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 })
+        .collect();
+    normalizer.weights_counted(&rollouts, Counting::Verl)
 }
 
 /// The fixture of most vectors: four rollouts, the first three of one task.
@@ -120,12 +136,21 @@ impl Fixture {
         (0..4).map(|i| (0..new[i].len()).map(|t| point(i, t)).collect()).collect()
     }
 
-    /// Returns the weights of the tokens of each row, as in verl's aggregation.
+    /// Returns the weight of the tokens of each row, as in verl's aggregation.
     pub fn weights(&self, normalizer: Normalizer) -> Vec<f64> {
-        let tokens =
-            |row: &Vec<f64>| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 };
-        normalizer
-            .weights_counted(&self.mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl)
+        row_weights(normalizer, &self.mask)
+    }
+
+    /// Compares a policy loss as [`Fixture::expect_loss`] does.
+    #[track_caller]
+    pub fn expect_policy(
+        &self,
+        policy: PolicyLoss,
+        points: &[Vec<Point>],
+        normalizer: Normalizer,
+        keys: &str,
+    ) {
+        self.expect_loss(Loss::new(policy), points, normalizer, keys);
     }
 
     /// Compares the sum and the gradient of a loss over points with `keys`/loss and

@@ -4,72 +4,63 @@ use levade_rl::*;
 
 use crate::common::assert_close;
 use crate::evaluate;
-use crate::fixture::{Fixture, masked_values, vectors};
+use crate::fixture::{Fixture, masked_values, number, row_weights, vectors};
+
+/// Sums `loss` over the action tokens with the weights of `normalizer`.
+fn aggregate(normalizer: Normalizer, loss: &[Vec<f64>], mask: &[Vec<f64>]) -> f64 {
+    masked_values(loss, mask)
+        .iter()
+        .zip(row_weights(normalizer, mask))
+        .map(|(row, weight)| weight * row.iter().sum::<f64>())
+        .sum()
+}
+
+/// Aggregates a sum of losses of 7 in the first of `rollouts` and of 5 in the second, which are
+/// those of one of two workers.
+fn worker_loss(normalizer: Normalizer, rollouts: &[RolloutTokens]) -> f64 {
+    let weights = normalizer.weights_counted(rollouts, Counting::Verl);
+    2.0 * (weights[0] * 7.0 + weights[1] * 5.0)
+}
 
 #[test]
 fn normalizers_match_verl() {
     let v = vectors();
     let loss = v.rows("anchor/agg_loss/loss_mat");
     let mask = v.rows("anchor/agg_loss/mask");
-    let aggregate = |normalizer: Normalizer, loss: &[Vec<f64>], mask: &[Vec<f64>]| -> f64 {
-        let tokens =
-            |row: &Vec<f64>| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 };
-        let weights = normalizer
-            .weights_counted(&mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl);
-        masked_values(loss, mask)
-            .iter()
-            .zip(weights)
-            .map(|(row, weight)| weight * row.iter().sum::<f64>())
-            .sum()
-    };
-    let expect = |normalizer, keys: &str| {
-        assert_close(aggregate(normalizer, &loss, &mask), v.number(keys), keys)
-    };
-    expect(Normalizer::TokenMean, "anchor/agg_loss/token-mean");
-    expect(Normalizer::RolloutSum, "anchor/agg_loss/seq-mean-token-sum");
-    expect(Normalizer::RolloutMean, "anchor/agg_loss/seq-mean-token-mean");
-    expect(Normalizer::RolloutSumOver { length: 4.0 }, "head/agg_loss/seq-mean-token-sum-norm");
-    expect(
-        Normalizer::RolloutSumOver { length: 10.0 },
-        "head/agg_loss/seq-mean-token-sum-norm(scale=10)",
-    );
-    expect(Normalizer::TokenSum, "head/agg_token-sum");
+    for (normalizer, keys) in [
+        (Normalizer::TokenMean, "anchor/agg_loss/token-mean"),
+        (Normalizer::RolloutSum, "anchor/agg_loss/seq-mean-token-sum"),
+        (Normalizer::RolloutMean, "anchor/agg_loss/seq-mean-token-mean"),
+        (Normalizer::RolloutSumOver { length: 4.0 }, "head/agg_loss/seq-mean-token-sum-norm"),
+        (
+            Normalizer::RolloutSumOver { length: 10.0 },
+            "head/agg_loss/seq-mean-token-sum-norm(scale=10)",
+        ),
+        (Normalizer::TokenSum, "head/agg_token-sum"),
+    ] {
+        assert_close(aggregate(normalizer, &loss, &mask), v.number(keys), keys);
+    }
     // Until 2026 verl did not divide by the number of rollouts: a sum divided by a constant.
-    let sum_over = |length: f64| aggregate(Normalizer::TokenSum, &loss, &mask) / length;
-    assert_close(
-        sum_over(4.0),
-        v.number("anchor/agg_loss/seq-mean-token-sum-norm"),
-        "sum over a constant",
-    );
-    assert_close(
-        sum_over(10.0),
-        v.number("anchor/agg_loss/seq-mean-token-sum-norm(scale=10)"),
-        "sum over a constant",
-    );
+    let sum = aggregate(Normalizer::TokenSum, &loss, &mask);
+    let keys = "anchor/agg_loss/seq-mean-token-sum-norm";
+    assert_close(sum / 4.0, v.number(keys), "sum over a constant");
+    let keys = "anchor/agg_loss/seq-mean-token-sum-norm(scale=10)";
+    assert_close(sum / 10.0, v.number(keys), "sum over a constant");
     // Several workers: each has some of the rollouts, denominators count all of them, and the
     // averaging of gradients is undone.
-    let tokens = |n| RolloutTokens { group: 0, tokens: n };
-    let all = [tokens(3), tokens(1), tokens(4)];
-    let fraction = |normalizer: Normalizer, all: &[RolloutTokens]| {
-        let weights = normalizer.weights_counted(all, Counting::Verl);
-        2.0 * (weights[0] * 7.0 + weights[1] * 5.0)
-    };
-    assert_close(
-        fraction(Normalizer::TokenMean, &all),
-        v.number("anchor/agg_loss/token-mean(dp=2,batch_num_tokens=8)"),
-        "workers",
-    );
-    let six = [tokens(3), tokens(1), tokens(1), tokens(1), tokens(1), tokens(1)];
-    assert_close(
-        fraction(Normalizer::RolloutMean, &six),
-        v.number("anchor/agg_loss/seq-mean-token-mean(dp=2,global_batch_size=6)"),
-        "workers",
-    );
-    assert_close(
-        fraction(Normalizer::TokenSum, &all),
-        v.number("head/agg_token-sum_dp2"),
-        "workers",
-    );
+    let three = [3, 1, 4].map(|tokens| RolloutTokens { group: 0, tokens });
+    let six = [3, 1, 1, 1, 1, 1].map(|tokens| RolloutTokens { group: 0, tokens });
+    for (normalizer, rollouts, keys) in [
+        (Normalizer::TokenMean, &three[..], "anchor/agg_loss/token-mean(dp=2,batch_num_tokens=8)"),
+        (
+            Normalizer::RolloutMean,
+            &six,
+            "anchor/agg_loss/seq-mean-token-mean(dp=2,global_batch_size=6)",
+        ),
+        (Normalizer::TokenSum, &three, "head/agg_token-sum_dp2"),
+    ] {
+        assert_close(worker_loss(normalizer, rollouts), v.number(keys), keys);
+    }
 
     // TRAP: the mean of the means of micro-batches.
     let loss = v.rows("anchor/microbatch_token_mean/loss_mat");
@@ -119,51 +110,42 @@ fn policy_losses_match_verl() {
             kl -= point.log_ratio();
         }
     }
-    let metrics = |name: &str| f.v.value_at("anchor/ppo_vanilla/metrics")[name].as_f64().unwrap();
-    assert_close(
-        clipped / Counting::Verl.denominator(16.0),
-        metrics("actor/pg_clipfrac"),
-        "clip fraction",
-    );
-    assert_close(kl / Counting::Verl.denominator(16.0), metrics("actor/ppo_kl"), "kl");
+    let metrics = f.v.value_at("anchor/ppo_vanilla/metrics");
+    let tokens = Counting::Verl.denominator(16.0);
+    assert_close(clipped / tokens, number(metrics, "actor/pg_clipfrac"), "clip fraction");
+    assert_close(kl / tokens, number(metrics, "actor/ppo_kl"), "kl");
     for case in f.v.value_at("anchor/ppo_single_token").as_array().unwrap() {
-        let of = |name: &str| case[name].as_f64().unwrap();
         // Only the difference matters; log-probabilities must be below 0.
-        let logp = of("new") - 5.0;
-        let old = Some(of("old") - 5.0);
-        let at = Point { logp, old, advantage: of("adv"), ..Point::default() };
+        let logp = number(case, "new") - 5.0;
+        let old = Some(number(case, "old") - 5.0);
+        let at = Point { logp, old, advantage: number(case, "adv"), ..Point::default() };
         let got = clip.at(&at);
-        let fraction =
-            |counted: bool| f64::from(u8::from(counted)) / Counting::Verl.denominator(1.0);
-        assert_close(fraction(got.clipped && !got.dual), of("actor/pg_clipfrac"), "clip fraction");
-        assert_close(
-            fraction(got.dual),
-            of("actor/pg_clipfrac_lower"),
-            "fraction at the dual clip",
-        );
+        for (is_counted, name) in
+            [(got.clipped && !got.dual, "actor/pg_clipfrac"), (got.dual, "actor/pg_clipfrac_lower")]
+        {
+            let fraction = f64::from(u8::from(is_counted)) / Counting::Verl.denominator(1.0);
+            assert_close(fraction, number(case, name), name);
+        }
         let (loss, gradients) = evaluate(clip, &[vec![at]], &[vec![1.0]]);
-        assert_close(loss, of("loss"), "single loss");
-        assert_close(gradients[0][0], of("grad"), "single derivative");
+        assert_close(loss, number(case, "loss"), "single loss");
+        assert_close(gradients[0][0], number(case, "grad"), "single derivative");
     }
-    let expect = |policy, points: &[Vec<Point>], normalizer, keys| {
-        f.expect_loss(Loss::new(policy), points, normalizer, keys)
-    };
-    expect(
+    f.expect_policy(
         PolicyLoss::Cispo { low: 0.2, high: 0.28 },
         &points,
         Normalizer::TokenMean,
         "anchor/cispo",
     );
     let gate = PolicyLoss::SoftGate { positive: 1.0, negative: 1.05 };
-    expect(gate, &points, Normalizer::RolloutMean, "anchor/sapo");
-    expect(PolicyLoss::Reinforce, &points, Normalizer::TokenMean, "anchor/gpg");
+    f.expect_policy(gate, &points, Normalizer::RolloutMean, "anchor/sapo");
+    f.expect_policy(PolicyLoss::Reinforce, &points, Normalizer::TokenMean, "anchor/gpg");
     for (measure, bound, name) in
         [(Divergence::TotalVariation, 0.15, "head/dppo_tv"), (Divergence::Kl, 0.05, "head/dppo_kl")]
     {
         let policy = PolicyLoss::Divergence { measure, below: bound, above: bound, cap: 20.0 };
-        expect(policy, &points, Normalizer::TokenMean, name);
+        f.expect_policy(policy, &points, Normalizer::TokenMean, name);
     }
-    expect(PolicyLoss::Direct { beta: 0.5 }, &points, Normalizer::TokenMean, "head/dro");
+    f.expect_policy(PolicyLoss::Direct { beta: 0.5 }, &points, Normalizer::TokenMean, "head/dro");
 
     let mut of_paths = points.clone();
     of_paths.iter_mut().for_each(|sequence| prepare::sequence_ratios(sequence));
@@ -171,7 +153,7 @@ fn policy_losses_match_verl() {
     of_paths.iter().zip(ratios).for_each(|(sequence, want)| {
         assert_close(sequence[0].sequence_log_ratio.unwrap(), want, "ratio of a path")
     });
-    expect(
+    f.expect_policy(
         PolicyLoss::Gspo { low: 0.2, high: 0.28 },
         &of_paths,
         Normalizer::RolloutMean,
@@ -180,7 +162,7 @@ fn policy_losses_match_verl() {
     let mut of_paths = points.clone();
     of_paths.iter_mut().for_each(|sequence| prepare::set_geometric_means(sequence, 0.2, 0.28));
     let geometric = PolicyLoss::GeometricMean { low: 0.2, high: 0.28 };
-    expect(geometric, &of_paths, Normalizer::RolloutMean, "anchor/geo_mean(GMPO)");
+    f.expect_policy(geometric, &of_paths, Normalizer::RolloutMean, "anchor/geo_mean(GMPO)");
 
     let mut all = points.concat();
     let fraction = f.v.number("head/kl_cov/kl_cov_ratio");
@@ -189,7 +171,7 @@ fn policy_losses_match_verl() {
     let marked: Vec<Vec<Point>> =
         points.iter().map(|row| rest.by_ref().take(row.len()).collect()).collect();
     let coefficient = f.v.number("head/kl_cov/ppo_kl_coef");
-    expect(
+    f.expect_policy(
         PolicyLoss::KlCov { coefficient, fraction },
         &marked,
         Normalizer::TokenMean,
@@ -287,12 +269,9 @@ fn kl_in_reward_matches_verl() {
     }
     let found = Counting::Exact.mean(means.into_iter());
     assert_close(found, f.v.number("anchor/kl_in_reward_k1_beta0.05/current_kl"), "divergence");
-    let v = &f.v;
-    let of = |name: &str| v.number(&format!("anchor/adaptive_kl/{name}"));
-    let adaptive = AdaptiveKl { target: of("target"), horizon: of("horizon") };
-    assert_close(
-        adaptive.next(of("init"), of("current_kl"), of("n_steps") as usize),
-        of("after"),
-        "adapted",
-    );
+    let case = f.v.value_at("anchor/adaptive_kl");
+    let adaptive = AdaptiveKl { target: number(case, "target"), horizon: number(case, "horizon") };
+    let rollouts = number(case, "n_steps") as usize;
+    let found = adaptive.next(number(case, "init"), number(case, "current_kl"), rollouts);
+    assert_close(found, number(case, "after"), "adapted");
 }

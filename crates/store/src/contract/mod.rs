@@ -288,14 +288,11 @@ pub async fn writes_reject_mismatched_attempt_ids(store: TestStore) {
 
 pub async fn non_finite_numbers_are_rejected(store: TestStore) {
     let made = attempt(store.run(), 0, 0);
-    let part = |reward| vec![StepReward { credit_target: CreditTarget::Turn(0), reward }];
+    let endless = StepReward { credit_target: CreditTarget::Turn(0), reward: f64::NEG_INFINITY };
     let bad = [
         ("the score is inf", Attempt { score: Some(f64::INFINITY), ..made.clone() }),
         ("the reward is NaN", Attempt { reward: Some(f64::NAN), ..made.clone() }),
-        (
-            "the step reward is -inf",
-            Attempt { step_rewards: part(f64::NEG_INFINITY), ..made.clone() },
-        ),
+        ("the step reward is -inf", Attempt { step_rewards: vec![endless], ..made.clone() }),
     ];
     for (why, bad) in &bad {
         let text = assert_rejected(store.record_attempt(bad), Code::Invalid).await;
@@ -405,51 +402,44 @@ pub async fn random_forests_round_trip_exactly(store: TestStore) {
         store.end(&grown.id, &grown.end()).await.unwrap();
         for written in [complete, grown] {
             let read = store.attempt(&written.id).await.unwrap().unwrap();
-            let bits = |attempt: &Attempt| -> Vec<u32> {
-                let segments = attempt.trajectory.segments();
-                segments.iter().flat_map(|s| s.logprobs.iter().map(|p| p.to_bits())).collect()
-            };
-            assert_eq!(bits(&read), bits(&written), "seed {seed}");
+            assert_eq!(logprob_bits(&read), logprob_bits(&written), "seed {seed}");
             // The remaining fields are compared as text, because a NaN does not equal itself.
-            let plain = |attempt: &Attempt| format!("{attempt:?}");
-            assert_eq!(plain(&read), plain(&written), "seed {seed}");
+            assert_eq!(format!("{read:?}"), format!("{written:?}"), "seed {seed}");
             assert_eq!(
                 store.record_attempt(&written).await.unwrap(),
                 WriteOutcome::AlreadyRecorded
             );
         }
     }
-    let sizes = |summary: &crate::AttemptSummary| (summary.sampled_tokens, summary.tokens);
     for pair in store.summaries(Purpose::Train).await.unwrap().chunks(2) {
-        assert_eq!(sizes(&pair[0]), sizes(&pair[1]));
+        assert_eq!(pair[0].sampled_tokens, pair[1].sampled_tokens);
+        assert_eq!(pair[0].tokens, pair[1].tokens);
     }
+}
+
+fn logprob_bits(attempt: &Attempt) -> Vec<u32> {
+    let segments = attempt.trajectory.segments();
+    segments.iter().flat_map(|s| s.logprobs.iter().map(|p| p.to_bits())).collect()
 }
 
 pub async fn summaries_are_sorted_by_slot(store: TestStore) {
     let run = store.run().clone();
-    let of = |slot: AttemptSlot| Attempt {
-        id: AttemptId::new(&run, &slot, 0),
-        slot,
-        ..attempt(&run, 0, 0)
-    };
-    let at = |phase, step, group| AttemptSlot { phase, step, group, ..train_slot(0, 0) };
-    let mut slots = vec![at(1, 3, 10), at(0, 5, 0), at(1, 3, 2), at(1, 2, 9), at(0, 4, 1)];
-    for slot in &slots {
-        store.record_attempt(&of(*slot)).await.unwrap();
+    let mut slots = [(1, 3, 10), (0, 5, 0), (1, 3, 2), (1, 2, 9), (0, 4, 1)]
+        .map(|(phase, step, group)| AttemptSlot { phase, step, group, ..train_slot(0, 0) });
+    let eval = AttemptSlot { purpose: Purpose::Eval, phase: 0, step: 0, ..train_slot(0, 0) };
+    for slot in slots.into_iter().chain([eval]) {
+        let id = AttemptId::new(&run, &slot, 0);
+        let recorded = Attempt { id, slot, ..attempt(&run, 0, 0) };
+        store.record_attempt(&recorded).await.unwrap();
     }
-    let eval = AttemptSlot { purpose: Purpose::Eval, ..at(0, 0, 0) };
-    store.record_attempt(&of(eval)).await.unwrap();
     slots.sort();
-    let listed = |purpose| {
-        let store = store.clone();
-        async move {
-            let all = store.summaries(purpose).await.unwrap();
-            all.into_iter().map(|summary| summary.slot).collect::<Vec<_>>()
-        }
-    };
-    assert_eq!(listed(Purpose::Train).await, slots);
-    assert_eq!(listed(Purpose::Eval).await, [eval]);
-    assert_eq!(listed(Purpose::Baseline).await, []);
+    for (purpose, expected) in
+        [(Purpose::Train, &slots[..]), (Purpose::Eval, &[eval]), (Purpose::Baseline, &[])]
+    {
+        let all = store.summaries(purpose).await.unwrap();
+        let found: Vec<AttemptSlot> = all.into_iter().map(|summary| summary.slot).collect();
+        assert_eq!(found, expected, "{purpose:?}");
+    }
 }
 
 pub async fn tasks_returns_distinct_tasks(store: TestStore) {

@@ -103,28 +103,28 @@ pub(crate) fn forest(seed: u64) -> Trajectory {
 
 /// Creates a plan for two policies, with one sequence for each pair of advantage and weight.
 pub(crate) fn plan(run: &RunId, numbers: &[(f32, f32)]) -> StepPlan {
-    let sequence = |(group, &(advantage, weight)): (usize, &(f32, f32))| PlannedSequence {
-        attempt: AttemptId::new(run, &train_slot(group as u32, 0), 0),
-        leaf: SegmentId(4),
-        advantage: PerToken::uniform(advantage),
-        weight: PerToken::new([weight, weight, 0.5]),
-        returns: (group > 0).then(|| PerToken::new([0.0, -0.0, advantage])),
-        values: None,
+    let sequences: Vec<PlannedSequence> = numbers
+        .iter()
+        .enumerate()
+        .map(|(group, &(advantage, weight))| PlannedSequence {
+            attempt: AttemptId::new(run, &train_slot(group as u32, 0), 0),
+            leaf: SegmentId(4),
+            advantage: PerToken::uniform(advantage),
+            weight: PerToken::new([weight, weight, 0.5]),
+            returns: (group > 0).then(|| PerToken::new([0.0, -0.0, advantage])),
+            values: None,
+        })
+        .collect();
+    let update = Update {
+        micro_batch_plan: MicroBatchPlan::from_sizes([0, sequences.len()]),
+        critic_plan: Some(MicroBatchPlan::from_sizes([sequences.len()])),
+        sequences,
     };
-    let sequences: Vec<PlannedSequence> = numbers.iter().enumerate().map(sequence).collect();
-    let policy_plan = |(version, policy): (u64, &str)| PolicyPlan {
+    let policies = [(9, "a"), (3, "b")].map(|(version, policy)| PolicyPlan {
         policy: policy.into(),
         version,
-        updates: vec![
-            Update::default(),
-            Update {
-                sequences: sequences.clone(),
-                micro_batch_plan: MicroBatchPlan::from_sizes([0, sequences.len()]),
-                critic_plan: Some(MicroBatchPlan::from_sizes([sequences.len()])),
-            },
-        ],
+        updates: vec![Update::default(), update.clone()],
         ..PolicyPlan::default()
-    };
-    let policies = [(9, "a"), (3, "b")].map(policy_plan).into();
-    StepPlan { phase: 1, step: 2, group_positions: vec![7, 9], policies }
+    });
+    StepPlan { phase: 1, step: 2, group_positions: vec![7, 9], policies: policies.into() }
 }

@@ -73,6 +73,11 @@ pub async fn withdraw_task_includes_every_try(store: TestStore) {
     assert_eq!(store.summaries(Purpose::Train).await.unwrap().len(), 1);
 }
 
+/// Returns the result of an evaluation that quotes an attempt.
+fn quote(text: &str) -> Value {
+    json!({"uncalled": {"attempt": train_slot(0, 0).name(), "why": text}})
+}
+
 pub async fn erasure_removes_texts_and_keeps_plans(store: TestStore) {
     let run = store.run().clone();
     let [erased, kept] = [attempt(&run, 0, 0), attempt(&run, 1, 0)];
@@ -80,7 +85,6 @@ pub async fn erasure_removes_texts_and_keeps_plans(store: TestStore) {
     let planned = plan(&run, &[(0.5, 0.25), (-1.0, 2.0)]);
     store.record_step(&planned).await.unwrap();
     let key = EvalKey { phase: 0, step: 0 };
-    let quote = |text: &str| json!({"uncalled": {"attempt": train_slot(0, 0).name(), "why": text}});
     store.record_eval(key, &quote("secret")).await.unwrap();
     let first = request(&[&erased], false);
     let second = request(&[&erased], true);

@@ -48,11 +48,11 @@ impl TryState {
 
     /// Returns the status that follows from a timeout that has passed, or `None` if none has.
     fn expired(&self, config: &RolloutConfig, now: f64) -> Option<TryStatus> {
-        let is_past = |at: Option<f64>| at.is_some_and(|at| now > at);
-        if is_past(self.timeout_at(config)) {
+        if self.timeout_at(config).is_some_and(|at| now > at) {
             Some(TryStatus::Timeout)
         } else {
-            is_past(self.report_until(config)).then_some(TryStatus::Unresponsive)
+            let is_late = self.report_until(config).is_some_and(|at| now > at);
+            is_late.then_some(TryStatus::Unresponsive)
         }
     }
 
@@ -267,11 +267,14 @@ impl RolloutState {
             LeaseEnd::Failed => TryStatus::Failed,
             LeaseEnd::Released => TryStatus::Unresponsive,
         };
-        let has_end = |of: &TryState| match end {
-            LeaseEnd::Released => of.released,
-            _ => of.status == status,
-        };
-        if self.latest.as_ref().is_some_and(|of| of.number == lease.number && has_end(of)) {
+        let has_end =
+            self.latest.as_ref().filter(|latest| latest.number == lease.number).is_some_and(
+                |latest| match end {
+                    LeaseEnd::Released => latest.released,
+                    _ => latest.status == status,
+                },
+            );
+        if has_end {
             return Ok(WriteOutcome::AlreadyRecorded);
         }
         let latest = self.open_try(lease)?;

@@ -192,19 +192,18 @@ pub(super) fn read_row(
     let mut statement = from.prepare_cached(select!("id = ?1"))?;
     let mut rows = statement.query([id])?;
     let Some(row) = rows.next()? else { return Ok(None) };
-    let damaged = |what: &str| Failure::Corrupt(what.into());
     let head = parse_head(row)?;
     let is_intact: bool = row.get(14)?;
     checks::check_name(run, &head.id, &head.slot, head.number)
-        .map_err(|_| damaged("its id does not match its slot"))?;
+        .map_err(|_| Failure::Corrupt("its id does not match its slot".into()))?;
     if !is_intact {
-        return Err(damaged("its row has another checksum"));
+        return Err(Failure::Corrupt("its row has another checksum".into()));
     }
     segments::check(from, id)?;
     let trajectory = segments::trajectory(from, id)?;
     let counts: [i64; 2] = [row.get(15)?, row.get(16)?];
     if counts != [sampled(trajectory.segments()), tokens(trajectory.segments())] {
-        return Err(damaged("segments are missing"));
+        return Err(Failure::Corrupt("segments are missing".into()));
     }
     Ok(Some(Attempt { trajectory, ..head }))
 }
@@ -228,11 +227,10 @@ pub(super) fn slot_of(from: &Connection, run: &RunId, id: i64) -> Option<String>
 }
 
 fn parse_head(row: &Row<'_>) -> Result<Attempt, Failure> {
-    let damaged = |what: &str, why: String| Failure::Corrupt(format!("the {what} {why}"));
     let [task, outcome, step_rewards, purpose]: [String; 4] =
         [row.get(1)?, row.get(2)?, row.get(6)?, row.get(7)?];
     let purpose = Purpose::parse(&purpose)
-        .ok_or_else(|| damaged("purpose", format!("is unknown: `{purpose}`")))?;
+        .ok_or_else(|| Failure::Corrupt(format!("the purpose is unknown: `{purpose}`")))?;
     let phase = row.get(8)?;
     let step = row.get(9)?;
     let group = row.get(10)?;
@@ -242,11 +240,11 @@ fn parse_head(row: &Row<'_>) -> Result<Attempt, Failure> {
         slot: AttemptSlot { purpose, phase, step, group, sample },
         number: row.get(12)?,
         task: serde_json::Value::from_str(&task)
-            .map_err(|e| damaged("task", format!("is not JSON: {e}")))?,
+            .map_err(|e| Failure::Corrupt(format!("the task is not JSON: {e}")))?,
     };
     Ok(Attempt {
         outcome: serde_json::from_str(&outcome)
-            .map_err(|e| damaged("outcome", format!("cannot be read: {e}")))?,
+            .map_err(|e| Failure::Corrupt(format!("the outcome cannot be read: {e}")))?,
         score: row.get(3)?,
         reward: row.get(4)?,
         step_rewards: serde_json::from_str(&step_rewards)
@@ -278,8 +276,10 @@ pub(super) fn tries(from: &Connection, slot: &AttemptSlot) -> Result<Tries, Fail
          'withdrawn')) FROM attempts
          WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5";
     let key = params![purpose.name(), phase, step, group, sample];
-    let tries = |row: &Row<'_>| Ok(Tries { next: row.get(0)?, failed: row.get(1)? });
-    Ok(from.prepare_cached(count)?.query_row(key, tries)?)
+    let tries = from
+        .prepare_cached(count)?
+        .query_row(key, |row| Ok(Tries { next: row.get(0)?, failed: row.get(1)? }))?;
+    Ok(tries)
 }
 
 /// Returns the distinct tasks of all attempts for a purpose.

@@ -191,16 +191,7 @@ pub fn check_file(
 fn check_structure(connection: &Connection, report: &mut CheckReport) {
     let query = format!("PRAGMA integrity_check({MAX_SQLITE_MESSAGES})");
     let mut messages = Vec::new();
-    let mut read = || -> rusqlite::Result<()> {
-        let mut statement = connection.prepare(&query)?;
-        let mut rows = statement.query([])?;
-        while let Some(row) = rows.next()? {
-            let text: String = row.get(0)?;
-            messages.extend(text.lines().map(str::to_owned));
-        }
-        Ok(())
-    };
-    if let Err(error) = read() {
+    if let Err(error) = read_lines(connection, &query, &mut messages) {
         messages.push(error.to_string());
     }
     for message in messages.iter().filter(|message| *message != "ok") {
@@ -210,6 +201,21 @@ fn check_structure(connection: &Connection, report: &mut CheckReport) {
             format!("SQLite reports a broken structure: {message}."),
         );
     }
+}
+
+/// Adds the lines of a query's texts to `lines`: after an error, those before it.
+fn read_lines(
+    connection: &Connection,
+    query: &str,
+    lines: &mut Vec<String>,
+) -> rusqlite::Result<()> {
+    let mut statement = connection.prepare(query)?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let text: String = row.get(0)?;
+        lines.extend(text.lines().map(str::to_owned));
+    }
+    Ok(())
 }
 
 /// Returns the largest row that an attempt can have.
@@ -322,12 +328,12 @@ fn check_plans(
     keys.extend(keys_of(connection, "planned_paths", sequences, report));
     keys.sort_unstable();
     keys.dedup();
-    // A phase must have a plan for each step from 0 on.
-    let last = |phase| keys.iter().filter(|key| key.0 == phase).map(|key| key.1).max();
-    let phases: std::collections::BTreeSet<u32> = keys.iter().map(|key| key.0).collect();
-    let all = phases.into_iter().flat_map(|phase| {
-        let last = last(phase).filter(|last| *last < MAX_SKIPPED_KEYS);
-        (0..=last.unwrap_or_default()).map(move |step| (phase, step))
+    // A phase must have a plan for each step from 0 on. The keys are sorted, so the last key of a
+    // phase is that of its last step.
+    let last_steps: std::collections::BTreeMap<u32, u32> = keys.iter().copied().collect();
+    let all = last_steps.into_iter().flat_map(|(phase, last)| {
+        let last = if last < MAX_SKIPPED_KEYS { last } else { 0 };
+        (0..=last).map(move |step| (phase, step))
     });
     let mut all: Vec<(u32, u32)> = all.chain(keys.iter().copied()).collect();
     all.sort_unstable();
@@ -468,11 +474,12 @@ fn keys_of(
 
 /// Returns the number of readable rows without a checksum.
 fn count_without_checksum(connection: &Connection) -> u64 {
-    let count = |table: &&str| -> Option<u64> {
+    let tables = ["attempts", "segments", "steps", "planned_paths", "evals"];
+    let counts = tables.into_iter().filter_map(|table| {
         let query = format!("SELECT count(*) FROM {table} WHERE crc IS NULL");
-        connection.query_row(&query, [], |row| row.get::<_, i64>(0)).ok().map(|n| n as u64)
-    };
-    ["attempts", "segments", "steps", "planned_paths", "evals"].iter().filter_map(count).sum()
+        connection.query_row(&query, [], |row| row.get::<_, i64>(0)).ok()
+    });
+    counts.map(|count| count as u64).sum()
 }
 
 fn reason_of(failure: Failure) -> String {

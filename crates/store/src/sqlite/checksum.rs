@@ -19,22 +19,24 @@ pub(super) fn register(connection: &Connection) -> Result<()> {
 
 fn checksum(arguments: &Context<'_>) -> Result<i64> {
     let mut crc = 0;
-    let mut add = |kind: u8, bytes: &[u8]| {
-        crc = crc32c::crc32c_append(crc, &[kind]);
-        crc = crc32c::crc32c_append(crc, &(bytes.len() as u64).to_le_bytes());
-        crc = crc32c::crc32c_append(crc, bytes);
-    };
     for i in 0..arguments.len() {
-        match arguments.get_raw(i) {
-            ValueRef::Null => add(0, &[]),
-            ValueRef::Integer(number) => add(1, &number.to_le_bytes()),
+        crc = match arguments.get_raw(i) {
+            ValueRef::Null => append_value(crc, 0, &[]),
+            ValueRef::Integer(number) => append_value(crc, 1, &number.to_le_bytes()),
             // SQLite stores −0 as 0.
-            ValueRef::Real(number) => add(2, &(number + 0.0).to_le_bytes()),
-            ValueRef::Text(text) => add(3, text),
-            ValueRef::Blob(bytes) => add(4, bytes),
-        }
+            ValueRef::Real(number) => append_value(crc, 2, &(number + 0.0).to_le_bytes()),
+            ValueRef::Text(text) => append_value(crc, 3, text),
+            ValueRef::Blob(bytes) => append_value(crc, 4, bytes),
+        };
     }
     Ok(i64::from(crc))
+}
+
+/// Appends the type, the length and the bytes of a value to a checksum.
+fn append_value(crc: u32, kind: u8, bytes: &[u8]) -> u32 {
+    let crc = crc32c::crc32c_append(crc, &[kind]);
+    let crc = crc32c::crc32c_append(crc, &(bytes.len() as u64).to_le_bytes());
+    crc32c::crc32c_append(crc, bytes)
 }
 
 #[cfg(test)]

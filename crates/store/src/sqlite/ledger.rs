@@ -80,23 +80,25 @@ pub(super) fn read(
     )?;
     let mut rows = statement.query([phase, step])?;
     while let Some(row) = rows.next()? {
-        let numbers = |bytes: Vec<u8>| {
-            PerToken::from_bytes(&bytes)
-                .ok_or_else(|| Failure::Corrupt("a list of numbers is truncated".into()))
-        };
-        let optional = |bytes: Option<Vec<u8>>| bytes.map(numbers).transpose();
+        let returns: Option<Vec<u8>> = row.get(6)?;
+        let values: Option<Vec<u8>> = row.get(7)?;
         let sequence = PlannedSequence {
             attempt: AttemptId::from_bytes(row.get(2)?),
             leaf: SegmentId(row.get(3)?),
-            advantage: numbers(row.get(4)?)?,
-            weight: numbers(row.get(5)?)?,
-            returns: optional(row.get(6)?)?,
-            values: optional(row.get(7)?)?,
+            advantage: per_token(row.get(4)?)?,
+            weight: per_token(row.get(5)?)?,
+            returns: returns.map(per_token).transpose()?,
+            values: values.map(per_token).transpose()?,
         };
         let update = (row.get(0)?, row.get(1)?);
         push_sequence(&mut plan, update, sequence).map_err(Failure::Corrupt)?;
     }
     Ok(Some(plan))
+}
+
+fn per_token(bytes: Vec<u8>) -> Result<PerToken, Failure> {
+    PerToken::from_bytes(&bytes)
+        .ok_or_else(|| Failure::Corrupt("a list of numbers is truncated".into()))
 }
 
 /// Returns the plan of a step, after checking its checksums and its number of sequences.

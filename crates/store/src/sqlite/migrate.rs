@@ -231,6 +231,33 @@ struct SequenceV3 {
     values: Option<Vec<(f32, u32)>>,
 }
 
+impl SequenceV3 {
+    fn migrate(self, run: &RunId) -> PlannedSequence {
+        PlannedSequence {
+            attempt: AttemptId::new(run, &self.attempt, 0),
+            leaf: self.leaf,
+            advantage: PerToken::from_runs(self.advantage),
+            weight: PerToken::from_runs(self.weight),
+            returns: self.returns.map(PerToken::from_runs),
+            values: self.values.map(PerToken::from_runs),
+        }
+    }
+}
+
+impl Update3 {
+    /// Converts the update. In schema 3, one device trained the policy in its micro-batches, and
+    /// the critic in the same ones.
+    fn migrate(self, run: &RunId) -> Update {
+        let sizes = self.micro_batches.iter().map(Vec::len);
+        let micro_batch_plan = MicroBatchPlan::from_sizes(sizes);
+        let sequences: Vec<PlannedSequence> =
+            self.micro_batches.into_iter().flatten().map(|s| s.migrate(run)).collect();
+        let has_critic = sequences.iter().any(|sequence| sequence.returns.is_some());
+        let critic_plan = has_critic.then(|| micro_batch_plan.clone());
+        Update { sequences, micro_batch_plan, critic_plan }
+    }
+}
+
 fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
     let mut statement = transaction.prepare("SELECT plan FROM old_steps ORDER BY phase, step")?;
     let mut rows = statement.query([])?;
@@ -240,28 +267,8 @@ fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
         let text: String = row.get(0)?;
         let plan: Plan3 = serde_json::from_str(&text)
             .map_err(|error| Failure::Corrupt(format!("a plan cannot be read: {error}")))?;
-        let sequence = |sequence: SequenceV3| PlannedSequence {
-            attempt: AttemptId::new(run, &sequence.attempt, 0),
-            leaf: sequence.leaf,
-            advantage: PerToken::from_runs(sequence.advantage),
-            weight: PerToken::from_runs(sequence.weight),
-            returns: sequence.returns.map(PerToken::from_runs),
-            values: sequence.values.map(PerToken::from_runs),
-        };
-        // In schema 3, one device trained the policy in these micro-batches, and the critic in the
-        // same ones.
-        let update = |Update3 { micro_batches }| {
-            let micro_batch_plan = MicroBatchPlan::from_sizes(micro_batches.iter().map(Vec::len));
-            let sequences: Vec<PlannedSequence> =
-                micro_batches.into_iter().flatten().map(&sequence).collect();
-            let critic = sequences
-                .iter()
-                .any(|sequence| sequence.returns.is_some())
-                .then(|| micro_batch_plan.clone());
-            Update { sequences, micro_batch_plan, critic_plan: critic }
-        };
         let Plan3 { phase, step, group_positions, kl, high_entropy, updates } = plan;
-        let updates = updates.into_iter().map(update).collect();
+        let updates = updates.into_iter().map(|update| update.migrate(run)).collect();
         let policy = PolicyPlan { policy: DEFAULT.into(), version, kl, high_entropy, updates };
         ledger::write(
             transaction,

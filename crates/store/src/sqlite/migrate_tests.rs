@@ -92,9 +92,6 @@ impl Old {
         )
         .unwrap();
         let id = to.last_insert_rowid();
-        let to_bytes = |to_bytes: &[u32]| {
-            to_bytes.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>()
-        };
         let digest = Sha256::digest(to_bytes(&self.prompt));
         to.execute(
             "INSERT INTO prompts (digest, tokens) VALUES (?1, ?2) ON CONFLICT DO NOTHING",
@@ -123,6 +120,10 @@ impl Old {
         let key = serde_json::to_value(self.slot()).unwrap();
         json!({ "attempt": key, "leaf": 1, "advantage": self.numbers, "weight": self.numbers, "returns": self.numbers })
     }
+}
+
+fn to_bytes(numbers: &[u32]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
 fn any_old() -> impl Strategy<Value = Old> {

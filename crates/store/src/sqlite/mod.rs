@@ -224,14 +224,15 @@ async fn wait_for_result<T, E>(
     timeout: Duration,
     outcome: oneshot::Receiver<Result<T, E>>,
 ) -> Result<Result<T, (E, String)>, StoreError> {
-    let make_location = || location.to_owned();
-    match process_time::with_timeout(timeout, outcome).await {
-        Some(Ok(result)) => Ok(result.map_err(|error| (error, key))),
-        Some(Err(_)) => Err(StoreError::Stopped { location: make_location(), action, key }),
-        None => {
-            Err(StoreError::Deadline { location: make_location(), action, key, waited: timeout })
-        }
+    let outcome = process_time::with_timeout(timeout, outcome).await;
+    if let Some(Ok(result)) = outcome {
+        return Ok(result.map_err(|error| (error, key)));
     }
+    let location = location.to_owned();
+    Err(match outcome {
+        Some(_) => StoreError::Stopped { location, action, key },
+        None => StoreError::Deadline { location, action, key, waited: timeout },
+    })
 }
 
 /// Starts a thread on the file of a run. Returns the thread and the id of the run.

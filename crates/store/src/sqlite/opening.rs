@@ -7,8 +7,8 @@ use levade_tree::RunId;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::schema::{
-    APPLICATION_ID, Contents, EXISTING_FILE_FLAGS, SCHEMA_VERSION, TABLES, connect, contents,
-    identity, is_empty, open_error, use_write_ahead_log,
+    APPLICATION_ID, Contents, EXISTING_FILE_FLAGS, SCHEMA_VERSION, TABLES, connect, connect_reader,
+    contents, identity, is_empty, open_error, use_write_ahead_log,
 };
 use super::{OpenedFile, migrate, read_only};
 use crate::StoreError;
@@ -33,12 +33,7 @@ pub(super) fn resume(file: &Path, new: &RunId) -> Result<OpenedFile, StoreError>
 
 /// Opens, for reading, the file that a writer of this process has already opened and migrated.
 pub(super) fn open_reader(file: &Path) -> Result<OpenedFile, StoreError> {
-    let connect = || {
-        let connection = connect(file, EXISTING_FILE_FLAGS)?;
-        connection.pragma_update(None, "query_only", true)?;
-        Ok(connection)
-    };
-    Ok((connect().map_err(|source| open_error(file, source))?, None))
+    Ok((connect_reader(file).map_err(|source| open_error(file, source))?, None))
 }
 
 /// Opens an existing file for reading: the file itself or, if necessary, a temporary copy of it.
@@ -49,9 +44,10 @@ pub(super) fn open_existing(file: &Path) -> Result<OpenedFile, StoreError> {
         .and_then(|connection| identity(&connection).map(|_| connection));
     let (connection, copy) = match readable {
         Err(error) if read_only::is_permission_error(&error) && file.is_file() => {
-            let make_location = || file.display().to_string();
-            read_only::open(file)
-                .map_err(|source| StoreError::Unwritable { location: make_location(), source })?
+            read_only::open(file).map_err(|source| StoreError::Unwritable {
+                location: file.display().to_string(),
+                source,
+            })?
         }
         opened => (opened.map_err(|source| open_error(file, source))?, None),
     };

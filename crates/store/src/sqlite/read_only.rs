@@ -86,12 +86,17 @@ fn make_writable(file: &Path) -> io::Result<()> {
 /// Returns the SQLite URI of a database that no process changes.
 fn immutable_uri(file: &Path) -> io::Result<String> {
     let absolute = std::path::absolute(file)?;
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/._-~".contains(byte);
-    let encoded = |byte: &u8| {
-        if plain(byte) { char::from(*byte).to_string() } else { format!("%{byte:02X}") }
-    };
-    let path: String = absolute.as_os_str().as_encoded_bytes().iter().map(encoded).collect();
+    let path: String =
+        absolute.as_os_str().as_encoded_bytes().iter().map(|byte| percent_encoded(*byte)).collect();
     Ok(format!("file:{path}?immutable=1"))
+}
+
+fn percent_encoded(byte: u8) -> String {
+    if byte.is_ascii_alphanumeric() || b"/._-~".contains(&byte) {
+        char::from(byte).to_string()
+    } else {
+        format!("%{byte:02X}")
+    }
 }
 
 #[cfg(test)]
@@ -100,6 +105,10 @@ mod tests {
     use crate::testing::wait;
     use crate::{EvalKey, Sqlite, Store};
     use levade_tree::RunId;
+
+    fn count_evals(connection: &Connection) -> u32 {
+        connection.query_row("SELECT count(*) FROM evals", [], |row| row.get(0)).unwrap()
+    }
 
     /// Covers both ways to read without the index, in a directory whose name needs escaping. A test
     /// of the command covers a user without write permission.
@@ -112,23 +121,19 @@ mod tests {
         let store = wait(Sqlite::open(&file, &RunId("test".into()))).unwrap();
         let key = EvalKey { phase: 0, step: 0 };
         wait(store.record_eval(key, &"kept".into())).unwrap();
-        let count = |connection: &Connection| -> u32 {
-            connection.query_row("SELECT count(*) FROM evals", [], |row| row.get(0)).unwrap()
-        };
-
         // The files as a killed process leaves them.
         let killed = inside.join("killed.db");
         fs::copy(&file, &killed).unwrap();
         fs::copy(with_suffix(&file, "-wal"), with_suffix(&killed, "-wal")).unwrap();
         let (connection, copy) = open(&killed).unwrap();
         assert!(copy.is_some());
-        assert_eq!(count(&connection), 1);
+        assert_eq!(count_evals(&connection), 1);
         assert!(!with_suffix(&killed, "-shm").exists());
 
         drop(store);
         let (connection, copy) = open(&file).unwrap();
         assert!(copy.is_none());
-        assert_eq!(count(&connection), 1);
+        assert_eq!(count_evals(&connection), 1);
         assert!(!with_suffix(&file, "-wal").exists() && !with_suffix(&file, "-shm").exists());
     }
 }

@@ -143,6 +143,13 @@ pub(super) fn connect(file: &Path, flags: OpenFlags) -> rusqlite::Result<Connect
     Ok(connection)
 }
 
+/// Opens a connection that cannot write to an existing file.
+pub(super) fn connect_reader(file: &Path) -> rusqlite::Result<Connection> {
+    let connection = connect(file, EXISTING_FILE_FLAGS)?;
+    connection.pragma_update(None, "query_only", true)?;
+    Ok(connection)
+}
+
 /// Lets a cached statement keep its query plan. By default, SQLite prepares a statement again
 /// whenever a parameter of its `WHERE` clause changes, in case another index fits the new value
 /// better. Here the best index never depends on a value.
@@ -187,8 +194,9 @@ pub(super) fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<(
 
 /// Returns the application id and the schema version of a file.
 pub(super) fn identity(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
-    let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
-    Ok((pragma("application_id")?, pragma("user_version")?))
+    let application = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
+    let version = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    Ok((application, version))
 }
 
 /// Returns whether a file has no tables.

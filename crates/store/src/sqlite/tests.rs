@@ -1,5 +1,6 @@
 //! Tests of the SQLite file and its threads, including the contract suite.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc;
 
@@ -106,15 +107,16 @@ fn open_rejects_missing_and_non_database_files() {
         "not a database, but long enough to look like a header of one\n".repeat(20),
     )
     .unwrap();
-    let code = |opened: Result<Sqlite, StoreError>| {
+    let missing = dir.path().join("missing.db");
+    for (opened, code) in [
+        (wait(Sqlite::open(&file, &run())), Code::Foreign),
+        (wait(Sqlite::open_existing(&missing)), Code::NotFound),
+        (wait(Sqlite::resume(&missing, &run())), Code::NotFound),
+    ] {
         let error = opened.unwrap_err();
         assert!(matches!(error, StoreError::Open { .. }) && error.is_user_error(), "{error}");
-        error.code()
-    };
-    assert_eq!(code(wait(Sqlite::open(&file, &run()))), Code::Foreign);
-    let missing = dir.path().join("missing.db");
-    assert_eq!(code(wait(Sqlite::open_existing(&missing))), Code::NotFound);
-    assert_eq!(code(wait(Sqlite::resume(&missing, &run()))), Code::NotFound);
+        assert_eq!(error.code(), code, "{error}");
+    }
     assert!(!missing.exists());
 }
 
@@ -199,10 +201,14 @@ fn shared_prompts_are_stored_once() {
         assert_eq!(wait(store.attempt(&attempt.id)).unwrap().as_ref(), Some(attempt));
     }
     let raw = Connection::open(dir.path().join("run.db")).unwrap();
-    let count = |query: &str| raw.query_row(query, [], |row| row.get::<_, i64>(0)).unwrap();
-    assert_eq!(count("SELECT count(*) FROM prompts"), 2);
-    assert_eq!(count("SELECT count(DISTINCT prompt) FROM segments WHERE attempt < 3"), 1);
-    assert_eq!(count("SELECT count(*) FROM segments WHERE tokens IS NOT NULL"), 4);
+    for (query, expected) in [
+        ("SELECT count(*) FROM prompts", 2),
+        ("SELECT count(DISTINCT prompt) FROM segments WHERE attempt < 3", 1),
+        ("SELECT count(*) FROM segments WHERE tokens IS NOT NULL", 4),
+    ] {
+        let count: i64 = raw.query_row(query, [], |row| row.get(0)).unwrap();
+        assert_eq!(count, expected, "{query}");
+    }
     raw.execute_batch("PRAGMA foreign_keys = off; DELETE FROM prompts").unwrap();
     let error = wait(store.last_try(&train_slot(0, 0))).unwrap_err().to_string();
     assert!(error.contains("segment 0: the prompt is missing"), "{error}");
@@ -213,7 +219,15 @@ fn damaged_rows_are_named_in_errors() {
     let (dir, store) = open();
     wait(store.record_attempt(&attempt(0, 0))).unwrap();
     let raw = Connection::open(dir.path().join("run.db")).unwrap();
-    let damaged = |sql: &str, part: &str| {
+    for (sql, part) in [
+        (
+            "UPDATE segments SET tokens = x'010203' WHERE id = 1",
+            "segment 1: a list of numbers is truncated",
+        ),
+        ("DELETE FROM segments WHERE id = 0", "segment 1"),
+        ("UPDATE attempts SET outcome = '{}'", "the outcome cannot be read"),
+        ("UPDATE attempts SET status = 'failed', task = '{'", "the task is not JSON"),
+    ] {
         raw.execute(sql, []).unwrap();
         let error = wait(store.last_try(&train_slot(0, 0))).unwrap_err();
         assert_eq!(error.code(), Code::Corrupt, "{error}");
@@ -221,14 +235,7 @@ fn damaged_rows_are_named_in_errors() {
             error.to_string().contains("sample 0") && error.to_string().contains(part),
             "{error}"
         );
-    };
-    damaged(
-        "UPDATE segments SET tokens = x'010203' WHERE id = 1",
-        "segment 1: a list of numbers is truncated",
-    );
-    damaged("DELETE FROM segments WHERE id = 0", "segment 1");
-    damaged("UPDATE attempts SET outcome = '{}'", "the outcome cannot be read");
-    damaged("UPDATE attempts SET status = 'failed', task = '{'", "the task is not JSON");
+    }
     raw.execute("UPDATE attempts SET status = 'gone'", []).unwrap();
     let error = wait(store.attempt(&attempt(0, 0).id)).unwrap_err().to_string();
     assert!(error.contains("is damaged"), "{error}");
@@ -333,30 +340,34 @@ fn queued_writes_share_one_commit() {
     assert_eq!(writes_commit_together(&store) - before, 1);
 }
 
+fn limit_pages(store: &Sqlite, max_pages: i64) {
+    let limit = move |on: &Connection| {
+        Ok(on.pragma_update_and_check(None, "max_page_count", max_pages, |row| {
+            row.get::<_, i64>(0)
+        })?)
+    };
+    wait(store.write("a limit", limit)).unwrap();
+}
+
+fn first_phase_eval(step: u32) -> EvalKey {
+    EvalKey { phase: 0, step }
+}
+
 /// The test limits the number of pages, which SQLite reports like a full disk.
 #[test]
 fn full_disk_rejects_only_oversized_write() {
     let (_dir, store) = open();
     wait(store.record_eval(FIRST, &"kept".into())).unwrap();
-    let pages = |max_pages: i64| {
-        let limit = move |on: &Connection| {
-            Ok(on.pragma_update_and_check(None, "max_page_count", max_pages, |row| {
-                row.get::<_, i64>(0)
-            })?)
-        };
-        wait(store.write("a limit", limit)).unwrap();
-    };
-    pages(20);
+    limit_pages(&store, 20);
     let release = block_writer(&store);
-    let at = |step| EvalKey { phase: 0, step };
     let small = json!("small");
     let large = json!("x".repeat(1 << 20));
     let (first, full, last) = wait(async {
         let all = async {
             tokio::join!(
-                store.record_eval(at(1), &small),
-                store.record_eval(at(2), &large),
-                store.record_eval(at(3), &small)
+                store.record_eval(first_phase_eval(1), &small),
+                store.record_eval(first_phase_eval(2), &large),
+                store.record_eval(first_phase_eval(3), &small)
             )
         };
         let released = async {
@@ -372,8 +383,8 @@ fn full_disk_rejects_only_oversized_write() {
     assert_eq!((first.unwrap(), last.unwrap()), (WriteOutcome::Written, WriteOutcome::Written));
     let found: Vec<u32> = wait(store.evals()).unwrap().iter().map(|(key, _)| key.step).collect();
     assert_eq!(found, [0, 1, 3]);
-    pages(1 << 20);
-    wait(store.record_eval(at(2), &"room".into())).unwrap();
+    limit_pages(&store, 1 << 20);
+    wait(store.record_eval(first_phase_eval(2), &"room".into())).unwrap();
 }
 
 #[test]
@@ -491,18 +502,19 @@ fn erased_text_is_in_no_file() {
     secret.outcome = Outcome::demonstrated("the-secret-answer");
     let kept = Attempt { task: json!({"question": "kept-question"}), ..attempt(1, 0) };
     wait(store.record_attempts(&[secret.clone(), kept])).unwrap();
-    let contains = |text: &str| {
-        let files = std::fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().path());
-        files
-            .map(|file| std::fs::read(file).unwrap())
-            .any(|bytes| bytes.windows(text.len()).any(|window| window == text.as_bytes()))
-    };
-    assert!(contains("the-secret-answer"));
+    assert!(any_file_contains(dir.path(), "the-secret-answer"));
     let request =
         WithdrawRequest { attempts: vec![secret.id], erase: true, ..WithdrawRequest::default() };
     wait(store.withdraw(&request)).unwrap();
     for text in ["the-secret-question", "the-secret-answer"] {
-        assert!(!contains(text), "{text}");
+        assert!(!any_file_contains(dir.path(), text), "{text}");
     }
-    assert!(contains("kept-question"));
+    assert!(any_file_contains(dir.path(), "kept-question"));
+}
+
+fn any_file_contains(dir: &Path, text: &str) -> bool {
+    let files = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().path());
+    files
+        .map(|file| std::fs::read(file).unwrap())
+        .any(|bytes| bytes.windows(text.len()).any(|window| window == text.as_bytes()))
 }

@@ -181,18 +181,16 @@ fn run_batch(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
             return true;
         }
     };
-    // Cached statements: rusqlite's savepoints are parsed again for each job.
-    let execute = |sql| transaction.prepare_cached(sql).and_then(|mut of| of.execute([]));
     for job in jobs {
-        if execute("SAVEPOINT job").is_err() {
+        if execute_cached(&transaction, "SAVEPOINT job").is_err() {
             return false;
         }
         let succeeded = job.run(&transaction);
         // Some errors, such as a full disk, roll back the transaction and not only the failed
         // statement.
         if transaction.is_autocommit()
-            || !succeeded && execute("ROLLBACK TO job").is_err()
-            || execute("RELEASE job").is_err()
+            || !succeeded && execute_cached(&transaction, "ROLLBACK TO job").is_err()
+            || execute_cached(&transaction, "RELEASE job").is_err()
         {
             return false;
         }
@@ -200,14 +198,20 @@ fn run_batch(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
     transaction.commit().is_ok()
 }
 
+/// Runs a statement that is parsed once. SQLite would parse rusqlite's savepoints for each job.
+fn execute_cached(connection: &Connection, sql: &str) -> rusqlite::Result<usize> {
+    connection.prepare_cached(sql)?.execute([])
+}
+
 fn run_single(connection: &mut Connection, job: &mut dyn Job) {
-    let mut run = || -> rusqlite::Result<()> {
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        if job.run(&transaction) { transaction.commit() } else { Ok(()) }
-    };
-    if let Err(error) = run() {
+    if let Err(error) = try_single(connection, job) {
         job.fail(error.into());
     }
+}
+
+fn try_single(connection: &mut Connection, job: &mut dyn Job) -> rusqlite::Result<()> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    if job.run(&transaction) { transaction.commit() } else { Ok(()) }
 }
 
 /// Processes reads until all handles are dropped, each job on one consistent snapshot.

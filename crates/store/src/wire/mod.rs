@@ -50,19 +50,21 @@ pub fn encode(record: &impl Record) -> Result<Vec<u8>, String> {
     Ok(all)
 }
 
+/// Error of a record that ends too early.
+const TRUNCATED: &str = "the record is truncated";
+
 /// Decodes a record.
 ///
 /// # Errors
 /// Returns a message if the bytes are not a record of this type and version.
 pub fn decode<T: Record>(bytes: &[u8]) -> Result<T, String> {
-    let truncated = || "the record is truncated".to_owned();
-    let (magic, rest) = bytes.split_first_chunk::<4>().ok_or_else(truncated)?;
+    let (magic, rest) = bytes.split_first_chunk::<4>().ok_or(TRUNCATED)?;
     if *magic != MAGIC {
         return Err(format!("the record starts with {magic:?}, but must start with {MAGIC:?}"));
     }
-    let (len, rest) = rest.split_first_chunk::<4>().ok_or_else(truncated)?;
+    let (len, rest) = rest.split_first_chunk::<4>().ok_or(TRUNCATED)?;
     let len = u32::from_le_bytes(*len) as usize;
-    let (head, rest) = rest.split_at_checked(len).ok_or_else(truncated)?;
+    let (head, rest) = rest.split_at_checked(len).ok_or(TRUNCATED)?;
     let head = serde_json::from_slice(head).map_err(|error| format!("the head: {error}"))?;
     let mut columns = ColumnReader(rest);
     let record = T::join(head, &mut columns)?;

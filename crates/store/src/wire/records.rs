@@ -174,24 +174,30 @@ impl Record for End {
     type Head = EndHead;
 
     fn split(&self, _: &mut Columns) -> EndHead {
-        let bits = |part: &StepReward| (part.credit_target.clone(), part.reward.to_bits());
+        let step_rewards = self.step_rewards.iter();
         EndHead {
             outcome: self.outcome.clone(),
             score: self.score.map(f64::to_bits),
             reward: self.reward.map(f64::to_bits),
-            step_rewards: self.step_rewards.iter().map(bits).collect(),
+            step_rewards: step_rewards
+                .map(|part| (part.credit_target.clone(), part.reward.to_bits()))
+                .collect(),
             status: self.status,
         }
     }
 
     fn join(head: EndHead, _: &mut ColumnReader<'_>) -> Result<Self, String> {
-        let part =
-            |(credit_target, bits)| StepReward { credit_target, reward: f64::from_bits(bits) };
+        let step_rewards = head.step_rewards.into_iter();
         Ok(End {
             outcome: head.outcome,
             score: head.score.map(f64::from_bits),
             reward: head.reward.map(f64::from_bits),
-            step_rewards: head.step_rewards.into_iter().map(part).collect(),
+            step_rewards: step_rewards
+                .map(|(credit_target, bits)| StepReward {
+                    credit_target,
+                    reward: f64::from_bits(bits),
+                })
+                .collect(),
             status: head.status,
         })
     }
@@ -254,7 +260,7 @@ impl Record for StepPlan {
     type Head = PlanHead;
 
     fn split(&self, columns: &mut Columns) -> PlanHead {
-        let head = |(policy, update, sequence): (u32, u32, &PlannedSequence)| SequenceHead {
+        let sequences = indexed_sequences(self).map(|(policy, update, sequence)| SequenceHead {
             policy,
             update,
             attempt: sequence.attempt,
@@ -263,8 +269,8 @@ impl Record for StepPlan {
             weight: columns.push_per_token(&sequence.weight),
             returns: sequence.returns.as_ref().map(|returns| columns.push_per_token(returns)),
             values: sequence.values.as_ref().map(|values| columns.push_per_token(values)),
-        };
-        let sequences = indexed_sequences(self).map(head).collect();
+        });
+        let sequences = sequences.collect();
         PlanHead { phase: self.phase, step: self.step, plan: self.into(), sequences }
     }
 

@@ -113,8 +113,11 @@ impl<'a> Simulation<'a> {
         let runners: Vec<usize> =
             (0..random.integer(1..4)).map(|_| random.integer(1..4) as usize).collect();
         let world = World::new(random, lease);
-        let start = |(index, slots)| RunnerProcess::start(&world, format!("runner{index}"), slots);
-        let runners = runners.into_iter().enumerate().map(start).collect();
+        let runners = runners
+            .into_iter()
+            .enumerate()
+            .map(|(index, slots)| RunnerProcess::start(&world, format!("runner{index}"), slots))
+            .collect();
         let ledger = Ledger::default();
         ledger.lock().unwrap().resize(slots, Slot::default());
         let trainer = JoinSet::new();
@@ -327,11 +330,14 @@ fn seeds_keep_all_rules() {
 #[test]
 #[ignore = "runs as long as the environment asks for"]
 fn seeds_of_environment() {
-    let number = |name: &str, default| match std::env::var(name) {
+    run_seeds(number_variable("LEVADE_FIRST_SEED", 0), number_variable("LEVADE_SEEDS", 10_000));
+}
+
+fn number_variable(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, but no number")),
         Err(_) => default,
-    };
-    run_seeds(number("LEVADE_FIRST_SEED", 0), number("LEVADE_SEEDS", 10_000));
+    }
 }
 
 #[test]

@@ -160,8 +160,7 @@ impl Rules {
         }
         let found: Vec<Lease> = leased.iter().map(lease_of).collect();
         world.check(expected.is_empty() || expected == found, || {
-            let numbers = |leases: &[Lease]| leases.len();
-            let (expected, found) = (numbers(&expected), numbers(&found));
+            let (expected, found) = (expected.len(), found.len());
             format!("a repeated request has {expected} leases and got {found} others")
         });
         let known = self.leases.entry(key.to_owned()).or_default();

@@ -70,9 +70,9 @@ impl ServerProcess {
     pub fn kill(&self, copy: &Path) -> PathBuf {
         let copy = copy.to_owned();
         for suffix in ["", "-wal"] {
-            let with = |path: &Path| PathBuf::from(format!("{}{suffix}", path.display()));
-            if with(&self.file).exists() {
-                std::fs::copy(with(&self.file), with(&copy)).unwrap();
+            let [from, to] = [&self.file, &copy].map(|path| format!("{}{suffix}", path.display()));
+            if Path::new(&from).exists() {
+                std::fs::copy(from, to).unwrap();
             }
         }
         self.tasks.lock().unwrap().abort_all();

@@ -242,13 +242,14 @@ impl StoredRollout {
     /// Returns the rollout, with its latest try, in the format of the trait.
     pub fn to_rollout(&self) -> Result<Rollout> {
         let StoredRollout { document, state, .. } = self;
-        let missing = || Failure::Corrupt("the field `input` is missing".to_owned());
         Ok(Rollout {
             id: state.id.clone(),
             input: match json_field(document, "input")? {
                 Some(input) => input,
                 None if document.contains_key("input") => RawValue::NULL.to_owned(),
-                None => return Err(missing().into()),
+                None => {
+                    return Err(Failure::Corrupt("the field `input` is missing".to_owned()).into());
+                }
             },
             start_time: fields::number(document, "start_time")?,
             end_time: state.end_time,

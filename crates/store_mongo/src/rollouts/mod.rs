@@ -77,13 +77,14 @@ impl MongoRollouts {
         connection: Connection,
         clock: Arc<dyn Clock>,
     ) -> std::result::Result<Self, StoreError> {
-        let create = || async {
-            let document = doc! { "_id": "rollouts", "format": FORMAT };
-            let found = insert_new(&connection.collection("store"), document).await?;
-            let found = found.map(|found| fields::integer(&found, "format")).transpose()?;
-            Ok(found.unwrap_or(FORMAT))
-        };
-        let found = connection.run("record", "the rollouts", create).await?;
+        let found = connection
+            .run("record", "the rollouts", || async {
+                let document = doc! { "_id": "rollouts", "format": FORMAT };
+                let found = insert_new(&connection.collection("store"), document).await?;
+                let found = found.map(|found| fields::integer(&found, "format")).transpose()?;
+                Ok(found.unwrap_or(FORMAT))
+            })
+            .await?;
         if found != FORMAT {
             let location = connection.location.clone();
             return Err(StoreError::Version { location, found, expected: FORMAT });
@@ -150,19 +151,17 @@ impl MongoRollouts {
 fn indexes() -> Vec<Index> {
     let queue = doc! { "queue": 1, "queued": 1, "priority": -1, "enqueued": 1 };
     let span_id = doc! { "rollout": 1, "try": 1, "span_id": 1 };
-    let unique = |index: Index| Index { is_unique: true, ..index };
-    let sparse = |index: Index| Index { is_sparse: true, ..index };
     vec![
         Index::plain("rollouts", "rollout_queue", queue),
-        unique(sparse(Index::plain("rollouts", "rollout_key", doc! { "key": 1 }))),
-        sparse(Index::plain("rollouts", "rollout_expiry", doc! { "expires": 1 })),
-        sparse(Index::plain("rollouts", "rollout_lease", doc! { "lease_key": 1 })),
+        Index::plain("rollouts", "rollout_key", doc! { "key": 1 }).unique().sparse(),
+        Index::plain("rollouts", "rollout_expiry", doc! { "expires": 1 }).sparse(),
+        Index::plain("rollouts", "rollout_lease", doc! { "lease_key": 1 }).sparse(),
         Index::plain("rollouts", "rollout_status", doc! { "status": 1 }),
         Index::plain("rollouts", "rollout_changed", doc! { "changed": 1 }),
         Index::plain("rollouts", "rollout_order", doc! { "seq": 1 }),
-        unique(Index::plain("spans", "span_id", span_id)),
+        Index::plain("spans", "span_id", span_id).unique(),
         Index::plain("spans", "span_order", doc! { "rollout": 1, "number": 1 }),
-        unique(Index::plain("resources", "resources_version", doc! { "id": 1, "version": 1 })),
+        Index::plain("resources", "resources_version", doc! { "id": 1, "version": 1 }).unique(),
         Index::plain("resources", "resources_order", doc! { "seq": 1 }),
     ]
 }
@@ -251,11 +250,11 @@ impl Rollouts for MongoRollouts {
     }
 
     async fn rollout(&self, rollout_id: &str) -> Result<Option<Rollout>> {
-        let read = || async {
+        self.read(rollout_id, || async {
             let found = self.find_rollout(rollout_id).await?;
             found.map(|found| found.to_rollout()).transpose()
-        };
-        self.read(rollout_id, read).await
+        })
+        .await
     }
 
     async fn rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
@@ -289,14 +288,14 @@ impl Rollouts for MongoRollouts {
     }
 
     async fn put_resources(&self, id: Option<&str>, value: &Json) -> Result<Resources> {
-        let put = || async {
+        self.write(id.unwrap_or("resources"), || async {
             match id {
                 Some(id) => self.add_resources(id, value).await,
                 // Clients expect `rs-` and 12 digits.
                 None => self.add_resources(&new_id("rs-", 6), value).await,
             }
-        };
-        self.write(id.unwrap_or("resources"), put).await
+        })
+        .await
     }
 
     async fn resources(&self, id: Option<&str>, version: Option<u64>) -> Result<Option<Resources>> {

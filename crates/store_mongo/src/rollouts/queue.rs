@@ -176,8 +176,8 @@ impl MongoRollouts {
     ) -> Result<(T, StoredRollout)> {
         loop {
             let found = self.collection("rollouts").find_one(doc! { "_id": id }).await?;
-            let unknown = || RolloutError::UnknownRollout { rollout_id: id.to_owned() };
-            let before = found.ok_or_else(unknown)?;
+            let before =
+                found.ok_or_else(|| RolloutError::UnknownRollout { rollout_id: id.to_owned() })?;
             let mut changed = StoredRollout::parse(before.clone())?;
             let value = change(&mut changed, self.clock.now())?;
             if changed.document == before {
@@ -199,11 +199,12 @@ impl MongoRollouts {
     /// Starts another try of a rollout.
     pub(super) async fn start_another(&self, id: &str, worker: Option<&str>) -> Result<Rollout> {
         let try_id = new_id("at-", 6);
-        let start = |of: &mut StoredRollout, now| {
-            of.start_try(try_id.clone(), worker, None, now);
-            Ok(())
-        };
-        let ((), started) = self.update(id, start).await?;
+        let ((), started) = self
+            .update(id, |of, now| {
+                of.start_try(try_id.clone(), worker, None, now);
+                Ok(())
+            })
+            .await?;
         self.sync_latest(&started, false).await?;
         started.to_rollout()
     }
@@ -302,17 +303,18 @@ impl MongoRollouts {
         end: LeaseEnd,
         metadata: Option<&Json>,
     ) -> Result<WriteOutcome> {
-        let finish = |of: &mut StoredRollout, now| {
-            let outcome = of.state.finish(lease, end, now)?;
-            if outcome == WriteOutcome::Written {
-                of.save_state();
-                if let Some(metadata) = metadata {
-                    of.set_try_metadata(of.earlier.len(), metadata);
+        let (outcome, finished) = self
+            .update(&lease.rollout_id, |of, now| {
+                let outcome = of.state.finish(lease, end, now)?;
+                if outcome == WriteOutcome::Written {
+                    of.save_state();
+                    if let Some(metadata) = metadata {
+                        of.set_try_metadata(of.earlier.len(), metadata);
+                    }
                 }
-            }
-            Ok(outcome)
-        };
-        let (outcome, finished) = self.update(&lease.rollout_id, finish).await?;
+                Ok(outcome)
+            })
+            .await?;
         if outcome == WriteOutcome::Written {
             self.sync_latest(&finished, false).await?;
         }
@@ -351,12 +353,13 @@ impl MongoRollouts {
         let found = all(found.projection(doc! { "_id": 1 }).await?).await?;
         let mut expired = Vec::new();
         for found in &found {
-            let expire = |of: &mut StoredRollout, now| {
-                let is_expired = of.state.expire(now);
-                of.save_state();
-                Ok(is_expired)
-            };
-            let (is_expired, of) = self.update(&fields::text(found, "_id")?, expire).await?;
+            let (is_expired, of) = self
+                .update(&fields::text(found, "_id")?, |of, now| {
+                    let is_expired = of.state.expire(now);
+                    of.save_state();
+                    Ok(is_expired)
+                })
+                .await?;
             if is_expired {
                 self.sync_latest(&of, false).await?;
                 expired.extend(of.try_at(of.earlier.len())?);
@@ -403,25 +406,28 @@ impl MongoRollouts {
         name: &TryName,
         update: &TryUpdate,
     ) -> Result<Try> {
-        let change = |of: &mut StoredRollout, now| {
-            let rollout_id = rollout_id.to_owned();
-            let Some(latest) = of.latest_index() else {
-                return Err(RolloutError::NoTries { rollout_id }.into());
-            };
-            let index = match name {
-                TryName::Latest => latest,
-                TryName::Id(id) => of
-                    .find_try(id)
-                    .ok_or_else(|| RolloutError::UnknownTry { rollout_id, try_id: id.clone() })?,
-            };
-            Ok((index, of.update_try(index, update, now)))
-        };
-        let ((index, needs_sync), changed) = self.update(rollout_id, change).await?;
+        let ((index, needs_sync), changed) = self
+            .update(rollout_id, |of, now| {
+                let rollout_id = rollout_id.to_owned();
+                let Some(latest) = of.latest_index() else {
+                    return Err(RolloutError::NoTries { rollout_id }.into());
+                };
+                let index = match name {
+                    TryName::Latest => latest,
+                    TryName::Id(id) => of.find_try(id).ok_or_else(|| RolloutError::UnknownTry {
+                        rollout_id,
+                        try_id: id.clone(),
+                    })?,
+                };
+                Ok((index, of.update_try(index, update, now)))
+            })
+            .await?;
         if let Some(of) = changed.try_state(index).filter(|_| needs_sync) {
             self.sync_worker(rollout_id, of, false).await?;
         }
-        let unknown = || RolloutError::NoTries { rollout_id: rollout_id.to_owned() };
-        Ok(changed.try_at(index)?.ok_or_else(unknown)?)
+        Ok(changed
+            .try_at(index)?
+            .ok_or_else(|| RolloutError::NoTries { rollout_id: rollout_id.to_owned() })?)
     }
 
     /// Updates the worker of the rollout's latest try.

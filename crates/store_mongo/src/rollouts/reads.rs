@@ -142,9 +142,9 @@ fn page_of<T>(mut items: Vec<T>, keys: Keys<T>, page: &PageRequest) -> Result<Pa
         });
     }
     let total = items.len() as u64;
-    let bound = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
-    let rest = items.into_iter().skip(bound(page.offset));
-    Ok(Page { items: rest.take(page.limit.map_or(usize::MAX, bound)).collect(), total })
+    let [offset, limit] = [page.offset, page.limit.unwrap_or(u64::MAX)]
+        .map(|count| usize::try_from(count).unwrap_or(usize::MAX));
+    Ok(Page { items: items.into_iter().skip(offset).take(limit).collect(), total })
 }
 
 /// Returns the condition that a text contains `text`.
@@ -238,8 +238,8 @@ impl MongoRollouts {
         }
         let filter = combine(conditions, filter.logic);
         let (found, total) = self.page("rollouts", filter, (ROLLOUT_FIELDS, "seq"), page).await?;
-        let read = |of| StoredRollout::parse(of)?.to_rollout();
-        Ok(Page { items: found.into_iter().map(read).collect::<Result<_>>()?, total })
+        let rollouts = found.into_iter().map(|of| StoredRollout::parse(of)?.to_rollout());
+        Ok(Page { items: rollouts.collect::<Result<_>>()?, total })
     }
 
     /// Returns a rollout, or `None` if it does not exist.

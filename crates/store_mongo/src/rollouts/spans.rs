@@ -68,11 +68,13 @@ impl MongoRollouts {
         let ids: Vec<&str> = ids.into_iter().collect();
         let rollouts = self.collection("rollouts");
         let found = all(rollouts.find(doc! { "_id": { "$in": ids } }).await?).await?;
-        let of = |document| {
-            let StoredRollout { state, earlier, .. } = StoredRollout::parse(document)?;
-            Ok((state.id, earlier.into_iter().chain(state.latest).map(|of| of.id).collect()))
-        };
-        found.into_iter().map(of).collect()
+        found
+            .into_iter()
+            .map(|document| {
+                let StoredRollout { state, earlier, .. } = StoredRollout::parse(document)?;
+                Ok((state.id, earlier.into_iter().chain(state.latest).map(|of| of.id).collect()))
+            })
+            .collect()
     }
 
     /// Returns the keys of the spans that are stored already: rollout, try and span id.
@@ -123,21 +125,20 @@ impl MongoRollouts {
 
     /// Records a report for each try for which a span was stored.
     async fn report_spans(&self, spans: &[NewSpan], outcomes: &[SpanOutcome]) -> Result<()> {
-        let is_stored = |outcome: &SpanOutcome| matches!(outcome, SpanOutcome::Stored(_));
         let reports: BTreeSet<TryKey<'_>> = spans
             .iter()
             .zip(outcomes)
-            .filter(|(_, outcome)| is_stored(outcome))
+            .filter(|(_, outcome)| matches!(outcome, SpanOutcome::Stored(_)))
             .map(|(span, _)| (span.rollout_id.as_str(), span.try_id.as_str()))
             .collect();
         for (rollout, id) in reports {
-            let report = |of: &mut StoredRollout, now| {
+            self.update(rollout, |of, now| {
                 if let Some(index) = of.find_try(id) {
                     of.report(index, now);
                 }
                 Ok(())
-            };
-            self.update(rollout, report).await?;
+            })
+            .await?;
         }
         Ok(())
     }
@@ -145,9 +146,22 @@ impl MongoRollouts {
     /// Reserves `count` consecutive numbers, above `floor` and above all reserved numbers, and
     /// returns the first one.
     pub(super) async fn reserve_above(&self, rollout: &str, floor: u64, count: u64) -> Result<u64> {
-        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let change = async |change: Document| loop {
-            let numbers = self.collection("span_numbers");
+        let [floor_number, count_number] =
+            [floor, count].map(|number| i64::try_from(number).unwrap_or(i64::MAX));
+        if floor > 0 {
+            self.change_counter(rollout, doc! { "$max": { "last": floor_number } }).await?;
+        }
+        if count == 0 {
+            return Ok(0);
+        }
+        let last = self.change_counter(rollout, doc! { "$inc": { "last": count_number } }).await?;
+        Ok(fields::integer::<u64>(&last, "last")? + 1 - count)
+    }
+
+    /// Changes the counter of a rollout's span numbers, creates it if necessary, and returns it.
+    async fn change_counter(&self, rollout: &str, change: Document) -> Result<Document> {
+        let numbers = self.collection("span_numbers");
+        loop {
             let changed = numbers
                 .find_one_and_update(doc! { "_id": rollout }, change.clone())
                 .upsert(true)
@@ -155,17 +169,9 @@ impl MongoRollouts {
             match changed.await {
                 // Two concurrent calls can both try to create the counter.
                 Err(error) if is_duplicate(&error) => {}
-                changed => break Result::Ok(changed?.unwrap_or_default()),
+                changed => return Ok(changed?.unwrap_or_default()),
             }
-        };
-        if floor > 0 {
-            change(doc! { "$max": { "last": number(floor) } }).await?;
         }
-        if count == 0 {
-            return Ok(0);
-        }
-        let last = change(doc! { "$inc": { "last": number(count) } }).await?;
-        Ok(fields::integer::<u64>(&last, "last")? + 1 - count)
     }
 }
 

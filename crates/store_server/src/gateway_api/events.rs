@@ -57,8 +57,11 @@ async fn add(
     if rollout.rollout.latest_try.is_none() {
         rollout = start(&service, &id).await?;
     }
-    let no_try = || ApiError::bad_request(format!("rollout {id} has no attempt"));
-    let of = rollout.rollout.latest_try.as_ref().ok_or_else(no_try)?;
+    let of = rollout
+        .rollout
+        .latest_try
+        .as_ref()
+        .ok_or_else(|| ApiError::bad_request(format!("rollout {id} has no attempt")))?;
     let mut attributes = Map::from_iter([
         (TYPE.to_owned(), json!(event_type)),
         (ATTEMPT.to_owned(), json!(attempt_id)),
@@ -114,18 +117,21 @@ async fn start(service: &Shared, id: &str) -> Result<Wire, ApiError> {
 /// Returns all events of a rollout in the order of their arrival, each with the id of its attempt.
 async fn events_of(store: &dyn Rollouts, id: &str) -> Result<Vec<(String, Value)>, ApiError> {
     let spans = store.spans(&SpanFilter::new(id), &by_number()).await?.items;
-    let event = |span: &levade_store::rollouts::Span| {
-        let body: Value = serde_json::from_str(span.body.get()).ok()?;
-        let text = |name: &str| body["attributes"][name].as_str();
-        let data: Value = serde_json::from_str(text(DATA)?).ok()?;
-        let attempt_id = text(ATTEMPT)?.to_owned();
-        let event = json!({
-            "event_type": text(TYPE)?, "rollout_id": id, "attempt_id": attempt_id,
-            "timestamp": body["start_time"], "data": data,
-        });
-        Some((attempt_id, event))
-    };
-    Ok(spans.iter().filter_map(event).collect())
+    Ok(spans.iter().filter_map(|span| event_of(span, id)).collect())
+}
+
+/// Returns the event that a span stores, after the id of its attempt. Returns `None` if the span
+/// stores none.
+fn event_of(span: &levade_store::rollouts::Span, rollout_id: &str) -> Option<(String, Value)> {
+    let body: Value = serde_json::from_str(span.body.get()).ok()?;
+    let attributes = &body["attributes"];
+    let data: Value = serde_json::from_str(attributes[DATA].as_str()?).ok()?;
+    let attempt_id = attributes[ATTEMPT].as_str()?.to_owned();
+    let event = json!({
+        "event_type": attributes[TYPE].as_str()?, "rollout_id": rollout_id,
+        "attempt_id": attempt_id, "timestamp": body["start_time"], "data": data,
+    });
+    Some((attempt_id, event))
 }
 
 /// Returns the ids of the attempts that have events, in the order of their first events.
@@ -155,11 +161,10 @@ async fn list(
     let query: EventsQuery = query(&request)?;
     let store = service.checked().await?;
     let rollout = find(store, &id).await?;
-    let is_wanted = |(attempt_id, event): &(String, Value)| {
+    let events = events_of(store, &id).await?.into_iter().filter(|(attempt_id, event)| {
         attempt_id == rollout.attempt_id()
             && query.event_type.as_ref().is_none_or(|kind| event["event_type"] == kind.as_str())
-    };
-    let events = events_of(store, &id).await?.into_iter().filter(is_wanted);
+    });
     let mut events: Vec<Value> = events.map(|(_, event)| event).collect();
     if query.format.as_deref() == Some("triplet") {
         events = deduplicated(events.into_iter().map(to_triplet).collect());

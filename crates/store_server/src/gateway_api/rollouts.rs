@@ -245,8 +245,10 @@ async fn patch(
         && !next.is_some_and(|next| state.permits(next))
         && !is_announced
     {
-        let name = |state: State| json!(state).as_str().unwrap_or_default().to_owned();
-        let (from, to) = (name(state), next.map_or("None".to_owned(), name));
+        let [from, to] = [Some(state), next].map(|state| match state {
+            Some(state) => json!(state).as_str().unwrap_or_default().to_owned(),
+            None => "None".to_owned(),
+        });
         let text = format!("Rollout {id}: cannot transition {from} -> {to}");
         return Err(ApiError::new(StatusCode::CONFLICT, text));
     }
@@ -257,19 +259,16 @@ async fn patch(
     extra.reports += 1;
     extra.reported_at = Some(store.now());
     save(store, &id, &metadata, &extra).await?;
-    let report = |status| TryUpdate { status: Some(status), ..TryUpdate::default() };
     match next.flatten() {
         None => {}
         Some(_) if is_announced => {}
         Some(State::Running) => {
             store.start_try(&id, None).await?;
-            store.update_try(&id, &TryName::Latest, &report(TryStatus::Running)).await?;
+            set_try_status(store, &id, TryStatus::Running).await?;
         }
-        Some(State::Succeeded) => {
-            store.update_try(&id, &TryName::Latest, &report(TryStatus::Succeeded)).await?;
-        }
+        Some(State::Succeeded) => set_try_status(store, &id, TryStatus::Succeeded).await?,
         Some(_) if state == State::Running => {
-            store.update_try(&id, &TryName::Latest, &report(TryStatus::Failed)).await?;
+            set_try_status(store, &id, TryStatus::Failed).await?;
         }
         Some(_) => {
             let failed = Some(RolloutStatus::Failed);
@@ -278,6 +277,13 @@ async fn patch(
         }
     }
     ok(&find(store, &id).await?.to_json())
+}
+
+/// Sets the status of the latest try of a rollout.
+async fn set_try_status(store: &dyn Rollouts, id: &str, status: TryStatus) -> Result<(), ApiError> {
+    let update = TryUpdate { status: Some(status), ..TryUpdate::default() };
+    store.update_try(id, &TryName::Latest, &update).await?;
+    Ok(())
 }
 
 async fn delete(

@@ -1,7 +1,7 @@
 //! Events in the format `triplet`, which keeps only the tokens of model requests and the values of
 //! rewards.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
@@ -21,40 +21,41 @@ pub(super) fn to_triplet(mut event: Value) -> Value {
 
 /// Removes model requests with equal prompts, except the last.
 pub(super) fn deduplicated(events: Vec<Value>) -> Vec<Value> {
-    let prompt = |event: &Value| {
-        (event["event_type"] == "model_request")
-            .then(|| event["data"]["prompt_token_ids"].to_string())
-    };
-    let mut last = HashMap::new();
-    for (index, event) in events.iter().enumerate() {
-        if let Some(prompt) = prompt(event) {
-            last.insert(prompt, index);
-        }
-    }
-    let is_kept = |(index, event): &(usize, Value)| {
-        prompt(event).is_none_or(|prompt| last.get(&prompt) == Some(index))
-    };
-    events.into_iter().enumerate().filter(is_kept).map(|(_, event)| event).collect()
+    let mut seen = HashSet::new();
+    let mut kept: Vec<Value> = events
+        .into_iter()
+        .rev()
+        .filter(|event| {
+            event["event_type"] != "model_request"
+                || seen.insert(event["data"]["prompt_token_ids"].to_string())
+        })
+        .collect();
+    kept.reverse();
+    kept
 }
 
 /// Returns the token ids of the prompt and of the completion of a model request.
 pub(super) fn tokens_of(data: &Map<String, Value>) -> (Value, Value) {
     let response = data.get("response").unwrap_or(&Value::Null);
-    let ids = |value: &Value| value.as_array().filter(|ids| !ids.is_empty()).cloned();
     // A server that streams reports a list of chunks instead of one response.
     let one = std::slice::from_ref(response);
     let chunks = response.as_array().map_or(one, Vec::as_slice);
     let prompt = chunks.iter().find_map(|chunk| {
         // In a response of chat completions, the prompt tokens are beside the choices; in one of
         // completions, they are in the choices.
-        ids(&chunk["prompt_token_ids"]).or_else(|| ids(&chunk["choices"][0]["prompt_token_ids"]))
+        non_empty_list(&chunk["prompt_token_ids"])
+            .or_else(|| non_empty_list(&chunk["choices"][0]["prompt_token_ids"]))
     });
-    let completion: Vec<Value> = chunks
+    let completion: Vec<&Value> = chunks
         .iter()
-        .filter_map(|chunk| ids(&chunk["choices"][0]["token_ids"]))
+        .filter_map(|chunk| chunk["choices"][0]["token_ids"].as_array())
         .flatten()
         .collect();
-    (json!(prompt.unwrap_or_default()), json!(completion))
+    (json!(prompt.unwrap_or(&Vec::new())), json!(completion))
+}
+
+fn non_empty_list(value: &Value) -> Option<&Vec<Value>> {
+    value.as_array().filter(|list| !list.is_empty())
 }
 
 fn model_request(data: &Map<String, Value>) -> Value {
@@ -77,12 +78,15 @@ fn model_request(data: &Map<String, Value>) -> Value {
 /// Returns the log-probabilities of the sampled tokens in a response of chat completions or
 /// completions. Returns `None` if one is missing or not finite.
 fn log_probabilities(of: &Value) -> Option<Vec<f64>> {
-    let finite = |value: &Value| value.as_f64().filter(|value| value.is_finite());
     match (&of["content"], &of["token_logprobs"]) {
         (Value::Array(tokens), _) => tokens.iter().map(|token| finite(&token["logprob"])).collect(),
         (_, Value::Array(values)) => values.iter().map(finite).collect(),
         _ => None,
     }
+}
+
+fn finite(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|value| value.is_finite())
 }
 
 /// Copies the fields `names` from one object to another, unless they are absent.
@@ -99,11 +103,13 @@ fn with_fields(mut to: Value, from: &Map<String, Value>, names: &[&str]) -> Valu
 mod tests {
     use super::*;
 
+    /// Returns the data of the triplet of a model request.
+    fn trim(data: Value) -> Value {
+        to_triplet(json!({ "event_type": "model_request", "data": data }))["data"].clone()
+    }
+
     #[test]
     fn model_request_keeps_tokens_of_each_api() {
-        let trim = |data: Value| {
-            to_triplet(json!({ "event_type": "model_request", "data": data }))["data"].clone()
-        };
         let chat = trim(json!({
             "request": { "messages": [] }, "http_status": 200, "server": { "model": "m", "version": 3 },
             "response": {

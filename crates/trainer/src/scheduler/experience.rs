@@ -57,6 +57,5 @@ fn describe(earlier: &[Option<Attempt>], keys: &ExperienceKeys) -> Option<String
         }
     };
     let described: Vec<String> = newest.iter().map(entry).collect();
-    let text = || format!("{}\n\n{}", keys.instruction, described.join("\n\n"));
-    (!described.is_empty()).then(text)
+    (!described.is_empty()).then(|| format!("{}\n\n{}", keys.instruction, described.join("\n\n")))
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use levade_recipe::RewardKeys;
 use levade_store::{CreditTarget, StepReward};
-use levade_tree::{CallCounts, Component, Outcome, agent_of};
+use levade_tree::{Component, Outcome, agent_of};
 
 /// Returns the sum of all components by their weights.
 pub(crate) fn sum_of_components(components: &[Component]) -> f64 {
@@ -39,18 +39,23 @@ pub(super) fn component_reward(component: &Component) -> Option<StepReward> {
 /// Returns the rewards of turns: for the validity of their tool calls, and those that tools
 /// assigned.
 pub(super) fn call_rewards(keys: &RewardKeys, outcome: &Outcome) -> Vec<StepReward> {
-    let call_reward = |(turn, calls): &(u32, CallCounts)| {
-        let malformed = f64::from(calls.malformed);
-        let failed = f64::from(calls.errors()) - malformed;
-        (*turn, keys.malformed_call * malformed + keys.failed_call * failed)
-    };
-    let mut rewards_by_turn: BTreeMap<u32, f64> =
-        outcome.calls_by_turn.iter().map(call_reward).collect();
+    let mut rewards_by_turn: BTreeMap<u32, f64> = outcome
+        .calls_by_turn
+        .iter()
+        .map(|(turn, calls)| {
+            let malformed = f64::from(calls.malformed);
+            let failed = f64::from(calls.errors()) - malformed;
+            (*turn, keys.malformed_call * malformed + keys.failed_call * failed)
+        })
+        .collect();
     for (turn, reward) in &outcome.rewards_by_turn {
         *rewards_by_turn.entry(*turn).or_default() += reward;
     }
-    let turn_reward = |(turn, reward)| {
-        (reward != 0.0).then_some(StepReward { credit_target: CreditTarget::Turn(turn), reward })
-    };
-    rewards_by_turn.into_iter().filter_map(turn_reward).collect()
+    rewards_by_turn
+        .into_iter()
+        .filter_map(|(turn, reward)| {
+            (reward != 0.0)
+                .then_some(StepReward { credit_target: CreditTarget::Turn(turn), reward })
+        })
+        .collect()
 }

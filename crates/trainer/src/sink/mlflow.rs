@@ -345,8 +345,10 @@ fn id_in(answer: &Value, pointer: &str) -> Result<String, Failure> {
 /// Returns a metric name with only the characters that the server allows: letters, digits and
 /// `_-. /`.
 fn key(name: &str) -> String {
-    let taken = |c: char| if c.is_alphanumeric() || "_-. /".contains(c) { c } else { '_' };
-    name.replace('@', "_at_").chars().map(taken).collect()
+    name.replace('@', "_at_")
+        .chars()
+        .map(|c| if c.is_alphanumeric() || "_-. /".contains(c) { c } else { '_' })
+        .collect()
 }
 
 fn text(answer: &Value, pointer: &str) -> Result<String, String> {

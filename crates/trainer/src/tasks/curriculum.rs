@@ -131,8 +131,7 @@ impl Curriculum {
         }
         check_names("weights", keys.weights.keys(), &pools)?;
         check_names("stages", keys.stages.iter(), &pools)?;
-        let stage = |pool: &Pool| keys.stages.iter().position(|stage| *stage == pool.name);
-        pools.sort_by_key(stage);
+        pools.sort_by_key(|pool| keys.stages.iter().position(|stage| *stage == pool.name));
         for (at, pool) in pools.iter_mut().enumerate() {
             pool.weight = keys.weights.get(&pool.name).copied().unwrap_or(pool.tasks.len() as f64);
             pool.tasks.iter().for_each(|index| estimates[*index].pool = at);
@@ -263,8 +262,9 @@ impl Curriculum {
             free.clone_from(all);
         }
         let success = |index: &usize| self.tasks[*index].success();
-        let is_inside = |index: &usize| success(index).is_none_or(|p| (low..=high).contains(&p));
-        let (inside, outside): (Vec<usize>, Vec<usize>) = free.into_iter().partition(is_inside);
+        let (inside, outside): (Vec<usize>, Vec<usize>) = free
+            .into_iter()
+            .partition(|index| success(index).is_none_or(|p| (low..=high).contains(&p)));
         let oldest = outside.iter().min_by_key(|index| self.tasks[**index].measured_at);
         match oldest {
             Some(oldest) if inside.is_empty() || number(1) < self.keys.retest => *oldest,

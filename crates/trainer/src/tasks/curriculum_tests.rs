@@ -8,12 +8,15 @@ fn keys(text: &str) -> CurriculumKeys {
 
 /// Returns tasks with these levels, in order.
 fn tasks(levels: &[&str]) -> Vec<Task> {
-    let task = |(index, level): (usize, &&str)| Task {
-        id: format!("t-{index}"),
-        row: json!({ "level": level }).as_object().unwrap().clone().into(),
-        ..Task::default()
-    };
-    levels.iter().enumerate().map(task).collect()
+    levels
+        .iter()
+        .enumerate()
+        .map(|(index, level)| Task {
+            id: format!("t-{index}"),
+            row: json!({ "level": level }).as_object().unwrap().clone().into(),
+            ..Task::default()
+        })
+        .collect()
 }
 
 fn curriculum(text: &str, levels: &[&str]) -> Curriculum {
@@ -29,8 +32,9 @@ type Policy = dyn Fn(usize, u64) -> f64;
 
 fn scores(policy: &Policy, index: usize, position: u64) -> Vec<f64> {
     let success = policy(index, position / GROUPS);
-    let score = |attempt| f64::from(u8::from(uniform(9, position, attempt) < success));
-    (0..ATTEMPTS).map(score).collect()
+    (0..ATTEMPTS)
+        .map(|attempt| f64::from(u8::from(uniform(9, position, attempt) < success)))
+        .collect()
 }
 
 /// Runs steps from `first` to `last` and returns the tasks in the order of their positions. The

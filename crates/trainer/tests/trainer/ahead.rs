@@ -32,8 +32,10 @@ async fn run(
 
 /// Returns the metrics of the second phase's steps.
 fn steps(dir: &Path) -> Vec<Value> {
-    let of_phase = |line: &Value| line["phase"] == 1 && line.get("eval").is_none();
-    metrics(dir).into_iter().filter(of_phase).collect()
+    metrics(dir)
+        .into_iter()
+        .filter(|line| line["phase"] == 1 && line.get("eval").is_none())
+        .collect()
 }
 
 /// Replays a finished run. Returns the number of steps and the comparisons of its checkpoints.
@@ -48,8 +50,7 @@ async fn replayed_with_notes(
     overrides: &[&str],
 ) -> (u32, Vec<ReplayComparison>, Vec<String>) {
     let mut notes = Notes::default();
-    let fresh = || simulator(Duration::ZERO, 0.0);
-    let policies = vec![crate::common::trained("default", &fresh())];
+    let policies = vec![crate::common::trained("default", &simulator(Duration::ZERO, 0.0))];
     let mut compared = Vec::new();
     let recipe = recipe(dir, overrides);
     let steps =

@@ -10,6 +10,7 @@ use levade_text::Chat;
 use levade_text::testing::{ALWAYS_THINKS, THOUGHTFUL, tiny_tokenizer};
 use levade_trainer::{ChatBackend, StartMode, StopFlag, Trainer, chat_options};
 use levade_tree::Purpose;
+use serde_json::Value;
 
 use crate::common::{metrics, parts, recipe, simulator};
 
@@ -41,15 +42,17 @@ async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {
             .all(|attempt| attempt.status == Status::Completed && attempt.reward.is_some())
     );
     let lines = metrics(&dir);
-    let steps = || lines.iter().filter(|line| line.get("conversation/drift").is_some());
-    assert_eq!(steps().count(), 2);
-    for step in steps() {
+    let steps: Vec<&Value> =
+        lines.iter().filter(|line| line.get("conversation/drift").is_some()).collect();
+    assert_eq!(steps.len(), 2);
+    for step in &steps {
         assert_eq!(step["training/logprob_mismatch"], 0.0, "{step}");
         assert_eq!(step["response/aborted_ratio"], 0.0, "{step}");
         assert!(step["num_turns/max"].as_f64() >= Some(2.0), "{step}");
     }
-    let sum = |name: &str| steps().map(|step| step[name].as_f64().unwrap()).sum();
-    (sum("conversation/drift"), sum("conversation/forks"))
+    ["conversation/drift", "conversation/forks"]
+        .map(|name| steps.iter().map(|step| step[name].as_f64().unwrap()).sum::<f64>())
+        .into()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -164,8 +164,7 @@ fn uninterrupted() -> &'static RunResults {
         assert_eq!((results.plans.len(), results.after_abandoned), (11, 0));
         let broken = results.attempts.iter().filter(|a| a.status == Status::Failed).count();
         assert!(broken > 5, "{broken}");
-        let calls = |a: &&Attempt| a.outcome.calls.ok > 0;
-        assert!(results.attempts.iter().filter(calls).count() > 5);
+        assert!(results.attempts.iter().filter(|a| a.outcome.calls.ok > 0).count() > 5);
         results
     })
 }
@@ -374,8 +373,7 @@ fn ahead_sampling_run_recovers_after_kills() {
         let steps = metrics(&dir).into_iter().filter(|line| line["phase"] == 1);
         assert_eq!(steps.count(), 8, "every step measured once");
 
-        let fresh = || simulator(Duration::ZERO, 0.0);
-        let policies = vec![crate::common::trained("default", &fresh())];
+        let policies = vec![crate::common::trained("default", &simulator(Duration::ZERO, 0.0))];
         let mut compared = Vec::new();
         let recipe = recipe(&dir, &overrides);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -27,10 +27,13 @@ fn parts_of(recipe: &Recipe, policy: &Arc<levade_policy::Simulator>) -> RunParts
     let mut parts = parts(policy, Duration::ZERO);
     let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::default());
     let chat = Arc::new(tiny_chat().unwrap());
-    let agent = |(name, keys): (&str, _)| {
-        AgentSpec::new(name, chat.clone(), toolboxes.tools_for(keys, Some(&chat)).unwrap())
-    };
-    parts.agents = recipe.agents().into_iter().map(agent).collect();
+    parts.agents = recipe
+        .agents()
+        .into_iter()
+        .map(|(name, keys)| {
+            AgentSpec::new(name, chat.clone(), toolboxes.tools_for(keys, Some(&chat)).unwrap())
+        })
+        .collect();
     parts
 }
 

@@ -58,14 +58,17 @@ async fn run(
 /// Asserts that both runs left the same metrics and plans.
 fn assert_same(dir: &Path, other: &Path) {
     assert_eq!(metrics(dir), metrics(other));
-    let plans = |dir: &Path| {
+    let [plans, expected] = [dir, other].map(|dir| {
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
-        let steps = wait(store.planned_steps()).unwrap();
         let names = wait(ids_without_abandoned(&store)).unwrap();
-        let plan = |(phase, step)| wait(store.step(phase, step)).unwrap().unwrap();
-        steps.into_iter().map(|at| plan_without_abandoned(&plan(at), &names)).collect::<Vec<_>>()
-    };
-    assert_eq!(plans(dir), plans(other));
+        let mut plans = Vec::new();
+        for (phase, step) in wait(store.planned_steps()).unwrap() {
+            let plan = wait(store.step(phase, step)).unwrap().unwrap();
+            plans.push(plan_without_abandoned(&plan, &names));
+        }
+        plans
+    });
+    assert_eq!(plans, expected);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -67,8 +67,7 @@ async fn same_however_often_it_stops(dir: &Path, overrides: &[&str]) {
     assert_eq!(again.weights(), policy.weights());
     assert_eq!(metrics(&stopped), metrics(dir));
 
-    let fresh = || simulator(Duration::ZERO, 0.0);
-    let policies = vec![crate::common::trained("default", &fresh())];
+    let policies = vec![crate::common::trained("default", &simulator(Duration::ZERO, 0.0))];
     let mut compared = Vec::new();
     replay(&recipe(dir, overrides), dir, policies, &mut (), &mut |one| compared.push(one))
         .await

@@ -110,12 +110,13 @@ fn fresh(seed: u64) -> Arc<Simulator> {
 
 fn policies(of: &[(&str, &Arc<Simulator>)]) -> Vec<Policy> {
     let reference = |name: &str| fresh(if name == "a" { 1 } else { 2 });
-    let policy = |(name, simulator): &(&str, &Arc<Simulator>)| {
-        let mut policy = trained(name, simulator);
-        policy.learner.as_mut().unwrap().reference = Some(reference(name));
-        policy
-    };
-    of.iter().map(policy).collect()
+    of.iter()
+        .map(|(name, simulator)| {
+            let mut policy = trained(name, simulator);
+            policy.learner.as_mut().unwrap().reference = Some(reference(name));
+            policy
+        })
+        .collect()
 }
 
 fn parts_of(a: &Arc<Simulator>, b: &Arc<Simulator>) -> RunParts {

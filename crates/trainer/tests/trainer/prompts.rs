@@ -222,8 +222,8 @@ async fn completions_of_own_policy_are_imitated_without_their_prompt() {
     let (sampled, imitated): (Vec<_>, Vec<_>) = of_phase.partition(|a| a.slot.step == 0);
     assert_eq!(imitated.len(), 4);
     for imitated in &imitated {
-        let of_slot = |attempt: &&&Attempt| attempt.slot.group == imitated.slot.group;
-        let sampled = sampled.iter().find(of_slot).unwrap();
+        let sampled =
+            sampled.iter().find(|attempt| attempt.slot.group == imitated.slot.group).unwrap();
         assert_eq!(sampled.score, Some(1.0));
         let [from, to] = [sampled, imitated].map(|attempt| attempt.trajectory.segments());
         assert!(prompt_text(&sampled.trajectory).contains("RULE"));
@@ -466,8 +466,8 @@ async fn failed_requests_drop_their_prompts_unless_all_fail() {
     run(&dir, &policy, refusing("Think."), StartMode::Fresh, (&[], &never)).await.unwrap();
     let pool = pool(&dir);
     let prompts = pool["prompts"].as_array().unwrap();
-    let thinks = |prompt: &&Value| prompt["text"].as_str().unwrap().starts_with("Think.");
-    assert_eq!(prompts.iter().filter(thinks).count(), 1, "{pool:#}");
+    let texts = prompts.iter().map(|prompt| prompt["text"].as_str().unwrap());
+    assert_eq!(texts.filter(|text| text.starts_with("Think.")).count(), 1, "{pool:#}");
     assert!(prompts.len() > 2);
 
     let dir = root.path().join("all");

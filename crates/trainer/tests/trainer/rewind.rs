@@ -63,19 +63,21 @@ fn assert_same(dir: &Path, other: &Path) {
     let steps = wait(store(dir).planned_steps()).unwrap();
     assert_eq!(steps, wait(store(other).planned_steps()).unwrap());
     for (phase, step) in steps {
-        let plan = |dir: &Path| wait(store(dir).step(phase, step)).unwrap().unwrap();
-        assert_eq!(plan(dir), plan(other), "phase {phase} step {step}");
+        let [plan, expected] =
+            [dir, other].map(|dir| wait(store(dir).step(phase, step)).unwrap().unwrap());
+        assert_eq!(plan, expected, "phase {phase} step {step}");
     }
     assert!(attempts(dir) == attempts(other), "other attempts");
     for file in ["simulator.weights", "simulator.optimiser"] {
-        let bytes = |dir: &Path| fs::read(last_checkpoint(dir).join(file)).unwrap();
-        assert!(bytes(dir) == bytes(other), "another {file}");
+        let [bytes, expected] =
+            [dir, other].map(|dir| fs::read(last_checkpoint(dir).join(file)).unwrap());
+        assert!(bytes == expected, "another {file}");
     }
-    let steps = |dir: &Path| -> Vec<Value> {
+    let [steps, expected] = [dir, other].map(|dir| -> Vec<Value> {
         metrics(dir).into_iter().filter(|line| line["kind"] == "grpo").collect()
-    };
-    assert!(!steps(dir).is_empty());
-    assert_eq!(steps(dir), steps(other));
+    });
+    assert!(!steps.is_empty());
+    assert_eq!(steps, expected);
 }
 
 /// Writes another reward into the recipe of a run by hand, which a resumed run does not notice.
@@ -103,8 +105,9 @@ async fn rewound_run_matches_run_that_got_new_reward_at_that_step() {
 
     // The new reward trains other weights, and the earlier steps are those of before.
     let after = attempts(&dir);
-    let is_kept = |attempt: &&Attempt| attempt.slot.step < 2;
-    assert!(after.iter().filter(is_kept).eq(before.iter().filter(is_kept)));
+    let [kept, expected] = [&after, &before]
+        .map(|all| all.iter().filter(|attempt| attempt.slot.step < 2).collect::<Vec<_>>());
+    assert!(kept == expected, "attempts of the first two steps differ");
     assert_ne!(after, before);
     // The superseded steps are a run of their own, with its record, evaluations and weights.
     assert_eq!(rewound.superseded, root.path().canonicalize().unwrap().join("run.superseded-1"));

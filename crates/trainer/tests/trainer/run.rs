@@ -112,8 +112,8 @@ async fn run_trains_evaluates_and_checkpoints() {
     assert_eq!(wait(store.planned_steps()).unwrap().len(), 11);
     assert_eq!(wait(store.evals()).unwrap().len(), 5);
     // The diversity of tool calls, computed from the record.
-    let attempt = |id: &AttemptId| wait(store.attempt(id)).unwrap().unwrap();
-    let attempts: Vec<Attempt> = trained.iter().map(|summary| attempt(&summary.id)).collect();
+    let attempts: Vec<Attempt> =
+        trained.iter().map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect();
     let mut chats = Chats::default();
     chats.insert("default", "default", Arc::new(tiny_chat().unwrap()));
     for step in 0..5 {
@@ -230,8 +230,9 @@ async fn rl_increases_answered_ratio() {
         .iter()
         .filter_map(|line| line.get("response/answered_ratio")?.as_f64())
         .collect();
-    let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
-    assert!(mean(&finished[..5]) < 0.4 && mean(&finished[35..]) > 0.9, "{finished:?}");
+    let [first, last] = [&finished[..5], &finished[35..]]
+        .map(|steps| steps.iter().sum::<f64>() / steps.len() as f64);
+    assert!(first < 0.4 && last > 0.9, "{finished:?}");
 }
 
 /// Predicate that matches the wanted kind of event.

@@ -39,8 +39,9 @@ async fn run(
 
 fn attempts(dir: &Path) -> Vec<Attempt> {
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
-    let of = |purpose| wait(store.summaries(purpose)).unwrap();
-    let all = [Purpose::Train, Purpose::Eval].into_iter().flat_map(of);
+    let all = [Purpose::Train, Purpose::Eval]
+        .into_iter()
+        .flat_map(|purpose| wait(store.summaries(purpose)).unwrap());
     all.map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect()
 }
 

@@ -40,9 +40,8 @@ fn taught(num_requests: &Arc<AtomicUsize>, then: impl Fn() + Send + Sync + 'stat
         if last.role == Role::Tool {
             return Ok(Message::assistant(format!("The answer is {}.", last.content.as_str())));
         }
-        let part = |c: char| !c.is_ascii_digit() && !"+-*/×÷−() ".contains(c);
-        let expressions = last.content.split(part).map(str::trim);
-        let expression = expressions.max_by_key(|text| text.len()).unwrap();
+        let parts = last.content.split(|c: char| !c.is_ascii_digit() && !"+-*/×÷−() ".contains(c));
+        let expression = parts.map(str::trim).max_by_key(|text| text.len()).unwrap();
         if expression.contains('7') {
             return Ok(Message::assistant("I do not know."));
         }

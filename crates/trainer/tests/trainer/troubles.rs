@@ -400,10 +400,12 @@ async fn tool_rewards_and_metrics_are_recorded() {
         let of_step: Vec<&Attempt> =
             all.iter().filter(|attempt| attempt.slot.step == step).collect();
         for name in ["calls", "errors", "length"] {
-            let of = |attempt: &&Attempt| {
-                attempt.outcome.tool_metrics.get(&format!("bank/{name}")).copied()
-            };
-            let found: Vec<f64> = of_step.iter().filter_map(of).collect();
+            let found: Vec<f64> = of_step
+                .iter()
+                .filter_map(|attempt| {
+                    attempt.outcome.tool_metrics.get(&format!("bank/{name}")).copied()
+                })
+                .collect();
             let mean = found.iter().sum::<f64>() / of_step.len() as f64;
             let reported =
                 line.get(format!("tools/bank/{name}")).map(|value| value.as_f64().unwrap());

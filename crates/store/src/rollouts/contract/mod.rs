@@ -130,8 +130,9 @@ fn inputs(rollouts: &[Rollout]) -> Vec<&str> {
 }
 
 pub async fn lease_serves_priorities_then_age(store: Store, _: Arc<ManualClock>) {
-    let with = |input, priority| NewRollout { priority, ..new(input) };
-    store.enqueue(&[with(1, 0), with(2, 5), with(3, 0), with(4, 5), with(5, -1)]).await.unwrap();
+    let rollouts = [(1, 0), (2, 5), (3, 0), (4, 5), (5, -1)]
+        .map(|(input, priority)| NewRollout { priority, ..new(input) });
+    store.enqueue(&rollouts).await.unwrap();
     let leased = store.lease(&LeaseRequest::new(4, Some("w"))).await.unwrap();
     assert_eq!(inputs(&leased), ["2", "4", "1", "3"]);
     assert!(leased.iter().all(|rollout| rollout.status == RolloutStatus::Preparing));
@@ -141,8 +142,9 @@ pub async fn lease_serves_priorities_then_age(store: Store, _: Arc<ManualClock>)
 }
 
 pub async fn lease_merges_queues_by_age(store: Store, _: Arc<ManualClock>) {
-    let of = |input, queue: &str| NewRollout { queue: queue.to_owned(), ..new(input) };
-    store.enqueue(&[of(1, "a"), of(2, "b"), of(3, "c"), of(4, "a"), of(5, "b")]).await.unwrap();
+    let rollouts = [(1, "a"), (2, "b"), (3, "c"), (4, "a"), (5, "b")]
+        .map(|(input, queue)| NewRollout { queue: queue.to_owned(), ..new(input) });
+    store.enqueue(&rollouts).await.unwrap();
     let request =
         LeaseRequest { queues: vec!["b".into(), "a".into()], ..LeaseRequest::new(3, None) };
     assert_eq!(inputs(&store.lease(&request).await.unwrap()), ["1", "2", "4"]);
@@ -155,20 +157,23 @@ pub async fn repeated_lease_request_returns_leases_in_progress(
 ) {
     let again = [TryStatus::Unresponsive];
     store.enqueue(&[retrying(1, &again), retrying(2, &again), new(3)]).await.unwrap();
-    let request =
-        |key: &str| LeaseRequest { key: Some(key.to_owned()), ..LeaseRequest::new(2, Some("w")) };
-    let names = |leased: &[Rollout]| leased.iter().map(lease_of).collect::<Vec<_>>();
-    let first = store.lease(&request("a")).await.unwrap();
+    let [a, b, c] = ["a", "b", "c"]
+        .map(|key| LeaseRequest { key: Some(key.to_owned()), ..LeaseRequest::new(2, Some("w")) });
+    let first = store.lease(&a).await.unwrap();
     assert_eq!(inputs(&first), ["1", "2"]);
-    assert_eq!(names(&store.lease(&request("a")).await.unwrap()), names(&first));
-    assert_eq!(inputs(&store.lease(&request("b")).await.unwrap()), ["3"]);
+    assert_eq!(leases(&store.lease(&a).await.unwrap()), leases(&first));
+    assert_eq!(inputs(&store.lease(&b).await.unwrap()), ["3"]);
     store.finish(&lease_of(&first[0]), LeaseEnd::Succeeded, None).await.unwrap();
-    assert_eq!(names(&store.lease(&request("a")).await.unwrap()), names(&first[1..]));
+    assert_eq!(leases(&store.lease(&a).await.unwrap()), leases(&first[1..]));
     clock.advance(11.0);
     store.expire().await.unwrap();
-    let other = store.lease(&request("c")).await.unwrap();
+    let other = store.lease(&c).await.unwrap();
     assert_eq!((inputs(&other), lease_of(&other[0]).number), (vec!["2"], 2));
-    assert!(store.lease(&request("a")).await.unwrap().is_empty(), "another worker has the lease");
+    assert!(store.lease(&a).await.unwrap().is_empty(), "another worker has the lease");
+}
+
+fn leases(rollouts: &[Rollout]) -> Vec<Lease> {
+    rollouts.iter().map(lease_of).collect()
 }
 
 pub async fn waiting_lease_request_returns_leases_of_its_repetition(
@@ -190,8 +195,11 @@ pub async fn waiting_lease_request_returns_leases_of_its_repetition(
     assert_eq!(lease_of(&first[0]), lease_of(&second[0]));
 }
 
+fn named(input: usize, id: &str) -> NewRollout {
+    NewRollout { id: Some(id.to_owned()), ..new(input) }
+}
+
 pub async fn enqueue_keeps_chosen_ids(store: Store, _: Arc<ManualClock>) {
-    let named = |input, id: &str| NewRollout { id: Some(id.to_owned()), ..new(input) };
     let created =
         store.enqueue(&[named(1, "mine"), named(2, "mine"), named(3, "x")]).await.unwrap();
     let found: Vec<(&str, &str)> =
@@ -209,8 +217,12 @@ pub async fn enqueue_keeps_chosen_ids(store: Store, _: Arc<ManualClock>) {
     assert_eq!(store.statistics().await.unwrap().rollouts, 2);
 }
 
+/// Returns a rollout with the key `run/train/1`.
+fn keyed(input: usize) -> NewRollout {
+    NewRollout { key: Some("run/train/1".to_owned()), ..new(input) }
+}
+
 pub async fn enqueue_is_idempotent_by_key(store: Store, _: Arc<ManualClock>) {
-    let keyed = |input| NewRollout { key: Some("run/train/1".to_owned()), ..new(input) };
     let first = store.enqueue(&[keyed(1), new(2)]).await.unwrap();
     let again = store.enqueue(&[keyed(1)]).await.unwrap();
     assert_eq!(first[0].id, again[0].id);

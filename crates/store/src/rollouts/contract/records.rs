@@ -56,7 +56,6 @@ pub async fn filters_combine_by_logic(store: Store, _: Arc<ManualClock>) {
 
 pub async fn pages_count_all_matches_and_reject_unknown_fields(store: Store, _: Arc<ManualClock>) {
     store.enqueue(&(0..5).map(new).collect::<Vec<_>>()).await.unwrap();
-    let page = |limit, offset| PageRequest { limit, offset, ..PageRequest::default() };
     for (limit, offset, expected) in [
         (Some(2), 0, vec!["0", "1"]),
         (Some(2), 4, vec!["4"]),
@@ -65,7 +64,8 @@ pub async fn pages_count_all_matches_and_reject_unknown_fields(store: Store, _: 
         (None, 3, vec!["3", "4"]),
         (None, 7, vec![]),
     ] {
-        let found = store.rollouts(&RolloutFilter::default(), &page(limit, offset)).await.unwrap();
+        let page = PageRequest { limit, offset, ..PageRequest::default() };
+        let found = store.rollouts(&RolloutFilter::default(), &page).await.unwrap();
         assert_eq!((inputs(&found.items), found.total), (expected, 5), "{limit:?} {offset}");
     }
     let wrong = PageRequest { sort_by: Some("zz".to_owned()), ..PageRequest::default() };
@@ -112,15 +112,16 @@ pub async fn resources_are_append_only_versions(store: Store, clock: Arc<ManualC
     clock.advance(1.0);
     let second = store.put_resources(Some(&first.id), &raw("3")).await.unwrap();
     assert_eq!((second.version, second.create_time, second.update_time), (2, 1000.0, 1001.0));
-    let value = async |id: Option<&str>, version| {
+    for (id, version, value) in [
+        (None, None, Some("3")),
+        (Some("prompt"), None, Some("2")),
+        (Some(first.id.as_str()), Some(1), Some("1")),
+        (Some(first.id.as_str()), Some(3), None),
+        (Some("none"), None, None),
+    ] {
         let found = store.resources(id, version).await.unwrap();
-        found.map(|found| found.value.get().to_owned())
-    };
-    assert_eq!(value(None, None).await.as_deref(), Some("3"));
-    assert_eq!(value(Some("prompt"), None).await.as_deref(), Some("2"));
-    assert_eq!(value(Some(&first.id), Some(1)).await.as_deref(), Some("1"));
-    assert_eq!(value(Some(&first.id), Some(3)).await, None);
-    assert_eq!(value(Some("none"), None).await, None);
+        assert_eq!(found.as_ref().map(|found| found.value.get()), value, "{id:?} {version:?}");
+    }
     let all =
         store.query_resources(&ResourcesFilter::default(), &PageRequest::default()).await.unwrap();
     let ids: Vec<_> = all.items.iter().map(|found| (found.id.as_str(), found.version)).collect();
@@ -183,11 +184,12 @@ pub async fn workers_follow_their_tries(store: Store, clock: Arc<ManualClock>) {
 }
 
 pub async fn span_numbers_are_unique_and_increasing(store: Store, _: Arc<ManualClock>) {
-    let reserve = |id: &'static str| {
-        let store = Arc::clone(&store);
-        tokio::spawn(async move { store.reserve_span_numbers(id, 3).await.unwrap() })
-    };
-    let reserved: Vec<_> = (0..20).map(|_| reserve("ro-none")).collect();
+    let reserved: Vec<_> = (0..20)
+        .map(|_| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move { store.reserve_span_numbers("ro-none", 3).await.unwrap() })
+        })
+        .collect();
     let mut firsts = Vec::new();
     for one in reserved {
         firsts.push(one.await.unwrap());

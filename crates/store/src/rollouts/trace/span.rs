@@ -78,11 +78,10 @@ impl TracedSpan {
 
     /// Returns the token ids of the first of `names` that is set to a list of them.
     pub fn tokens(&self, names: &[&str]) -> Vec<u32> {
-        let ids = |name: &&str| -> Option<Vec<u32>> {
-            let list = self.attributes.get(*name)?.as_array()?;
-            list.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect()
-        };
-        names.iter().find_map(ids).unwrap_or_default()
+        let mut lists = names.iter().filter_map(|name| self.attributes.get(*name)?.as_array());
+        lists
+            .find_map(|list| list.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect())
+            .unwrap_or_default()
     }
 
     /// Returns the attributes below the first prefix of `prefixes` that has attributes. They are
@@ -110,18 +109,17 @@ impl TracedSpan {
     /// Returns the agent that the span names, by the attributes of the frameworks that Agent
     /// Lightning supports.
     pub fn agent(&self) -> Option<&str> {
-        let is = |name: &str, value: &str| self.text(&[name]) == Some(value);
+        let is_agentops_agent = self.text(&["agentops.span.kind"]) == Some("agent");
+        let is_weave_agent = self.text(&["type"]) == Some("agent");
         // OpenAI Agents SDK.
         self.text(&["agent.name"])
             // AgentOps' decorator `@agent`.
-            .or_else(|| {
-                self.text(&["operation.name"]).filter(|_| is("agentops.span.kind", "agent"))
-            })
+            .or_else(|| self.text(&["operation.name"]).filter(|_| is_agentops_agent))
             // AutoGen, LangGraph and Agent Framework.
             .or_else(|| self.text(&["recipient_agent_type", "langchain.chain.type", "executor.id"]))
             // Weave, without and with LangChain.
             .or_else(|| {
-                self.text(&["agentlightning.operation.input.name"]).filter(|_| is("type", "agent"))
+                self.text(&["agentlightning.operation.input.name"]).filter(|_| is_weave_agent)
             })
             .or_else(|| {
                 self.text(&["lc_name"]).filter(|_| self.name.starts_with("langchain.Chain."))

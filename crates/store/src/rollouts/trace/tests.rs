@@ -77,23 +77,27 @@ fn trace_of_tracer_yields_calls_and_final_reward() {
     assert_eq!(calls[0].response_id.as_deref(), Some("r1"));
 }
 
+/// Returns a reward in the format of AgentOps.
+fn agentops(key: &str, output: Value) -> Span {
+    span("x", None, "reward.operation", (0.0, 0.0), json!({ key: output }))
+}
+
+/// Returns a reward in Agent Lightning's old format.
+fn annotation(reward: Value) -> Span {
+    span("x", None, "agentlightning.annotation", (0.0, 0.0), json!({ "reward": reward }))
+}
+
 #[test]
 fn rewards_are_read_in_each_known_format() {
-    let agentops = |key: &str, output: Value| {
-        span("x", None, "reward.operation", (0.0, 0.0), json!({ key: output }))
-    };
     let text = r#"{"type": "reward", "value": -1.5}"#;
-    let old = |value: Value| {
-        span("x", None, "agentlightning.annotation", (0.0, 0.0), json!({ "reward": value }))
-    };
     for (span, expected) in [
         (agentops("agentops.task.output", json!(text)), Some(-1.5)),
         (agentops("agentops.entity.output", json!({ "type": "reward", "value": 2 })), Some(2.0)),
         (agentops("agentops.entity.output", json!({ "type": "reward", "value": null })), None),
         (agentops("agentops.entity.output", json!("no JSON")), None),
         (agentops("agentops.entity.output", json!({ "type": "other", "value": 2 })), None),
-        (old(json!(3.0)), Some(3.0)),
-        (old(Value::Null), None),
+        (annotation(json!(3.0)), Some(3.0)),
+        (annotation(Value::Null), None),
         (reward("x", 0.0, 1), Some(1.0)),
     ] {
         let found = trace(std::slice::from_ref(&span)).final_reward();
@@ -158,13 +162,11 @@ fn calls_are_selected_by_innermost_agent() {
         call("b", Some("checker"), (5.0, 6.0), "r2"),
         call("c", Some("team"), (8.5, 8.6), "r3"),
     ];
-    let named = |name: &str| {
+    for (name, id) in [("write", "a"), ("check", "b"), ("team", "c")] {
         let calls = trace(&spans).calls(|agent| agent == Some(name));
-        calls.into_iter().map(|call| call.span_id).collect::<Vec<_>>()
-    };
-    assert_eq!(named("write"), ["a"]);
-    assert_eq!(named("check"), ["b"]);
-    assert_eq!(named("team"), ["c"]);
+        let ids: Vec<_> = calls.iter().map(|call| call.span_id.as_str()).collect();
+        assert_eq!(ids, [id], "{name}");
+    }
     let all = trace(&spans).calls(|_| true);
     let agents: Vec<_> = all.iter().map(|call| call.agent.as_deref()).collect();
     assert_eq!(agents, [Some("write"), Some("check"), Some("team")]);

@@ -95,8 +95,8 @@ impl StoredRollout {
     /// # Errors
     /// Returns [`RolloutError::UnknownRollout`] if the rollout does not exist.
     pub fn get(call: Call<'_>, id: &str) -> Result<Self, Failure> {
-        let unknown = || reject(RolloutError::UnknownRollout { rollout_id: id.to_owned() });
-        Self::find(call, id)?.ok_or_else(unknown)
+        Self::find(call, id)?
+            .ok_or_else(|| reject(RolloutError::UnknownRollout { rollout_id: id.to_owned() }))
     }
 
     /// Columns of [`StoredRollout::read`], from [`rows::ROLLOUT_FROM`].
@@ -130,8 +130,8 @@ impl StoredRollout {
             return Ok(Some(StoredTry::Latest(self.latest_seq)));
         }
         let sql = format!("SELECT {TRY_COLUMNS} FROM tries t WHERE t.rollout = ?1 AND t.id = ?2");
-        let read = |row: &Row<'_>| read_try(row, 0);
-        let found = call.db.prepare_cached(&sql)?.query_row(params![self.seq, id], read);
+        let mut statement = call.db.prepare_cached(&sql)?;
+        let found = statement.query_row(params![self.seq, id], |row| read_try(row, 0));
         Ok(found.optional()?.map(|(seq, of)| StoredTry::Earlier(seq, of)))
     }
 

@@ -391,6 +391,10 @@ pub(super) fn spans(
     source.page(db, &conditions, filter.logic, page, rows::span)
 }
 
+fn count(row: &Row<'_>, index: usize) -> rusqlite::Result<u64> {
+    row.get::<_, i64>(index).map(|count| count as u64)
+}
+
 /// Counts the stored rows.
 pub(super) fn statistics(db: &Connection) -> Result<Statistics, Failure> {
     let sql =
@@ -398,7 +402,6 @@ pub(super) fn statistics(db: &Connection) -> Result<Statistics, Failure> {
                    (SELECT count(*) FROM resources WHERE latest = 1), (SELECT count(*) FROM workers),
                    (SELECT count(*) FROM rollouts WHERE queued = 1),
                    (SELECT count(*) FROM rollouts WHERE status IN ('preparing', 'running'))";
-    let count = |row: &Row<'_>, index| row.get::<_, i64>(index).map(|count| count as u64);
     Ok(db.prepare_cached(sql)?.query_row([], |row| {
         Ok(Statistics {
             rollouts: count(row, 0)?,

@@ -6,8 +6,8 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use crate::StoreError;
 use crate::sqlite::schema::{
-    Contents, EXISTING_FILE_FLAGS, connect, contents, is_empty, keep_plans, open_error,
-    use_write_ahead_log,
+    Contents, EXISTING_FILE_FLAGS, connect, connect_reader, contents, is_empty, keep_plans,
+    open_error, use_write_ahead_log,
 };
 
 /// Schema version of the tables that this build writes.
@@ -170,13 +170,9 @@ pub(super) fn file(file: &Path) -> Result<Connection, StoreError> {
 
 /// Opens, for reading, a file that a writer of this process has opened.
 pub(super) fn reader(file: &Path) -> Result<Connection, StoreError> {
-    let connect = || {
-        let connection = connect(file, EXISTING_FILE_FLAGS)?;
-        connection.pragma_update(None, "query_only", true)?;
-        tune(&connection)?;
-        Ok(connection)
-    };
-    connect().map_err(|source| open_error(file, source))
+    connect_reader(file)
+        .and_then(|connection| tune(&connection).map(|()| connection))
+        .map_err(|source| open_error(file, source))
 }
 
 fn tune(connection: &Connection) -> rusqlite::Result<()> {

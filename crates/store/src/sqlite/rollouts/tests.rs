@@ -17,20 +17,23 @@ rollouts_contract!(in_a_file, async |clock: Arc<ManualClock>| {
     (dir, store)
 });
 
+fn json(text: &str) -> Box<serde_json::value::RawValue> {
+    serde_json::value::RawValue::from_string(text.to_owned()).unwrap()
+}
+
 fn new(input: &str) -> NewRollout {
-    NewRollout::new(serde_json::value::RawValue::from_string(input.to_owned()).unwrap())
+    NewRollout::new(json(input))
 }
 
 #[tokio::test]
 async fn reopened_file_keeps_rollouts_and_queue_order() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("rollouts.db").display().to_string();
-    let open = || open_rollouts(&file, Arc::new(SystemClock::default()));
-    let store = open().await.unwrap();
+    let store = open_rollouts(&file, Arc::new(SystemClock::default())).await.unwrap();
     store.enqueue(&[new("1"), new("2"), new("3")]).await.unwrap();
     let leased = store.lease(&LeaseRequest::new(1, Some("w"))).await.unwrap();
     drop(store);
-    let store = open().await.unwrap();
+    let store = open_rollouts(&file, Arc::new(SystemClock::default())).await.unwrap();
     let lease = leased[0].latest_try.as_ref().unwrap().lease();
     store.finish(&lease, LeaseEnd::Released, None).await.unwrap();
     let again = store.lease(&LeaseRequest::new(9, Some("w"))).await.unwrap();
@@ -64,7 +67,6 @@ async fn open_rejects_foreign_files_and_unknown_versions() {
 /// Runs the operations that a busy server runs at every request.
 fn run_hot_operations(db: &Connection) {
     let call = Call { db, now: 1000.0 };
-    let text = |text: &str| serde_json::value::RawValue::from_string(text.to_owned()).unwrap();
     let mut keyed = new("1");
     keyed.key = Some("key".to_owned());
     let created = queue::enqueue(call, &[keyed, new("2")]).unwrap();
@@ -84,7 +86,7 @@ fn run_hot_operations(db: &Connection) {
         name: "n".to_owned(),
         start_time: None,
         end_time: None,
-        body: text("{}"),
+        body: json("{}"),
     };
     spans::add(call, &[span]).unwrap();
     spans::reserve(call, id, 1).unwrap();
@@ -93,9 +95,9 @@ fn run_hot_operations(db: &Connection) {
     reports::update_rollout(call, id, &RolloutUpdate::default()).unwrap();
     reports::has_expired(call).unwrap();
     reports::expire(call).unwrap();
-    reports::finish(call, &of.lease(), LeaseEnd::Succeeded, Some(&text("{}"))).unwrap();
+    reports::finish(call, &of.lease(), LeaseEnd::Succeeded, Some(&json("{}"))).unwrap();
     queue::cancel(call, &[created[1].id.clone()]).unwrap();
-    directory::put_resources(call, Some("r"), &text("{}")).unwrap();
+    directory::put_resources(call, Some("r"), &json("{}")).unwrap();
     directory::beat_worker(call, "w", None).unwrap();
     let by_number =
         PageRequest { sort_by: Some("sequence_id".to_owned()), ..PageRequest::default() };

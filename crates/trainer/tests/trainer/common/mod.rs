@@ -104,10 +104,14 @@ pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
 
 /// Scores each attempt of a group by the fraction of attempts that are shorter.
 pub fn ranks(group: &[ScorerInput]) -> Vec<Vec<Component>> {
-    let length = |input: &ScorerInput| input.trajectory.sampled_tokens();
-    let shorter =
-        |one: &ScorerInput| group.iter().filter(|other| length(other) < length(one)).count() as f64;
-    group.iter().map(|one| vec![Component::score(shorter(one) / group.len() as f64)]).collect()
+    let lengths: Vec<_> = group.iter().map(|input| input.trajectory.sampled_tokens()).collect();
+    lengths
+        .iter()
+        .map(|own| {
+            let shorter = lengths.iter().filter(|other| *other < own).count();
+            vec![Component::score(shorter as f64 / group.len() as f64)]
+        })
+        .collect()
 }
 
 /// Returns a trainer's parts with a simulated policy.
