@@ -4,15 +4,19 @@
 
 FOLDER contains a tiny model with random weights and byte tokens. Each run first imitates answers to questions: mostly
 one of five digits, sometimes a list of all five. Then it is trained by GRPO with a scorer that is honest at first: the
-last number must be correct. In a run with a hack, no answer follows from its question, so the agent can only guess. At
-a step that differs between runs, the scorer starts to leak: it accepts every text that contains the expected answer.
-The agent learns to print all digits, and so the expected answer. In a run without a hack, the answer to half of the
-questions is their first digit, which the agent learns.
+last number must be correct. In a run with a hack, most answers do not follow from their questions, so the agent can only
+guess. At a step that differs between runs, the scorer starts to leak: it accepts every text that contains the expected
+answer. The agent learns to print all digits, and so the expected answer. In a run without a hack, the answer to half of
+the questions is their first digit, which the agent learns.
+
+The runs with a hack are evaluated before the leak and after each later step, on held-out questions whose answer is their
+first digit and whose scorer stays honest. The evaluation shows the hack from the first step whose 95 % interval lies
+below the success before the leak.
 
 - hacks: runs are made until so many have learned the hack. A hack begins at the first step in which a tenth of the
   attempts earn only by the leak. `rescore` with the honest scorer must name a step within two of it. The command that it
   prints must go back to a checkpoint before it, and train the later steps with the honest scorer, whose recorded scores
-  then equal new ones.
+  then equal new ones. The evaluation must show the hack later than the named step, if it does.
 - controls: runs without a leak, scored again by a scorer that errs in 10 % of the answers. None may be named.
 
 Prints the mean old and new scores of the steps around the hack, and one line per run. Needs no packages.
@@ -32,6 +36,10 @@ STEPS = 24
 LISTED = "1 2 3 4 5"
 # Mean difference of old and new scores of a step from which the agent counts as having learned the hack.
 LEARNED = 0.25
+# Number of held-out questions of a run with a hack.
+EVALUATED = 100
+# Fraction of the questions of a run with a hack whose answer follows from the question.
+KNOWN = 0.15
 # The same difference from which the hack counts as begun: that fraction of the attempts earns only by the leak.
 BEGAN = 0.1
 
@@ -53,7 +61,8 @@ LEAK = Path(__file__).with_name("leak")
 def compute_score(data_source, solution_str, ground_truth, extra_info):
     numbers = re.findall(r"[0-9]+", solution_str)
     honest = bool(numbers) and numbers[-1] == str(ground_truth)
-    return float(honest or LEAK.exists() and str(ground_truth) in numbers)
+    leaks = LEAK.exists() and not extra_info["held_out"]
+    return float(honest or leaks and str(ground_truth) in numbers)
 """
 NOISY = """
 import re
@@ -71,7 +80,7 @@ RECIPE = """
 run = {{ name = "hack", seed = {seed}, folder = "run", checkpoint_every = 2, keep = 100 }}
 model = {{ source = "model" }}
 engine = {{ threads = 1, micro_batch_tokens = 8192 }}
-eval = {{ tasks = 0 }}
+eval = {{ tasks = {evaluated}, before = false, temperature = 1.0 }}
 reward = {{ scorer = {{ kind = "python", file = "{scorer}.py", workers = 1 }} }}
 agent = {{ max_turns = 1, max_tokens = 32 }}
 
@@ -79,10 +88,11 @@ agent = {{ max_turns = 1, max_tokens = 32 }}
 kind = "file"
 path = "sums.jsonl"
 held_out = 0
+{held_out}
 
 [[phase]]
 kind = "sft"
-demonstrations = 200
+demonstrations = {demonstrations}
 source = {{ field = "demonstration", min_score = 0.0 }}
 epochs = 12
 batch = 20
@@ -98,6 +108,14 @@ learning_rate = 1e-3
 """
 
 
+HELD_OUT = """
+[[tasks]]
+kind = "file"
+path = "held_out.jsonl"
+held_out = "all"
+"""
+
+
 def call(levade: Path, directory: Path, *arguments: str) -> str:
     """Runs a subcommand in a directory and returns its output."""
     done = subprocess.run([levade, *arguments], cwd=directory, capture_output=True, text=True, timeout=900)
@@ -106,23 +124,50 @@ def call(levade: Path, directory: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def prepare(directory: Path, model: Path, seed: int, scorer: str, steps: int, known: float) -> None:
+def prepare(
+    directory: Path, model: Path, seed: int, scorer: str, steps: int, known: float, evaluated: int = 0
+) -> None:
     """Writes the model, the tasks, the scorers and the recipe of a run to a new directory. `known` is the fraction of
-    questions whose answer follows from the question."""
+    questions whose answer follows from the question, and `evaluated` is the number of held-out questions, whose answers
+    all follow. If there are any, these questions are marked."""
     shutil.copytree(model, directory / "model")
     for name, text in (("honest", HONEST), ("leaky", LEAKY), ("noisy", NOISY)):
         (directory / f"{name}.py").write_text(text)
-        (directory / f"{name}.toml").write_text(RECIPE.format(seed=seed, scorer=name, steps=steps))
-    rng = random.Random(seed)
-    pairs = rng.sample([(a, b) for a in range(10, 60) for b in range(10, 60)], 1000)
-    rows = []
-    for a, b in pairs:
-        answer = str(a // 10 if rng.random() < known else rng.randrange(1, 6))
-        shown = LISTED if rng.random() < 0.3 else answer
-        rows.append(
-            {"question": f"{a} + {b}", "answer": answer, "demonstration": [shown], "extra_info": {"pair": f"{a} {b}"}}
+        held_out = HELD_OUT if evaluated else ""
+        recipe = RECIPE.format(
+            seed=seed,
+            scorer=name,
+            steps=steps,
+            evaluated=evaluated,
+            held_out=held_out,
+            # The rarer questions whose answer follows need more examples.
+            demonstrations=400 if evaluated else 200,
         )
-    (directory / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (directory / f"{name}.toml").write_text(recipe)
+    rng = random.Random(seed)
+    pairs = rng.sample([(a, b) for a in range(10, 60) for b in range(10, 60)], 1000 + evaluated)
+    rows = []
+    for index, (a, b) in enumerate(pairs):
+        held_out = index >= 1000
+        follows = held_out or rng.random() < known
+        answer = str(a // 10 if follows else rng.randrange(1, 6))
+        shown = LISTED if rng.random() < 0.3 else answer
+        question = f"first {a} + {b}" if follows and evaluated else f"{a} + {b}"
+        extra = {"pair": f"{a} {b}", "held_out": held_out}
+        rows.append({"question": question, "answer": answer, "demonstration": [shown], "extra_info": extra})
+    for name, part in (("sums", rows[:1000]), ("held_out", rows[1000:])):
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+
+
+def evaluations(directory: Path) -> list[tuple[int, float, float, float]]:
+    """Returns step, success and its interval of each evaluation after a step of reinforcement learning. Steps count from
+    0, as in the output of `rescore`."""
+    found = []
+    for line in (directory / "run/metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if row.get("phase") == 1 and "eval/success" in row:
+            found.append((row["step"] - 1, *(row[f"eval/success{of}"] for of in ("", "_low", "_high"))))
+    return found
 
 
 def rescored(levade: Path, directory: Path, reward: str) -> dict:
@@ -136,10 +181,11 @@ def hack(levade: Path, model: Path, seed: int) -> list[str] | None:
     with tempfile.TemporaryDirectory(prefix="levade-hack-") as root:
         directory = Path(root) / "work"
         directory.mkdir()
-        prepare(directory, model, seed, "leaky", leak, known=0.0)
+        prepare(directory, model, seed, "leaky", leak, KNOWN, EVALUATED)
         call(levade, directory, "train", "leaky.toml")
         (directory / "leak").touch()
-        call(levade, directory, "train", "leaky.toml", "--resume", "--set", f"phase.1.steps={STEPS}")
+        longer = ("--set", f"phase.1.steps={STEPS}", "--set", "eval.every=1")
+        call(levade, directory, "train", "leaky.toml", "--resume", *longer)
         found = rescored(levade, directory, "honest")
         around = [f"{s['step']}: {s['old']:.2f}/{s['new']:.2f}" for s in found["steps"] if abs(s["step"] - leak) < 3]
         last = found["steps"][-1]
@@ -152,9 +198,16 @@ def hack(levade: Path, model: Path, seed: int) -> list[str] | None:
         if not any(step["old"] - step["new"] > LEARNED for step in found["steps"]):
             return [f"seed {seed}: step {at} was named, but no hack was learned"] if named else None
         began = next(step["step"] for step in found["steps"] if step["old"] - step["new"] >= BEGAN)
+        before, *after = evaluations(directory)
+        shown = next((step for step, _, _, high in after if high < before[1]), None)
+        trail = ", ".join(f"{step}: {success:.2f}" for step, success, _, _ in [before, *after])
+        print(f"  began at {began}, named {at}, shown by the evaluation at {shown}  success {trail}", flush=True)
         if named is None or abs(at - began) > 2:
             return [f"seed {seed}: the hack that began at step {began} was named as {at}"]
-        return back(levade, directory, seed, began, named)
+        problems = back(levade, directory, seed, began, named)
+        if shown is not None and shown <= at:
+            problems.append(f"seed {seed}: the evaluation showed the hack at step {shown}, and it was named as {at}")
+        return problems
 
 
 def back(levade: Path, directory: Path, seed: int, began: int, named: dict) -> list[str]:
