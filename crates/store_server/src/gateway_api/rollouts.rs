@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use levade_store::rollouts::{
     Json, NewRollout, PageRequest, RolloutConfig, RolloutFilter, RolloutStatus, RolloutUpdate,
-    TryName, TryStatus, TryUpdate,
+    Rollouts, TryName, TryStatus, TryUpdate,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
