@@ -25,7 +25,7 @@ use crate::{Game, GameError, Seat, Start, read_options, shuffle};
 
 use role::{Role, Side};
 use rules::Rules;
-use state::Village;
+use state::WerewolfMatch;
 use texts::Texts;
 
 const NAME: &str = "werewolf";
@@ -57,9 +57,9 @@ impl Game for Werewolf {
             })
         };
         let seats = (0..players).map(seat).collect::<Result<_, GameError>>()?;
-        let village = Village::new(rules, seed, roles, texts)?;
-        let (village, events) = village.started()?;
-        Ok(Start { seats, events, state: Box::new(village) })
+        let state = WerewolfMatch::new(rules, seed, roles, texts)?;
+        let (state, events) = state.started()?;
+        Ok(Start { seats, events, state: Box::new(state) })
     }
 }
 

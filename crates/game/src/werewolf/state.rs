@@ -67,14 +67,14 @@ struct Position {
 
 /// A match: its position, and its next turn in the language of the players.
 #[derive(Debug, Clone)]
-pub(super) struct Village {
+pub(super) struct WerewolfMatch {
     texts: Texts,
     names: Vec<String>,
     position: Position,
     next: Next,
 }
 
-impl Village {
+impl WerewolfMatch {
     /// Creates a match before its first night.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ impl Village {
             speakers: Vec::new(),
             shooters: Vec::new(),
         };
-        Ok(Village { texts, names, position, next: Next::Over(Vec::new()) })
+        Ok(WerewolfMatch { texts, names, position, next: Next::Over(Vec::new()) })
     }
 
     /// Returns the match at its first turn, with the events before it.
@@ -125,7 +125,7 @@ impl Village {
 
     /// Returns the living player with a role that at most one player has, or `None` if no living
     /// player has it.
-    fn holder(&self, role: Role) -> Option<usize> {
+    fn living_with_role(&self, role: Role) -> Option<usize> {
         self.living().find(|seat| self.position.roles[*seat] == role)
     }
 
@@ -147,17 +147,17 @@ impl Village {
     }
 
     /// Returns the seat of the witch if she can heal the victim.
-    fn healer(&self) -> Option<usize> {
+    fn witch_who_can_heal(&self) -> Option<usize> {
         let Position { rules, victim, has_antidote, .. } = &self.position;
-        let witch = self.holder(Role::Witch)?;
+        let witch = self.living_with_role(Role::Witch)?;
         let can_heal = victim.is_some_and(|victim| victim != witch || rules.heals_self());
         (*has_antidote && can_heal).then_some(witch)
     }
 
     /// Returns the seat of the witch if she can poison a player.
-    fn poisoner(&self) -> Option<usize> {
+    fn witch_who_can_poison(&self) -> Option<usize> {
         let can_poison = self.position.has_poison && !self.position.healed;
-        self.holder(Role::Witch).filter(|_| can_poison)
+        self.living_with_role(Role::Witch).filter(|_| can_poison)
     }
 
     /// Advances to the next phase in which a player can act, or to the end of the match.
@@ -181,16 +181,18 @@ impl Village {
                     self.announce(events, "night_falls", &[("n", &self.position.day.to_string())])?;
                     Phase::Guard
                 }
-                Phase::Guard if self.holder(Role::Guard).is_none() => Phase::Discussion(0),
+                Phase::Guard if self.living_with_role(Role::Guard).is_none() => {
+                    Phase::Discussion(0)
+                }
                 Phase::Discussion(_)
                     if self.living_wolves().len() < 2
                         || self.position.rules.discussion_rounds == 0 =>
                 {
                     Phase::WolfVote
                 }
-                Phase::Heal if self.healer().is_none() => Phase::Poison,
-                Phase::Poison if self.poisoner().is_none() => Phase::Seer,
-                Phase::Seer if self.holder(Role::Seer).is_none() => Phase::Dawn,
+                Phase::Heal if self.witch_who_can_heal().is_none() => Phase::Poison,
+                Phase::Poison if self.witch_who_can_poison().is_none() => Phase::Seer,
+                Phase::Seer if self.living_with_role(Role::Seer).is_none() => Phase::Dawn,
                 Phase::Dawn => {
                     self.dawn(events)?;
                     Phase::LastWords
@@ -295,7 +297,7 @@ impl Village {
             Phase::Guard => {
                 let mut seats = self.living().filter(|seat| *protected_before != Some(*seat));
                 let choice = player_or_none(&mut seats)?;
-                if let Some(seat) = self.holder(Role::Guard) {
+                if let Some(seat) = self.living_with_role(Role::Guard) {
                     requests.push(request(seat, "guard", &[], choice.clone())?);
                 }
             }
@@ -314,7 +316,7 @@ impl Village {
                 }
             }
             Phase::Heal => {
-                if let Some((seat, victim)) = self.healer().zip(*victim) {
+                if let Some((seat, victim)) = self.witch_who_can_heal().zip(*victim) {
                     requests.push(request(
                         seat,
                         "heal",
@@ -324,7 +326,7 @@ impl Village {
                 }
             }
             Phase::Poison => {
-                if let Some(seat) = self.poisoner() {
+                if let Some(seat) = self.witch_who_can_poison() {
                     requests.push(request(
                         seat,
                         "poison",
@@ -334,7 +336,7 @@ impl Village {
                 }
             }
             Phase::Seer => {
-                if let Some(seat) = self.holder(Role::Seer) {
+                if let Some(seat) = self.living_with_role(Role::Seer) {
                     let legal: Vec<Value> =
                         other_players(seat).map(|other| json!(self.names[other])).collect();
                     let default = Move::choice(legal.first().cloned().unwrap_or_default());
@@ -394,7 +396,7 @@ impl Village {
     }
 
     /// Returns the player that a choice names, or `None` if it names no player.
-    fn named(&self, played: &Move) -> Option<usize> {
+    fn chosen_player(&self, played: &Move) -> Option<usize> {
         self.names.iter().position(|name| played.choice == name.as_str())
     }
 
@@ -421,7 +423,7 @@ impl Village {
     fn play(&mut self, moves: &[(usize, &Move)]) -> Result<Vec<Event>, GameError> {
         let mut events = Vec::new();
         let votes: Vec<Option<usize>> =
-            moves.iter().map(|(_, played)| self.named(played)).collect();
+            moves.iter().map(|(_, played)| self.chosen_player(played)).collect();
         let (Some((seat, played)), Some(chosen)) = (moves.first(), votes.first()) else {
             return Ok(events);
         };
@@ -553,7 +555,7 @@ impl Village {
     }
 }
 
-impl State for Village {
+impl State for WerewolfMatch {
     fn next(&self) -> Next {
         self.next.clone()
     }
@@ -581,7 +583,8 @@ impl State for Village {
             let message = format!("it does not have {} players", rules.players);
             return Err(GameError::Position { game: NAME.to_owned(), message });
         }
-        let mut restored = Village { position, ..Village::new(rules, seed, roles, texts)? };
+        let mut restored =
+            WerewolfMatch { position, ..WerewolfMatch::new(rules, seed, roles, texts)? };
         restored.next = restored.turn()?;
         *self = restored;
         Ok(())
