@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Context as _;
 use levade_policy::process_time::{Stopwatch, sleep};
 use levade_policy::random_hex;
-use levade_run::cluster_learner::order::{self, Order};
+use levade_run::cluster_learner::order::{self, LaunchOrder};
 use levade_run::cluster_learner::{SUBDIR, torchrun};
 use levade_run::{Host, display, unusable};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -42,13 +42,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const STOP_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Next action of this process: to follow an order, or to exit.
-enum Next {
-    Follow(Order),
+enum JoinAction {
+    Follow(LaunchOrder),
     Exit(JoinOutcome),
 }
 
 /// Files through which the run sends orders to its machines.
-struct Run {
+struct OrderFiles {
     dir: PathBuf,
     /// End time of an earlier run in this directory, if this run resumes it. Until the run starts
     /// again, its files contain no order for this process.
@@ -59,14 +59,14 @@ struct Run {
     name: String,
 }
 
-impl Run {
+impl OrderFiles {
     /// Opens the run in the directory `root`, and takes the part of machine `node` for this
     /// process.
     fn claim(root: &Path, node: u32) -> io::Result<Self> {
         let dir = root.join(SUBDIR);
         let name = random_hex(32);
         order::take(&dir, node, &name)?;
-        Ok(Run { before: order::finished_at(&dir), dir, node, name })
+        Ok(OrderFiles { before: order::finished_at(&dir), dir, node, name })
     }
 
     /// Returns whether another process has taken this machine's part: a launcher has started a
@@ -80,9 +80,9 @@ impl Run {
     }
 
     /// Returns the newest order, if any.
-    fn order(&self) -> io::Result<Option<Order>> {
+    fn order(&self) -> io::Result<Option<LaunchOrder>> {
         let is_old = self.before.is_some() && order::finished_at(&self.dir) == self.before;
-        if is_old { Ok(None) } else { Order::read(&self.dir) }
+        if is_old { Ok(None) } else { LaunchOrder::read(&self.dir) }
     }
 }
 
@@ -106,18 +106,18 @@ pub async fn join(
         ));
     }
     let root = std::path::absolute(&part.run)?;
-    let run = Run::claim(&root, part.node)
+    let files = OrderFiles::claim(&root, part.node)
         .with_context(|| format!("cannot write into {}", root.display()))?;
     let log = torchrun::log_of(&root, part.node);
-    let mut last: Option<Order> = None;
+    let mut last: Option<LaunchOrder> = None;
     loop {
-        let next = tokio::select! {
-            next = next(&run, last.as_ref(), part) => next?,
+        let action = tokio::select! {
+            action = next_action(&files, last.as_ref(), part) => action?,
             Some(()) = stops.recv() => return Ok(JoinOutcome::Stopped),
         };
-        let order = match next {
-            Next::Exit(outcome) => return Ok(outcome),
-            Next::Follow(order) => order,
+        let order = match action {
+            JoinAction::Exit(outcome) => return Ok(outcome),
+            JoinAction::Follow(order) => order,
         };
         let report = |text: &str| {
             host.setup("node", format!("{} of start {}: {text}", part.node, order.start));
@@ -134,9 +134,9 @@ pub async fn join(
             tokio::select! {
                 how = processes.describe_end() => {
                     report(&format!("processes ended: {how}"));
-                    order::leave(&run.dir, &order.start, part.node, &how)?;
+                    order::leave(&files.dir, &order.start, part.node, &how)?;
                 }
-                () = superseded(&run, &order) => {}
+                () = superseded(&files, &order) => {}
                 _ = sleep(STOP_TIMEOUT), if stopping => {}
                 Some(()) = stops.recv() => if !stopping {
                     stopping = true;
@@ -149,40 +149,45 @@ pub async fn join(
         }
         processes.stop().await;
         if stopping {
-            return Ok(if run.is_over() { JoinOutcome::Finished } else { JoinOutcome::Stopped });
+            return Ok(if files.is_over() { JoinOutcome::Finished } else { JoinOutcome::Stopped });
         }
         last = Some(order);
     }
 }
 
 /// Waits for an order that differs from the last one, or for a reason to leave.
-async fn next(run: &Run, last: Option<&Order>, part: &Part) -> anyhow::Result<Next> {
+async fn next_action(
+    files: &OrderFiles,
+    last: Option<&LaunchOrder>,
+    part: &Part,
+) -> anyhow::Result<JoinAction> {
     let timeout = match last {
         Some(order) => Duration::from_secs_f64(order.start_timeout_seconds),
         None => part.wait,
     };
     let mut watch = Stopwatch::start();
     loop {
-        if run.is_over() {
-            return Ok(Next::Exit(JoinOutcome::Finished));
+        if files.is_over() {
+            return Ok(JoinAction::Exit(JoinOutcome::Finished));
         }
-        if run.is_taken() {
-            return Ok(Next::Exit(JoinOutcome::Replaced));
+        if files.is_taken() {
+            return Ok(JoinAction::Exit(JoinOutcome::Replaced));
         }
-        if let Some(order) = run.order()?.filter(|order| last.is_none_or(|last| *last != *order)) {
+        if let Some(order) = files.order()?.filter(|order| last.is_none_or(|last| *last != *order))
+        {
             if part.node >= order.nodes {
                 return Err(unusable(format!(
                     "--node {} is out of range: the group has {} machines, numbered from 0",
                     part.node, order.nodes
                 )));
             }
-            return Ok(Next::Follow(order));
+            return Ok(JoinAction::Follow(order));
         }
         if watch.elapsed() > timeout {
             anyhow::bail!(
                 "waited {timeout:?} for the run to start its learner (in {}); check that `levade \
                  train` is running with the same directory",
-                run.dir.display()
+                files.dir.display()
             );
         }
         sleep(POLL_INTERVAL).await;
@@ -191,11 +196,11 @@ async fn next(run: &Run, last: Option<&Order>, part: &Part) -> anyhow::Result<Ne
 
 /// Waits until there is another order, the run has ended, or another process has taken this
 /// machine's part.
-async fn superseded(run: &Run, order: &Order) {
+async fn superseded(files: &OrderFiles, order: &LaunchOrder) {
     loop {
         sleep(POLL_INTERVAL).await;
-        let newest = run.order().ok().flatten();
-        if run.is_over() || run.is_taken() || newest.is_some_and(|newest| newest != *order) {
+        let newest = files.order().ok().flatten();
+        if files.is_over() || files.is_taken() || newest.is_some_and(|newest| newest != *order) {
             return;
         }
     }
@@ -205,11 +210,11 @@ async fn superseded(run: &Run, order: &Order) {
 mod tests {
     use super::*;
 
-    fn order(start: &str) -> Order {
+    fn order(start: &str) -> LaunchOrder {
         let command = vec!["true".into()];
         let variables = Vec::new();
         let environment = Vec::new();
-        Order {
+        LaunchOrder {
             start: start.into(),
             command,
             variables,
@@ -228,15 +233,15 @@ mod tests {
         order::end(&dir).unwrap();
         // These files belong to a run that stopped and now resumes: neither its end nor its order
         // counts.
-        let run = Run::claim(root.path(), 1).unwrap();
-        assert!(!run.is_over() && run.order().unwrap().is_none());
+        let files = OrderFiles::claim(root.path(), 1).unwrap();
+        assert!(!files.is_over() && files.order().unwrap().is_none());
         order::clear(&dir).unwrap();
-        assert!(!run.is_over() && run.order().unwrap().is_none());
+        assert!(!files.is_over() && files.order().unwrap().is_none());
         order("second").write(&dir).unwrap();
-        assert_eq!(run.order().unwrap().unwrap().start, "second");
+        assert_eq!(files.order().unwrap().unwrap().start, "second");
         std::thread::sleep(Duration::from_millis(20));
         order::end(&dir).unwrap();
-        assert!(run.is_over());
+        assert!(files.is_over());
     }
 
     #[test]
@@ -245,19 +250,19 @@ mod tests {
         let dir = root.path().join(SUBDIR);
         std::fs::create_dir_all(&dir).unwrap();
         order::end(&dir).unwrap();
-        let run = Run::claim(root.path(), 1).unwrap();
+        let files = OrderFiles::claim(root.path(), 1).unwrap();
         std::thread::sleep(Duration::from_millis(20));
         order::end(&dir).unwrap();
-        assert!(run.is_over());
+        assert!(files.is_over());
     }
 
     #[test]
     fn latest_process_takes_part_of_machine() {
         let root = tempfile::tempdir().unwrap();
-        let first = Run::claim(root.path(), 1).unwrap();
-        let other = Run::claim(root.path(), 2).unwrap();
+        let first = OrderFiles::claim(root.path(), 1).unwrap();
+        let other = OrderFiles::claim(root.path(), 2).unwrap();
         assert!(!first.is_taken());
-        let second = Run::claim(root.path(), 1).unwrap();
+        let second = OrderFiles::claim(root.path(), 1).unwrap();
         assert!(first.is_taken() && !second.is_taken() && !other.is_taken());
     }
 }

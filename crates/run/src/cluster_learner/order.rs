@@ -21,7 +21,7 @@ const NODE: &str = "{node}";
 /// Order to start a learner once: the command and environment that its nodes run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Order {
+pub struct LaunchOrder {
     /// Random name of the start.
     pub start: String,
     /// Command of a node. `{node}` stands for the node's rank.
@@ -37,9 +37,9 @@ pub struct Order {
     pub start_timeout_seconds: f64,
 }
 
-impl Order {
+impl LaunchOrder {
     /// Returns the command of a node.
-    pub fn of_node(&self, node: u32) -> Vec<String> {
+    pub fn command_for(&self, node: u32) -> Vec<String> {
         self.command
             .iter()
             .map(|word| if word == NODE { node.to_string() } else { word.clone() })
@@ -101,7 +101,7 @@ pub fn leave(dir: &Path, start: &str, node: u32, how: &str) -> io::Result<()> {
 }
 
 /// Returns how the processes of another node exited, or `None` if all are running.
-pub fn exited_node(dir: &Path, order: &Order) -> Option<String> {
+pub fn exited_node(dir: &Path, order: &LaunchOrder) -> Option<String> {
     (1..order.nodes).find_map(|node| {
         let how = std::fs::read_to_string(exit_file(dir, &order.start, node)).ok()?;
         Some(format!("on machine {node}: {how}"))
@@ -143,18 +143,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("learner");
         clear(&dir).unwrap();
-        assert_eq!(Order::read(&dir).unwrap(), None);
-        let order = Order {
+        assert_eq!(LaunchOrder::read(&dir).unwrap(), None);
+        let order = LaunchOrder {
             start: "a".into(),
-            command: vec!["torchrun".into(), "--node-rank".into(), Order::node(), "{node}s".into()],
+            command: vec![
+                "torchrun".into(),
+                "--node-rank".into(),
+                LaunchOrder::node(),
+                "{node}s".into(),
+            ],
             variables: vec![("OMP_NUM_THREADS".into(), "1".into())],
             environment: Vec::new(),
             nodes: 3,
             start_timeout_seconds: 60.0,
         };
         order.write(&dir).unwrap();
-        assert_eq!(Order::read(&dir).unwrap(), Some(order.clone()));
-        assert_eq!(order.of_node(2), ["torchrun", "--node-rank", "2", "{node}s"]);
+        assert_eq!(LaunchOrder::read(&dir).unwrap(), Some(order.clone()));
+        assert_eq!(order.command_for(2), ["torchrun", "--node-rank", "2", "{node}s"]);
         assert!(order.full_environment().contains(&("OMP_NUM_THREADS".into(), "1".into())));
         assert_eq!(exited_node(&dir, &order), None);
         leave(&dir, "earlier", 1, "exit code 1").unwrap();

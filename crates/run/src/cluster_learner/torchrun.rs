@@ -17,7 +17,7 @@ use levade_remote::Processes;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::order::{self, Order};
+use super::order::{self, LaunchOrder};
 use super::{Requirements, SUBDIR};
 use crate::{child, gpus};
 
@@ -66,7 +66,7 @@ pub async fn start(
         (None, 1) => "127.0.0.1".into(),
         (None, _) => rustix::system::uname().nodename().to_string_lossy().into_owned(),
     };
-    let order = Order {
+    let order = LaunchOrder {
         start: random_hex(6),
         command: command(
             keys,
@@ -112,15 +112,18 @@ pub async fn start(
 /// # Errors
 /// Returns an error if the processes cannot be started, or if the log cannot be written.
 pub async fn serve(
-    order: &Order,
+    order: &LaunchOrder,
     node: u32,
     root: &Path,
     (environment, log): (Vec<(String, String)>, &Path),
     supervisor: &Supervisor,
 ) -> anyhow::Result<Child> {
     let file = child::log(log).with_context(|| format!("cannot write {}", log.display()))?;
-    let launch =
-        Launch { dir: root.to_owned(), variables: environment, ..Launch::new(order.of_node(node)) };
+    let launch = Launch {
+        dir: root.to_owned(),
+        variables: environment,
+        ..Launch::new(order.command_for(node))
+    };
     let kept = supervisor.serve(&launch, file).await;
     kept.map_err(|why| anyhow::anyhow!("the processes of the learner cannot be started: {why}"))
 }
@@ -140,7 +143,7 @@ fn command(
     add("-m", &"torch.distributed.run");
     add("--nnodes", &keys.nodes);
     add("--nproc-per-node", &keys.processes_per_node());
-    add("--node-rank", &Order::node());
+    add("--node-rank", &LaunchOrder::node());
     add("--master-addr", &head);
     add("--master-port", &master);
     // The run restarts the whole learner from a checkpoint, so torchrun must not restart it.
@@ -214,7 +217,7 @@ async fn await_address(
 }
 
 /// Waits until the processes of another node exit. Returns how they exited.
-async fn await_node_exit(dir: &Path, order: &Order) -> String {
+async fn await_node_exit(dir: &Path, order: &LaunchOrder) -> String {
     loop {
         if let Some(how) = order::exited_node(dir, order) {
             return how;
