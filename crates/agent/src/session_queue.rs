@@ -71,7 +71,7 @@ struct State {
     /// Number of attempts that have waited so far.
     num_offers: u64,
     /// Waiting attempts in the order in which they were offered.
-    waiting: BTreeMap<u64, Offer>,
+    waiting: BTreeMap<u64, WaitingAttempt>,
     /// Started sessions by id.
     started: HashMap<String, StartedSession>,
     /// Number of sessions that were started.
@@ -81,7 +81,7 @@ struct State {
 }
 
 /// An attempt that waits for a client.
-struct Offer {
+struct WaitingAttempt {
     session: Arc<Session>,
     task: Value,
     started: oneshot::Sender<()>,
@@ -157,9 +157,13 @@ impl SessionQueue {
         let mut state = self.state();
         let number = state.num_offers;
         state.num_offers += 1;
-        let offer =
-            Offer { session: session.clone(), task, started: start_sender, ended: end_sender };
-        state.waiting.insert(number, offer);
+        let attempt = WaitingAttempt {
+            session: session.clone(),
+            task,
+            started: start_sender,
+            ended: end_sender,
+        };
+        state.waiting.insert(number, attempt);
         drop(state);
         self.offered.notify_waiters();
         QueuePosition { queue: self, gateway, session, number, started, ended }
@@ -169,11 +173,11 @@ impl SessionQueue {
     /// task are considered.
     fn take(&self, task_id: Option<&str>) -> Option<HostedSession> {
         let mut state = self.state();
-        let is_wanted = |offer: &Offer| {
-            task_id.is_none() || task_id == offer.task.get("id").and_then(Value::as_str)
+        let is_wanted = |attempt: &WaitingAttempt| {
+            task_id.is_none() || task_id == attempt.task.get("id").and_then(Value::as_str)
         };
-        let number = *state.waiting.iter().find(|(_, offer)| is_wanted(offer))?.0;
-        let Offer { session, task, started, ended } = state.waiting.remove(&number)?;
+        let number = *state.waiting.iter().find(|(_, attempt)| is_wanted(attempt))?.0;
+        let WaitingAttempt { session, task, started, ended } = state.waiting.remove(&number)?;
         // The receiver exists: a dropped attempt is not in the queue.
         let _ = started.send(());
         let id = session.recorder().name().to_owned();

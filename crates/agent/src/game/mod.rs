@@ -19,7 +19,7 @@ mod options;
 mod player;
 mod probabilities;
 mod record;
-mod table;
+mod running_match;
 mod versus;
 mod workers;
 
@@ -46,7 +46,7 @@ use crate::{Agent, AgentLoop, Attempt, AttemptContext};
 
 use player::SeatPlayer;
 use record::MatchRecord;
-use table::Table;
+use running_match::RunningMatch;
 
 /// Agent loop that plays matches of one game.
 #[derive(Clone)]
@@ -71,7 +71,7 @@ impl AgentLoop for GameLoop {
 /// State of a match that the loop plays.
 struct Match<'a> {
     options: &'a GameOptions,
-    table: Table,
+    running: RunningMatch,
     players: Vec<SeatPlayer>,
     cast: Cast,
     record: MatchRecord,
@@ -101,7 +101,7 @@ impl GameLoop {
     /// agent plays a seat.
     pub async fn dry_start(&self, task: &Task) -> Result<Vec<Seat>, String> {
         let GameOptions { rules, options: keys, .. } = &*self.options;
-        let (_, seats, _) = Table::start(rules, keys, seed_of(task)?).await?;
+        let (_, seats, _) = RunningMatch::start(rules, keys, seed_of(task)?).await?;
         seats.iter().try_for_each(|seat| self.options.agent_for(seat).map(|_| ()))?;
         Ok(seats)
     }
@@ -155,7 +155,8 @@ impl GameLoop {
     async fn open(&self, context: &AttemptContext) -> Result<Match<'_>, String> {
         let options = &*self.options;
         let seed = seed_of(&context.task)?;
-        let (table, seats, events) = Table::start(&options.rules, &options.options, seed).await?;
+        let (running, seats, events) =
+            RunningMatch::start(&options.rules, &options.options, seed).await?;
         let parties = PartyBuilder::new(context, Caller::ToolLoop)?;
         let mut players = Vec::with_capacity(seats.len());
         let mut cast = Vec::with_capacity(seats.len());
@@ -187,8 +188,8 @@ impl GameLoop {
         }
         let mut opened = Match {
             options,
-            record: MatchRecord::new(options.rules.name(), seed, seats, &table),
-            table,
+            record: MatchRecord::new(options.rules.name(), seed, seats, &running),
+            running,
             players,
             // Every seat has its own limit of tokens.
             cast: Cast::new(cast, context.recorder(usize::MAX)),
@@ -213,7 +214,7 @@ impl Match<'_> {
     /// Returns a message that names the seat if a call fails, or the game if its rules fail.
     async fn play(&mut self) -> Result<Vec<SeatOutcome>, String> {
         loop {
-            let requests = match self.table.next() {
+            let requests = match self.running.next() {
                 Next::Over(outcomes) => return Ok(outcomes),
                 Next::Requests(requests) => requests,
             };
@@ -235,9 +236,9 @@ impl Match<'_> {
                 ));
             }
             self.waiting = format!("the rules of {}", options.rules.name());
-            let events = self.table.apply(&moves).await?;
+            let events = self.running.apply(&moves).await?;
             self.deliver(&events);
-            self.record.add(moves, self.table.save());
+            self.record.add(moves, self.running.save());
         }
     }
 

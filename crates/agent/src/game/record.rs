@@ -7,7 +7,7 @@ use levade_tree::Outcome;
 use serde_json::{Value, json};
 
 use super::player::SeatPlayer;
-use super::table::Table;
+use super::running_match::RunningMatch;
 use crate::merge_outcome::clamp_finite;
 
 /// Returns the numbers of moves, of completions without a legal move, and of default moves of each
@@ -35,8 +35,8 @@ pub(super) struct MatchRecord {
 
 impl MatchRecord {
     /// Creates the record of a match that has started.
-    pub fn new(game: &str, seed: u64, seats: Vec<Seat>, table: &Table) -> Self {
-        let positions = vec![table.save()];
+    pub fn new(game: &str, seed: u64, seats: Vec<Seat>, running: &RunningMatch) -> Self {
+        let positions = vec![running.save()];
         MatchRecord { game: game.to_owned(), seed, seats, moves: Vec::new(), positions }
     }
 
@@ -170,7 +170,7 @@ mod tests {
             SeatPlayer::new("default@1".to_owned(), seat, (&agent, &agent.players[0]), &options)
         };
         let players: Vec<SeatPlayer> = start.seats.iter().map(player).collect();
-        let record = MatchRecord::new("kuhn", 1, start.seats, &Table::BuiltIn(start.state));
+        let record = MatchRecord::new("kuhn", 1, start.seats, &RunningMatch::BuiltIn(start.state));
         let outcomes = |transitions: &[(u32, f64)]| {
             [0, 1].map(|seat| SeatOutcome {
                 seat,

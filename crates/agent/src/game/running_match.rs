@@ -9,12 +9,12 @@ use super::options::Rules;
 use super::workers::{GameWorkers, Response};
 
 /// Position of a match: of built-in rules, or of a worker.
-pub(super) enum Table {
+pub(super) enum RunningMatch {
     BuiltIn(Box<dyn State>),
     Worker { workers: Arc<GameWorkers>, position: Value, next: Next },
 }
 
-impl Table {
+impl RunningMatch {
     /// Starts a match. Returns it with its seats and the first events.
     ///
     /// # Errors
@@ -28,7 +28,7 @@ impl Table {
             Rules::BuiltIn(game) => {
                 let Start { seats, events, state } =
                     game.start(options, seed).map_err(|error| error.to_string())?;
-                Ok((Table::BuiltIn(state), seats, events))
+                Ok((RunningMatch::BuiltIn(state), seats, events))
             }
             Rules::Workers(workers) => {
                 let body = json!({"start": {"options": options, "seed": seed}});
@@ -40,8 +40,8 @@ impl Table {
                     ));
                 }
                 let workers = Arc::clone(workers);
-                let table = Table::Worker { workers, position: state, next: next.into() };
-                Ok((table, seats, events))
+                let running = RunningMatch::Worker { workers, position: state, next: next.into() };
+                Ok((running, seats, events))
             }
         }
     }
@@ -49,8 +49,8 @@ impl Table {
     /// Returns the next turn.
     pub fn next(&self) -> Next {
         match self {
-            Table::BuiltIn(state) => state.next(),
-            Table::Worker { next, .. } => next.clone(),
+            RunningMatch::BuiltIn(state) => state.next(),
+            RunningMatch::Worker { next, .. } => next.clone(),
         }
     }
 
@@ -60,8 +60,8 @@ impl Table {
     /// Returns a message if the rules reject a move, or if the worker fails.
     pub async fn apply(&mut self, moves: &[(usize, Move)]) -> Result<Vec<Event>, String> {
         match self {
-            Table::BuiltIn(state) => state.apply(moves).map_err(|error| error.to_string()),
-            Table::Worker { workers, position, next } => {
+            RunningMatch::BuiltIn(state) => state.apply(moves).map_err(|error| error.to_string()),
+            RunningMatch::Worker { workers, position, next } => {
                 let body = json!({"state": position, "apply": moves});
                 let response = workers.request(body).await?;
                 *position = response.state;
@@ -74,8 +74,8 @@ impl Table {
     /// Returns the complete position.
     pub fn save(&self) -> Value {
         match self {
-            Table::BuiltIn(state) => state.save(),
-            Table::Worker { position, .. } => position.clone(),
+            RunningMatch::BuiltIn(state) => state.save(),
+            RunningMatch::Worker { position, .. } => position.clone(),
         }
     }
 }
