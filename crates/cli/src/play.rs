@@ -75,13 +75,14 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let seat = seat.ok_or_else(|| {
         unusable(format!("--seat is {number}, but the game has the seats 1 to {seats}"))
     })?;
-    let table = Table { seat, seed: args.seed, input: io::stdin().lock(), output: io::stdout() };
-    table.play(start)?;
+    let terminal =
+        TerminalMatch { seat, seed: args.seed, input: io::stdin().lock(), output: io::stdout() };
+    terminal.play(start)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// A match in which the user on the terminal plays one seat.
-struct Table<R, W> {
+struct TerminalMatch<R, W> {
     seat: usize,
     /// Seed of the game and of the random moves of the remaining seats.
     seed: u64,
@@ -89,7 +90,7 @@ struct Table<R, W> {
     output: W,
 }
 
-impl<R: BufRead, W: Write> Table<R, W> {
+impl<R: BufRead, W: Write> TerminalMatch<R, W> {
     /// Plays the match to its end, and prints the result of every seat.
     ///
     /// # Errors
@@ -197,8 +198,9 @@ mod tests {
     fn play(game: &str, seat: usize, input: &str) -> anyhow::Result<String> {
         let start = levade_game::find(game).unwrap().start(&Value::Null, 1).unwrap();
         let mut output = Vec::new();
-        let table = Table { seat, seed: 1, input: input.as_bytes(), output: &mut output };
-        table.play(start).map(|()| String::from_utf8(output).unwrap())
+        let terminal =
+            TerminalMatch { seat, seed: 1, input: input.as_bytes(), output: &mut output };
+        terminal.play(start).map(|()| String::from_utf8(output).unwrap())
     }
 
     #[test]

@@ -23,17 +23,17 @@ const MARGIN: f64 = 24.0;
 
 /// Formats a graph.
 pub fn svg(graph: &Graph) -> String {
-    let mut drawing = Drawing { graph, shapes: String::new(), edges: String::new(), bottom: 0.0 };
+    let mut writer = SvgWriter { graph, shapes: String::new(), edges: String::new(), bottom: 0.0 };
     let roots: Vec<usize> = graph.children(None).collect();
-    let width = drawing.row_width(&roots).max(WIDTH);
+    let width = writer.row_width(&roots).max(WIDTH);
     let legend = if graph.agents.len() > 1 { 26.0 } else { 0.0 };
-    drawing.draw_legend(legend);
+    writer.draw_legend(legend);
     let top = MARGIN + legend;
     let height = attempt_height(&graph.attempt);
-    drawing.draw_attempt(&graph.attempt, top, height);
-    drawing.draw_row(&roots, MARGIN, top + height + GAP_Y, (MARGIN + WIDTH / 2.0, top + height));
-    let (width, height) = (width + 2.0 * MARGIN, drawing.bottom.max(top + height) + MARGIN);
-    let Drawing { shapes, edges, .. } = drawing;
+    writer.draw_attempt(&graph.attempt, top, height);
+    writer.draw_row(&roots, MARGIN, top + height + GAP_Y, (MARGIN + WIDTH / 2.0, top + height));
+    let (width, height) = (width + 2.0 * MARGIN, writer.bottom.max(top + height) + MARGIN);
+    let SvgWriter { shapes, edges, .. } = writer;
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
          viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"Helvetica, Arial, sans-serif\" \
@@ -44,7 +44,7 @@ pub fn svg(graph: &Graph) -> String {
 }
 
 /// An SVG under construction. Edges lie below the cards.
-struct Drawing<'a> {
+struct SvgWriter<'a> {
     graph: &'a Graph,
     shapes: String,
     edges: String,
@@ -52,7 +52,7 @@ struct Drawing<'a> {
     bottom: f64,
 }
 
-impl Drawing<'_> {
+impl SvgWriter<'_> {
     /// Returns the width of a call with its tool calls and all calls below.
     fn width(&self, call: usize) -> f64 {
         let tools = self.graph.calls[call].tools.len().max(1) as f64;
