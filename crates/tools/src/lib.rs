@@ -67,7 +67,6 @@ mod mcp;
 mod middleware;
 mod nested;
 mod observation;
-mod offer;
 mod output;
 mod permit;
 mod python;
@@ -78,6 +77,7 @@ mod set;
 mod sub_agent;
 #[cfg(test)]
 mod testing;
+mod tool_list;
 mod truncation;
 mod usage;
 mod web;

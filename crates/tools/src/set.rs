@@ -21,7 +21,7 @@ use tracing::{debug, trace};
 use super::descriptions::ToolDescriptions;
 use super::lease::acquire_leases;
 use super::observation::{Observation, ObservationKind};
-use super::offer::{NAME_SEPARATOR, Offer, Offers};
+use super::tool_list::{NAME_SEPARATOR, ToolList, ToolLists};
 use super::usage::{Meter, Usage};
 use super::{HelperSlot, Permit, ResultTruncation, Session, ToolContext, ToolError, Toolbox};
 use crate::nested;
@@ -40,7 +40,7 @@ const MAX_NOTE_CHARS: usize = 20_000;
 #[derive(Clone)]
 pub struct ToolSet {
     boxes: Vec<Entry>,
-    offers: Offers,
+    lists: ToolLists,
 }
 
 /// A toolbox of a set.
@@ -63,7 +63,7 @@ impl fmt::Debug for ToolSet {
 impl Default for ToolSet {
     /// Creates a set without toolboxes.
     fn default() -> Self {
-        ToolSet { boxes: Vec::new(), offers: Offers::new(Some(Offer::default())) }
+        ToolSet { boxes: Vec::new(), lists: ToolLists::new(Some(ToolList::default())) }
     }
 }
 
@@ -95,12 +95,12 @@ impl ToolSet {
         }
         let fixed = boxes.iter().map(|(toolbox, _)| Some((toolbox.name(), toolbox.specs()?)));
         let fixed =
-            fixed.collect::<Option<Vec<_>>>().map(|fixed| Offer::new(&fixed)).transpose()?;
+            fixed.collect::<Option<Vec<_>>>().map(|fixed| ToolList::new(&fixed)).transpose()?;
         let entry = |(toolbox, deadline)| {
             let meter = Arc::default();
             Entry { toolbox, deadline, strict: false, meter }
         };
-        Ok(ToolSet { boxes: boxes.into_iter().map(entry).collect(), offers: Offers::new(fixed) })
+        Ok(ToolSet { boxes: boxes.into_iter().map(entry).collect(), lists: ToolLists::new(fixed) })
     }
 
     /// Marks the toolboxes for which `is_strict` returns true. If a strict toolbox does not work,
@@ -118,13 +118,13 @@ impl ToolSet {
     /// replace all earlier ones.
     #[must_use]
     pub fn with_descriptions(mut self, descriptions: &ToolDescriptions) -> Self {
-        self.offers.descriptions = Arc::new(descriptions.clone());
+        self.lists.descriptions = Arc::new(descriptions.clone());
         self
     }
 
     /// Returns the texts that the model reads in place of those of the toolboxes.
     pub fn descriptions(&self) -> &ToolDescriptions {
-        &self.offers.descriptions
+        &self.lists.descriptions
     }
 
     /// Returns slots for the agents that the toolboxes call.
@@ -141,7 +141,7 @@ impl ToolSet {
     /// toolboxes. If a toolbox knows its tools only after opening, the set must have been
     /// [found](Self::find) or opened before; otherwise the list is empty.
     pub fn specs(&self, task: &Task) -> Vec<ToolSpec> {
-        self.offers.offer_for(task).map(|offer| offer.specs.clone()).unwrap_or_default()
+        self.lists.list_for(task).map(|list| list.specs.clone()).unwrap_or_default()
     }
 
     /// Returns the usage of each toolbox by name. It covers all clones of the set since the start
@@ -160,10 +160,10 @@ impl ToolSet {
         for Entry { toolbox, .. } in &self.boxes {
             toolbox.check_ready().await?;
         }
-        if self.offers.offer_for(&attempt.task).is_none() {
+        if self.lists.list_for(&attempt.task).is_none() {
             self.open(attempt).await?.close().await?;
         }
-        self.offers.check(&attempt.task)
+        self.lists.check(&attempt.task)
     }
 
     /// Sets the tools of each toolbox, by its name, from an earlier listing, so that no toolbox is
@@ -174,7 +174,7 @@ impl ToolSet {
     pub fn assume(&self, found: &[(String, Vec<ToolSpec>)]) -> Result<(), ToolError> {
         let found: Vec<(&str, Vec<ToolSpec>)> =
             found.iter().map(|(name, specs)| (name.as_str(), specs.clone())).collect();
-        self.offers.assume(Offer::new(&found)?);
+        self.lists.assume(ToolList::new(&found)?);
         Ok(())
     }
 
@@ -223,12 +223,12 @@ impl ToolSet {
                 lease,
             });
         }
-        open.offer = self.offers.freeze(&attempt.task, || {
+        open.list = self.lists.freeze(&attempt.task, || {
             let specs = open.sessions.iter().map(|open| (open.name.as_str(), open.session.specs()));
-            Offer::new(&specs.collect::<Vec<_>>())
+            ToolList::new(&specs.collect::<Vec<_>>())
         })?;
         for (at, open_box) in open.sessions.iter_mut().enumerate() {
-            open_box.tools = open.offer.toolbox_tools(at);
+            open_box.tools = open.list.toolbox_tools(at);
         }
         open.is_selected = attempt.task.tool_selection().is_some();
         Ok(())
@@ -240,7 +240,7 @@ impl ToolSet {
 #[derive(Default)]
 pub struct OpenTools {
     sessions: Vec<OpenBox>,
-    offer: Arc<Offer>,
+    list: Arc<ToolList>,
     /// Whether the task selects its tools, so that no other tool can be called.
     is_selected: bool,
     counts: CallCounts,
@@ -273,7 +273,7 @@ impl fmt::Debug for OpenTools {
 impl OpenTools {
     /// Returns the tools that the prompt lists. They are fixed when the set is opened.
     pub fn specs(&self) -> &[ToolSpec] {
-        &self.offer.specs
+        &self.list.specs
     }
 
     /// Returns the texts that sessions append to the last message of the prompt, or `None` if there
@@ -379,7 +379,7 @@ impl OpenTools {
             .iter()
             .flat_map(|open| open.appeared.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>())
             .collect();
-        taken.extend(self.offer.specs.iter().map(|spec| spec.name.clone()));
+        taken.extend(self.list.specs.iter().map(|spec| spec.name.clone()));
         for (at, OpenBox { name, session, tools, appeared, .. }) in
             self.sessions.iter_mut().enumerate()
         {
@@ -388,7 +388,7 @@ impl OpenTools {
             let now = session.specs();
             for spec in &now {
                 let is_known = appeared.iter().any(|(_, own)| *own == spec.name);
-                if is_known || self.offer.name_of(at, &spec.name).is_some() {
+                if is_known || self.list.name_of(at, &spec.name).is_some() {
                     continue;
                 }
                 let is_free = !taken.contains(&spec.name);
@@ -402,11 +402,11 @@ impl OpenTools {
             }
             let called = |spec: &ToolSpec| {
                 let name = self
-                    .offer
+                    .list
                     .name_of(at, &spec.name)
                     .or_else(|| Some(&appeared.iter().find(|(_, own)| *own == spec.name)?.0[..]))
                     .unwrap_or(&spec.name);
-                self.offer.describe(ToolSpec { name: name.to_owned(), ..spec.clone() })
+                self.list.describe(ToolSpec { name: name.to_owned(), ..spec.clone() })
             };
             let all = |specs: &[ToolSpec]| specs.iter().map(called).collect::<Vec<_>>();
             if let Some(note) = describe_changes(&all(tools), &all(&now)) {
@@ -419,7 +419,7 @@ impl OpenTools {
     /// Returns the session that a call addresses, and the tool's own name there. Tools of the
     /// prompt take precedence over tools that were announced later.
     fn find<'a>(&'a self, call: &'a ToolCall) -> Option<(&'a OpenBox, &'a str)> {
-        if let Some((at, tool)) = self.offer.find(&call.name) {
+        if let Some((at, tool)) = self.list.find(&call.name) {
             return Some((self.sessions.get(at)?, tool));
         }
         let known = || self.sessions.iter().filter(|_| !self.is_selected);

@@ -15,7 +15,7 @@ pub(super) const NAME_SEPARATOR: &str = "__";
 
 /// Tools of an agent, as the prompt lists them.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Offer {
+pub(super) struct ToolList {
     /// Descriptions for the prompt, ordered by toolbox.
     pub specs: Vec<ToolSpec>,
     /// For each tool, the index of its toolbox and the tool's own name.
@@ -24,7 +24,7 @@ pub(super) struct Offer {
     descriptions: Arc<ToolDescriptions>,
 }
 
-impl Offer {
+impl ToolList {
     /// Creates the list from the tools of each toolbox. A name that tools of several toolboxes
     /// share gets the toolbox's name as prefix.
     ///
@@ -50,7 +50,7 @@ impl Offer {
                 origins.push((at, spec.name.clone()));
             }
         }
-        Ok(Offer { specs, origins, descriptions: Arc::default() })
+        Ok(ToolList { specs, origins, descriptions: Arc::default() })
     }
 
     /// Returns a tool, under the name by which the model calls it, as the list describes it.
@@ -83,7 +83,7 @@ impl Offer {
 /// The lists shown to attempts. The list for a task is fixed from its first attempt on. Clones share
 /// the lists.
 #[derive(Debug, Clone)]
-pub(super) struct Offers {
+pub(super) struct ToolLists {
     lists: Lists,
     /// Texts that replace those of the toolboxes in every list.
     pub descriptions: Arc<ToolDescriptions>,
@@ -93,30 +93,30 @@ pub(super) struct Offers {
 #[derive(Debug, Clone)]
 enum Lists {
     /// All tools are known in advance and are the same for every task.
-    Fixed(Arc<Offer>),
+    Fixed(Arc<ToolList>),
     /// Tools become known when a session is opened.
-    Found(Arc<Mutex<DiscoveredOffers>>),
+    Found(Arc<Mutex<DiscoveredLists>>),
 }
 
 /// Lists that were found by opening sessions.
 #[derive(Debug, Default)]
-struct DiscoveredOffers {
+struct DiscoveredLists {
     /// List of the first task that was attempted. It is used for tasks that have not been attempted
     /// yet.
-    first: Option<Arc<Offer>>,
+    first: Option<Arc<ToolList>>,
     /// Lists by task id.
-    by_task: HashMap<String, Arc<Offer>>,
+    by_task: HashMap<String, Arc<ToolList>>,
 }
 
-impl Offers {
+impl ToolLists {
     /// Creates the lists of tools that are known in advance (`fixed`), or that become known when a
     /// session is opened.
-    pub fn new(fixed: Option<Offer>) -> Self {
+    pub fn new(fixed: Option<ToolList>) -> Self {
         let lists = match fixed {
-            Some(offer) => Lists::Fixed(Arc::new(offer)),
+            Some(list) => Lists::Fixed(Arc::new(list)),
             None => Lists::Found(Arc::default()),
         };
-        Offers { lists, descriptions: Arc::default() }
+        ToolLists { lists, descriptions: Arc::default() }
     }
 
     /// Returns the list for a task. If the task has no list yet, the current tools (`now`) become
@@ -127,36 +127,36 @@ impl Offers {
     pub fn freeze(
         &self,
         task: &Task,
-        now: impl FnOnce() -> Result<Offer, ToolError>,
-    ) -> Result<Arc<Offer>, ToolError> {
+        now: impl FnOnce() -> Result<ToolList, ToolError>,
+    ) -> Result<Arc<ToolList>, ToolError> {
         let found = match &self.lists {
-            Lists::Fixed(offer) => return Ok(self.shown(offer, task)),
+            Lists::Fixed(list) => return Ok(self.shown(list, task)),
             Lists::Found(found) => found,
         };
         let now = now()?;
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-        let DiscoveredOffers { first, by_task } = &mut *found;
+        let DiscoveredLists { first, by_task } = &mut *found;
         let first = first.get_or_insert_with(|| Arc::new(now.clone()));
         // Most toolboxes offer the same tools for every task, so that list is stored once.
-        let offer = by_task
+        let list = by_task
             .entry(task.id.clone())
             .or_insert_with(|| if **first == now { first.clone() } else { Arc::new(now) })
             .clone();
-        Ok(self.shown(&offer, task))
+        Ok(self.shown(&list, task))
     }
 
     /// Returns the list for a task. If the task has none, returns the first list of any task, or
     /// `None` if there is none.
-    pub fn offer_for(&self, task: &Task) -> Option<Arc<Offer>> {
-        self.full_offer(task).map(|offer| self.shown(&offer, task))
+    pub fn list_for(&self, task: &Task) -> Option<Arc<ToolList>> {
+        self.full_list(task).map(|list| self.shown(&list, task))
     }
 
     /// Sets the list for tasks that have not been attempted, unless an attempt has already found
     /// one.
-    pub fn assume(&self, offer: Offer) {
+    pub fn assume(&self, list: ToolList) {
         if let Lists::Found(found) = &self.lists {
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-            found.first.get_or_insert_with(|| Arc::new(offer));
+            found.first.get_or_insert_with(|| Arc::new(list));
         }
     }
 
@@ -166,19 +166,19 @@ impl Offers {
     /// Returns [`ToolError::UnknownSelection`] or [`ToolError::UnknownDescription`] with the first
     /// unknown tool.
     pub fn check(&self, task: &Task) -> Result<(), ToolError> {
-        let Some(offer) = self.full_offer(task) else { return Ok(()) };
-        descriptions::check(&self.descriptions, &offer.specs)?;
+        let Some(list) = self.full_list(task) else { return Ok(()) };
+        descriptions::check(&self.descriptions, &list.specs)?;
         let Some(selection) = task.tool_selection() else { return Ok(()) };
         let knows = |name: &&str| {
-            let own = offer.origins.iter().any(|(_, own)| own == name);
-            own || offer.specs.iter().any(|spec| spec.name == **name)
+            let own = list.origins.iter().any(|(_, own)| own == name);
+            own || list.specs.iter().any(|spec| spec.name == **name)
         };
         match selection.iter().find(|name| !knows(name)) {
             None => Ok(()),
             Some(name) => Err(ToolError::UnknownSelection {
                 task: task.id.clone(),
                 name: (*name).to_owned(),
-                known: offer
+                known: list
                     .specs
                     .iter()
                     .map(|spec| spec.name.as_str())
@@ -190,22 +190,22 @@ impl Offers {
 
     /// Returns the part of a list that a task selects, with the texts that replace those of the
     /// toolboxes.
-    fn shown(&self, offer: &Arc<Offer>, task: &Task) -> Arc<Offer> {
-        let selected = selected_tools(offer, task);
+    fn shown(&self, list: &Arc<ToolList>, task: &Task) -> Arc<ToolList> {
+        let selected = selected_tools(list, task);
         if self.descriptions.is_empty() {
             return selected;
         }
         let mut shown =
-            Offer { descriptions: self.descriptions.clone(), ..Offer::clone(&selected) };
+            ToolList { descriptions: self.descriptions.clone(), ..ToolList::clone(&selected) };
         shown.specs = selected.specs.iter().cloned().map(|spec| shown.describe(spec)).collect();
         Arc::new(shown)
     }
 
     /// Returns the list for a task, ignoring the tool selection of the task, with the texts of the
     /// toolboxes.
-    fn full_offer(&self, task: &Task) -> Option<Arc<Offer>> {
+    fn full_list(&self, task: &Task) -> Option<Arc<ToolList>> {
         match &self.lists {
-            Lists::Fixed(offer) => Some(offer.clone()),
+            Lists::Fixed(list) => Some(list.clone()),
             Lists::Found(found) => {
                 let found = found.lock().unwrap_or_else(PoisonError::into_inner);
                 found.by_task.get(&task.id).or(found.first.as_ref()).cloned()
@@ -216,13 +216,13 @@ impl Offers {
 
 /// Returns the part of a list that a task selects, by the names in the prompt or by the toolboxes'
 /// own names. Tasks without a selection share the list.
-fn selected_tools(offer: &Arc<Offer>, task: &Task) -> Arc<Offer> {
-    let Some(selection) = task.tool_selection() else { return offer.clone() };
-    let all = offer.specs.iter().zip(&offer.origins);
+fn selected_tools(list: &Arc<ToolList>, task: &Task) -> Arc<ToolList> {
+    let Some(selection) = task.tool_selection() else { return list.clone() };
+    let all = list.specs.iter().zip(&list.origins);
     let kept = all
         .filter(|(spec, (_, own))| selection.iter().any(|name| *name == spec.name || name == own));
     let (specs, origins) = kept.map(|(spec, origin)| (spec.clone(), origin.clone())).unzip();
-    Arc::new(Offer { specs, origins, descriptions: Arc::default() })
+    Arc::new(ToolList { specs, origins, descriptions: Arc::default() })
 }
 
 #[cfg(test)]
@@ -242,20 +242,20 @@ mod tests {
             .collect()
     }
 
-    fn names(offer: &Offer) -> Vec<&str> {
-        offer.specs.iter().map(|spec| spec.name.as_str()).collect()
+    fn names(list: &ToolList) -> Vec<&str> {
+        list.specs.iter().map(|spec| spec.name.as_str()).collect()
     }
 
     #[test]
     fn clashing_names_get_toolbox_prefix() {
         let boxes =
             [("web", specs(&["search", "open"])), ("wiki", specs(&["search"])), ("x", specs(&[]))];
-        let offer = Offer::new(&boxes).unwrap();
-        assert_eq!(names(&offer), ["web__search", "open", "wiki__search"]);
-        assert_eq!(offer.find("wiki__search"), Some((1, "search")));
-        assert_eq!(offer.name_of(1, "search"), Some("wiki__search"));
-        assert_eq!((offer.name_of(0, "open"), offer.name_of(1, "open")), (Some("open"), None));
-        assert_eq!((offer.find("open"), offer.find("search")), (Some((0, "open")), None));
+        let list = ToolList::new(&boxes).unwrap();
+        assert_eq!(names(&list), ["web__search", "open", "wiki__search"]);
+        assert_eq!(list.find("wiki__search"), Some((1, "search")));
+        assert_eq!(list.name_of(1, "search"), Some("wiki__search"));
+        assert_eq!((list.name_of(0, "open"), list.name_of(1, "open")), (Some("open"), None));
+        assert_eq!((list.find("open"), list.find("search")), (Some((0, "open")), None));
         assert_eq!(clashing_name(&[("web", specs(&["open", "open"]))]), "open");
         assert_eq!(
             clashing_name(&[
@@ -268,7 +268,7 @@ mod tests {
     }
 
     fn clashing_name(boxes: &[(&str, Vec<ToolSpec>)]) -> String {
-        match Offer::new(boxes) {
+        match ToolList::new(boxes) {
             Err(ToolError::SameName { name, .. }) => name,
             other => panic!("{other:?}"),
         }
@@ -285,11 +285,11 @@ mod tests {
     #[test]
     fn task_selection_filters_tools() {
         let boxes = [("web", specs(&["search", "open"])), ("wiki", specs(&["search"]))];
-        let full_offer = || Offer::new(&boxes);
-        let fixed = Offers::new(Some(full_offer().unwrap()));
-        let found = Offers::new(None);
-        found.freeze(&task("first", json!({})), full_offer).unwrap();
-        for offers in [fixed, found] {
+        let full_list = || ToolList::new(&boxes);
+        let fixed = ToolLists::new(Some(full_list().unwrap()));
+        let found = ToolLists::new(None);
+        found.freeze(&task("first", json!({})), full_list).unwrap();
+        for lists in [fixed, found] {
             for (selection, want) in [
                 (json!(["open"]), vec!["open"]),
                 (json!(["search"]), vec!["web__search", "wiki__search"]),
@@ -298,12 +298,12 @@ mod tests {
                 (json!(null), vec!["web__search", "open", "wiki__search"]),
             ] {
                 let task = task("a", json!({ "extra_info": { "tool_selection": selection } }));
-                assert_eq!(names(&offers.offer_for(&task).unwrap()), want);
-                assert_eq!(names(&offers.freeze(&task, full_offer).unwrap()), want);
-                offers.check(&task).unwrap();
+                assert_eq!(names(&lists.list_for(&task).unwrap()), want);
+                assert_eq!(names(&lists.freeze(&task, full_list).unwrap()), want);
+                lists.check(&task).unwrap();
             }
             let wrong = task("b", json!({ "extra_info": { "tool_selection": ["open", "close"] } }));
-            let error = offers.check(&wrong).unwrap_err().to_string();
+            let error = lists.check(&wrong).unwrap_err().to_string();
             assert!(
                 error.contains("task b selects the tool \"close\"")
                     && error.contains("wiki__search"),
@@ -314,17 +314,17 @@ mod tests {
 
     #[test]
     fn tool_list_of_task_is_frozen() {
-        let offers = Offers::new(None);
+        let lists = ToolLists::new(None);
         let of = |id| task(id, json!({}));
-        assert_eq!(offers.offer_for(&of("a")), None);
+        assert_eq!(lists.list_for(&of("a")), None);
         let freeze = |task, names: &[&str]| {
-            offers.freeze(&of(task), || Offer::new(&[("box", specs(names))])).unwrap()
+            lists.freeze(&of(task), || ToolList::new(&[("box", specs(names))])).unwrap()
         };
         let first = freeze("a", &["x"]);
         assert_eq!(names(&freeze("a", &["y"])), ["x"]);
-        assert_eq!(names(&offers.offer_for(&of("b")).unwrap()), ["x"]);
+        assert_eq!(names(&lists.list_for(&of("b")).unwrap()), ["x"]);
         assert_eq!(names(&freeze("b", &["y"])), ["y"]);
-        assert_eq!(names(&offers.offer_for(&of("b")).unwrap()), ["y"]);
+        assert_eq!(names(&lists.list_for(&of("b")).unwrap()), ["y"]);
         assert!(Arc::ptr_eq(&freeze("c", &["x"]), &first));
     }
 }
