@@ -235,17 +235,17 @@ impl External {
             guessed,
         )
         .await?;
-        let mut course = Course::new(servers.len());
+        let mut state = FailoverState::new(servers.len());
         let mut running = FuturesUnordered::new();
         loop {
-            if let Some(number) = course.next(servers, options.tries, waits.remaining()) {
-                course.request_count(number);
+            if let Some(number) = state.next(servers, options.tries, waits.remaining()) {
+                state.request_count(number);
                 let permit = permit.clone();
                 let mut waits = waits.clone();
                 let finish = &finish;
                 // The first request has waited for the limit before the time of any endpoint
                 // started.
-                let is_again = course.request_counts.iter().sum::<usize>() > 1;
+                let is_again = state.request_counts.iter().sum::<usize>() > 1;
                 let what = what.clone();
                 running.push(async move {
                     let request_future = async {
@@ -261,24 +261,24 @@ impl External {
                 break;
             }
             // The part of the remaining time after which the next endpoint is called too.
-            let num_untried = course.num_untried(servers);
+            let num_untried = state.num_untried(servers);
             let part = waits.remaining() / (num_untried as u32 + 1);
             tokio::select! {
                 Some((number, done)) = running.next() => match done {
                     Ok(done) => {
-                        course.served(servers, number);
+                        state.served(servers, number);
                         return Ok(done);
                     }
-                    Err(error) => course.failed(servers, number, error),
+                    Err(error) => state.failed(servers, number, error),
                 },
-                _ = sleep(part), if num_untried > 0 => course.slow(servers),
+                _ = sleep(part), if num_untried > 0 => state.slow(servers),
             }
         }
         // No tokens were sampled.
         if let Some(bucket) = &self.0.tokens {
             bucket.give_back(guessed as f64);
         }
-        Err(course.error(servers, options.deadline))
+        Err(state.error(servers, options.deadline))
     }
 
     /// Calls an endpoint, after the pause that it requested, if any. Returns when the first bytes
@@ -323,7 +323,7 @@ impl External {
 }
 
 /// State of one call that tries several endpoints.
-struct Course {
+struct FailoverState {
     /// Number of requests to each endpoint.
     request_counts: Vec<usize>,
     is_running: Vec<bool>,
@@ -332,10 +332,10 @@ struct Course {
     failures: Vec<Option<ExternalError>>,
 }
 
-impl Course {
+impl FailoverState {
     fn new(count: usize) -> Self {
         let failures = (0..count).map(|_| None).collect();
-        Course {
+        FailoverState {
             request_counts: vec![0; count],
             is_running: vec![false; count],
             is_slow: false,

@@ -84,7 +84,7 @@ pub use learner::{
 pub use mixture::Mixture;
 pub use publish::PublishingLearner;
 pub use push::{
-    BroadcastWeights, GroupBackend, GroupInfo, GroupSpec, Meeting, Rendezvous, SendReport,
+    BroadcastWeights, GroupBackend, GroupInfo, GroupSpec, Rendezvous, RendezvousInfo, SendReport,
     WeightBroadcast,
 };
 pub use router::{Choice, Health, PrefixOptions, ReplicaStatus, Router, RouterOptions};

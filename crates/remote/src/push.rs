@@ -67,7 +67,7 @@ pub struct GroupSpec {
 /// Information that a process needs to join a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Meeting {
+pub enum RendezvousInfo {
     /// Through a store.
     Store {
         /// Address of the learner's machine, as the server reaches it.
@@ -85,8 +85,9 @@ pub enum Meeting {
 /// An open group: how to join it, and the tensors in the order in which they will be sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupInfo {
-    /// How the processes meet.
-    pub meeting: Meeting,
+    /// How the processes join.
+    #[serde(rename = "meeting")]
+    pub rendezvous: RendezvousInfo,
     /// Names of the tensors, as in weight files.
     pub names: Vec<String>,
     /// Types of the tensors, as PyTorch names them; one per name.
@@ -252,8 +253,8 @@ mod tests {
     #[async_trait]
     impl BroadcastWeights for Mute {
         async fn open_group(&self, opening: &GroupSpec) -> Result<GroupInfo, PolicyError> {
-            let meeting = Meeting::Store { address: opening.peer.clone(), port: 1 };
-            Ok(GroupInfo { meeting, names: Vec::new(), dtypes: Vec::new(), shapes: Vec::new() })
+            let rendezvous = RendezvousInfo::Store { address: opening.peer.clone(), port: 1 };
+            Ok(GroupInfo { rendezvous, names: Vec::new(), dtypes: Vec::new(), shapes: Vec::new() })
         }
 
         async fn send_to(&self, group: &str) -> Result<SendReport, PolicyError> {
@@ -282,16 +283,16 @@ mod tests {
     }
 
     #[test]
-    fn meeting_round_trips_through_json() {
-        for (text, meeting) in [
+    fn rendezvous_info_round_trips_through_json() {
+        for (text, rendezvous) in [
             (
                 r#"{"address":"10.0.0.7","port":29500}"#,
-                Meeting::Store { address: "10.0.0.7".into(), port: 29500 },
+                RendezvousInfo::Store { address: "10.0.0.7".into(), port: 29500 },
             ),
-            (r#"{"unique_id":"AA=="}"#, Meeting::UniqueId { unique_id: "AA==".into() }),
+            (r#"{"unique_id":"AA=="}"#, RendezvousInfo::UniqueId { unique_id: "AA==".into() }),
         ] {
-            assert_eq!(serde_json::from_str::<Meeting>(text).unwrap(), meeting);
-            assert_eq!(serde_json::to_string(&meeting).unwrap(), text);
+            assert_eq!(serde_json::from_str::<RendezvousInfo>(text).unwrap(), rendezvous);
+            assert_eq!(serde_json::to_string(&rendezvous).unwrap(), text);
         }
     }
 }

@@ -231,8 +231,8 @@ async fn each_retry_counts_toward_request_limit() {
     assert!((15.0..=20.0).contains(&wait.as_secs_f64()), "{wait:?}");
 }
 
-/// Creates servers that do not exist, and a course in which each was called once.
-fn course_over(names: &[&str]) -> (Vec<Server>, Course) {
+/// Creates servers that do not exist, and a state in which each was called once.
+fn called_servers(names: &[&str]) -> (Vec<Server>, FailoverState) {
     let servers = names
         .iter()
         .map(|name| {
@@ -241,14 +241,14 @@ fn course_over(names: &[&str]) -> (Vec<Server>, Course) {
             Server::new(&endpoint, |_| Err(std::env::VarError::NotPresent)).unwrap()
         })
         .collect::<Vec<_>>();
-    let mut course = Course::new(names.len());
-    (0..names.len()).for_each(|number| course.request_count(number));
-    (servers, course)
+    let mut state = FailoverState::new(names.len());
+    (0..names.len()).for_each(|number| state.request_count(number));
+    (servers, state)
 }
 
 #[tokio::test]
 async fn failure_avoids_endpoint_only_if_at_fault() {
-    let (servers, _) = course_over(&["a"]);
+    let (servers, _) = called_servers(&["a"]);
     let endpoint = || servers[0].name.clone();
     for (error, is_paused, is_avoided) in [
         // The endpoint has set its pause already.
@@ -278,9 +278,9 @@ async fn failure_avoids_endpoint_only_if_at_fault() {
         (deadline_error(endpoint()), false, true),
         (ExternalError::Protocol { endpoint: endpoint(), why: message() }, false, true),
     ] {
-        let (servers, mut course) = course_over(&["a"]);
+        let (servers, mut state) = called_servers(&["a"]);
         let what = error.to_string();
-        course.failed(&servers, 0, error);
+        state.failed(&servers, 0, error);
         let (rests_for, has_failed, _) = servers[0].rank();
         assert_eq!((!rests_for.is_zero(), has_failed), (is_paused, is_avoided), "{what}");
     }
@@ -296,14 +296,14 @@ fn deadline_error(endpoint: String) -> ExternalError {
 
 #[tokio::test]
 async fn error_names_uncalled_endpoint_and_its_pause() {
-    let (servers, mut course) = course_over(&["a", "b"]);
-    course.failed(
+    let (servers, mut state) = called_servers(&["a", "b"]);
+    state.failed(
         &servers,
         0,
         ExternalError::Protocol { endpoint: servers[0].name.clone(), why: "no choice".into() },
     );
     servers[1].note_rejection(Some(Duration::from_secs(90)));
-    let error = course.error(&servers, Duration::from_secs(7));
+    let error = state.error(&servers, Duration::from_secs(7));
     assert_eq!(error.failures().len(), 2);
     let text = error.to_string();
     assert!(
@@ -314,16 +314,16 @@ async fn error_names_uncalled_endpoint_and_its_pause() {
 
 #[tokio::test]
 async fn pause_of_uncalled_endpoint_is_reported_with_its_cause() {
-    let (servers, mut course) = course_over(&["a"]);
+    let (servers, mut state) = called_servers(&["a"]);
     let endpoint = servers[0].name.clone();
-    course.failed(&servers, 0, ExternalError::Connect { endpoint, why: "refused".into() });
+    state.failed(&servers, 0, ExternalError::Connect { endpoint, why: "refused".into() });
     // A wait is no cause, so the earlier failure stays the cause.
     let waited = Duration::from_secs(1);
     let what = servers[0].pause_text();
     assert!(what.contains("to end, after a failure: cannot connect to http://a"), "{what}");
-    course.failed(&servers, 0, ExternalError::Deadline { endpoint: "x".into(), waited, what });
+    state.failed(&servers, 0, ExternalError::Deadline { endpoint: "x".into(), waited, what });
     // Another call finds the endpoint in its pause.
-    let text = Course::new(1).error(&servers, Duration::from_secs(7)).to_string();
+    let text = FailoverState::new(1).error(&servers, Duration::from_secs(7)).to_string();
     assert!(text.contains("called again, in"), "{text}");
     assert_eq!(text.matches("after a failure").count(), 1, "{text}");
     assert!(text.contains("cannot connect to http://a") && text.contains("refused"), "{text}");

@@ -17,7 +17,7 @@ use super::dialect::{
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
 use super::receive::{JoinedGroup, ReceiveSpec, ReceiveWeights, SendFuture, receive_weights};
-use crate::push::{GroupBackend, Meeting, Rendezvous, SendReport};
+use crate::push::{GroupBackend, Rendezvous, RendezvousInfo, SendReport};
 
 /// API of SGLang. With `adapters`, requests name the adapter in addition to the model.
 pub(super) struct Sglang {
@@ -359,7 +359,7 @@ impl ReceiveWeights for Sglang {
         within: Duration,
     ) -> Result<(), PolicyError> {
         let JoinedGroup { opening, opened } = joint;
-        let Meeting::Store { address, port } = &opened.meeting else {
+        let RendezvousInfo::Store { address, port } = &opened.rendezvous else {
             return Err(http.rejection("it joins groups only over a store"));
         };
         let call = json!({

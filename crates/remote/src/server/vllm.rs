@@ -22,7 +22,7 @@ use super::dialect::{
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
 use super::receive::{JoinedGroup, ReceiveSpec, ReceiveWeights, SendFuture, receive_weights};
-use crate::push::{GroupBackend, Meeting, Rendezvous, SendReport};
+use crate::push::{GroupBackend, Rendezvous, RendezvousInfo, SendReport};
 
 /// Route for sampling, which exists only with a server option.
 const GENERATE: &str = "/inference/v1/generate";
@@ -404,13 +404,13 @@ impl ReceiveWeights for Vllm {
     ) -> Result<(), PolicyError> {
         let JoinedGroup { opening, opened } = joint;
         let mut info = json!({ "rank_offset": 1, "world_size": opening.ranks });
-        match &opened.meeting {
-            Meeting::UniqueId { unique_id } => {
+        match &opened.rendezvous {
+            RendezvousInfo::UniqueId { unique_id } => {
                 info["nccl_unique_id_b64"] = json!(unique_id);
                 // Send one tensor after another.
                 info["packed"] = false.into();
             }
-            Meeting::Store { address, port } => {
+            RendezvousInfo::Store { address, port } => {
                 info["master_address"] = json!(address);
                 info["master_port"] = json!(port);
                 info["group_name"] = json!(opening.group);

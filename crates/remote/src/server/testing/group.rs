@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{Behavior, FakeState, Json, die, sleep};
-use crate::push::{BroadcastWeights, GroupInfo, GroupSpec, Meeting, SendReport};
+use crate::push::{BroadcastWeights, GroupInfo, GroupSpec, RendezvousInfo, SendReport};
 
 /// How a learner fails to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -46,9 +46,9 @@ impl BroadcastWeights for Sender {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         *self.open.lock().await = Some((listener, opening.clone()));
-        let meeting = Meeting::Store { address: "127.0.0.1".into(), port };
+        let rendezvous = RendezvousInfo::Store { address: "127.0.0.1".into(), port };
         Ok(GroupInfo {
-            meeting,
+            rendezvous,
             names: vec!["w".into()],
             dtypes: vec!["float32".into()],
             shapes: vec![vec![2]],
