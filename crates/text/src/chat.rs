@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::calls::{CallFormat, ParsedCompletion, RESPONSE, Syntax};
-use crate::completion_parser::{Finding, Part, Reader, Tags, collect_reasoning};
+use crate::completion_parser::{ParserEvent, Reader, SpanKind, Tags, collect_reasoning};
 use crate::describe::ToolPrompt;
 use crate::prepare::{CallMessageFormat, MessageFormat, Preparation, PreparedPrompt};
 use crate::protocol::ToolSupport;
@@ -381,7 +381,7 @@ impl Chat {
         completion: &str,
         in_reasoning: bool,
         tools: &[ToolSpec],
-    ) -> (Vec<Finding>, bool) {
+    ) -> (Vec<ParserEvent>, bool) {
         Reader::read(&self.tags, completion, in_reasoning, tools)
     }
 
@@ -393,7 +393,7 @@ impl Chat {
         in_reasoning: bool,
         tools: &[ToolSpec],
     ) -> ParsedCompletion {
-        let parsed = ParsedCompletion::from_findings(self.read(completion, in_reasoning, tools).0);
+        let parsed = ParsedCompletion::from_events(self.read(completion, in_reasoning, tools).0);
         let is_bare = self.bare_calls && parsed.calls.is_empty();
         is_bare.then(|| bare::find(&parsed.content, tools)).flatten().unwrap_or(parsed)
     }
@@ -413,9 +413,10 @@ impl Chat {
     pub fn why_no_call(&self, completion: &str, in_reasoning: bool, tools: &[ToolSpec]) -> String {
         let (found, unclosed) = self.read(completion, in_reasoning, tools);
         let sign = self.tags.syntax.syntax_tags().sign;
-        let hidden = found.iter().any(
-            |found| matches!(found, Finding::Text(Part::Reasoning, text) if text.contains(sign)),
-        ) || found.contains(&Finding::Late);
+        let hidden = found.iter().any(|found| match found {
+            ParserEvent::Text(SpanKind::Reasoning, text) => text.contains(sign),
+            found => *found == ParserEvent::Late,
+        });
         let parsed = self.parse(completion, in_reasoning, tools);
         match parsed.calls.first() {
             Some(Err(malformed)) => return malformed.to_string(),

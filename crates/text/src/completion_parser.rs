@@ -9,20 +9,20 @@
 //!   examined again.
 //! - **Reasoning contains neither content nor calls.** Unclosed reasoning extends to the end.
 
-mod unit;
+mod pending_call;
 
 use std::ops::Range;
 
 use crate::calls::{
-    Body, ContentStart, Json, MalformedCall, MalformedReason, Mark, Next, ParsedCall,
-    ParsedCompletion, Progress, Syntax, Table, TagInArgument, Trailer,
+    Body, ContentStart, Json, MalformedCall, MalformedReason, Next, ParsedCall, ParsedCompletion,
+    Progress, Syntax, Table, TagEffect, TagInArgument, Trailer,
 };
 use crate::reasoning_tags::ReasoningTagSet;
 use crate::{ToolCall, ToolSpec};
 
 /// Kind of a stretch of text in a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum SpanKind {
     /// Content for the client.
     Speech,
     /// Text between reasoning tags.
@@ -35,11 +35,11 @@ pub(crate) enum Part {
     CallTag,
 }
 
-/// One finding of the parser.
+/// An event of the parser.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Finding {
+pub(crate) enum ParserEvent {
     /// Text of one kind. Consecutive items of the same kind belong to one stretch.
-    Text(Part, String),
+    Text(SpanKind, String),
     /// A tool call. Its text has already been reported.
     Call(Result<ToolCall, MalformedCall>),
     /// The tag that was just reported closes reasoning that was never opened: all text before it
@@ -75,15 +75,15 @@ impl Stretches {
 
 impl ParsedCompletion {
     /// Collects the content and the calls of a complete completion.
-    pub(crate) fn from_findings(found: Vec<Finding>) -> Self {
+    pub(crate) fn from_events(found: Vec<ParserEvent>) -> Self {
         let mut content = Stretches::default();
         let mut calls = Vec::new();
         for found in found {
             match found {
-                Finding::Text(Part::Speech, text) => content.open.push_str(&text),
-                Finding::Text(..) => content.end(),
-                Finding::Call(call) => calls.push(call),
-                Finding::Late => (content, calls) = (Stretches::default(), Vec::new()),
+                ParserEvent::Text(SpanKind::Speech, text) => content.open.push_str(&text),
+                ParserEvent::Text(..) => content.end(),
+                ParserEvent::Call(call) => calls.push(call),
+                ParserEvent::Late => (content, calls) = (Stretches::default(), Vec::new()),
             }
         }
         for (index, call) in calls.iter_mut().enumerate() {
@@ -96,22 +96,22 @@ impl ParsedCompletion {
 }
 
 /// Returns the reasoning of a complete completion.
-pub(crate) fn collect_reasoning(found: &[Finding]) -> String {
+pub(crate) fn collect_reasoning(found: &[ParserEvent]) -> String {
     let mut reasoning = Stretches::default();
     let mut all = String::new();
     for found in found {
         match found {
-            Finding::Text(Part::ReasoningTag, _) => reasoning.end(),
-            Finding::Text(part, text) => {
+            ParserEvent::Text(SpanKind::ReasoningTag, _) => reasoning.end(),
+            ParserEvent::Text(part, text) => {
                 all.push_str(text);
-                if *part == Part::Reasoning {
+                if *part == SpanKind::Reasoning {
                     reasoning.open.push_str(text)
                 } else {
                     reasoning.end()
                 }
             }
-            Finding::Call(_) => {}
-            Finding::Late => {
+            ParserEvent::Call(_) => {}
+            ParserEvent::Late => {
                 reasoning = Stretches { text: String::new(), open: all.clone() };
                 reasoning.end();
             }
@@ -122,22 +122,22 @@ pub(crate) fn collect_reasoning(found: &[Finding]) -> String {
 
 /// Splits a written text, as opposed to a sampled one, into plain text and tags. A tag counts even
 /// if it does not produce a call.
-pub(crate) fn spans(tags: &Tags, text: &str, in_reasoning: bool) -> Vec<(Part, String)> {
+pub(crate) fn spans(tags: &Tags, text: &str, in_reasoning: bool) -> Vec<(SpanKind, String)> {
     let (found, _) = Reader::read(tags, text, in_reasoning, &[]);
     let mut spans = Vec::new();
     for found in found {
         match found {
-            Finding::Text(Part::Speech | Part::CallTag, text) => {
+            ParserEvent::Text(SpanKind::Speech | SpanKind::CallTag, text) => {
                 let mut at = 0;
                 while let Next::Tag(tag, _) = tags.written.next(&text, at, true) {
-                    spans.push((Part::Call, text[at..tag.start].to_owned()));
-                    spans.push((Part::CallTag, text[tag.clone()].to_owned()));
+                    spans.push((SpanKind::Call, text[at..tag.start].to_owned()));
+                    spans.push((SpanKind::CallTag, text[tag.clone()].to_owned()));
                     at = tag.end;
                 }
-                spans.push((Part::Call, text[at..].to_owned()));
+                spans.push((SpanKind::Call, text[at..].to_owned()));
             }
-            Finding::Text(part, text) => spans.push((part, text)),
-            Finding::Call(_) | Finding::Late => {}
+            ParserEvent::Text(part, text) => spans.push((part, text)),
+            ParserEvent::Call(_) | ParserEvent::Late => {}
         }
     }
     spans.retain(|(_, span)| !span.is_empty());
@@ -166,10 +166,10 @@ impl Tags {
         // A format that defines how reasoning is written handles the reasoning tags itself.
         let pairs =
             if syntax.syntax_tags().reasoning_tags.is_some() { &[] } else { reasoning.pairs() };
-        let opens = || pairs.iter().map(|tags| (tags.open.as_str(), Mark::ReasoningOpen));
-        let closes = || pairs.iter().map(|tags| (tags.close.as_str(), Mark::ReasoningClose));
+        let opens = || pairs.iter().map(|tags| (tags.open.as_str(), TagEffect::ReasoningOpen));
+        let closes = || pairs.iter().map(|tags| (tags.close.as_str(), TagEffect::ReasoningClose));
         let marks = || syntax.syntax_tags().marks.iter().copied();
-        let ends = syntax.syntax_tags().closes.iter().map(|&tag| (tag, Mark::Close));
+        let ends = syntax.syntax_tags().closes.iter().map(|&tag| (tag, TagEffect::Close));
         Tags {
             syntax,
             speech: Table::new(marks().chain(opens()).chain(closes())),
@@ -177,23 +177,25 @@ impl Tags {
                 closes().chain(syntax.syntax_tags().in_reasoning.iter().copied()),
             ),
             call: Table::new(ends.chain(marks()).chain(opens()).chain(closes())),
-            written: Table::new(syntax.syntax_tags().tags.iter().map(|&tag| (tag, Mark::Silent))),
+            written: Table::new(
+                syntax.syntax_tags().tags.iter().map(|&tag| (tag, TagEffect::Silent)),
+            ),
         }
     }
 }
 
 /// A call that is being parsed.
 #[derive(Debug, Clone)]
-struct Unit {
+struct PendingCall {
     body: Body,
     json: Json,
     /// End of the JSON, and end of the white space after it. `None` until the JSON is complete.
     ended: Option<(usize, usize)>,
     broken: bool,
     /// The tag that ends the body, once it is found.
-    tag: Option<(Range<usize>, Mark)>,
+    tag: Option<(Range<usize>, TagEffect)>,
     /// The first tag that ends the body, unless a later closing tag ends it.
-    doubtful: Option<(Range<usize>, Mark)>,
+    doubtful: Option<(Range<usize>, TagEffect)>,
     /// Offset up to which the text was searched for such a tag.
     searched: usize,
     /// Length of the call's text that was already reported, in bytes.
@@ -202,9 +204,9 @@ struct Unit {
     bare: bool,
 }
 
-impl Unit {
+impl PendingCall {
     fn new(bare: bool) -> Self {
-        Unit {
+        PendingCall {
             body: Body::More,
             json: Json::new(),
             ended: None,
@@ -236,7 +238,7 @@ enum State {
     #[default]
     Speech,
     Reasoning,
-    Call(Box<Unit>),
+    Call(Box<PendingCall>),
 }
 
 /// Incremental parser of a completion.
@@ -270,7 +272,7 @@ impl Reader {
         text: &str,
         in_reasoning: bool,
         tools: &[ToolSpec],
-    ) -> (Vec<Finding>, bool) {
+    ) -> (Vec<ParserEvent>, bool) {
         let mut reader = Reader::new(in_reasoning);
         let mut found = Vec::new();
         reader.push(tags, tools, text, &mut found);
@@ -284,24 +286,30 @@ impl Reader {
         tags: &Tags,
         tools: &[ToolSpec],
         text: &str,
-        found: &mut Vec<Finding>,
+        found: &mut Vec<ParserEvent>,
     ) {
         self.text.push_str(text);
         self.advance(tags, tools, false, found);
         // The text of a call is kept until the call ends.
-        let kept = if let State::Call(unit) = &self.state { unit.reported } else { 0 };
+        let kept = if let State::Call(pending) = &self.state { pending.reported } else { 0 };
         self.text.drain(..self.at - kept);
         self.at = kept;
     }
 
     /// Ends the completion, and parses the text that was held back.
-    pub(crate) fn finish(&mut self, tags: &Tags, tools: &[ToolSpec], found: &mut Vec<Finding>) {
+    pub(crate) fn finish(&mut self, tags: &Tags, tools: &[ToolSpec], found: &mut Vec<ParserEvent>) {
         self.advance(tags, tools, true, found);
         self.leave_gap(found);
         self.end_section(found);
     }
 
-    fn advance(&mut self, tags: &Tags, tools: &[ToolSpec], ended: bool, found: &mut Vec<Finding>) {
+    fn advance(
+        &mut self,
+        tags: &Tags,
+        tools: &[ToolSpec],
+        ended: bool,
+        found: &mut Vec<ParserEvent>,
+    ) {
         loop {
             let continues = match &mut self.state {
                 State::Speech => self.parse_content(tags, tools, ended, found),
@@ -315,9 +323,9 @@ impl Reader {
     }
 
     /// Reports the text up to `end` as `part`.
-    fn report_text(&mut self, part: Part, end: usize, found: &mut Vec<Finding>) {
+    fn report_text(&mut self, part: SpanKind, end: usize, found: &mut Vec<ParserEvent>) {
         if end > self.at {
-            found.push(Finding::Text(part, self.text[self.at..end].to_owned()));
+            found.push(ParserEvent::Text(part, self.text[self.at..end].to_owned()));
             self.at = end;
         }
     }
@@ -327,7 +335,7 @@ impl Reader {
         tags: &Tags,
         tools: &[ToolSpec],
         ended: bool,
-        found: &mut Vec<Finding>,
+        found: &mut Vec<ParserEvent>,
     ) -> bool {
         if !self.spoken && self.section.is_none() {
             let rest = &self.text[self.at..];
@@ -337,25 +345,25 @@ impl Reader {
             match content_start {
                 _ if start == self.text.len() => {}
                 ContentStart::More => {
-                    self.report_text(Part::Speech, start, found);
+                    self.report_text(SpanKind::Speech, start, found);
                     return false;
                 }
                 ContentStart::Call => {
-                    self.report_text(Part::Speech, start, found);
-                    self.state = State::Call(Box::new(Unit::new(true)));
+                    self.report_text(SpanKind::Speech, start, found);
+                    self.state = State::Call(Box::new(PendingCall::new(true)));
                     return true;
                 }
                 ContentStart::Silent(len) => {
-                    self.report_text(Part::Speech, start, found);
-                    self.report_text(Part::CallTag, start + len, found);
+                    self.report_text(SpanKind::Speech, start, found);
+                    self.report_text(SpanKind::CallTag, start + len, found);
                     return true;
                 }
                 ContentStart::Speech => {}
             }
         }
         let next = tags.speech.next(&self.text, self.at, ended);
-        let (tag, mark) = match next {
-            Next::Tag(tag, mark) => (tag, mark),
+        let (tag, effect) = match next {
+            Next::Tag(tag, effect) => (tag, effect),
             Next::Partial(at) => {
                 self.report_content(at, found);
                 return false;
@@ -366,53 +374,57 @@ impl Reader {
             }
         };
         let outside = self.section.is_none() && tags.syntax.syntax_tags().only_in_sections;
-        if (mark == Mark::Call && outside) || (mark == Mark::SectionEnd && self.section.is_none()) {
+        if (effect == TagEffect::Call && outside)
+            || (effect == TagEffect::SectionEnd && self.section.is_none())
+        {
             self.report_content(tag.end, found);
             return true;
         }
         self.report_content(tag.start, found);
         self.leave_gap(found);
-        match mark {
-            Mark::ReasoningOpen => {
-                self.report_text(Part::ReasoningTag, tag.end, found);
+        match effect {
+            TagEffect::ReasoningOpen => {
+                self.report_text(SpanKind::ReasoningTag, tag.end, found);
                 self.state = State::Reasoning;
             }
-            Mark::ReasoningClose => {
-                self.report_text(Part::ReasoningTag, tag.end, found);
-                found.push(Finding::Late);
+            TagEffect::ReasoningClose => {
+                self.report_text(SpanKind::ReasoningTag, tag.end, found);
+                found.push(ParserEvent::Late);
             }
-            Mark::Call => self.state = State::Call(Box::new(Unit::new(false))),
-            Mark::Section => {
+            TagEffect::Call => self.state = State::Call(Box::new(PendingCall::new(false))),
+            TagEffect::Section => {
                 self.end_section(found);
-                self.report_text(Part::CallTag, tag.end, found);
+                self.report_text(SpanKind::CallTag, tag.end, found);
                 self.section = Some((self.calls, String::new()));
             }
-            Mark::SectionEnd => {
-                self.report_text(Part::CallTag, tag.end, found);
+            TagEffect::SectionEnd => {
+                self.report_text(SpanKind::CallTag, tag.end, found);
                 self.end_section(found);
             }
-            Mark::Silent | Mark::Close => self.report_text(Part::CallTag, tag.end, found),
+            TagEffect::Silent | TagEffect::Close => {
+                self.report_text(SpanKind::CallTag, tag.end, found)
+            }
         }
         true
     }
 
     /// Reports content. Within a section of calls, the text is collected as a gap instead.
-    fn report_content(&mut self, end: usize, found: &mut Vec<Finding>) {
+    fn report_content(&mut self, end: usize, found: &mut Vec<ParserEvent>) {
         let text = &self.text[self.at..end];
         match &mut self.section {
             Some((_, gap)) => {
                 gap.push_str(text);
-                self.report_text(Part::CallTag, end, found);
+                self.report_text(SpanKind::CallTag, end, found);
             }
             None => {
                 self.spoken |= !text.trim().is_empty();
-                self.report_text(Part::Speech, end, found);
+                self.report_text(SpanKind::Speech, end, found);
             }
         }
     }
 
     /// Reports text between the calls of a section as a malformed call.
-    fn leave_gap(&mut self, found: &mut Vec<Finding>) {
+    fn leave_gap(&mut self, found: &mut Vec<ParserEvent>) {
         let Some((_, gap)) = &mut self.section else { return };
         let raw = std::mem::take(gap).trim().to_owned();
         if !raw.is_empty() {
@@ -422,7 +434,7 @@ impl Reader {
     }
 
     /// Ends a section, and reports a malformed call if the section contained no calls.
-    fn end_section(&mut self, found: &mut Vec<Finding>) {
+    fn end_section(&mut self, found: &mut Vec<ParserEvent>) {
         if let Some((before, _)) = self.section.take()
             && before == self.calls
         {
@@ -438,10 +450,10 @@ impl Reader {
         &mut self,
         calls: Vec<Result<ParsedCall, MalformedReason>>,
         text: &str,
-        found: &mut Vec<Finding>,
+        found: &mut Vec<ParserEvent>,
     ) {
         for call in calls {
-            found.push(Finding::Call(match call {
+            found.push(ParserEvent::Call(match call {
                 Ok((name, arguments)) => Ok(ToolCall {
                     id: format!("call_{}", self.calls),
                     name,
@@ -457,24 +469,24 @@ impl Reader {
         }
     }
 
-    fn parse_reasoning(&mut self, tags: &Tags, ended: bool, found: &mut Vec<Finding>) -> bool {
+    fn parse_reasoning(&mut self, tags: &Tags, ended: bool, found: &mut Vec<ParserEvent>) -> bool {
         match tags.reasoning.next(&self.text, self.at, ended) {
-            Next::Tag(tag, mark) => {
-                self.report_text(Part::Reasoning, tag.start, found);
-                if mark == Mark::Call {
-                    self.state = State::Call(Box::new(Unit::new(false)));
+            Next::Tag(tag, effect) => {
+                self.report_text(SpanKind::Reasoning, tag.start, found);
+                if effect == TagEffect::Call {
+                    self.state = State::Call(Box::new(PendingCall::new(false)));
                 } else {
-                    self.report_text(Part::ReasoningTag, tag.end, found);
+                    self.report_text(SpanKind::ReasoningTag, tag.end, found);
                     self.state = State::Speech;
                 }
                 true
             }
             Next::Partial(at) => {
-                self.report_text(Part::Reasoning, at, found);
+                self.report_text(SpanKind::Reasoning, at, found);
                 false
             }
             Next::None => {
-                self.report_text(Part::Reasoning, self.text.len(), found);
+                self.report_text(SpanKind::Reasoning, self.text.len(), found);
                 false
             }
         }
@@ -485,25 +497,28 @@ impl Reader {
         tags: &Tags,
         tools: &[ToolSpec],
         ended: bool,
-        found: &mut Vec<Finding>,
+        found: &mut Vec<ParserEvent>,
     ) -> bool {
-        let State::Call(unit) = &mut self.state else { return true };
-        let start = self.at - unit.reported;
+        let State::Call(pending) = &mut self.state else { return true };
+        let start = self.at - pending.reported;
         let text = &self.text[start..];
         let syntax = tags.syntax;
-        let (len, calls, json) = match unit.step(tags, text, ended) {
-            End::Open(sure) if unit.bare || sure <= unit.reported => return false,
+        let (len, calls, json) = match pending.step(tags, text, ended) {
+            End::Open(sure) if pending.bare || sure <= pending.reported => return false,
             End::Open(sure) => {
-                found.push(Finding::Text(Part::CallTag, text[unit.reported..sure].to_owned()));
-                unit.reported = sure;
+                found.push(ParserEvent::Text(
+                    SpanKind::CallTag,
+                    text[pending.reported..sure].to_owned(),
+                ));
+                pending.reported = sure;
                 self.at = start + sure;
                 return false;
             }
             End::Header(len, state) => {
                 let part = if matches!(state, State::Reasoning) {
-                    Part::ReasoningTag
+                    SpanKind::ReasoningTag
                 } else {
-                    Part::CallTag
+                    SpanKind::CallTag
                 };
                 self.state = state;
                 self.report_text(part, start + len, found);
@@ -517,22 +532,22 @@ impl Reader {
         };
         let calls = match calls {
             Some(calls) => calls,
-            None if unit.bare => {
+            None if pending.bare => {
                 (self.state, self.spoken) = (State::Speech, true);
                 return true;
             }
             None => vec![Err(MalformedReason::from("it is no call".to_owned()))],
         };
-        let reported = unit.reported;
+        let reported = pending.reported;
         let raw = text[..len].to_owned();
         self.state = State::Speech;
         match json.filter(|_| reported == 0) {
             Some(json) => {
-                self.report_text(Part::CallTag, start + json.start, found);
-                self.report_text(Part::Call, start + json.end, found);
-                self.report_text(Part::CallTag, start + len, found);
+                self.report_text(SpanKind::CallTag, start + json.start, found);
+                self.report_text(SpanKind::Call, start + json.end, found);
+                self.report_text(SpanKind::CallTag, start + len, found);
             }
-            None => self.report_text(Part::CallTag, start + len, found),
+            None => self.report_text(SpanKind::CallTag, start + len, found),
         }
         self.report(calls, &raw, found);
         true

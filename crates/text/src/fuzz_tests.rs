@@ -11,7 +11,7 @@ use proptest::sample::Index;
 use serde_json::{Map, Value, json};
 
 use crate::calls::tests::tool;
-use crate::completion_parser::Finding;
+use crate::completion_parser::ParserEvent;
 use crate::reasoning_tags::tests::StreamedCompletion;
 use crate::testing::{family_chat, tiny_tokenizer};
 use crate::{Chat, ChatOptions, ChatTemplate, Message, TemplateInput, ToolCall, ToolProtocol};
@@ -120,7 +120,7 @@ fn reads_alike(chat: &Arc<Chat>, parts: &[Part], in_reasoning: bool) -> Result<(
     let (found, _) =
         crate::completion_parser::Reader::read(chat.tags(), &completion, in_reasoning, &tools);
     // Reasoning that was never opened has already been reported as content by then.
-    if !found.contains(&Finding::Late) {
+    if !found.contains(&ParserEvent::Late) {
         let parsed = chat.parse(&completion, in_reasoning, &tools);
         prop_assert_eq!(streamed.speech, parsed.content);
         prop_assert_eq!(&streamed.calls, &parsed.calls);

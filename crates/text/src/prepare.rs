@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use crate::calls::{RESPONSE, Syntax};
-use crate::completion_parser::{Finding, Part, Reader, Tags, collect_reasoning, spans};
+use crate::completion_parser::{ParserEvent, Reader, SpanKind, Tags, collect_reasoning, spans};
 use crate::describe::{ToolPrompt, describe_tools};
 use crate::protocol::ToolSupport;
 use crate::reasoning_tags::ReasoningTags;
@@ -273,12 +273,12 @@ impl Preparation<'_> {
             return Cow::Borrowed(message);
         }
         let (found, _) = Reader::read(self.tags, &message.content, false, tools);
-        let parsed = ParsedCompletion::from_findings(found.clone());
+        let parsed = ParsedCompletion::from_events(found.clone());
         let parsed_reasoning = collect_reasoning(&found);
         let written: Option<Vec<ToolCall>> = parsed.calls.into_iter().map(Result::ok).collect();
-        let Some(mut calls) = written
-            .filter(|_| !found.iter().all(|found| matches!(found, Finding::Text(Part::Speech, _))))
-        else {
+        let Some(mut calls) = written.filter(|_| {
+            !found.iter().all(|found| matches!(found, ParserEvent::Text(SpanKind::Speech, _)))
+        }) else {
             return Cow::Borrowed(message);
         };
         calls.extend(message.tool_calls.iter().cloned());
@@ -286,8 +286,12 @@ impl Preparation<'_> {
         // written, unless the template needs calls in their own field.
         let needs_calls = self.tags.syntax.syntax_tags().reasoning_tags.is_some()
             || self.tags.syntax.id("", 0).is_some();
-        let is_text = |found: &Finding| matches!(found, Finding::Text(Part::Speech, text) if !text.trim().is_empty());
-        let mut behind_call = found.iter().skip_while(|found| !matches!(found, Finding::Call(_)));
+        let is_text = |found: &ParserEvent| match found {
+            ParserEvent::Text(SpanKind::Speech, text) => !text.trim().is_empty(),
+            _ => false,
+        };
+        let mut behind_call =
+            found.iter().skip_while(|found| !matches!(found, ParserEvent::Call(_)));
         if !needs_calls && behind_call.any(is_text) {
             return Cow::Borrowed(message);
         }
@@ -428,8 +432,8 @@ impl Preparation<'_> {
     fn mark_tags(&self, text: &str, in_reasoning: bool) -> String {
         let spans = spans(self.tags, text, in_reasoning);
         let shown = spans.into_iter().map(|(part, span)| match part {
-            Part::ReasoningTag | Part::CallTag => span,
-            Part::Speech | Part::Reasoning | Part::Call => self.guard_text(&span),
+            SpanKind::ReasoningTag | SpanKind::CallTag => span,
+            SpanKind::Speech | SpanKind::Reasoning | SpanKind::Call => self.guard_text(&span),
         });
         shown.collect()
     }

@@ -6,7 +6,7 @@ use levade_model::TokenType;
 use proptest::prelude::*;
 
 use super::*;
-use crate::completion_parser::{Finding, Reader, spans};
+use crate::completion_parser::{ParserEvent, Reader, spans};
 use crate::testing::{IM_END, tiny_chat, tiny_gguf, tiny_tokenizer};
 use crate::{
     Chat, ChatOptions, CompletionDelta, MalformedCall, Message, TextError, TokenizerSource,
@@ -369,7 +369,7 @@ proptest! {
         let streamed = StreamedCompletion::collect(&chat, &chat.tokenizer().encode(&completion), in_reasoning);
         prop_assert_eq!(&streamed.raw, &completion);
         let (found, _) = Reader::read(chat.tags(), &completion, in_reasoning, &[]);
-        if !found.contains(&Finding::Late) {
+        if !found.contains(&ParserEvent::Late) {
             let parsed = chat.parse(&completion, in_reasoning, &[]);
             prop_assert_eq!(streamed.speech, parsed.content);
             prop_assert_eq!(streamed.calls, parsed.calls);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use levade_policy::TokenBytes;
 
-use crate::completion_parser::{Finding, Part, Reader, collect_reasoning};
+use crate::completion_parser::{ParserEvent, Reader, SpanKind, collect_reasoning};
 use crate::{Chat, MalformedCall, Tokenizer, ToolCall, ToolSpec};
 
 /// Decodes a completion token by token. Never returns an incomplete character.
@@ -166,7 +166,7 @@ impl Chat {
             stream.calls_are_text();
         }
         let mut deltas = Vec::new();
-        if let Some(late) = found.iter().rposition(|found| *found == Finding::Late) {
+        if let Some(late) = found.iter().rposition(|found| *found == ParserEvent::Late) {
             let rest = found.split_off(late + 1);
             let reasoning = collect_reasoning(&found);
             if !reasoning.is_empty() {
@@ -232,37 +232,37 @@ impl CompletionStream {
         self.deltas(found)
     }
 
-    fn deltas(&mut self, found: Vec<Finding>) -> Vec<CompletionDelta> {
+    fn deltas(&mut self, found: Vec<ParserEvent>) -> Vec<CompletionDelta> {
         let mut deltas = Vec::new();
         for found in found {
             let (part, text) = match found {
-                Finding::Text(part, text) => (part, text),
-                Finding::Call(call) if !self.calls_are_text => {
+                ParserEvent::Text(part, text) => (part, text),
+                ParserEvent::Call(call) if !self.calls_are_text => {
                     deltas.push(CompletionDelta::Call(call));
                     continue;
                 }
-                Finding::Call(_) | Finding::Late => continue,
+                ParserEvent::Call(_) | ParserEvent::Late => continue,
             };
             let part = match part {
-                Part::Call | Part::CallTag if self.calls_are_text => Part::Speech,
+                SpanKind::Call | SpanKind::CallTag if self.calls_are_text => SpanKind::Speech,
                 part => part,
             };
             let (stretch, other) = match part {
-                Part::Reasoning => (&mut self.reasoning, &mut self.speech),
+                SpanKind::Reasoning => (&mut self.reasoning, &mut self.speech),
                 _ => (&mut self.speech, &mut self.reasoning),
             };
             let mut texts = vec![CompletionDelta::Aside(other.end())];
             match part {
-                Part::Speech | Part::Reasoning => {
+                SpanKind::Speech | SpanKind::Reasoning => {
                     let (before, message) = stretch.push(&text);
-                    let message = if part == Part::Speech {
+                    let message = if part == SpanKind::Speech {
                         CompletionDelta::Speech(message)
                     } else {
                         CompletionDelta::Reasoning(message)
                     };
                     texts.extend([CompletionDelta::Aside(before), message]);
                 }
-                Part::ReasoningTag | Part::Call | Part::CallTag => {
+                SpanKind::ReasoningTag | SpanKind::Call | SpanKind::CallTag => {
                     texts.extend([
                         CompletionDelta::Aside(stretch.end()),
                         CompletionDelta::Aside(text),

@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::tags::{blank, header, opening};
 use super::values::arguments;
 use super::{
-    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, Trailer,
+    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect, Trailer,
     arguments_of,
 };
 use crate::{ToolCall, ToolSpec};
@@ -28,7 +28,11 @@ pub(crate) struct Deepseek {
 }
 
 const SPELLING: SyntaxTags = SyntaxTags {
-    marks: &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (OPEN, Mark::Call)],
+    marks: &[
+        (SECTION[0], TagEffect::Section),
+        (SECTION[1], TagEffect::SectionEnd),
+        (OPEN, TagEffect::Call),
+    ],
     closes: &[CLOSE],
     tags: &[SECTION[0], SECTION[1], OPEN, CLOSE, SEPARATOR],
     how: "its name and its arguments as JSON between tags",

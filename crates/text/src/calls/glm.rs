@@ -18,8 +18,8 @@ use serde_json::Value;
 
 use super::values::{call_of, split_between, strip_quotes, write_tagged};
 use super::{
-    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, TagInArgument,
-    call_from,
+    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect,
+    TagInArgument, call_from,
 };
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
@@ -38,7 +38,7 @@ pub(crate) struct Glm {
 }
 
 static SPELLING: SyntaxTags = SyntaxTags {
-    marks: &[(OPEN, Mark::Call)],
+    marks: &[(OPEN, TagEffect::Call)],
     closes: &[CLOSE],
     tags: &[OPEN, CLOSE, KEY[0], KEY[1], VALUE[0], VALUE[1]],
     stops: &[RESULTS, "<|user|>"],

@@ -16,7 +16,7 @@ use std::ops::Range;
 use super::tags::header;
 use super::values::arguments;
 use super::{
-    Body, ContentStart, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags,
+    Body, ContentStart, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect,
     arguments_of, not_json,
 };
 use crate::{ToolCall, ToolSpec};
@@ -38,21 +38,21 @@ pub(crate) struct Harmony;
 
 static SPELLING: SyntaxTags = SyntaxTags {
     marks: &[
-        (START, Mark::Call),
-        (CHANNEL, Mark::Call),
-        (MESSAGE, Mark::Silent),
-        (CONSTRAIN, Mark::Silent),
-        (END, Mark::Silent),
-        (RETURN, Mark::Silent),
-        (CALL, Mark::Silent),
+        (START, TagEffect::Call),
+        (CHANNEL, TagEffect::Call),
+        (MESSAGE, TagEffect::Silent),
+        (CONSTRAIN, TagEffect::Silent),
+        (END, TagEffect::Silent),
+        (RETURN, TagEffect::Silent),
+        (CALL, TagEffect::Silent),
     ],
     closes: &[CALL, END, RETURN],
     in_reasoning: &[
-        (START, Mark::Call),
-        (CHANNEL, Mark::Call),
-        (END, Mark::ReasoningClose),
-        (RETURN, Mark::ReasoningClose),
-        (CALL, Mark::ReasoningClose),
+        (START, TagEffect::Call),
+        (CHANNEL, TagEffect::Call),
+        (END, TagEffect::ReasoningClose),
+        (RETURN, TagEffect::ReasoningClose),
+        (CALL, TagEffect::ReasoningClose),
     ],
     tags: &[START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL],
     stops: &[RETURN, CALL],

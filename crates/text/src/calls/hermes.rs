@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::tags::parse_close;
 use super::values::object;
 use super::{
-    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, Trailer,
+    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect, Trailer,
     call_from, not_closed_json,
 };
 use crate::{ToolCall, ToolSpec};
@@ -29,7 +29,7 @@ const CLOSE: &str = "</tool_call>";
 pub(crate) struct Hermes;
 
 static SPELLING: SyntaxTags = SyntaxTags {
-    marks: &[(OPEN, Mark::Call)],
+    marks: &[(OPEN, TagEffect::Call)],
     closes: &[CLOSE],
     tags: &[OPEN, CLOSE],
     how: "its name and its arguments as JSON between tags",

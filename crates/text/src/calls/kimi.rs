@@ -8,8 +8,8 @@ use std::ops::Range;
 use super::tags::{header, parse_close};
 use super::values::arguments;
 use super::{
-    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Rule, Syntax, SyntaxTags, Trailer,
-    arguments_of, not_closed_json,
+    Body, GrammarContext, MalformedReason, ParsedCall, Rule, Syntax, SyntaxTags, TagEffect,
+    Trailer, arguments_of, not_closed_json,
 };
 use crate::{ToolCall, ToolSpec};
 
@@ -22,7 +22,11 @@ const CLOSE: &str = "<|tool_call_end|>";
 pub(crate) struct Kimi;
 
 static SPELLING: SyntaxTags = SyntaxTags {
-    marks: &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (OPEN, Mark::Call)],
+    marks: &[
+        (SECTION[0], TagEffect::Section),
+        (SECTION[1], TagEffect::SectionEnd),
+        (OPEN, TagEffect::Call),
+    ],
     closes: &[CLOSE],
     tags: &[SECTION[0], SECTION[1], OPEN, ARGUMENTS, CLOSE],
     how: "its name with a number and its arguments as JSON between tags",

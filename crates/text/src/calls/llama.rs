@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::values::object;
 use super::{
-    Body, ContentStart, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags,
+    Body, ContentStart, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect,
     call_from, not_json,
 };
 use crate::{ToolCall, ToolSpec, python_json};
@@ -27,7 +27,7 @@ const END: &str = "<|eom_id|>";
 pub(crate) struct Llama;
 
 static SPELLING: SyntaxTags = SyntaxTags {
-    marks: &[(OPEN, Mark::Call), (END, Mark::Silent)],
+    marks: &[(OPEN, TagEffect::Call), (END, TagEffect::Silent)],
     tags: &[OPEN],
     stops: &[END],
     how: "nothing but its name and its parameters as JSON",

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use super::values::{call_of, split_between, strip_quotes, value_before, write_tagged};
 use super::{
-    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, TagInArgument,
+    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect, TagInArgument,
 };
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
@@ -30,7 +30,11 @@ const PARAMETER_END: &str = "</parameter>";
 pub(crate) struct Minimax;
 
 static SPELLING: SyntaxTags = SyntaxTags {
-    marks: &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (INVOKE, Mark::Call)],
+    marks: &[
+        (SECTION[0], TagEffect::Section),
+        (SECTION[1], TagEffect::SectionEnd),
+        (INVOKE, TagEffect::Call),
+    ],
     closes: &[INVOKE_END],
     tags: &[SECTION[0], SECTION[1], INVOKE, INVOKE_END, PARAMETER, PARAMETER_END],
     only_in_sections: true,

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::tags::{blank, header};
 use super::values::{arguments, object};
 use super::{
-    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, arguments_of,
+    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect, arguments_of,
     call_from, not_json,
 };
 use crate::{ToolCall, ToolSpec, python_json};
@@ -29,7 +29,7 @@ pub(crate) struct Mistral {
 }
 
 const SPELLING: SyntaxTags = SyntaxTags {
-    marks: &[(OPEN, Mark::Call)],
+    marks: &[(OPEN, TagEffect::Call)],
     tags: &[OPEN, ID, ARGUMENTS],
     how: "a tag, its name and its arguments as JSON",
     sign: OPEN,

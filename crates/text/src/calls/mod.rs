@@ -150,7 +150,7 @@ impl CallFormat {
 
 /// Effect of a tag on the text after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mark {
+pub(crate) enum TagEffect {
     /// The tag starts reasoning.
     ReasoningOpen,
     /// The tag ends reasoning.
@@ -245,12 +245,12 @@ pub(crate) type ParsedCall = (String, Map<String, Value>);
 #[derive(Debug)]
 pub(crate) struct SyntaxTags {
     /// Tags that have an effect within content.
-    pub marks: &'static [(&'static str, Mark)],
+    pub marks: &'static [(&'static str, TagEffect)],
     /// Tags that end a call which has not ended by itself.
     pub closes: &'static [&'static str],
     /// Tags that have an effect within this format's reasoning, in addition to the model's
     /// reasoning tags.
-    pub in_reasoning: &'static [(&'static str, Mark)],
+    pub in_reasoning: &'static [(&'static str, TagEffect)],
     /// All texts that are written as special tokens if the model has them.
     pub tags: &'static [&'static str],
     /// Tokens that end a completion in this format, in addition to those of the template and the
@@ -308,8 +308,8 @@ pub(crate) trait Syntax: Sync {
         None
     }
 
-    /// Locates the body in a text that starts with a tag of kind [`Mark::Call`]. `ended` states
-    /// that the text is complete.
+    /// Locates the body in a text that starts with a tag of kind [`TagEffect::Call`]. `ended`
+    /// states that the text is complete.
     fn body(&self, text: &str, ended: bool) -> Body;
 
     /// Returns whether a tag that would end a call is text of an argument. `before` is the text of

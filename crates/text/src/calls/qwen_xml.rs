@@ -22,8 +22,8 @@ use serde_json::Value;
 use super::tags::opening;
 use super::values::{call_of, parameters, split_between, strip_quotes, value_before, write_tagged};
 use super::{
-    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, TagInArgument,
-    call_from,
+    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect,
+    TagInArgument, call_from,
 };
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
@@ -39,7 +39,7 @@ const PARAMETER_END: &str = "</parameter>";
 pub(crate) struct QwenXml;
 
 static SPELLING: SyntaxTags = SyntaxTags {
-    marks: &[(OPEN, Mark::Call), (FUNCTION, Mark::Call)],
+    marks: &[(OPEN, TagEffect::Call), (FUNCTION, TagEffect::Call)],
     closes: &[CLOSE],
     tags: &[OPEN, CLOSE, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END],
     how: "its name and its arguments between tags",

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::{MAX_HEADER, Mark, Trailer};
+use super::{MAX_HEADER, TagEffect, Trailer};
 
 /// Returns the length of the white space at the start of a text, or `None` if it is longer than a
 /// header may be.
@@ -67,7 +67,7 @@ pub(crate) fn parse_close(rest: &str, close: &str, ended: bool) -> Trailer {
 /// matches.
 #[derive(Debug, Clone)]
 pub(crate) struct Table {
-    tags: Vec<(String, Mark)>,
+    tags: Vec<(String, TagEffect)>,
     /// Whether any tag starts with this byte.
     first: [bool; 256],
 }
@@ -75,7 +75,7 @@ pub(crate) struct Table {
 /// The first tag in a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Next {
-    Tag(Range<usize>, Mark),
+    Tag(Range<usize>, TagEffect),
     /// A tag may start at this offset; more text is needed to decide.
     Partial(usize),
     None,
@@ -83,13 +83,13 @@ pub(crate) enum Next {
 
 impl Table {
     /// Creates a table of tags. If two tags have the same text, the first one counts.
-    pub(crate) fn new<'a>(tags: impl IntoIterator<Item = (&'a str, Mark)>) -> Self {
+    pub(crate) fn new<'a>(tags: impl IntoIterator<Item = (&'a str, TagEffect)>) -> Self {
         let mut table = Table { tags: Vec::new(), first: [false; 256] };
-        for (tag, mark) in tags {
+        for (tag, effect) in tags {
             let Some(&byte) = tag.as_bytes().first() else { continue };
             if table.tags.iter().all(|(known, _)| known != tag) {
                 table.first[usize::from(byte)] = true;
-                table.tags.push((tag.to_owned(), mark));
+                table.tags.push((tag.to_owned(), effect));
             }
         }
         table.tags.sort_by_key(|(tag, _)| std::cmp::Reverse(tag.len()));
@@ -104,10 +104,10 @@ impl Table {
                 continue;
             }
             let rest = &bytes[at..];
-            for (tag, mark) in &self.tags {
+            for (tag, effect) in &self.tags {
                 let tag = tag.as_bytes();
                 if rest.starts_with(tag) {
-                    return Next::Tag(at..at + tag.len(), *mark);
+                    return Next::Tag(at..at + tag.len(), *effect);
                 }
                 if !ended && tag.starts_with(rest) {
                     return Next::Partial(at);

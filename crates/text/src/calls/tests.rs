@@ -10,7 +10,7 @@ use crate::reasoning_tags::ReasoningTagSet;
 /// Parses a complete completion of a model without reasoning tags.
 pub(crate) fn read(format: CallFormat, text: &str, tools: &[ToolSpec]) -> ParsedCompletion {
     let tags = Tags::new(&ReasoningTagSet::default(), format.syntax());
-    ParsedCompletion::from_findings(Reader::read(&tags, text, false, tools).0)
+    ParsedCompletion::from_events(Reader::read(&tags, text, false, tools).0)
 }
 
 /// Generates any JSON value.
@@ -86,11 +86,11 @@ fn read_in_chunks(
     }
     reader.finish(&tags, tools, &mut found);
     let text = found.iter().map(|found| match found {
-        crate::completion_parser::Finding::Text(_, text) => text.as_str(),
+        crate::completion_parser::ParserEvent::Text(_, text) => text.as_str(),
         _ => "",
     });
     let text = text.collect();
-    (ParsedCompletion::from_findings(found), text)
+    (ParsedCompletion::from_events(found), text)
 }
 
 /// Splits a text at character boundaries.

@@ -1,8 +1,8 @@
-//! Parts of a unit of a completion: reasoning, calls and text.
+//! Incremental parsing of a tool call in a completion.
 
 use super::*;
 
-impl Unit {
+impl PendingCall {
     /// Searches for the end of the call in the text received so far.
     pub(super) fn step(&mut self, tags: &Tags, text: &str, ended: bool) -> End {
         if self.body == Body::More {
@@ -24,7 +24,7 @@ impl Unit {
         if matches!(self.body, Body::Text(_)) {
             // The format's `read` function checks whether the closing tag is present.
             return match &self.tag {
-                Some((tag, Mark::Close)) => End::Complete(tag.end, None),
+                Some((tag, TagEffect::Close)) => End::Complete(tag.end, None),
                 Some((tag, _)) => End::Complete(tag.start, None),
                 None if ended => End::Complete(text.len(), None),
                 None => End::Open(sure),
@@ -51,7 +51,7 @@ impl Unit {
         }
         match &self.tag {
             _ if !self.broken && !ended => End::Open(sure),
-            Some((tag, Mark::Close)) => End::Broken(tag.end, true),
+            Some((tag, TagEffect::Close)) => End::Broken(tag.end, true),
             Some((tag, _)) => End::Broken(tag.start, false),
             None if ended => End::Broken(text.len(), false),
             None => End::Open(sure),
@@ -67,11 +67,11 @@ impl Unit {
         from: usize,
         ended: bool,
     ) -> usize {
-        let ends = [Mark::Close, Mark::Call, Mark::SectionEnd];
+        let ends = [TagEffect::Close, TagEffect::Call, TagEffect::SectionEnd];
         self.searched = self.searched.max(from);
         while self.tag.is_none() {
-            let (tag, mark) = match tags.call.next(text, self.searched, ended) {
-                Next::Tag(tag, mark) => (tag, mark),
+            let (tag, effect) = match tags.call.next(text, self.searched, ended) {
+                Next::Tag(tag, effect) => (tag, effect),
                 Next::None if ended && self.doubtful.is_some() => {
                     self.tag = self.doubtful.take();
                     break;
@@ -83,7 +83,7 @@ impl Unit {
             };
             // In a text body, reasoning tags are text. Tags inside an argument are text, too.
             let holds = match self.body {
-                Body::Text(_) if !ends.contains(&mark) => TagInArgument::Yes,
+                Body::Text(_) if !ends.contains(&effect) => TagInArgument::Yes,
                 Body::Text(_) => {
                     tags.syntax.tag_in_argument(&text[..tag.start], &text[tag.clone()])
                 }
@@ -93,11 +93,11 @@ impl Unit {
             match holds {
                 TagInArgument::Yes => {}
                 TagInArgument::IfClosed => {
-                    self.doubtful.get_or_insert((tag, mark));
+                    self.doubtful.get_or_insert((tag, effect));
                 }
-                TagInArgument::No if mark == Mark::Close => self.tag = Some((tag, mark)),
+                TagInArgument::No if effect == TagEffect::Close => self.tag = Some((tag, effect)),
                 // The next call starts here.
-                TagInArgument::No => self.tag = self.doubtful.take().or(Some((tag, mark))),
+                TagInArgument::No => self.tag = self.doubtful.take().or(Some((tag, effect))),
             }
             self.searched = start + text[start..].chars().next().map_or(1, char::len_utf8);
         }
