@@ -94,7 +94,9 @@ pub use record::{
 pub use sqlite::rollouts::open_rollouts;
 #[cfg(any(test, feature = "testing"))]
 pub use sqlite::rollouts::open_rollouts_in_caller;
-pub use sqlite::{CheckReport, Finding, FindingKind, Kept, SCHEMA_VERSION, Sqlite, check_file};
+pub use sqlite::{
+    CheckReport, Finding, FindingKind, SCHEMA_VERSION, Sqlite, ValueCounts, check_file,
+};
 pub use store::Store;
 pub use withdrawal::{WithdrawRequest, Withdrawal, erase_quotes, person_subject};
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use levade_run::dir::RunDir;
-use levade_store::{CheckReport, Kept, Location, check_file};
+use levade_store::{CheckReport, Location, ValueCounts, check_file};
 
 use crate::failure::unusable;
 use crate::screen;
@@ -86,7 +86,7 @@ fn sentences(report: &CheckReport) -> String {
     if let Some(more @ 1..) = report.findings.len().checked_sub(MAX_PRINTED) {
         lines.push(format!("{more} more findings are printed with --json."));
     }
-    let count = |Kept { whole, lost }: Kept, name: &str| match lost {
+    let count = |ValueCounts { whole, lost }: ValueCounts, name: &str| match lost {
         0 => format!("{whole} {name}"),
         _ => format!("{whole} {name} ({lost} lost)"),
     };
@@ -127,9 +127,9 @@ mod tests {
         let mut report = CheckReport {
             location: "run.db".into(),
             run: Some("r".into()),
-            attempts: Kept { whole: 7, lost: 0 },
-            plans: Kept { whole: 2, lost: 0 },
-            evaluations: Kept { whole: 1, lost: 0 },
+            attempts: ValueCounts { whole: 7, lost: 0 },
+            plans: ValueCounts { whole: 2, lost: 0 },
+            evaluations: ValueCounts { whole: 1, lost: 0 },
             rows_without_checksum: 0,
             findings: Vec::new(),
             rescued: None,

@@ -49,11 +49,11 @@ pub struct CheckReport {
     /// Id of the run. `None` if it cannot be read.
     pub run: Option<String>,
     /// Numbers of whole and lost attempts.
-    pub attempts: Kept,
+    pub attempts: ValueCounts,
     /// Numbers of whole and lost step plans.
-    pub plans: Kept,
+    pub plans: ValueCounts,
     /// Numbers of whole and lost evaluations.
-    pub evaluations: Kept,
+    pub evaluations: ValueCounts,
     /// Number of rows without a checksum, because an earlier build wrote them.
     pub rows_without_checksum: u64,
     /// Everything that is wrong. Empty if the file is not damaged.
@@ -64,7 +64,7 @@ pub struct CheckReport {
 
 /// Numbers of values of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-pub struct Kept {
+pub struct ValueCounts {
     /// Number of values that are whole.
     pub whole: u64,
     /// Number of lost values. Values that have left no trace in the file are not counted.
@@ -143,9 +143,9 @@ pub fn check_file(
     let mut report = CheckReport {
         location: file.display().to_string(),
         run: None,
-        attempts: Kept::default(),
-        plans: Kept::default(),
-        evaluations: Kept::default(),
+        attempts: ValueCounts::default(),
+        plans: ValueCounts::default(),
+        evaluations: ValueCounts::default(),
         rows_without_checksum: 0,
         findings: Vec::new(),
         rescued: None,

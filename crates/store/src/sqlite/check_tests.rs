@@ -136,7 +136,7 @@ fn check_of_undamaged_file_is_clean() {
     let report = check_against(&original, &original.bytes, "undamaged").unwrap();
     assert!(report.is_clean(), "{:?}", report.findings);
     assert_eq!(report.run.as_deref(), Some("run"));
-    assert_eq!(report.attempts, Kept { whole: u64::from(ATTEMPTS), lost: 0 });
+    assert_eq!(report.attempts, ValueCounts { whole: u64::from(ATTEMPTS), lost: 0 });
 }
 
 /// Each case damages bytes of one to three pages: a flip, a run of zeros or of noise, or a page
@@ -193,7 +193,7 @@ fn check_restores_destroyed_first_page() {
     bytes[..4096].fill(0x5a);
     let report = check_against(&original, &bytes, "first page").unwrap();
     assert!(report.findings.iter().any(|finding| finding.kind == FindingKind::Header));
-    assert_eq!(report.attempts, Kept { whole: u64::from(ATTEMPTS), lost: 0 });
+    assert_eq!(report.attempts, ValueCounts { whole: u64::from(ATTEMPTS), lost: 0 });
 }
 
 #[test]

@@ -36,7 +36,7 @@ use crate::{
     Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, StepPlan, Store,
     StoreError, Tries, WithdrawRequest, Withdrawal, WriteOutcome,
 };
-pub use check::{CheckReport, Finding, FindingKind, Kept, check_file};
+pub use check::{CheckReport, Finding, FindingKind, ValueCounts, check_file};
 pub use schema::SCHEMA_VERSION;
 use worker::{JobReceiver, QueuedJob, Worker};
 

@@ -84,7 +84,7 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 pub(super) type JobReceiver = Receiver<Box<dyn Job>>;
 
 /// Destination of the jobs that are sent to a worker.
-enum Inbox {
+enum JobQueue {
     Thread(Sender<Box<dyn Job>>),
     /// The caller runs them with this function.
     #[cfg(any(test, feature = "testing"))]
@@ -95,7 +95,7 @@ enum Inbox {
 /// passed.
 pub(super) struct Worker {
     /// `None` after the start of the drop.
-    inbox: Option<Inbox>,
+    queue: Option<JobQueue>,
     /// Disconnected when the thread has closed its connection.
     ended: Mutex<Receiver<Infallible>>,
     /// Timeout for the thread to close its connection.
@@ -112,13 +112,13 @@ impl Worker {
         timeout: Duration,
         work: impl FnOnce(&JobReceiver) + Send + 'static,
     ) -> std::io::Result<Self> {
-        let (inbox, jobs) = mpsc::channel();
+        let (queue, jobs) = mpsc::channel();
         let (exit_sender, ended) = mpsc::channel();
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             let _exit_sender = exit_sender;
             work(&jobs);
         })?;
-        Ok(Worker { inbox: Some(Inbox::Thread(inbox)), ended: Mutex::new(ended), timeout })
+        Ok(Worker { queue: Some(JobQueue::Thread(queue)), ended: Mutex::new(ended), timeout })
     }
 
     /// Creates a worker without a thread: [`send`](Self::send) runs the job with `work`, so that
@@ -126,16 +126,16 @@ impl Worker {
     #[cfg(any(test, feature = "testing"))]
     pub fn in_caller(connection: Connection, work: fn(&mut Connection, &JobReceiver)) -> Self {
         let (_, ended) = mpsc::channel();
-        let inbox = Some(Inbox::Caller(Mutex::new(connection), work));
-        Worker { inbox, ended: Mutex::new(ended), timeout: Duration::ZERO }
+        let queue = Some(JobQueue::Caller(Mutex::new(connection), work));
+        Worker { queue, ended: Mutex::new(ended), timeout: Duration::ZERO }
     }
 
     /// Queues a job. Returns `false` if the thread has exited.
     pub fn send(&self, job: Box<dyn Job>) -> bool {
-        match &self.inbox {
-            Some(Inbox::Thread(inbox)) => inbox.send(job).is_ok(),
+        match &self.queue {
+            Some(JobQueue::Thread(queue)) => queue.send(job).is_ok(),
             #[cfg(any(test, feature = "testing"))]
-            Some(Inbox::Caller(connection, work)) => {
+            Some(JobQueue::Caller(connection, work)) => {
                 let (one, jobs) = mpsc::channel();
                 let is_sent = one.send(job).is_ok();
                 drop(one);
@@ -149,7 +149,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.inbox = None;
+        self.queue = None;
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
         // If the limit passes, the thread hangs in a system call. Writes that it reported as
         // recorded are durable.
@@ -158,10 +158,10 @@ impl Drop for Worker {
 }
 
 /// Processes writes until all handles are dropped.
-pub(super) fn write(connection: &mut Connection, inbox: &JobReceiver) {
-    while let Ok(first) = inbox.recv() {
+pub(super) fn write(connection: &mut Connection, queue: &JobReceiver) {
+    while let Ok(first) = queue.recv() {
         let mut jobs = vec![first];
-        jobs.extend(inbox.try_iter().take(MAX_BATCH_JOBS - 1));
+        jobs.extend(queue.try_iter().take(MAX_BATCH_JOBS - 1));
         if jobs.len() == 1 || !run_batch(connection, &mut jobs) {
             // Each job runs in its own transaction, so that only the failing ones are rejected.
             jobs.iter_mut().for_each(|job| run_single(connection, &mut **job));
@@ -215,8 +215,8 @@ fn try_single(connection: &mut Connection, job: &mut dyn Job) -> rusqlite::Resul
 }
 
 /// Processes reads until all handles are dropped, each job on one consistent snapshot.
-pub(super) fn read(connection: &mut Connection, inbox: &JobReceiver) {
-    while let Ok(mut job) = inbox.recv() {
+pub(super) fn read(connection: &mut Connection, queue: &JobReceiver) {
+    while let Ok(mut job) = queue.recv() {
         match connection.transaction() {
             Ok(transaction) => {
                 job.run(&transaction);

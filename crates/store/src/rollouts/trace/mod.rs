@@ -96,7 +96,7 @@ pub struct Trace {
 
 /// Properties of a position in the tree that the enclosing spans determine.
 #[derive(Clone, Copy)]
-struct Scope<'a> {
+struct EnclosingSpans<'a> {
     /// Innermost enclosing agent. `None` outside of agents.
     agent: Option<&'a str>,
     /// Whether calls at this position are selected.
@@ -232,13 +232,13 @@ impl Trace {
     pub fn calls(&self, is_selected: impl Fn(Option<&str>) -> bool) -> Vec<TracedCall> {
         let mut found = Vec::new();
         let mut response_ids = HashSet::new();
-        let scope = Scope {
+        let scope = EnclosingSpans {
             agent: None,
             is_selected: is_selected(None),
             is_in_reward: false,
             is_in_call: false,
         };
-        let mut open: Vec<(usize, Scope<'_>)> =
+        let mut open: Vec<(usize, EnclosingSpans<'_>)> =
             self.roots.iter().rev().map(|root| (*root, scope)).collect();
         while let Some((node, mut scope)) = open.pop() {
             if let Some(index) = self.nodes[node].span {
