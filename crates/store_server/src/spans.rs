@@ -250,11 +250,11 @@ struct NextBody {
     attempt_id: String,
     /// Number of consecutive sequence ids to reserve. This field is an addition to Agent
     /// Lightning's format.
-    #[serde(default = "one_number")]
+    #[serde(default = "default_count")]
     count: u64,
 }
 
-fn one_number() -> u64 {
+fn default_count() -> u64 {
     1
 }
 

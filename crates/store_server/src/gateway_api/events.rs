@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::triplets::{deduplicated, to_triplet, tokens_of};
-use super::wire::{Wire, find, save};
+use super::wire::{GatewayRollout, find, save};
 use crate::data_interface::reported;
 use crate::openapi::{Routes, op};
 use crate::request::{body, query};
@@ -100,10 +100,10 @@ async fn add(
 
 /// Starts the try of a rollout whose agent process reports an event before its controller reports
 /// the start.
-async fn start(service: &Shared, id: &str) -> Result<Wire, ApiError> {
+async fn start(service: &Shared, id: &str) -> Result<GatewayRollout, ApiError> {
     let _permit = service.acquire_transition().await;
     let store = service.store();
-    let Wire { rollout, metadata, mut extra } = find(store, id).await?;
+    let GatewayRollout { rollout, metadata, mut extra } = find(store, id).await?;
     if rollout.latest_try.is_none() {
         extra.is_started_by_event = true;
         save(store, id, &metadata, &extra).await?;

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::events::attempt_ids;
-use super::wire::{Extra, State, Wire, find, save};
+use super::wire::{GatewayFields, GatewayRollout, GatewayState, find, save};
 use crate::openapi::{Routes, op};
 use crate::request::{body, present, query};
 use crate::response::{ApiError, RouteResult, created, ok};
@@ -94,7 +94,7 @@ impl RolloutBody {
             k8s: None,
         });
         let ConfigBody { timeout_seconds, local, k8s } = config;
-        let extra = Extra { local, k8s, ..Extra::default() };
+        let extra = GatewayFields { local, k8s, ..GatewayFields::default() };
         NewRollout {
             id: self.rollout_id,
             mode: Some(if self.is_train { "train" } else { "val" }.to_owned()),
@@ -102,7 +102,7 @@ impl RolloutBody {
                 timeout_seconds: Some(timeout_seconds),
                 ..RolloutConfig::default()
             },
-            metadata: Wire::stored_metadata(&self.metadata.unwrap_or_default(), &extra),
+            metadata: GatewayRollout::stored_metadata(&self.metadata.unwrap_or_default(), &extra),
             ..NewRollout::new(self.input)
         }
     }
@@ -112,13 +112,13 @@ async fn enqueue(SharedState(service): SharedState<Shared>, request: Request) ->
     let bodies: Vec<RolloutBody> = body(request).await?;
     let new: Vec<NewRollout> = bodies.into_iter().map(RolloutBody::into_new).collect();
     let store = service.checked().await?;
-    let rollouts = store.enqueue(&new).await?.into_iter().map(Wire::new);
-    let rollouts: Vec<Wire> = rollouts.collect();
+    let rollouts = store.enqueue(&new).await?.into_iter().map(GatewayRollout::new);
+    let rollouts: Vec<GatewayRollout> = rollouts.collect();
     if let Some(deleted) = rollouts.iter().find(|of| of.extra.is_deleted) {
         let text = format!("Rollout {} was deleted; choose another id", deleted.rollout.id);
         return Err(ApiError::new(StatusCode::CONFLICT, text));
     }
-    created(&rollouts.iter().map(Wire::to_json).collect::<Vec<_>>())
+    created(&rollouts.iter().map(GatewayRollout::to_json).collect::<Vec<_>>())
 }
 
 fn five_hundred() -> i64 {
@@ -127,7 +127,7 @@ fn five_hundred() -> i64 {
 
 #[derive(Deserialize)]
 struct ListQuery {
-    state_in: Vec<State>,
+    state_in: Vec<GatewayState>,
     #[serde(default = "five_hundred")]
     limit: i64,
 }
@@ -145,12 +145,14 @@ async fn list(SharedState(service): SharedState<Shared>, request: Request) -> Ro
         let rollouts = store.rollouts(&filter, &page).await?.items;
         let is_last = rollouts.len() < PAGE;
         offset += rollouts.len() as u64;
-        found.extend(rollouts.into_iter().map(Wire::new).filter(|of| !of.extra.is_deleted));
+        found.extend(
+            rollouts.into_iter().map(GatewayRollout::new).filter(|of| !of.extra.is_deleted),
+        );
         if is_last {
             break;
         }
     }
-    ok(&found.iter().take(limit).map(Wire::to_json).collect::<Vec<_>>())
+    ok(&found.iter().take(limit).map(GatewayRollout::to_json).collect::<Vec<_>>())
 }
 
 fn page_size() -> i64 {
@@ -176,7 +178,7 @@ async fn terminal(SharedState(service): SharedState<Shared>, request: Request) -
         let (changed, last) = store.changes(after, page_limit, Duration::ZERO).await?;
         after = last;
         let is_last = changed.len() < page_limit;
-        let ended = changed.into_iter().map(Wire::new);
+        let ended = changed.into_iter().map(GatewayRollout::new);
         items.extend(
             ended.filter(|of| of.rollout.status.is_finished() && !of.extra.is_deleted).map(|of| {
                 json!({
@@ -210,7 +212,7 @@ async fn one(SharedState(service): SharedState<Shared>, Path(id): Path<String>) 
 #[serde(default, deny_unknown_fields)]
 struct StatusPatch {
     #[serde(deserialize_with = "present")]
-    state: Option<Option<State>>,
+    state: Option<Option<GatewayState>>,
     #[serde(deserialize_with = "present")]
     k8s_job_name: Option<Option<String>>,
     #[serde(deserialize_with = "present")]
@@ -234,13 +236,13 @@ async fn patch(
     // Of two concurrent reports, only one may find the transition permitted.
     let _permit = service.acquire_transition().await;
     let store = service.checked().await?;
-    let Wire { rollout, metadata, mut extra } = find(store, &id).await?;
+    let GatewayRollout { rollout, metadata, mut extra } = find(store, &id).await?;
     let Some(status) = patch.status.filter(|status| *status != StatusPatch::default()) else {
-        return ok(&Wire { rollout, metadata, extra }.to_json());
+        return ok(&GatewayRollout { rollout, metadata, extra }.to_json());
     };
-    let state = State::of(rollout.status);
+    let state = GatewayState::of(rollout.status);
     let StatusPatch { state: next, k8s_job_name, last_attempt_id, error_message } = status;
-    let is_announced = extra.is_started_by_event && next == Some(Some(State::Running));
+    let is_announced = extra.is_started_by_event && next == Some(Some(GatewayState::Running));
     if let Some(next) = next
         && !next.is_some_and(|next| state.permits(next))
         && !is_announced
@@ -262,12 +264,12 @@ async fn patch(
     match next.flatten() {
         None => {}
         Some(_) if is_announced => {}
-        Some(State::Running) => {
+        Some(GatewayState::Running) => {
             store.start_try(&id, None).await?;
             set_try_status(store, &id, TryStatus::Running).await?;
         }
-        Some(State::Succeeded) => set_try_status(store, &id, TryStatus::Succeeded).await?,
-        Some(_) if state == State::Running => {
+        Some(GatewayState::Succeeded) => set_try_status(store, &id, TryStatus::Succeeded).await?,
+        Some(_) if state == GatewayState::Running => {
             set_try_status(store, &id, TryStatus::Failed).await?;
         }
         Some(_) => {
@@ -293,9 +295,9 @@ async fn delete(
     let _permit = service.acquire_transition().await;
     let store = service.store();
     if let Some(rollout) = store.rollout(&id).await? {
-        let Wire { metadata, extra, .. } = Wire::new(rollout);
+        let GatewayRollout { metadata, extra, .. } = GatewayRollout::new(rollout);
         store.cancel(std::slice::from_ref(&id)).await?;
-        save(store, &id, &metadata, &Extra { is_deleted: true, ..extra }).await?;
+        save(store, &id, &metadata, &GatewayFields { is_deleted: true, ..extra }).await?;
     }
     Ok(StatusCode::NO_CONTENT.into_response())
 }

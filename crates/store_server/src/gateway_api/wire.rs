@@ -20,40 +20,40 @@ const DEFAULT_ATTEMPT: &str = "0";
 /// State of a rollout in Agent Lightning 1.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum State {
+pub(super) enum GatewayState {
     Queuing,
     Running,
     Succeeded,
     Failed,
 }
 
-impl State {
+impl GatewayState {
     /// Returns the state that corresponds to the status of a stored rollout.
     pub fn of(status: RolloutStatus) -> Self {
         match status {
-            RolloutStatus::Queuing | RolloutStatus::Requeuing => State::Queuing,
-            RolloutStatus::Preparing | RolloutStatus::Running => State::Running,
-            RolloutStatus::Succeeded => State::Succeeded,
-            RolloutStatus::Failed | RolloutStatus::Cancelled => State::Failed,
+            RolloutStatus::Queuing | RolloutStatus::Requeuing => GatewayState::Queuing,
+            RolloutStatus::Preparing | RolloutStatus::Running => GatewayState::Running,
+            RolloutStatus::Succeeded => GatewayState::Succeeded,
+            RolloutStatus::Failed | RolloutStatus::Cancelled => GatewayState::Failed,
         }
     }
 
     /// Returns the statuses that correspond to a state.
     pub fn statuses(self) -> [RolloutStatus; 2] {
         match self {
-            State::Queuing => [RolloutStatus::Queuing, RolloutStatus::Requeuing],
-            State::Running => [RolloutStatus::Preparing, RolloutStatus::Running],
-            State::Succeeded => [RolloutStatus::Succeeded; 2],
-            State::Failed => [RolloutStatus::Failed, RolloutStatus::Cancelled],
+            GatewayState::Queuing => [RolloutStatus::Queuing, RolloutStatus::Requeuing],
+            GatewayState::Running => [RolloutStatus::Preparing, RolloutStatus::Running],
+            GatewayState::Succeeded => [RolloutStatus::Succeeded; 2],
+            GatewayState::Failed => [RolloutStatus::Failed, RolloutStatus::Cancelled],
         }
     }
 
     /// Returns whether a controller may report `next` for a rollout in this state.
-    pub fn permits(self, next: State) -> bool {
+    pub fn permits(self, next: GatewayState) -> bool {
         match self {
-            State::Queuing => matches!(next, State::Running | State::Failed),
-            State::Running => matches!(next, State::Succeeded | State::Failed),
-            State::Succeeded | State::Failed => false,
+            GatewayState::Queuing => matches!(next, GatewayState::Running | GatewayState::Failed),
+            GatewayState::Running => matches!(next, GatewayState::Succeeded | GatewayState::Failed),
+            GatewayState::Succeeded | GatewayState::Failed => false,
         }
     }
 }
@@ -62,7 +62,7 @@ impl State {
 /// metadata.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Extra {
+pub(super) struct GatewayFields {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -88,30 +88,30 @@ pub(super) struct Extra {
 /// A stored rollout, whose metadata is split into the client's fields and the fields of this
 /// protocol.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(super) struct GatewayRollout {
     pub rollout: Rollout,
     pub metadata: Map<String, Value>,
-    pub extra: Extra,
+    pub extra: GatewayFields,
 }
 
-impl Wire {
+impl GatewayRollout {
     pub fn new(rollout: Rollout) -> Self {
         let metadata = rollout.metadata.as_ref().map(|metadata| metadata.get());
         let mut metadata: Map<String, Value> =
             metadata.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let extra = metadata.remove(EXTRA).and_then(|extra| serde_json::from_value(extra).ok());
-        Wire { rollout, metadata, extra: extra.unwrap_or_default() }
+        GatewayRollout { rollout, metadata, extra: extra.unwrap_or_default() }
     }
 
     /// Returns the metadata to store: the client's fields and the fields of this protocol.
-    pub fn stored_metadata(metadata: &Map<String, Value>, extra: &Extra) -> Option<Json> {
+    pub fn stored_metadata(metadata: &Map<String, Value>, extra: &GatewayFields) -> Option<Json> {
         let mut metadata = metadata.clone();
         metadata.insert(EXTRA.to_owned(), json!(extra));
         to_raw_value(&metadata).ok()
     }
 
-    pub fn state(&self) -> State {
-        State::of(self.rollout.status)
+    pub fn state(&self) -> GatewayState {
+        GatewayState::of(self.rollout.status)
     }
 
     /// Returns the id of the attempt that the events belong to.
@@ -166,8 +166,9 @@ impl Wire {
 ///
 /// # Errors
 /// Returns an error with status 404 if the rollout does not exist or was deleted.
-pub(super) async fn find(store: &dyn Rollouts, id: &str) -> Result<Wire, ApiError> {
-    let rollout = store.rollout(id).await?.map(Wire::new).filter(|of| !of.extra.is_deleted);
+pub(super) async fn find(store: &dyn Rollouts, id: &str) -> Result<GatewayRollout, ApiError> {
+    let rollout =
+        store.rollout(id).await?.map(GatewayRollout::new).filter(|of| !of.extra.is_deleted);
     let text = || format!("Rollout not found: {id}");
     rollout.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, text()))
 }
@@ -177,9 +178,9 @@ pub(super) async fn save(
     store: &dyn Rollouts,
     id: &str,
     metadata: &Map<String, Value>,
-    extra: &Extra,
+    extra: &GatewayFields,
 ) -> Result<(), ApiError> {
-    let metadata = Some(Wire::stored_metadata(metadata, extra));
+    let metadata = Some(GatewayRollout::stored_metadata(metadata, extra));
     let update = RolloutUpdate { metadata, ..RolloutUpdate::default() };
     store.update_rollout(id, &update).await?;
     Ok(())
