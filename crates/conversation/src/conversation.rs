@@ -146,7 +146,7 @@ pub struct PreparedPrompt {
     recorded: Option<usize>,
     is_truncated: bool,
     new: Vec<Message>,
-    prompt_turn: Option<PromptTurn>,
+    recorded_prompt: Option<RecordedPrompt>,
     /// Prefix of the ids of the completion's tool calls, if [`name_calls`](Self::name_calls) has
     /// set one.
     calls: Option<String>,
@@ -168,7 +168,7 @@ struct SequenceEnd {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct PromptTurn {
+struct RecordedPrompt {
     node: NodeId,
     end: Option<SegmentId>,
     turn: u32,
@@ -342,9 +342,12 @@ impl Conversation {
         self.add_context_once(prepared).map(|_| ())
     }
 
-    fn add_context_once(&mut self, prepared: &mut PreparedPrompt) -> Result<PromptTurn, TreeError> {
-        if let Some(prompt_turn) = prepared.prompt_turn {
-            return Ok(prompt_turn);
+    fn add_context_once(
+        &mut self,
+        prepared: &mut PreparedPrompt,
+    ) -> Result<RecordedPrompt, TreeError> {
+        if let Some(recorded_prompt) = prepared.recorded_prompt {
+            return Ok(recorded_prompt);
         }
         let PreparedPrompt {
             prompt,
@@ -410,9 +413,9 @@ impl Conversation {
             self.store_truncation(party, *fitted);
         }
         self.turns += 1;
-        let prompt_turn = PromptTurn { node, end, turn };
-        prepared.prompt_turn = Some(prompt_turn);
-        Ok(prompt_turn)
+        let recorded_prompt = RecordedPrompt { node, end, turn };
+        prepared.recorded_prompt = Some(recorded_prompt);
+        Ok(recorded_prompt)
     }
 
     /// Records a prompt and the completion that was sampled for it, complete or truncated, and
@@ -429,7 +432,7 @@ impl Conversation {
         params: &SamplingParams,
     ) -> Result<RecordedCompletion, TreeError> {
         self.check(&completion)?;
-        let PromptTurn { end, turn, .. } = self.add_context_once(&mut prepared)?;
+        let RecordedPrompt { end, turn, .. } = self.add_context_once(&mut prepared)?;
         let finish = completion.finish;
         self.record_segment(prepared, completion.into_segment(end, params, turn), finish)
     }
@@ -444,7 +447,7 @@ impl Conversation {
         mut prepared: PreparedPrompt,
         tokens: Vec<u32>,
     ) -> Result<RecordedCompletion, TreeError> {
-        let PromptTurn { end, turn, .. } = self.add_context_once(&mut prepared)?;
+        let RecordedPrompt { end, turn, .. } = self.add_context_once(&mut prepared)?;
         self.record_segment(
             prepared,
             Segment::demonstrated(end, tokens, turn),
@@ -458,7 +461,7 @@ impl Conversation {
         mut segment: Segment,
         finish: FinishReason,
     ) -> Result<RecordedCompletion, TreeError> {
-        let PromptTurn { node, turn, .. } = self.add_context_once(&mut prepared)?;
+        let RecordedPrompt { node, turn, .. } = self.add_context_once(&mut prepared)?;
         let PreparedPrompt { from, format, in_reasoning, calls, .. } = prepared;
         let chat = format.chat();
         let completion_text = chat.decode_completion(&segment.tokens);

@@ -42,7 +42,7 @@ impl MatchedRequest {
                 recorded: Some(0),
                 is_truncated: false,
                 new,
-                prompt_turn: None,
+                recorded_prompt: None,
                 calls: None,
                 fitted: None,
             });
@@ -104,7 +104,7 @@ impl MatchedRequest {
         }
         let in_reasoning = following.in_reasoning;
         let after = Some(SequenceEnd { node, segment, tokens: sampled as u32, extended });
-        let prompt_turn = None;
+        let recorded_prompt = None;
         Ok(PreparedPrompt {
             prompt,
             in_reasoning,
@@ -118,7 +118,7 @@ impl MatchedRequest {
             recorded,
             is_truncated: truncation,
             new,
-            prompt_turn,
+            recorded_prompt,
             calls: None,
             fitted: None,
         })
