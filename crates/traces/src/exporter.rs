@@ -85,9 +85,9 @@ impl Exporter {
         let (queue, attempts) = sync_channel(MAX_QUEUED);
         let state = Arc::new(Mutex::default());
         let (is_alive, ended) = channel();
-        let delivery = Delivery { state: Arc::clone(&state), connect, collector: None };
+        let sender = SenderState { state: Arc::clone(&state), connect, collector: None };
         let deliver = move || {
-            delivery.run(&builder, &attempts);
+            sender.run(&builder, &attempts);
             drop(is_alive);
         };
         std::thread::Builder::new().name("traces".into()).spawn(deliver)?;
@@ -133,13 +133,13 @@ impl Exporter {
 }
 
 /// State of the sending thread.
-struct Delivery<C> {
+struct SenderState<C> {
     state: Arc<Mutex<State>>,
     connect: C,
     collector: Option<Collector>,
 }
 
-impl<C: Fn() -> Result<Collector, CollectorError>> Delivery<C> {
+impl<C: Fn() -> Result<Collector, CollectorError>> SenderState<C> {
     fn run(mut self, builder: &TraceBuilder, attempts: &Receiver<Box<Attempt>>) {
         while let Ok(first) = attempts.recv() {
             let until = Instant::now() + BATCH_INTERVAL;
