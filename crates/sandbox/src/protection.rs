@@ -112,7 +112,7 @@ impl fmt::Display for Protection {
 
 /// Formats the missing walls with their reasons for an error. Walls with the same reason are
 /// grouped.
-pub(crate) fn reasons(missing: &[MissingWall]) -> String {
+pub(crate) fn describe_missing_walls(missing: &[MissingWall]) -> String {
     let mut grouped: Vec<(&str, Vec<&str>)> = Vec::new();
     for wall in missing {
         match grouped.iter_mut().find(|(why, _)| *why == wall.why) {
@@ -201,7 +201,7 @@ mod tests {
         let protection = Protection::with_missing(lost.clone());
         assert!(!protection.is_full() && protection.achieved.contains(&"seccomp".to_owned()));
         assert!(!protection.achieved.contains(&"landlock".to_owned()));
-        let text = reasons(&lost);
+        let text = describe_missing_walls(&lost);
         assert_eq!(
             text,
             "user-namespace, pid-namespace (unshare: No space left on device); landlock (Function \

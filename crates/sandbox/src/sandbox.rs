@@ -10,10 +10,10 @@ use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use crate::cgroup::Groups;
 use crate::error::SandboxError;
 use crate::limits::Limits;
-use crate::protection::{Demand, MissingWall, Protection, advice, reasons};
+use crate::protection::{Demand, MissingWall, Protection, advice, describe_missing_walls};
 use crate::python::Python;
 use crate::run::{Language, Outcome, Run, check, follow, main_file};
-use crate::zygote::{Order, Setup, Zygote};
+use crate::zygote::{Order, Zygote, ZygoteConfig};
 
 /// Configuration of a sandbox.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,7 +59,7 @@ impl Default for Options {
 pub struct Sandbox(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
-    setup: Setup,
+    config: ZygoteConfig,
     options: Options,
     protection: Protection,
     zygote: Mutex<Option<Arc<Zygote>>>,
@@ -92,17 +92,22 @@ impl Sandbox {
             tracing::debug!(%why, "runs have no cgroup; watching their memory instead");
             None
         });
-        let mut setup =
-            Setup { python, preload: options.preload.clone(), full, namespaces: true, groups };
-        let mut zygote = Zygote::start(&setup).await?;
+        let mut config = ZygoteConfig {
+            python,
+            preload: options.preload.clone(),
+            full,
+            namespaces: true,
+            groups,
+        };
+        let mut zygote = Zygote::start(&config).await?;
         let mut missing = std::mem::take(&mut zygote.missing);
         if !missing.is_empty() && !full {
-            setup.namespaces = false;
-            zygote = Zygote::start(&setup).await?;
+            config.namespaces = false;
+            zygote = Zygote::start(&config).await?;
         }
         // A run reveals which further walls are missing.
-        setup.full = false;
-        let scratch = if setup.namespaces {
+        config.full = false;
+        let scratch = if config.namespaces {
             None
         } else {
             Some(scratch().map_err(|error| {
@@ -115,7 +120,7 @@ impl Sandbox {
             waiting: AtomicUsize::new(0),
             zygote: Mutex::new(None),
             protection: Protection::default(),
-            setup,
+            config,
             options,
             scratch,
             dir_count: AtomicUsize::new(0),
@@ -125,11 +130,11 @@ impl Sandbox {
         }
         if full && !missing.is_empty() {
             return Err(SandboxError::Protection {
-                missing: reasons(&missing),
+                missing: describe_missing_walls(&missing),
                 way_out: advice(&missing),
             });
         }
-        inner.setup.full = full;
+        inner.config.full = full;
         inner.protection = Protection::with_missing(missing);
         *inner.zygote.get_mut() = Some(Arc::new(zygote));
         Ok(Sandbox(Arc::new(inner)))
@@ -142,12 +147,12 @@ impl Sandbox {
 
     /// Returns whether each run has a cgroup, through which the kernel limits its memory.
     pub fn has_cgroups(&self) -> bool {
-        self.0.setup.groups.is_some()
+        self.0.config.groups.is_some()
     }
 
     /// Returns the version of the interpreter.
     pub fn python(&self) -> &str {
-        &self.0.setup.python.version
+        &self.0.config.python.version
     }
 
     /// Returns the options with which the sandbox was started.
@@ -166,8 +171,8 @@ impl Sandbox {
         let _permit = self.0.acquire_permit().await?;
         let zygote = self.0.zygote().await?;
         let (outcome, jail) = follow(&zygote, &self.0.order(run, false), run).await?;
-        if self.0.setup.full && !jail.missing.is_empty() {
-            let missing = reasons(&jail.missing);
+        if self.0.config.full && !jail.missing.is_empty() {
+            let missing = describe_missing_walls(&jail.missing);
             return Err(SandboxError::Broken(format!(
                 "protection was lost, and the code was not run: {missing}"
             )));
@@ -179,7 +184,7 @@ impl Sandbox {
 impl Inner {
     /// Returns whether every wall is required.
     pub(crate) fn is_full(&self) -> bool {
-        self.setup.full
+        self.config.full
     }
 
     /// Acquires a permit to run, after waiting in the queue if necessary.
@@ -211,10 +216,10 @@ impl Inner {
             return Ok(Arc::clone(zygote));
         }
         tracing::warn!("the fork server has exited; starting another one");
-        let started = Arc::new(Zygote::start(&self.setup).await?);
-        if self.setup.namespaces && !started.missing.is_empty() {
+        let started = Arc::new(Zygote::start(&self.config).await?);
+        if self.config.namespaces && !started.missing.is_empty() {
             return Err(SandboxError::Protection {
-                missing: reasons(&started.missing),
+                missing: describe_missing_walls(&started.missing),
                 way_out: advice(&started.missing),
             });
         }

@@ -12,7 +12,7 @@ use crate::error::SandboxError;
 use crate::jail::{Event, EventResult, Jail, deadline};
 use crate::limits::Limits;
 use crate::output::CapturedOutput;
-use crate::protection::reasons;
+use crate::protection::describe_missing_walls;
 use crate::run::{EndReason, Language, Run, check, end_reason, seconds};
 use crate::sandbox::Sandbox;
 
@@ -197,7 +197,10 @@ impl Session {
         };
         let lost = std::mem::take(&mut jail.missing);
         if sandbox.0.is_full() && !lost.is_empty() {
-            return Err(SandboxError::Broken(format!("protection was lost: {}", reasons(&lost))));
+            return Err(SandboxError::Broken(format!(
+                "protection was lost: {}",
+                describe_missing_walls(&lost)
+            )));
         }
         let (stdout, stderr) = jail.take_output(&limits);
         let seconds = started_at.elapsed().as_secs_f64();

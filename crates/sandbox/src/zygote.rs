@@ -72,7 +72,7 @@ pub(crate) struct Zygote {
 
 /// Configuration of a fork server.
 #[derive(Debug, Clone)]
-pub(crate) struct Setup {
+pub(crate) struct ZygoteConfig {
     pub python: Python,
     /// Modules that are imported before runs are forked.
     pub preload: Vec<String>,
@@ -127,13 +127,13 @@ impl Zygote {
     ///
     /// # Errors
     /// Returns an error if the server does not start, or a module cannot be imported.
-    pub(crate) async fn start(setup: &Setup) -> Result<Self, SandboxError> {
+    pub(crate) async fn start(config: &ZygoteConfig) -> Result<Self, SandboxError> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(|error| broken("no socket", error.into()))?;
         rustix::io::ioctl_fionbio(&ours, true)
             .map_err(|error| broken("no socket", error.into()))?;
-        let mut command = Command::new(&setup.python.executable);
+        let mut command = Command::new(&config.python.executable);
         command
             .args(["-I", "-X", "utf8", "-B", "-c", PROGRAM])
             .env_clear()
@@ -146,31 +146,31 @@ impl Zygote {
             .kill_on_drop(true);
         let mut process = command
             .spawn()
-            .map_err(|error| broken(&setup.python.executable.display().to_string(), error))?;
+            .map_err(|error| broken(&config.python.executable.display().to_string(), error))?;
         drop(command);
         let stderr_text = read_stderr_tail(process.stderr.take());
         // This is a SEQPACKET socket: packets in order over a connection that reports when the peer
         // has exited. tokio has no type for it.
         let control =
             UnixDatagram::from_std(ours.into()).map_err(|error| broken("no socket", error))?;
-        let filters = filter::programs(setup.groups.is_some()).map_err(SandboxError::Broken)?;
+        let filters = filter::programs(config.groups.is_some()).map_err(SandboxError::Broken)?;
         let hex =
             |bytes: &Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        let config = json!({
-            "namespaces": setup.namespaces,
-            "read": setup.python.read,
-            "preload": setup.preload,
+        let settings = json!({
+            "namespaces": config.namespaces,
+            "read": config.python.read,
+            "preload": config.preload,
             "filters": filters.server.iter().map(hex).collect::<Vec<_>>(),
             "runner_filter": hex(&filters.runner),
-            "full": setup.full,
-            "apart": setup.python.separate_dirs,
-            "counted": setup.groups.is_some(),
+            "full": config.full,
+            "apart": config.python.separate_dirs,
+            "counted": config.groups.is_some(),
             "user": USER,
             "pivot_root": libc::SYS_pivot_root,
             "clone": libc::SYS_clone,
         });
         let greeted = timeout(START_TIMEOUT, async {
-            control.send(config.to_string().as_bytes()).await?;
+            control.send(settings.to_string().as_bytes()).await?;
             receive_response(&control).await
         });
         let greeting = match greeted.await {
@@ -198,12 +198,12 @@ impl Zygote {
             )));
         }
         let mut missing = Vec::new();
-        let none = (!setup.namespaces).then(|| "not tried".to_owned());
+        let none = (!config.namespaces).then(|| "not tried".to_owned());
         if let Some(why) = greeting.missing.get("namespaces").or(none.as_ref()) {
             let wall = |name: &str| MissingWall { name: name.to_owned(), why: why.clone() };
             missing.extend(NAMESPACE_WALLS.iter().map(|name| wall(name)));
         }
-        let groups = setup.groups.clone();
+        let groups = config.groups.clone();
         Ok(Zygote { control, _process: process, jailed: missing.is_empty(), missing, groups })
     }
 
