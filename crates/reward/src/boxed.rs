@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use crate::characters::spelled;
-use crate::numbers::{Found, Reader};
+use crate::numbers::{NumberMatch, Reader};
 use crate::pattern::pattern;
 
 /// Returns the content of the last `\boxed{…}` or `\fbox{…}`. Without braces (`\boxed 5`), the
@@ -97,7 +97,7 @@ enum Last {
 /// Returns the number that a short text states, such as `x = 5`, `\$1{,}234.`, `5\text{ cm}^2` or
 /// `about 72 clips`. Returns `None` if the text has no number or several, if a value would have to
 /// be computed (`3 + x`, `\sqrt{2}`, `2\pi`, `5!`), or if the text is an inequality (`x > 3`).
-pub(crate) fn only_number(text: &str) -> Option<Found> {
+pub(crate) fn only_number(text: &str) -> Option<NumberMatch> {
     let mut reader = Reader::new(spelled(text.trim()).trim(), true);
     let mut only = None;
     let mut last = Last::Nothing;

@@ -15,7 +15,9 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use self::operations::{is_function, is_multiple, is_operand, is_ordinal, note_units, small_part};
+use self::operations::{
+    denominator_in_words, is_function, is_multiple, is_operand, is_ordinal, note_units,
+};
 pub(crate) use self::operations::{
     is_relation, starts_factor, starts_operation, starts_relation, without_latex,
 };
@@ -369,7 +371,7 @@ impl NumberPosition<'_> {
             return false;
         }
         let part = PART.captures(&line).map(|found| found[1].to_lowercase());
-        if let Some(bottom) = part.as_deref().and_then(small_part) {
+        if let Some(bottom) = part.as_deref().and_then(denominator_in_words) {
             let part = Rational::from(1).divide(&Rational::from(bottom));
             change.factor = change.factor.take().zip(part).and_then(|(own, part)| own.times(&part));
         }

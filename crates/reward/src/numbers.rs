@@ -26,7 +26,7 @@ use crate::words::About;
 
 /// A number found in a text.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Found {
+pub(crate) struct NumberMatch {
     /// Characters of the number, with sign and currency.
     pub text: String,
     /// Value of the number. `None` if it has too many digits, divides by zero, or is only a part of
@@ -43,14 +43,14 @@ pub(crate) struct Found {
 
 /// Returns all numbers of a text, in order.
 #[cfg(test)]
-pub(crate) fn find(text: &str) -> Vec<Found> {
+pub(crate) fn find(text: &str) -> Vec<NumberMatch> {
     let (reader, found) = read(text);
     found.into_iter().map(|found| reader.in_context(found)).collect()
 }
 
 /// Returns the first number of a text if it is on the first line. Text after that line can retract
 /// it.
-pub(crate) fn first_of_line(text: &str) -> Option<Found> {
+pub(crate) fn first_of_line(text: &str) -> Option<NumberMatch> {
     let near = &text[..text.char_indices().nth(NEAR).map_or(text.len(), |(at, _)| at)];
     let (reader, found) = read(near);
     let found = found.into_iter().next()?;
@@ -64,18 +64,18 @@ pub(crate) fn count(text: &str) -> usize {
 }
 
 /// Returns the number of a text that contains the byte at an offset.
-pub(crate) fn at(text: &str, byte: usize) -> Option<Found> {
+pub(crate) fn at(text: &str, byte: usize) -> Option<NumberMatch> {
     near(text, byte).map(|(reader, found)| reader.in_context(found))
 }
 
 /// Like [`at`], but the number has no value if its sentence leaves the value unsettled.
-pub(crate) fn stated_at(text: &str, byte: usize) -> Option<Found> {
+pub(crate) fn stated_at(text: &str, byte: usize) -> Option<NumberMatch> {
     near(text, byte).map(|(reader, found)| reader.stated(found))
 }
 
 /// Parses the number of a text that contains the byte at an offset, without the effects of the text
 /// around it.
-fn near(text: &str, byte: usize) -> Option<(Reader, Found)> {
+fn near(text: &str, byte: usize) -> Option<(Reader, NumberMatch)> {
     let before = text[..byte].chars().count();
     let start = text[..byte].char_indices().rev().nth(NEAR).map_or(0, |(at, _)| at);
     let end = text[byte..].char_indices().nth(NEAR).map_or(text.len(), |(at, _)| byte + at);
@@ -86,13 +86,13 @@ fn near(text: &str, byte: usize) -> Option<(Reader, Found)> {
 }
 
 /// Returns the last number of a text. It has no value if its sentence leaves the value unsettled.
-pub(crate) fn last(text: &str) -> Option<Found> {
+pub(crate) fn last(text: &str) -> Option<NumberMatch> {
     let (reader, found) = read(text);
     found.into_iter().next_back().map(|found| reader.stated(found))
 }
 
 /// Parses all numbers of a text, without the effects of the text around them.
-fn read(text: &str) -> (Reader, Vec<Found>) {
+fn read(text: &str) -> (Reader, Vec<NumberMatch>) {
     let mut reader = Reader::new(&spelled(text), false);
     let mut found = Vec::new();
     while !reader.is_done() {
@@ -132,7 +132,7 @@ struct UnsignedNumber {
 }
 
 /// Digits as plain text that [`Rational::parse`] accepts, and the number of decimals.
-struct Digits {
+struct DigitRun {
     plain: String,
     decimals: u32,
     exponent: bool,
@@ -282,11 +282,11 @@ impl Reader {
     }
 
     /// Parses a number that starts at the position, with its sign and currency.
-    pub fn found(&mut self) -> Option<Found> {
+    pub fn found(&mut self) -> Option<NumberMatch> {
         let start = self.at;
         let (value, decimals) = self.attempt(Self::number)?;
         let range = start..self.at;
-        Some(Found {
+        Some(NumberMatch {
             text: self.chars[range.clone()].iter().collect(),
             value,
             decimals,
@@ -296,7 +296,7 @@ impl Reader {
     }
 
     /// Applies the effects of the surrounding text to a number.
-    pub fn in_context(&self, found: Found) -> Found {
+    pub fn in_context(&self, found: NumberMatch) -> NumberMatch {
         let Change { factor, base, range, about } = NumberPosition {
             chars: &self.chars,
             range: found.range.clone(),
@@ -308,7 +308,7 @@ impl Reader {
             (_, value) => value,
         };
         let is_changed = factor.as_ref() != Some(&Rational::from(1));
-        Found {
+        NumberMatch {
             text: self.chars[range.clone()].iter().collect(),
             value: own.zip(factor).and_then(|(value, factor)| value.times(&factor)),
             decimals: if is_changed { 0 } else { found.decimals },
@@ -319,7 +319,7 @@ impl Reader {
 
     /// Like [`Reader::in_context`], but the number has no value if the text around it leaves its
     /// value unsettled.
-    fn stated(&self, found: Found) -> Found {
+    fn stated(&self, found: NumberMatch) -> NumberMatch {
         let mut found = self.in_context(found);
         let Range { start, end } = found.range.clone();
         let before: String = self.chars[start.saturating_sub(NEAR)..start].iter().collect();
@@ -456,7 +456,7 @@ impl Reader {
 
     /// Parses digits, a repeating decimal, or a power.
     fn operand(&mut self) -> Option<UnsignedNumber> {
-        let Digits { plain, decimals, exponent } = self.digits()?;
+        let DigitRun { plain, decimals, exponent } = self.digits()?;
         let value = Rational::parse(&plain);
         if exponent {
             return Some(UnsignedNumber { value, decimals: 0, is_integer: false });
@@ -500,7 +500,7 @@ impl Reader {
     }
 
     /// Parses digits with thousands separators, decimals and an exponent.
-    fn digits(&mut self) -> Option<Digits> {
+    fn digits(&mut self) -> Option<DigitRun> {
         let before = self.before();
         let mut plain = String::new();
         self.run(&mut plain);
@@ -528,7 +528,7 @@ impl Reader {
             plain.push('e');
             plain.push_str(exponent);
         }
-        Some(Digits { plain, decimals, exponent: exponent.is_some() })
+        Some(DigitRun { plain, decimals, exponent: exponent.is_some() })
     }
 
     /// Moves past a thousands separator: `,`, `{,}`, `,\!`, a space, an apostrophe or an

@@ -9,7 +9,7 @@ use crate::boxed::{last_box, last_box_and_range, only_number};
 use crate::characters::spelled;
 use crate::context::without_latex;
 use crate::maths::{boxes, first_sentence, stated_answer, statement, to_readable};
-use crate::numbers::{self, Found};
+use crate::numbers::{self, NumberMatch};
 use crate::scorer::{answer_components, expected};
 use crate::unsettled::{is_unsettled_after, is_unsettled_before};
 use crate::{Component, Rational, Score, ScoreError, Scorer, ScorerInput};
@@ -107,7 +107,7 @@ impl NumericScorer {
         Ok(())
     }
 
-    fn extract(&self, text: &str) -> Option<Found> {
+    fn extract(&self, text: &str) -> Option<NumberMatch> {
         match self.extract {
             NumberLocation::LastNumber => numbers::last(text),
             NumberLocation::Hashes => first_stated(&text[text.rfind("####")? + "####".len()..]),
@@ -138,7 +138,7 @@ impl NumericScorer {
         }
     }
 
-    fn accepts(&self, found: &Found, expected: &Found) -> bool {
+    fn accepts(&self, found: &NumberMatch, expected: &NumberMatch) -> bool {
         let (Some(value), Some(target)) = (&found.value, &expected.value) else { return false };
         if !found.about.agrees(&expected.about) {
             return false;
@@ -168,14 +168,14 @@ impl NumericScorer {
 }
 
 /// Returns whether the words next to the number of a box leave its value settled.
-fn is_settled(inside: &str, found: &Found) -> bool {
+fn is_settled(inside: &str, found: &NumberMatch) -> bool {
     let inside = spelled(inside);
     let Some((before, after)) = inside.split_once(&found.text) else { return true };
     !is_unsettled_before(&without_latex(before)) && !is_unsettled_after(&without_latex(after))
 }
 
 /// Parses one or several expected numbers.
-fn expected_numbers(expected: &Value) -> Result<Vec<Found>, ScoreError> {
+fn expected_numbers(expected: &Value) -> Result<Vec<NumberMatch>, ScoreError> {
     match expected {
         Value::Array(several) if !several.is_empty() => {
             several.iter().map(expected_number).collect()
@@ -185,7 +185,7 @@ fn expected_numbers(expected: &Value) -> Result<Vec<Found>, ScoreError> {
 }
 
 /// Parses one expected number, which must have a value.
-fn expected_number(expected: &Value) -> Result<Found, ScoreError> {
+fn expected_number(expected: &Value) -> Result<NumberMatch, ScoreError> {
     let to_error = || ScoreError::Expected { expected: expected.to_string() };
     let text = match expected {
         Value::String(text) => text.clone(),
@@ -200,7 +200,7 @@ fn expected_number(expected: &Value) -> Result<Found, ScoreError> {
 
 /// Returns the first number of the first line. It has no value if its sentence states more than
 /// this number.
-fn first_stated(text: &str) -> Option<Found> {
+fn first_stated(text: &str) -> Option<NumberMatch> {
     let mut found = numbers::first_of_line(text)?;
     let line = text.lines().next()?;
     let sentence = first_sentence(line.trim_start_matches([':', ' ', '*', '_']));

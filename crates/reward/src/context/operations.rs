@@ -158,7 +158,7 @@ pub(crate) fn starts_factor(text: &str) -> bool {
 
 /// Returns the denominator of a fraction in words, such as 100 for "hundredths". Only words in
 /// `ths` count, because "seconds" is a unit of time.
-pub(super) fn small_part(word: &str) -> Option<i64> {
+pub(super) fn denominator_in_words(word: &str) -> Option<i64> {
     let bottom = words::denominator(word).filter(|_| word.ends_with("ths"))?;
     i64::try_from(bottom).ok()
 }
