@@ -60,7 +60,7 @@ struct Generation {
 }
 
 /// Parameters of one completion of a call.
-struct Choice {
+struct CompletionRequest {
     index: usize,
     prompt: Prompt,
     params: SamplingParams,
@@ -152,7 +152,7 @@ pub(crate) async fn start(
 
     let id = metrics.next_id();
     let timeout = party.limits.timeout;
-    let mut choices = Vec::with_capacity(n);
+    let mut requests = Vec::with_capacity(n);
     for (index, stream) in streams.into_iter().enumerate() {
         let request = SampleRequest {
             id: format!("{}/{id}/{index}", recorder.options.name),
@@ -178,7 +178,13 @@ pub(crate) async fn start(
                 format!("timed out after {timeout:?} waiting for the sampler to accept a request");
             ApiError::new(ErrorKind::Deadline, message)
         })??;
-        choices.push(Choice { index, prompt, params: params.clone(), stream, call_prefix });
+        requests.push(CompletionRequest {
+            index,
+            prompt,
+            params: params.clone(),
+            stream,
+            call_prefix,
+        });
     }
     crash_point("sampling");
     count_prompt(metrics, &prompt);
@@ -208,7 +214,7 @@ pub(crate) async fn start(
         permit: Mutex::new(options.permit),
         _guard: guard,
     };
-    tokio::spawn(generation.run(choices));
+    tokio::spawn(generation.run(requests));
     Ok(reader)
 }
 
@@ -251,14 +257,14 @@ async fn wait_for_rejection(batch: Option<&BatchMembership>) {
 
 impl Generation {
     /// Samples all completions of the call.
-    async fn run(self, choices: Vec<Choice>) {
+    async fn run(self, requests: Vec<CompletionRequest>) {
         let metrics = Arc::clone(&self.recorder.options.metrics);
         let _ending = self.transcript.end_guard();
         add(&metrics.running, 1);
         // The completions are sampled concurrently, but recorded in order, so that the record does
         // not depend on which of them ends first.
         let mut sampled: FuturesOrdered<_> =
-            choices.into_iter().map(|choice| self.sample(choice)).collect();
+            requests.into_iter().map(|request| self.sample(request)).collect();
         let mut failed = None;
         while let Some(sampled) = sampled.next().await {
             if let Err(error) = sampled.and_then(|sampled| self.end(sampled)) {
@@ -282,8 +288,8 @@ impl Generation {
     /// # Errors
     /// Returns an error if another call of the batch is rejected. In that case the completion is
     /// not recorded.
-    async fn sample(&self, choice: Choice) -> Result<SampledCompletion, ApiError> {
-        let Choice { index, prompt, params, mut stream, call_prefix } = choice;
+    async fn sample(&self, request: CompletionRequest) -> Result<SampledCompletion, ApiError> {
+        let CompletionRequest { index, prompt, params, mut stream, call_prefix } = request;
         let chat = self.format.chat();
         let calls_are_text = self.tool_choice == ToolChoice::None || self.tools.is_empty();
         let parsing = ChatParseOptions {
