@@ -17,7 +17,7 @@ use levade_agent::runner::{AttemptReport, LeasedAttempt, WorkerStats, evaluation
 use levade_store::rollouts::{
     Json, LeaseEnd, Order, PageRequest, ResourcesFilter, Rollout, Rollouts,
 };
-use levade_store_client::worker::{Work, WorkerOptions, retry, run_worker};
+use levade_store_client::worker::{RolloutExecutor, WorkerOptions, retry, run_worker};
 use serde_json::value::to_raw_value;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
@@ -114,7 +114,7 @@ struct Runner {
 }
 
 #[async_trait]
-impl Work for Runner {
+impl RolloutExecutor for Runner {
     type Error = anyhow::Error;
 
     /// Returns the queues to lease from. Waits until a run is announced.
@@ -155,7 +155,7 @@ impl Work for Runner {
         }
     }
 
-    async fn make(&self, rollout: &Rollout) -> (LeaseEnd, Option<Json>) {
+    async fn execute(&self, rollout: &Rollout) -> (LeaseEnd, Option<Json>) {
         let report = self.make_attempt(rollout).await;
         let end = match &report {
             AttemptReport::Failed { why } => {

@@ -131,15 +131,15 @@ impl HttpRollouts {
 }
 
 /// Deadline of a wait that the client splits into several requests.
-struct PartedWait {
+struct WaitDeadline {
     /// End of the wait. `None` if the end is beyond the range of the clock: the wait then has no
     /// end.
     deadline: Option<Instant>,
 }
 
-impl PartedWait {
+impl WaitDeadline {
     fn new(wait: Duration) -> Self {
-        PartedWait { deadline: Instant::now().checked_add(wait) }
+        WaitDeadline { deadline: Instant::now().checked_add(wait) }
     }
 
     /// Returns the time for which the server may hold the next request, and whether it is the last.
@@ -185,7 +185,7 @@ impl Rollouts for HttpRollouts {
         part.key.get_or_insert_with(|| {
             format!("{}-{}", self.client_id, self.lease_requests.fetch_add(1, Ordering::Relaxed))
         });
-        let wait = PartedWait::new(request.wait);
+        let wait = WaitDeadline::new(request.wait);
         loop {
             let (hold, is_last) = wait.next_hold();
             part.wait = hold;
@@ -243,7 +243,7 @@ impl Rollouts for HttpRollouts {
     }
 
     async fn changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)> {
-        let wait = PartedWait::new(wait);
+        let wait = WaitDeadline::new(wait);
         loop {
             let (hold, is_last) = wait.next_hold();
             let changes: (Vec<Rollout>, u64) =
@@ -255,7 +255,7 @@ impl Rollouts for HttpRollouts {
     }
 
     async fn wait_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
-        let wait = PartedWait::new(wait);
+        let wait = WaitDeadline::new(wait);
         loop {
             let (hold, is_last) = wait.next_hold();
             let (finished, is_complete) =

@@ -1,6 +1,6 @@
 //! Loop of a worker: leases rollouts from a store, keeps their leases, and reports their ends.
 //!
-//! An implementation of [`Work`] defines how a rollout is executed.
+//! An implementation of [`RolloutExecutor`] defines how a rollout is executed.
 //!
 //! # Guarantees
 //! - **Heartbeats.** A worker reports six times within the duration of a lease. If the lease is
@@ -97,9 +97,9 @@ pub async fn retry<T, F: Future<Output = Result<T, RolloutError>>>(
     }
 }
 
-/// Implementation of the rollouts that a worker executes.
+/// Executor of the rollouts that a worker leases.
 #[async_trait]
-pub trait Work: Send + Sync + 'static {
+pub trait RolloutExecutor: Send + Sync + 'static {
     /// Error that ends the worker.
     type Error: From<RetryError> + Send;
 
@@ -111,7 +111,7 @@ pub trait Work: Send + Sync + 'static {
 
     /// Executes a leased rollout. Returns how its lease ends, and the metadata of the try. The
     /// future is dropped if the lease is lost.
-    async fn make(&self, rollout: &Rollout) -> (LeaseEnd, Option<Json>);
+    async fn execute(&self, rollout: &Rollout) -> (LeaseEnd, Option<Json>);
 
     /// Returns the statistics for a heartbeat of a worker that leases from `queues` and executes
     /// `running` rollouts.
@@ -142,8 +142,8 @@ pub struct WorkerOptions {
 ///
 /// # Errors
 /// Returns an error if the store is unreachable for longer than [`WorkerOptions::wait`], and the
-/// errors of [`Work::queues`].
-pub async fn run_worker<W: Work>(
+/// errors of [`RolloutExecutor::queues`].
+pub async fn run_worker<W: RolloutExecutor>(
     options: WorkerOptions,
     work: Arc<W>,
     mut requests: UnboundedReceiver<()>,
@@ -157,7 +157,7 @@ pub async fn run_worker<W: Work>(
         is_requesting: AtomicBool::new(false),
     });
     let mut beating = JoinSet::new();
-    beating.spawn(Arc::clone(&worker).beat());
+    beating.spawn(Arc::clone(&worker).send_heartbeats());
     let mut rollouts = JoinSet::new();
     let ended = worker.serve(&mut rollouts, &mut requests).await;
     beating.shutdown().await;
@@ -183,7 +183,7 @@ struct Worker<W> {
     is_requesting: AtomicBool,
 }
 
-impl<W: Work> Worker<W> {
+impl<W: RolloutExecutor> Worker<W> {
     /// Leases and starts rollouts. Returns when no more rollouts will be leased and all have ended,
     /// or when the drain timeout has expired.
     async fn serve(
@@ -244,7 +244,7 @@ impl<W: Work> Worker<W> {
                             // A stopping worker does not start the rollout, and returns its lease
                             // later.
                             if deadline.is_none() {
-                                rollouts.spawn(Arc::clone(self).make(rollout, lease));
+                                rollouts.spawn(Arc::clone(self).execute(rollout, lease));
                             }
                         }
                     }
@@ -280,7 +280,7 @@ impl<W: Work> Worker<W> {
     }
 
     /// Sends heartbeats of the worker until the future is dropped.
-    async fn beat(self: Arc<Self>) {
+    async fn send_heartbeats(self: Arc<Self>) {
         loop {
             let queues = self.queues().clone();
             let stats = self.work.stats(queues, self.running.load(Ordering::Relaxed));
@@ -293,13 +293,13 @@ impl<W: Work> Worker<W> {
     }
 
     /// Executes a leased rollout and reports its end.
-    async fn make(self: Arc<Self>, rollout: Rollout, lease: Lease) {
+    async fn execute(self: Arc<Self>, rollout: Rollout, lease: Lease) {
         let _running = RunningRollout::new(&self.running);
         let lease_seconds = rollout.config.unresponsive_seconds.map(Duration::from_secs_f64);
         let interval = lease_seconds.map_or(DEFAULT_HEARTBEAT, |time| time / HEARTBEATS_PER_LEASE);
         let (end, metadata) = tokio::select! {
             biased;
-            made = self.work.make(&rollout) => made,
+            made = self.work.execute(&rollout) => made,
             why = self.keep_lease(&lease, interval) => {
                 self.leases().remove(&rollout.id);
                 tracing::info!("stopped an attempt: {why}");

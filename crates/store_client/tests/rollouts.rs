@@ -11,7 +11,7 @@ use levade_store::rollouts::{
     Json, LeaseEnd, LeaseRequest, ManualClock, NewRollout, Rollout, RolloutError, Rollouts,
 };
 use levade_store::{Code, StoreError, rollouts_contract};
-use levade_store_client::worker::{RetryError, Work, WorkerOptions, run_worker};
+use levade_store_client::worker::{RetryError, RolloutExecutor, WorkerOptions, run_worker};
 use levade_store_client::{HttpRollouts, ServiceOptions, open_rollouts};
 use levade_store_server::ServerOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -152,14 +152,14 @@ async fn unknown_rollout_error_keeps_its_type() {
 struct Unannounced;
 
 #[async_trait]
-impl Work for Unannounced {
+impl RolloutExecutor for Unannounced {
     type Error = RetryError;
 
     async fn queues(&self) -> Result<Vec<String>, RetryError> {
         std::future::pending().await
     }
 
-    async fn make(&self, _: &Rollout) -> (LeaseEnd, Option<Json>) {
+    async fn execute(&self, _: &Rollout) -> (LeaseEnd, Option<Json>) {
         unreachable!("nothing is leased")
     }
 

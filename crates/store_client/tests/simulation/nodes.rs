@@ -9,7 +9,7 @@ use levade_store::rollouts::{
     Json, LeaseEnd, NewRollout, PageRequest, Rollout, RolloutConfig, RolloutError, RolloutFilter,
     RolloutStatus, Rollouts, TryStatus,
 };
-use levade_store_client::worker::{Work, WorkerOptions, retry, run_worker};
+use levade_store_client::worker::{RolloutExecutor, WorkerOptions, retry, run_worker};
 use levade_store_client::{HttpRollouts, ServiceOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::value::to_raw_value;
@@ -49,14 +49,14 @@ struct Sampling {
 }
 
 #[async_trait]
-impl Work for Sampling {
+impl RolloutExecutor for Sampling {
     type Error = Failure;
 
     async fn queues(&self) -> Result<Vec<String>, Failure> {
         Ok(vec![QUEUE.to_owned()])
     }
 
-    async fn make(&self, rollout: &Rollout) -> (LeaseEnd, Option<Json>) {
+    async fn execute(&self, rollout: &Rollout) -> (LeaseEnd, Option<Json>) {
         let (time, is_failed) = self.world.with_random(|random, _| {
             let longest = if random.percent(15) { 90_000 } else { 10_000 };
             (random.millis(50..longest), random.percent(10))
