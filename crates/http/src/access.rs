@@ -220,9 +220,10 @@ impl Access {
     fn is_own_origin(&self, origin: &HeaderValue, headers: &HeaderMap) -> bool {
         let text = origin.to_str().unwrap_or_default().to_ascii_lowercase();
         let authority = text.split_once("://").map(|(_, authority)| authority);
-        let requested = headers.get(HOST).and_then(|host| host.to_str().ok()).and_then(port_of);
+        let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+        let port = host.map_or(AuthorityPort::Invalid, parse_port);
         authority
-            .is_some_and(|authority| self.is_own_host(authority) && port_of(authority) == requested)
+            .is_some_and(|authority| self.is_own_host(authority) && parse_port(authority) == port)
     }
 
     /// Returns whether pages of an origin can call the server.
@@ -272,8 +273,22 @@ fn rejected(status: StatusCode, message: String) -> Option<Rejection> {
     Some(Rejection { status, message })
 }
 
-fn port_of(text: &str) -> Option<Option<u16>> {
-    split_authority(text).map(|(_, port)| port)
+/// Port of an authority such as `localhost:8000`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AuthorityPort {
+    /// The authority names no port.
+    Default,
+    Number(u16),
+    /// There is no authority, or it is invalid.
+    Invalid,
+}
+
+fn parse_port(text: &str) -> AuthorityPort {
+    match split_authority(text) {
+        Some((_, None)) => AuthorityPort::Default,
+        Some((_, Some(port))) => AuthorityPort::Number(port),
+        None => AuthorityPort::Invalid,
+    }
 }
 
 fn origin_rejection(origin: &HeaderValue) -> Rejection {
