@@ -21,7 +21,7 @@ use serde_json::json;
 
 use crate::buffer::Buffer;
 use crate::gemm::{Matrix, Mode, NR, PackedMatrix, Rhs, Scratch, gemm};
-use crate::layout::{Layout, Map, Site};
+use crate::layout::{Layout, LinearMap, Site};
 use crate::ops::{for_rows, softmax};
 use crate::parameters::Parameters;
 use crate::precision::{Precision, words};
@@ -54,7 +54,7 @@ pub struct Part {
 /// Offsets of an adapter's parameters in one flat array.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterLayout {
-    /// Adapted projections of every linear map, in the order of [`Map::all`].
+    /// Adapted projections of every linear map, in the order of [`LinearMap::all`].
     maps: Vec<Vec<Part>>,
     /// All parameters, under PEFT's names.
     pub tensors: Tensors,
@@ -141,7 +141,7 @@ impl AdapterLayout {
                 return reject(format!("{key} = {alpha}; it must be more than 0"));
             }
         }
-        let all = Map::all(base.layers.len());
+        let all = LinearMap::all(base.layers.len());
         let modules: Vec<String> = all
             .flat_map(|map| map.site.modules().iter().map(move |module| module_name(map, module)))
             .collect();
@@ -170,7 +170,7 @@ impl AdapterLayout {
             );
         }
         let mut tensors = Tensors::default();
-        let mut part = |map: Map, module: &str| {
+        let mut part = |map: LinearMap, module: &str| {
             let name = module_name(map, module);
             let (rank, alpha) = options.rank_and_alpha(&name)?;
             let entry = base.tensors.find(&format!("{name}.weight"))?;
@@ -189,13 +189,13 @@ impl AdapterLayout {
             let scale = options.scale(rank, alpha);
             Some(Part { base, outputs, width: at.outputs, inputs, rank, scale, a, b })
         };
-        let maps = Map::all(base.layers.len())
+        let maps = LinearMap::all(base.layers.len())
             .map(|map| map.site.modules().iter().filter_map(|module| part(map, module)).collect());
         Ok(AdapterLayout { maps: maps.collect(), tensors })
     }
 }
 
-fn module_name(map: Map, module: &str) -> String {
+fn module_name(map: LinearMap, module: &str) -> String {
     format!("model.layers.{}.{module}", map.layer)
 }
 
@@ -252,7 +252,7 @@ impl Adapter {
         Parameters { tensors: &layout.tensors, master, packed }
     }
 
-    fn parts(&self, map: Map) -> impl Iterator<Item = (&Part, &[PackedMatrix; 2])> {
+    fn parts(&self, map: LinearMap) -> impl Iterator<Item = (&Part, &[PackedMatrix; 2])> {
         let index = map.index();
         self.layout.maps[index].iter().zip(&self.packed[index])
     }
@@ -262,7 +262,7 @@ impl Adapter {
         &self,
         compute: &Compute,
         scratch: &mut MapScratch,
-        map: Map,
+        map: LinearMap,
         x: &[f32],
         out: &mut [f32],
     ) {
@@ -281,7 +281,7 @@ impl Adapter {
         &self,
         compute: &Compute,
         scratch: &mut MapScratch,
-        map: Map,
+        map: LinearMap,
         x: &[f32],
         dy: &[f32],
         gradient: &mut [f32],
@@ -321,7 +321,7 @@ impl Adapter {
         &self,
         compute: &Compute,
         scratch: &mut MapScratch,
-        map: Map,
+        map: LinearMap,
         dy: &[f32],
         dx: &mut [f32],
     ) {

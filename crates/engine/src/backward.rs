@@ -10,7 +10,7 @@ use crate::activations::Activations;
 use crate::adapter::Adapter;
 use crate::buffer::{Buffer, SharedSlice};
 use crate::gemm::{Matrix, Mode, Rhs, gemm};
-use crate::layout::{Map, Site, attention_shape, attention_window};
+use crate::layout::{LinearMap, Site, attention_shape, attention_window};
 use crate::ops::attention_backward::{self, ForwardValues, SequenceRows};
 use crate::ops::kv::KeyValues;
 use crate::ops::{add_column_sums, gated, norm};
@@ -68,7 +68,7 @@ impl Gradients<'_> {
         &mut self,
         model: &Transformer,
         scratch: &mut MapScratch,
-        map: Map,
+        map: LinearMap,
         x: &[f32],
         dy: &[f32],
     ) {
@@ -93,7 +93,7 @@ impl Gradients<'_> {
         &mut self,
         model: &Transformer,
         scratch: &mut MapScratch,
-        map: Map,
+        map: LinearMap,
         dy: &[f32],
         dx: &mut [f32],
     ) {
@@ -153,7 +153,7 @@ impl RowGradients {
         let (input, state) = activations.restore(model, layer, rows, temporary, keys_values);
         let LayerState { raw, qkv, stats, attended, before_norms, middle, gate_up } = state;
         let TemporaryRows { normed, scratch, .. } = temporary;
-        let map = |site| Map { layer, site };
+        let map = |site| LinearMap { layer, site };
         let normed = normed.reserve(count * hidden);
         let dx = &mut self.dx[..count * hidden];
         let dnormed = self.dnormed.reserve(count * hidden);

@@ -54,17 +54,17 @@ impl Site {
 
 /// One linear map of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Map {
+pub struct LinearMap {
     /// Index of the layer.
     pub layer: usize,
     /// Map within the layer.
     pub site: Site,
 }
 
-impl Map {
+impl LinearMap {
     /// Returns all maps of a model with `layers` layers, in the order of the forward pass.
-    pub fn all(layers: usize) -> impl Iterator<Item = Map> {
-        (0..layers).flat_map(|layer| Site::ALL.map(|site| Map { layer, site }))
+    pub fn all(layers: usize) -> impl Iterator<Item = LinearMap> {
+        (0..layers).flat_map(|layer| Site::ALL.map(|site| LinearMap { layer, site }))
     }
 
     /// Returns the index among all maps.
@@ -178,7 +178,7 @@ impl Layout {
     }
 
     /// Returns the layout of a linear map.
-    pub fn linear(&self, map: Map) -> &LinearLayout {
+    pub fn linear(&self, map: LinearMap) -> &LinearLayout {
         &self.layers[map.layer].linear[map.site as usize]
     }
 }
@@ -212,7 +212,7 @@ mod tests {
             assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
             assert!(ranges[ranges.len() - 1].end <= layout.tensors.len);
             assert_eq!(
-                layout.linear(Map { layer: 1, site: Site::Output }).bias.len(),
+                layout.linear(LinearMap { layer: 1, site: Site::Output }).bias.len(),
                 config.hidden
             );
             assert_eq!(layout.layers[1].query_norm.is_empty(), !qk_norm);

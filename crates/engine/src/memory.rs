@@ -8,7 +8,7 @@ use levade_model::ModelConfig;
 
 use crate::adapter::AdapterLayout;
 use crate::gemm::{MAX_ROWS, NR, SLAB, SLAB_A};
-use crate::layout::{Layout, Map, attention_shape};
+use crate::layout::{Layout, LinearMap, attention_shape};
 use crate::ops::attention_backward;
 use crate::ops::kv::BLOCK;
 use crate::options::{EngineOptions, PlannedAdapter};
@@ -122,7 +122,7 @@ impl MemoryPlan {
         let mut weights = Values::new(layout.tensors.len)
             .plus(packed(hidden, config.vocabulary))
             .plus(Values::new(context).times(config.head_dim * tables));
-        for linear in Map::all(layers).map(|map| layout.linear(map)) {
+        for linear in LinearMap::all(layers).map(|map| layout.linear(map)) {
             weights = weights.plus(packed(linear.inputs, linear.outputs));
         }
 

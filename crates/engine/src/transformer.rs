@@ -15,7 +15,7 @@ use crate::Compute;
 use crate::adapter::Adapter;
 use crate::buffer::Buffer;
 use crate::gemm::{Matrix, Mode, Rhs, Scratch, gemm};
-use crate::layout::{Map, Site, attention_shape, attention_window};
+use crate::layout::{LinearMap, Site, attention_shape, attention_window};
 use crate::ops::kv::{Blocks, KeyValues, KvBlocks, Span};
 use crate::ops::norm::Heads;
 use crate::ops::rope::RopeTable;
@@ -147,7 +147,7 @@ impl Transformer {
         &self,
         scratch: &mut MapScratch,
         adapters: &[(Range<usize>, usize)],
-        map: Map,
+        map: LinearMap,
         x: &[f32],
         residual: Option<&[f32]>,
         out: &mut [f32],
@@ -260,7 +260,7 @@ impl Transformer {
         self.project(
             scratch,
             rows.adapters,
-            Map { layer, site: Site::Down },
+            LinearMap { layer, site: Site::Down },
             activated,
             residual,
             out,
@@ -293,7 +293,7 @@ impl Transformer {
         let compute = &self.compute;
         let epsilon = config.norm_epsilon;
         let TemporaryRows { normed, scratch, .. } = temporary;
-        let map = |site| Map { layer, site };
+        let map = |site| LinearMap { layer, site };
         let adapters = rows.adapters;
 
         let normed = normed.reserve(input.len());

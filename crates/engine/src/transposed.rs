@@ -9,21 +9,26 @@ use std::ops::Range;
 
 use crate::Compute;
 use crate::gemm::{Matrix, PackedMatrix, Rhs};
-use crate::layout::{Layout, LinearLayout, Map};
+use crate::layout::{Layout, LinearLayout, LinearMap};
 use crate::precision::Precision;
 use crate::weights::Weights;
 
 /// Packed copies of a model's matrices, allocated at first use.
 #[derive(Default)]
 pub struct TransposedWeights {
-    /// Matrices of all linear maps, in the order of [`Map::all`], then the head. Each has the
+    /// Matrices of all linear maps, in the order of [`LinearMap::all`], then the head. Each has the
     /// change count of the weights from which it was packed.
     matrices: Vec<(Option<u64>, PackedMatrix)>,
 }
 
 impl TransposedWeights {
     /// Returns the matrix of a linear map, outputs × inputs, as an rhs.
-    pub fn map<'a>(&'a mut self, compute: &Compute, weights: &'a Weights, map: Map) -> Rhs<'a> {
+    pub fn map<'a>(
+        &'a mut self,
+        compute: &Compute,
+        weights: &'a Weights,
+        map: LinearMap,
+    ) -> Rhs<'a> {
         let LinearLayout { weight, outputs, inputs, .. } = weights.layout.linear(map);
         self.matrix(compute, weights, map.index(), weight, [*outputs, *inputs])
     }
@@ -31,7 +36,7 @@ impl TransposedWeights {
     /// Returns the matrix of the head, vocabulary × hidden, as an rhs.
     pub fn head<'a>(&'a mut self, compute: &Compute, weights: &'a Weights) -> Rhs<'a> {
         let config = &weights.config;
-        let last = Map::all(weights.config.layers).count();
+        let last = LinearMap::all(weights.config.layers).count();
         self.matrix(
             compute,
             weights,
@@ -73,7 +78,8 @@ pub fn shapes(layout: &Layout, layers: usize, precision: Precision) -> Vec<(usiz
         return Vec::new();
     }
     let hidden = layout.norm.len();
-    let maps = Map::all(layers).map(|map| (layout.linear(map).outputs, layout.linear(map).inputs));
+    let maps =
+        LinearMap::all(layers).map(|map| (layout.linear(map).outputs, layout.linear(map).inputs));
     maps.chain([(layout.head.len() / hidden, hidden)]).collect()
 }
 
@@ -91,7 +97,7 @@ mod tests {
         let mut weights = random_weights(&compute, &tiny_config(), 1);
         let mut transposed = TransposedWeights::default();
         for round in 0..3 {
-            for map in Map::all(weights.config.layers) {
+            for map in LinearMap::all(weights.config.layers) {
                 let at = weights.layout.linear(map);
                 let matrix = Matrix::new(weights.part(&at.weight), at.outputs, at.inputs);
                 let expected = PackedMatrix::new(&compute, matrix);
@@ -119,7 +125,7 @@ mod tests {
     fn f32_matrices_are_not_copied() {
         let compute = Compute::with_isa(1, Isa::detect(), Precision::F32);
         let weights = random_weights(&compute, &tiny_config(), 1);
-        let map = Map { layer: 0, site: Site::Down };
+        let map = LinearMap { layer: 0, site: Site::Down };
         assert!(matches!(TransposedWeights::default().map(&compute, &weights, map), Rhs::Plain(_)));
         assert!(shapes(&weights.layout, weights.config.layers, Precision::F32).is_empty());
     }

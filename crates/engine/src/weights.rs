@@ -9,7 +9,7 @@ use levade_model::{ModelConfig, ModelError, ModelFiles};
 use crate::Compute;
 use crate::buffer::Buffer;
 use crate::gemm::PackedMatrix;
-use crate::layout::{Layout, Map};
+use crate::layout::{Layout, LinearMap};
 use crate::parameters::Parameters;
 use crate::precision::Precision;
 use crate::tensors::TensorEntry;
@@ -22,7 +22,7 @@ pub struct Weights {
     pub layout: Layout,
     /// All parameters, in f32.
     pub master: Buffer,
-    /// Matrices of all linear maps, in the order of [`Map::all`], packed for `x · Wᵀ`.
+    /// Matrices of all linear maps, in the order of [`LinearMap::all`], packed for `x · Wᵀ`.
     maps: Vec<PackedMatrix>,
     /// Output head, packed for `x · Wᵀ`.
     pub head: PackedMatrix,
@@ -33,7 +33,7 @@ impl Weights {
     /// Creates weights for `config`, all zero, with packed copies in `precision`.
     pub fn zeroed(config: &ModelConfig, precision: Precision) -> Self {
         let layout = Layout::new(config);
-        let shapes: Vec<_> = Map::all(config.layers)
+        let shapes: Vec<_> = LinearMap::all(config.layers)
             .map(|map| {
                 let at = layout.linear(map);
                 (at.inputs, at.outputs)
@@ -79,7 +79,7 @@ impl Weights {
     pub fn parameters(&mut self) -> Parameters<'_> {
         let Weights { config, layout, master, maps, head, changes } = self;
         *changes += 1;
-        let ranges = Map::all(config.layers).map(|map| layout.linear(map).weight.clone());
+        let ranges = LinearMap::all(config.layers).map(|map| layout.linear(map).weight.clone());
         let packed = ranges.zip(maps).chain([(layout.head.clone(), head)]).collect();
         Parameters { tensors: &layout.tensors, master, packed }
     }
@@ -90,7 +90,7 @@ impl Weights {
     }
 
     /// Returns the packed matrix of a linear map.
-    pub fn packed(&self, map: Map) -> &PackedMatrix {
+    pub fn packed(&self, map: LinearMap) -> &PackedMatrix {
         &self.maps[map.index()]
     }
 

@@ -118,7 +118,7 @@ pub enum Windows {
     /// All layers have a window.
     Every,
     /// All layers except every n-th layer, where n is the value. The file can set another n.
-    ButEvery(usize),
+    AllExceptEveryNth(usize),
     /// Layers with index `max_window_layers` or higher, if `use_sliding_window` is set.
     Last,
     /// Layers without rotary embedding, if `use_sliding_window` is set.
@@ -251,7 +251,7 @@ static TRAITS: [Traits; 6] = [
             activation: Activation::GeluTanh,
         },
         qk_norm: true,
-        windows: Windows::ButEvery(6),
+        windows: Windows::AllExceptEveryNth(6),
         local_theta: Some(10_000.0),
         query_scalar: Some(256.0),
         rejected_keys: &[

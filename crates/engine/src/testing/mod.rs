@@ -67,7 +67,7 @@ pub fn family_configs() -> Vec<ModelConfig> {
         full.pattern.windowed = match traits.windows {
             Windows::Never => [].into(),
             Windows::Every => [0, 1, 2].into(),
-            Windows::ButEvery(_) | Windows::Last | Windows::Unrotated => [0, 2].into(),
+            Windows::AllExceptEveryNth(_) | Windows::Last | Windows::Unrotated => [0, 2].into(),
         };
         if traits.unrotated_interval.is_some() {
             plain.pattern.unrotated = [1].into();

@@ -113,7 +113,7 @@ fn pattern(random: &mut RandomStream, family: Family, layers: usize) -> Pattern 
         Windows::Never => return Pattern::default(),
         Windows::Every => (0..layers).collect(),
         Windows::Last => some(random, 0.2),
-        Windows::ButEvery(_) | Windows::Unrotated => some(random, 0.6),
+        Windows::AllExceptEveryNth(_) | Windows::Unrotated => some(random, 0.6),
     };
     Pattern {
         window: Some(random.size(1, 600)),

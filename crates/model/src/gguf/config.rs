@@ -178,7 +178,7 @@ fn pattern(
     let unrotated = traits.unrotated_interval.into_iter().flat_map(every).collect();
     let unwindowed = Pattern { window: None, windowed: BTreeSet::new(), local_rope, unrotated };
     match (traits.windows, window) {
-        (Windows::ButEvery(interval), window) => {
+        (Windows::AllExceptEveryNth(interval), window) => {
             let interval =
                 metadata.size(&key("attention.sliding_window_pattern"))?.unwrap_or(interval).max(1);
             let global: BTreeSet<usize> = every(interval).collect();
@@ -194,7 +194,7 @@ fn pattern(
             format!(
                 "Levade runs GGUF files with sliding windows only if their architecture is {}: use \
                  the model's Hugging Face directory",
-                architectures(|traits| matches!(traits.windows, Windows::ButEvery(_)))
+                architectures(|traits| matches!(traits.windows, Windows::AllExceptEveryNth(_)))
             ),
         )),
         _ => Ok(unwindowed),

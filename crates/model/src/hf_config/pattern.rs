@@ -67,7 +67,7 @@ fn windows(
     };
     let last = keys.size("max_window_layers")?.unwrap_or(28);
     let interval = match traits.windows {
-        Windows::ButEvery(interval) => {
+        Windows::AllExceptEveryNth(interval) => {
             keys.size("sliding_window_pattern")?.unwrap_or(interval).max(1)
         }
         _ => 1,
@@ -100,7 +100,7 @@ fn windows(
     }
     let by_rule = |layer: &usize| match traits.windows {
         Windows::Never | Windows::Every => true,
-        Windows::ButEvery(_) => !(layer + 1).is_multiple_of(interval),
+        Windows::AllExceptEveryNth(_) => !(layer + 1).is_multiple_of(interval),
         Windows::Last => *layer >= last,
         Windows::Unrotated => unrotated.contains(layer),
     };

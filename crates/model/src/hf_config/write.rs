@@ -67,7 +67,7 @@ impl ModelConfig {
         if traits.windows == Windows::Every || slides {
             json["sliding_window"] = json!(pattern.window);
         }
-        if matches!(traits.windows, Windows::ButEvery(_))
+        if matches!(traits.windows, Windows::AllExceptEveryNth(_))
             || (slides && traits.windows != Windows::Every)
         {
             json["layer_types"] = json!(to_layer_types(pattern, self.layers));

@@ -34,7 +34,7 @@ pub fn tiny(family: Family) -> ModelConfig {
         pad: None,
     };
     let mut config = config.with_family(family);
-    if matches!(family.traits().windows, Windows::Every | Windows::ButEvery(_)) {
+    if matches!(family.traits().windows, Windows::Every | Windows::AllExceptEveryNth(_)) {
         config.pattern = Pattern { window: Some(24), windowed: [0, 1].into(), ..config.pattern };
     }
     config.query_scalar = config.query_scalar.map(|_| config.head_dim as f32);
