@@ -9,7 +9,9 @@ use std::process::ExitCode;
 use levade_run::dir::RunDir;
 use levade_store::{Attempt, Store, Withdrawal, person_subject};
 use levade_tasks::persons;
-use levade_trainer::{Descendant, Trained, checkpoints, descendants, trained, with_copies};
+use levade_trainer::{
+    Descendant, TrainedStep, checkpoints, descendants, trained_steps, with_copies,
+};
 use levade_tree::{AttemptId, AttemptSlot, Kind, Purpose};
 use serde_json::{Value, json};
 
@@ -71,7 +73,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 async fn audit(args: Args) -> anyhow::Result<ExitCode> {
     let run = RunDir::open(&args.run)?;
     let store = run.open_store().await?;
-    let mut steps = trained(&*store).await?;
+    let mut steps = trained_steps(&*store).await?;
     if let Some(name) = &args.policy
         && steps.iter().all(|step| *name != step.policy)
     {
@@ -212,10 +214,10 @@ pub fn task_id(task: &Value) -> String {
 async fn backward(
     args: &Args,
     store: &dyn Store,
-    steps: &[Trained],
+    steps: &[TrainedStep],
     withdrawn: &BTreeMap<AttemptId, Withdrawal>,
 ) -> anyhow::Result<Value> {
-    let reached: Vec<&Trained> = steps
+    let reached: Vec<&TrainedStep> = steps
         .iter()
         .filter(|step| {
             args.step.is_none_or(|last| step.global_step <= last)
@@ -237,7 +239,7 @@ async fn backward(
 }
 
 /// Returns the error for a requested step or version that is not among `steps`.
-fn no_weights(args: &Args, steps: &[Trained]) -> anyhow::Error {
+fn no_weights(args: &Args, steps: &[TrainedStep]) -> anyhow::Error {
     if let Some(step) = args.step {
         let known: BTreeSet<u32> = steps.iter().map(|step| step.global_step).collect();
         return unusable(format!(
@@ -271,7 +273,7 @@ fn range<N: Display + Ord>(numbers: &BTreeSet<N>) -> String {
 async fn forward(
     run: &Path,
     store: &dyn Store,
-    steps: &[Trained],
+    steps: &[TrainedStep],
     attempts: &BTreeSet<AttemptId>,
     withdrawn: &BTreeMap<AttemptId, Withdrawal>,
 ) -> anyhow::Result<Value> {
@@ -295,7 +297,7 @@ async fn forward(
 
 async fn step_document(
     store: &dyn Store,
-    step: &Trained,
+    step: &TrainedStep,
     withdrawn: &BTreeMap<AttemptId, Withdrawal>,
 ) -> anyhow::Result<Value> {
     let mut attempts = Vec::new();

@@ -9,7 +9,7 @@ use levade_recipe::{Override, Recipe};
 use levade_run::dir::RunDir;
 use levade_run::scorers;
 use levade_trainer::{
-    Checkpoint, Parting, Rescored, Scorers, checkpoints, rescore, rescoring_keys,
+    Checkpoint, Rescored, ScoreDivergence, Scorers, checkpoints, rescore, rescoring_keys,
 };
 use serde_json::{Value, json};
 
@@ -79,8 +79,8 @@ async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
     let unscored: u64 = reasons.values().sum();
     let compared = num_compared(&found);
     let steps = step_means(&found);
-    let before = match &found.parting {
-        Some(parting) => checkpoint_before(&args, &found, parting)?,
+    let before = match &found.divergence {
+        Some(divergence) => checkpoint_before(&args, &found, divergence)?,
         None => None,
     };
     let command = match &before {
@@ -89,21 +89,21 @@ async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let dir = before.map(|checkpoint| checkpoint.dir.display().to_string());
     if args.json {
-        let parting = found.parting.map(|parting| {
+        let divergence = found.divergence.map(|divergence| {
             let name = |index: usize| {
                 let (phase, step) = found.steps[index];
                 json!({ "phase": phase, "step": step })
             };
             json!({
-                "at": name(parting.step), "low": name(parting.low), "high": name(parting.high),
-                "change": parting.change, "p_value": parting.p_value, "checkpoint": dir,
-                "command": command,
+                "at": name(divergence.step), "low": name(divergence.low),
+                "high": name(divergence.high), "change": divergence.change,
+                "p_value": divergence.p_value, "checkpoint": dir, "command": command,
             })
         });
         let attempts = found.attempts.len();
         let document = json!({
             "attempts": attempts, "unscored": unscored, "compared": compared, "steps": steps,
-            "parting": parting,
+            "parting": divergence,
         });
         screen::print_line(&document.to_string());
     } else {
@@ -174,9 +174,9 @@ fn step_means(found: &Rescored) -> Vec<Value> {
 fn checkpoint_before(
     args: &Args,
     found: &Rescored,
-    parting: &Parting,
+    divergence: &ScoreDivergence,
 ) -> anyhow::Result<Option<Checkpoint>> {
-    let first = found.steps[parting.low];
+    let first = found.steps[divergence.low];
     Ok(checkpoints(&args.run)?.into_iter().rfind(|c| (c.position.phase, c.position.step) <= first))
 }
 
@@ -199,7 +199,7 @@ fn conclusion(found: &Rescored, way_back: Option<(&str, &str)>) -> String {
              is known about a hack; correct the reward by the notes, and repeat the command"
         );
     }
-    let Some(Parting { step, low, high, change, p_value }) = found.parting else {
+    let Some(ScoreDivergence { step, low, high, change, p_value }) = found.divergence else {
         return format!(
             "the scores do not part: no step is named, from {compared} of {all} attempts with both \
              scores"
@@ -241,7 +241,7 @@ mod tests {
             error: new.is_none().then(|| format!("task {index}: no answer")),
         };
         let attempts = scores.iter().enumerate().map(attempt).collect();
-        Rescored { attempts, steps: Vec::new(), parting: None }
+        Rescored { attempts, steps: Vec::new(), divergence: None }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Formats evaluations as lines and as a table.
 
-use levade_trainer::{Best, EvalResult, Gain, Interval, SliceResult, UncalledTools};
+use levade_trainer::{Best, EvalResult, Gain, Interval, TaskSliceResult, UncalledTools};
 
 use crate::screen::Style;
 
@@ -12,8 +12,8 @@ fn percent(fraction: f64) -> String {
 /// Formats an evaluation on one line: the overall success with its interval, and the slices that
 /// are reported separately.
 pub fn line(result: &EvalResult) -> String {
-    let part = |slice: &SliceResult, name: &str| {
-        let SliceResult { success, tasks, .. } = slice;
+    let part = |slice: &TaskSliceResult, name: &str| {
+        let TaskSliceResult { success, tasks, .. } = slice;
         let low = 100.0 * success.low;
         let high = 100.0 * success.high;
         format!("{name}{} of {tasks} (95 %: {low:.1}–{high:.1})", percent(success.estimate))
@@ -38,7 +38,7 @@ pub fn line(result: &EvalResult) -> String {
         let pass = percent(at.pass.estimate);
         line.push_str(&format!(" · pass@{} {pass}, maj@{} {majority}", at.k, at.k));
     }
-    let SliceResult { answered, used_tool, .. } = result.overall;
+    let TaskSliceResult { answered, used_tool, .. } = result.overall;
     let uncalled = result
         .uncalled
         .as_ref()
@@ -55,7 +55,7 @@ pub fn line(result: &EvalResult) -> String {
 /// Formats the metrics of a game: the fraction of matches that each role won, or its mean reward if
 /// the game has no winners, and the legal replies of each agent. Returns an empty text without a
 /// game.
-fn format_game(slice: &SliceResult) -> String {
+fn format_game(slice: &TaskSliceResult) -> String {
     let of = |metric: &str, is_role: bool| -> Vec<(String, Interval)> {
         let named = slice.game.iter().filter_map(|(name, interval)| {
             let name = name.strip_suffix(metric)?.strip_suffix('.')?;
@@ -162,7 +162,7 @@ pub fn best(best: &Best) -> String {
     format!("{label}, {}; best of {of} checkpoints, {by}", percent(success.estimate))
 }
 
-fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
+fn row(label: &str, slice: &TaskSliceResult, width: usize, style: Style) -> String {
     let success = style.bold(&format!("{:>8}", percent(slice.success.estimate)));
     let interval =
         format!("{:.1} – {:.1} %", 100.0 * slice.success.low, 100.0 * slice.success.high);

@@ -130,7 +130,7 @@ impl AdaptiveKl {
 
     /// Returns β after a step of `rollouts` with a divergence of `found`. The relative error is
     /// clipped to ± 0.2. β is never below 0.
-    pub fn next(&self, coefficient: f64, found: f64, rollouts: usize) -> f64 {
+    pub fn next_coefficient(&self, coefficient: f64, found: f64, rollouts: usize) -> f64 {
         let error = (found / self.target - 1.0).clamp(-MAX_RELATIVE_ERROR, MAX_RELATIVE_ERROR);
         (coefficient * (1.0 + error * rollouts as f64 / self.horizon)).max(0.0)
     }
@@ -226,11 +226,11 @@ mod tests {
             (0.0, 500, 0.0),
             (0.0, 1000, 0.0),
         ] {
-            let got: f64 = adaptive.next(2.0, divergence, rollouts);
+            let got: f64 = adaptive.next_coefficient(2.0, divergence, rollouts);
             assert!((got - want).abs() < 1e-12, "{divergence} {rollouts}: {got}, expected {want}");
         }
         assert_eq!(adaptive.min_horizon(500), 100.0);
-        assert!(adaptive.next(2.0, 0.0, 499) > 0.0);
+        assert!(adaptive.next_coefficient(2.0, 0.0, 499) > 0.0);
     }
 
     /// A ratio beyond the bound is clamped, and has no further gradient.

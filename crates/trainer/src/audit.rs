@@ -15,7 +15,7 @@ use crate::TrainerError;
 
 /// A step that trained a policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Trained {
+pub struct TrainedStep {
     /// Index of the phase, from 0.
     pub phase: u32,
     /// Index of the step within the phase, from 0.
@@ -34,7 +34,7 @@ pub struct Trained {
 ///
 /// # Errors
 /// Returns an error if the store cannot be read.
-pub async fn trained(store: &dyn Store) -> Result<Vec<Trained>, TrainerError> {
+pub async fn trained_steps(store: &dyn Store) -> Result<Vec<TrainedStep>, TrainerError> {
     let mut found = Vec::new();
     for ((phase, step), global_step) in store.planned_steps().await?.into_iter().zip(1..) {
         let no_step = TrainerError::NoStep { phase, step };
@@ -42,7 +42,7 @@ pub async fn trained(store: &dyn Store) -> Result<Vec<Trained>, TrainerError> {
         for policy in &plan.policies {
             let mut seen = BTreeSet::new();
             let attempts = policy.sequences().map(|sequence| sequence.attempt);
-            found.push(Trained {
+            found.push(TrainedStep {
                 phase,
                 step,
                 global_step,
@@ -61,7 +61,7 @@ pub struct Descendant {
     /// Name of the policy.
     pub policy: String,
     /// Steps that trained the policy on at least one of the attempts.
-    pub steps: Vec<Trained>,
+    pub steps: Vec<TrainedStep>,
     /// First version that descends from the attempts. All later versions descend from it.
     pub first: u64,
     /// Last version of the run.
@@ -74,7 +74,7 @@ pub struct Descendant {
 /// A policy descends from the attempts if a step trained the policy on one of them. If the samples
 /// of a policy were only context in the training of another policy, the other policy does not
 /// descend from them.
-pub fn descendants(trained: &[Trained], attempts: &BTreeSet<AttemptId>) -> Vec<Descendant> {
+pub fn descendants(trained: &[TrainedStep], attempts: &BTreeSet<AttemptId>) -> Vec<Descendant> {
     let mut found: BTreeMap<&str, Descendant> = BTreeMap::new();
     for step in trained {
         let direct: Vec<AttemptId> =
@@ -90,7 +90,7 @@ pub fn descendants(trained: &[Trained], attempts: &BTreeSet<AttemptId>) -> Vec<D
         });
         entry.last = step.version;
         if !direct.is_empty() {
-            entry.steps.push(Trained { attempts: direct, ..step.clone() });
+            entry.steps.push(TrainedStep { attempts: direct, ..step.clone() });
         }
     }
     found.into_values().collect()
@@ -100,11 +100,11 @@ pub fn descendants(trained: &[Trained], attempts: &BTreeSet<AttemptId>) -> Vec<D
 mod tests {
     use super::*;
 
-    fn step(policy: &str, version: u64, attempts: &[u8]) -> Trained {
+    fn step(policy: &str, version: u64, attempts: &[u8]) -> TrainedStep {
         let attempts = attempts.iter().map(|id| AttemptId::from_bytes([*id; 16])).collect();
         let step = version as u32 - 1;
         let policy = policy.to_owned();
-        Trained { phase: 0, step, global_step: step + 1, policy, version, attempts }
+        TrainedStep { phase: 0, step, global_step: step + 1, policy, version, attempts }
     }
 
     #[test]

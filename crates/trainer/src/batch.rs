@@ -18,12 +18,12 @@ pub(crate) struct TrainedSequence {
     /// Number of earlier turns on the sequence that another leaf's sequence trains.
     pub turns_before: usize,
     /// Trained actions on the sequence, in order.
-    pub turns: Vec<Action>,
+    pub turns: Vec<TurnTokens>,
 }
 
 /// The trained tokens of one turn on a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Action {
+pub(crate) struct TurnTokens {
     /// Index of the model call.
     pub turn: u32,
     /// Agent that sampled the tokens.
@@ -32,7 +32,7 @@ pub(crate) struct Action {
     pub segments: Vec<(SegmentId, usize)>,
 }
 
-impl Action {
+impl TurnTokens {
     /// Returns the number of tokens.
     pub fn tokens(&self) -> usize {
         self.segments.iter().map(|(_, tokens)| tokens).sum()
@@ -42,7 +42,7 @@ impl Action {
 impl TrainedSequence {
     /// Returns the number of trained tokens.
     pub fn tokens(&self) -> usize {
-        self.turns.iter().map(Action::tokens).sum()
+        self.turns.iter().map(TurnTokens::tokens).sum()
     }
 }
 
@@ -56,13 +56,13 @@ pub(crate) struct Targets<'a> {
     pub untrained: &'a [String],
     /// Whether an attempt in which only other policies acted is excluded from the samples of the
     /// policy. False in runs that an earlier build started.
-    pub only_acting: bool,
+    pub requires_acting: bool,
 }
 
 #[cfg(test)]
 impl Targets<'static> {
     /// All tokens of the policy that a recipe has if it names none.
-    pub const DEFAULT: Self = Targets { policy: DEFAULT, untrained: &[], only_acting: true };
+    pub const DEFAULT: Self = Targets { policy: DEFAULT, untrained: &[], requires_acting: true };
 }
 
 impl Targets<'_> {
@@ -155,7 +155,7 @@ pub(crate) fn trained_sequences(
         let owned =
             |part: &&Part<'_>| part.is_complete() && owners[part.segment.id.0 as usize] == leaf;
         let trained = || parts.iter().filter(|part| targets.contains_targets(part.segment));
-        let mut turns: Vec<Action> = Vec::new();
+        let mut turns: Vec<TurnTokens> = Vec::new();
         for Part { segment, .. } in trained().filter(owned) {
             let trained = (segment.id, segment.tokens.len());
             match turns.last_mut() {
@@ -165,7 +165,7 @@ pub(crate) fn trained_sequences(
                 _ => {
                     let turn = segment.turn;
                     let agent = segment.agent.clone();
-                    turns.push(Action { turn, agent, segments: vec![trained] });
+                    turns.push(TurnTokens { turn, agent, segments: vec![trained] });
                 }
             }
         }
@@ -290,7 +290,7 @@ mod tests {
         let sequences = trained_sequences(&trajectory, Targets::DEFAULT);
         let action = |segments: &[(u32, usize)]| {
             let segments = segments.iter().map(|(id, tokens)| (SegmentId(*id), *tokens)).collect();
-            Action { turn: 0, agent: DEFAULT.into(), segments }
+            TurnTokens { turn: 0, agent: DEFAULT.into(), segments }
         };
         assert_eq!(
             sequences,
@@ -350,7 +350,7 @@ mod tests {
             (input.targets.iter().map(|t| t.index).collect::<Vec<_>>(), input.tokens.to_vec())
         };
         let untrained = ["z".to_owned()];
-        let of = |policy, untrained| indices(Targets { policy, untrained, only_acting: true });
+        let of = |policy, untrained| indices(Targets { policy, untrained, requires_acting: true });
         assert_eq!(of("a", &[]), (vec![1, 3, 4], vec![1, 10, 11, 12, 13]));
         assert_eq!(of("a", &untrained), (vec![1, 3], vec![1, 10, 11, 12]));
         assert_eq!(of("b", &untrained), (vec![2, 5], vec![1, 10, 11, 12, 13, 14]));

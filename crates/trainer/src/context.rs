@@ -41,7 +41,7 @@ pub(crate) struct RunContext {
 impl RunContext {
     /// Returns the selection of tokens that a policy learns from.
     pub fn targets<'a>(&'a self, policy: &'a str) -> Targets<'a> {
-        let only_acting = self.origin.rules.only_acting;
-        Targets { policy, untrained: &self.untrained, only_acting }
+        let requires_acting = self.origin.rules.requires_acting;
+        Targets { policy, untrained: &self.untrained, requires_acting }
     }
 }

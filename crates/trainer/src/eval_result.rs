@@ -25,9 +25,9 @@ pub struct EvalResult {
     /// Label of the evaluation: `before training`, `after sft`, …
     pub label: String,
     /// Result over all slices that are not reported separately.
-    pub overall: SliceResult,
+    pub overall: TaskSliceResult,
     /// Result of each slice.
-    pub slices: Vec<SliceResult>,
+    pub slices: Vec<TaskSliceResult>,
     /// An example completion, if there were tools but no tool call succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uncalled: Option<UncalledTools>,
@@ -48,7 +48,7 @@ pub struct UncalledTools {
 
 /// Results of the tasks of a slice.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SliceResult {
+pub struct TaskSliceResult {
     /// Name of the slice.
     pub name: String,
     /// Whether the slice is excluded from the overall result.
@@ -190,7 +190,7 @@ impl AtK {
     }
 }
 
-impl SliceResult {
+impl TaskSliceResult {
     /// Computes the results of attempts at some tasks. The attempts are ordered by task, with
     /// `samples` per task.
     pub(crate) fn new(
@@ -210,7 +210,7 @@ impl SliceResult {
             |attempts: &[&Attempt]| scores(attempts).iter().sum::<f64>() / attempts.len() as f64;
         let sampled: usize =
             attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
-        Ok(SliceResult {
+        Ok(TaskSliceResult {
             name: name.to_owned(),
             is_separate,
             selects: false,
@@ -257,7 +257,7 @@ impl SliceResult {
 impl EvalResult {
     /// Returns the mean score on the tasks that select checkpoints.
     pub fn selection(&self) -> f64 {
-        self.selection_mean(SliceResult::mean_score)
+        self.selection_mean(TaskSliceResult::mean_score)
     }
 
     /// Returns the success rate on the selection tasks. It decides whether a phase stops early, so
@@ -268,7 +268,7 @@ impl EvalResult {
 
     /// Returns the mean score over the tasks that only select the checkpoint (`eval.select`). If
     /// there are none, returns the mean over all tasks that count.
-    fn selection_mean(&self, interval_of: impl Fn(&SliceResult) -> Interval) -> f64 {
+    fn selection_mean(&self, interval_of: impl Fn(&TaskSliceResult) -> Interval) -> f64 {
         let choosing = || self.slices.iter().filter(|slice| slice.selects);
         let tasks: u64 = choosing().map(|slice| slice.tasks).sum();
         if tasks == 0 {
@@ -386,7 +386,7 @@ pub(crate) mod tests {
             attempt(1, 2, "2", 1.0),
             attempt(1, 3, "1", 0.0),
         ];
-        let result = SliceResult::new("x", false, &all.iter().collect::<Vec<_>>(), 4).unwrap();
+        let result = TaskSliceResult::new("x", false, &all.iter().collect::<Vec<_>>(), 4).unwrap();
         assert_eq!((result.tasks, result.correct, result.success.estimate), (2, 3, 0.375));
         let [two, four] = &result.at[..] else { panic!("{:?}", result.at) };
         assert_eq!((two.k, four.k), (2, 4));
@@ -399,7 +399,8 @@ pub(crate) mod tests {
         let with_score =
             |score| all.clone().map(|attempt| Attempt { score: Some(score), ..attempt });
         let slice_with_score = |score| {
-            SliceResult::new("x", false, &with_score(score).iter().collect::<Vec<_>>(), 4).unwrap()
+            TaskSliceResult::new("x", false, &with_score(score).iter().collect::<Vec<_>>(), 4)
+                .unwrap()
         };
         let wrong = slice_with_score(0.0);
         let all_correct = slice_with_score(1.0);
@@ -422,7 +423,8 @@ pub(crate) mod tests {
             metrics.insert("game/role.wolf.won".into(), won);
             metrics.insert("calculator/calls".into(), 3.0);
         }
-        let played = SliceResult::new("x", false, &matches.iter().collect::<Vec<_>>(), 4).unwrap();
+        let played =
+            TaskSliceResult::new("x", false, &matches.iter().collect::<Vec<_>>(), 4).unwrap();
         assert_eq!(played.game.keys().collect::<Vec<_>>(), ["role.wolf.won"]);
         let won = played.game["role.wolf.won"];
         // A third of the matches at one task, and the only one at the other.
@@ -434,7 +436,8 @@ pub(crate) mod tests {
         graded[1].score = Some(0.5);
         // A truncated attempt has no answer, so it does not vote.
         graded[4].outcome.finish = Finish::MaxTokens;
-        let result = SliceResult::new("x", false, &graded.iter().collect::<Vec<_>>(), 4).unwrap();
+        let result =
+            TaskSliceResult::new("x", false, &graded.iter().collect::<Vec<_>>(), 4).unwrap();
         assert_eq!((result.correct, result.mean_score().estimate), (3, 3.5 / 8.0));
         let metrics = EvalResult { overall: result, ..eval(0, 0, "x") }.metrics(0);
         assert_eq!(metrics.get("eval/score"), Some(3.5 / 8.0));

@@ -7,7 +7,7 @@ use levade_tasks::Task;
 use levade_tree::{AttemptSlot, Kind, Purpose};
 
 use crate::TrainerError;
-use crate::eval_result::{EvalResult, SliceResult, UncalledTools};
+use crate::eval_result::{EvalResult, TaskSliceResult, UncalledTools};
 use crate::observe::{Observer, StopFlag};
 use crate::rollout::AttemptMaker;
 use crate::tasks::EvalSlice;
@@ -48,14 +48,18 @@ pub async fn evaluate(
     for slice in slices {
         let slice_attempts: Vec<&Attempt> =
             rest.by_ref().take(slice.tasks.len() * samples).collect();
-        let result =
-            SliceResult::new(&slice.name, slice.excluded_from_overall, &slice_attempts, samples)?;
-        results.push(SliceResult { selects: slice.selects, ..result });
+        let result = TaskSliceResult::new(
+            &slice.name,
+            slice.excluded_from_overall,
+            &slice_attempts,
+            samples,
+        )?;
+        results.push(TaskSliceResult { selects: slice.selects, ..result });
         if !slice.excluded_from_overall {
             counted.extend(slice_attempts);
         }
     }
-    let overall = SliceResult::new("overall", false, &counted, samples)?;
+    let overall = TaskSliceResult::new("overall", false, &counted, samples)?;
     let phase = key.phase;
     let step = key.step;
     let label = label.to_owned();

@@ -160,15 +160,15 @@ mod tracer;
 mod trainer;
 
 pub use agents::{AgentSpec, Agents, ChatBackend, NamedAgent};
-pub use audit::{Descendant, Trained, descendants, trained};
+pub use audit::{Descendant, TrainedStep, descendants, trained_steps};
 pub use best::Best;
 pub use checkpoint::{Checkpoint, Position, checkpoints, improved_prompts};
 pub use completions::{ScoredCompletions, score_completions};
 pub use error::TrainerError;
-pub use eval_result::{AtK, EvalResult, SliceResult, UncalledTools};
+pub use eval_result::{AtK, EvalResult, TaskSliceResult, UncalledTools};
 pub use evaluate::evaluate;
 pub use gain::{Gain, milestones};
-pub use levade_rl::{Interval, Parting};
+pub use levade_rl::{Interval, ScoreDivergence};
 pub use metrics::Metrics;
 pub use observe::{Event, Observer, StopFlag};
 pub use origin::{matching, merged_from, record_model, seconds, started_at, write_merged_from};

@@ -30,7 +30,7 @@ use levade_tree::{
 
 use crate::TrainerError;
 use crate::agents::TokenLimits;
-use crate::batch::{Action, Census, Targets, TrainedSequence, trained_sequences};
+use crate::batch::{Census, Targets, TrainedSequence, TurnTokens, trained_sequences};
 use crate::credit::{CreditedReward, Sample};
 use crate::policies::Models;
 use crate::random::order;
@@ -125,7 +125,7 @@ impl<'a> Rollout<'a> {
         let counted = actions.filter(|action| {
             only.accepts_agent(&action.agent) && (name.is_empty() || action.agent == name)
         });
-        counted.map(Action::tokens).sum::<usize>() as u64
+        counted.map(TurnTokens::tokens).sum::<usize>() as u64
     }
 
     /// Returns the KL penalty on the tokens of every sequence, and the KL divergence as a mean over
@@ -186,7 +186,7 @@ impl<'a> Rollout<'a> {
 fn rival_score(plan_input: &PlanInput<'_>, baseline: &Attempt) -> Option<f64> {
     let keys = plan_input.keys;
     // Without a baseline, the complete group would be left out.
-    let targets = Targets { only_acting: false, ..plan_input.targets };
+    let targets = Targets { requires_acting: false, ..plan_input.targets };
     match keys.overlong {
         _ if !is_sample(baseline, targets) => None,
         OverlongAttempts::Drop => baseline.reward,

@@ -35,7 +35,7 @@ fn mixed() -> Vec<Attempt> {
 
 /// Returns the plan of a run that an earlier build started.
 fn plan_of_older_run(group: Vec<Attempt>, keys: &RlKeys) -> PolicyPlan {
-    let targets = Targets { only_acting: false, ..Targets::DEFAULT };
+    let targets = Targets { requires_acting: false, ..Targets::DEFAULT };
     plan_for(targets, &[group], keys, 1000, &|_, _| Signals::default()).unwrap()
 }
 

@@ -233,8 +233,8 @@ impl<'a> ReplayRun<'a> {
                 copy_weights(models.policy, reference, &self.scratch.0).await?;
             }
             let origin = self.origin.as_ref();
-            let only_acting = origin.is_some_and(|origin| origin.rules.only_acting);
-            let targets = Targets { policy: name, untrained: &self.untrained, only_acting };
+            let requires_acting = origin.is_some_and(|origin| origin.rules.requires_acting);
+            let targets = Targets { policy: name, untrained: &self.untrained, requires_acting };
             let at = (plan.phase, phase);
             let settings =
                 UpdateSettings::new(at, plan.step, origin, targets, policy.version, self.recipe);

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use futures_util::stream::{self, StreamExt};
 use levade_recipe::{RewardKeys, UnscoredEffect};
-use levade_rl::{Parting, TwoScores, parting};
+use levade_rl::{ScoreDivergence, TwoScores, find_divergence};
 use levade_store::{Attempt, Status, Store};
 use levade_tree::{AttemptId, AttemptSlot, Purpose};
 use serde::Serialize;
@@ -47,7 +47,7 @@ pub struct Rescored {
     pub steps: Vec<(u32, u32)>,
     /// Step at which the scores start to diverge, as indices of `steps`. `None` if they do not
     /// diverge.
-    pub parting: Option<Parting>,
+    pub divergence: Option<ScoreDivergence>,
 }
 
 /// Returns the keys for scoring again: without substitutes for scores, and without waiting for an
@@ -107,7 +107,7 @@ pub async fn rescore(
         .filter_map(both)
         .map(|(at, old, new)| TwoScores { step: steps.partition_point(|s| *s < at), old, new })
         .collect();
-    Ok(Rescored { parting: parting(&scores, seed), steps, attempts })
+    Ok(Rescored { divergence: find_divergence(&scores, seed), steps, attempts })
 }
 
 async fn rescore_group(
@@ -186,9 +186,9 @@ mod tests {
         let found = rescored(&recorded_run(20, 12).await).await;
         assert_eq!((found.attempts.len(), found.steps.len()), (20 * 32, 20));
         assert!(found.attempts.iter().all(|attempt| attempt.new.is_some()));
-        let parting = found.parting.expect("the hack is named");
-        assert_eq!((parting.step, parting.low, parting.high), (12, 12, 12));
-        assert_eq!(rescored(&recorded_run(20, 99).await).await.parting, None);
+        let divergence = found.divergence.expect("the hack is named");
+        assert_eq!((divergence.step, divergence.low, divergence.high), (12, 12, 12));
+        assert_eq!(rescored(&recorded_run(20, 99).await).await.divergence, None);
     }
 
     #[tokio::test]

@@ -46,7 +46,7 @@ pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
     let is_other = |policy: &String| policy != targets.policy;
     let is_selected = attempt.outcome.cast.values().any(is_other);
     let mut acting = attempt.trajectory.segments().iter().filter(|s| s.kind != Kind::Context);
-    let is_acting = targets.only_acting && acting.any(|segment| is_other(&segment.policy));
+    let is_acting = targets.requires_acting && acting.any(|segment| is_other(&segment.policy));
     !(is_selected || is_acting) || acts(&attempt.trajectory, targets)
 }
 

@@ -157,7 +157,7 @@ impl AttemptMaker {
             return Ok(None);
         }
         let attempts: Vec<Attempt> = attempts.into_iter().flatten().collect();
-        self.record_broken(&attempts).await?;
+        self.record_failed_attempts(&attempts).await?;
         Ok(Some(attempts))
     }
 
@@ -246,8 +246,8 @@ impl AttemptMaker {
         Ok(found)
     }
 
-    /// Records the end of an attempt unless it failed: [`AttemptMaker::record_broken`] records
-    /// failed attempts.
+    /// Records the end of an attempt unless it failed: [`AttemptMaker::record_failed_attempts`]
+    /// records failed attempts.
     pub(crate) async fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
             self.store.end(&attempt.id, &attempt.end()).await?;
@@ -266,7 +266,10 @@ impl AttemptMaker {
     /// # Errors
     /// Returns [`TrainerError::AllFailed`] if every attempt failed, and an error if recording
     /// fails.
-    pub(crate) async fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
+    pub(crate) async fn record_failed_attempts(
+        &self,
+        attempts: &[Attempt],
+    ) -> Result<(), TrainerError> {
         let broken = || attempts.iter().filter(|attempt| attempt.status == Status::Failed);
         if let Some(first) = attempts.first().filter(|_| broken().count() == attempts.len()) {
             let first =

@@ -13,10 +13,11 @@ pub(crate) struct Rules {
     pub chained_prompts: bool,
     /// Whether an attempt is no sample of a policy if only other policies acted in it. If false,
     /// such an attempt is a sample, unless another policy was selected for an agent.
-    pub only_acting: bool,
+    #[serde(rename = "only_acting")]
+    pub requires_acting: bool,
 }
 
 impl Rules {
     /// The rules of new runs.
-    pub const CURRENT: Self = Rules { chained_prompts: true, only_acting: true };
+    pub const CURRENT: Self = Rules { chained_prompts: true, requires_acting: true };
 }

@@ -431,8 +431,8 @@ impl GroupScheduler {
         self.open.get(&position).filter(|_| refills).is_some_and(|group| {
             // The group is informative for any policy whose own attempts got different rewards.
             self.initial_versions.keys().all(|policy| {
-                let only_acting = self.rules.only_acting;
-                let targets = Targets { policy, untrained: &[], only_acting };
+                let requires_acting = self.rules.requires_acting;
+                let targets = Targets { policy, untrained: &[], requires_acting };
                 let samples =
                     group.attempts.iter().flatten().filter(|a| rewards::is_sample(a, targets));
                 rewards::is_uninformative(

@@ -272,6 +272,7 @@ fn kl_in_reward_matches_verl() {
     let case = f.v.value_at("anchor/adaptive_kl");
     let adaptive = AdaptiveKl { target: number(case, "target"), horizon: number(case, "horizon") };
     let rollouts = number(case, "n_steps") as usize;
-    let found = adaptive.next(number(case, "init"), number(case, "current_kl"), rollouts);
+    let found =
+        adaptive.next_coefficient(number(case, "init"), number(case, "current_kl"), rollouts);
     assert_close(found, number(case, "after"), "adapted");
 }

@@ -112,7 +112,7 @@ impl Rl {
         run.past.measure(attempts.iter());
         let baselines: Vec<Attempt> = taken.baselines.iter().flatten().cloned().collect();
         let made = [attempts.as_slice(), &baselines].concat();
-        rollouts.record_broken(&made).await?;
+        rollouts.record_failed_attempts(&made).await?;
         if taken.num_uninformative > 0 {
             let note = format!(
                 "step {step}: for {} of {} tasks, all attempts earned the same reward, although \
@@ -336,7 +336,7 @@ impl PhaseContext<'_> {
             plan.policies.into_iter().find(|policy_plan| policy_plan.policy == policy)?.kl
         });
         Ok(before.map_or(kl.coefficient, |before| {
-            adaptive.next(before.coefficient, before.found, before.rollouts as usize)
+            adaptive.next_coefficient(before.coefficient, before.found, before.rollouts as usize)
         }))
     }
 

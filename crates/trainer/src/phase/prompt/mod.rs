@@ -393,7 +393,7 @@ impl PromptPhase {
             () = stop.stopped() => return Err(Exit::Stopped),
         };
         let made: Vec<Attempt> = completions.iter().flatten().cloned().collect();
-        run.rollouts.record_broken(&made).await?;
+        run.rollouts.record_failed_attempts(&made).await?;
         let text = |attempt: Attempt| {
             let text = attempt.outcome.final_text;
             (attempt.status == Status::Completed && !text.trim().is_empty()).then_some(text)

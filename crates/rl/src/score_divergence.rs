@@ -39,7 +39,7 @@ pub struct TwoScores {
 
 /// Step at which two scorers start to diverge, with its interval and the evidence.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Parting {
+pub struct ScoreDivergence {
     /// Index of the first step at which the old scorer overrates attempts, relative to the new
     /// scorer.
     pub step: usize,
@@ -70,12 +70,12 @@ const RAMPS: [usize; 7] = [1, 2, 3, 5, 8, 12, 20];
 ///
 /// # Panics
 /// Panics if a score is NaN.
-pub fn parting(scores: &[TwoScores], seed: u64) -> Option<Parting> {
+pub fn find_divergence(scores: &[TwoScores], seed: u64) -> Option<ScoreDivergence> {
     let steps = scores.iter().map(|score| score.step + 1).max()?;
     let strata = strata(scores);
     let mut random = SplitMix(seed);
     let new: Vec<f64> = scores.iter().map(|score| score.new).collect();
-    let pooled = Relation::fit(&strata, &new, |_| true);
+    let pooled = StratumStatistics::fit(&strata, &new, |_| true);
     let variances = step_sums(scores, steps, |i| pooled.variance(strata[i]));
     let statistic = |new: &[f64]| {
         let residuals = step_sums(scores, steps, |i| new[i] - pooled.means[strata[i]]);
@@ -115,7 +115,7 @@ pub fn parting(scores: &[TwoScores], seed: u64) -> Option<Parting> {
     found.sort_unstable();
     let tail = found.len() / 40;
     let (low, high) = (found[tail].min(step), found[found.len() - 1 - tail].max(step));
-    Some(Parting { step, low, high, change, p_value })
+    Some(ScoreDivergence { step, low, high, change, p_value })
 }
 
 /// Returns the stratum of each attempt: its old score, or the quantile of its old score.
@@ -132,7 +132,7 @@ fn strata(scores: &[TwoScores]) -> Vec<usize> {
 }
 
 /// Means and variances of new scores by stratum.
-struct Relation {
+struct StratumStatistics {
     means: Vec<f64>,
     variances: Vec<f64>,
     counts: Vec<f64>,
@@ -140,7 +140,7 @@ struct Relation {
     range: f64,
 }
 
-impl Relation {
+impl StratumStatistics {
     fn fit(strata: &[usize], new: &[f64], is_used: impl Fn(usize) -> bool) -> Self {
         let len = strata.iter().max().map_or(0, |last| last + 1);
         let (mut sums, mut squares, mut counts) = (vec![0.0; len], vec![0.0; len], vec![0.0; len]);
@@ -162,7 +162,7 @@ impl Relation {
             .collect();
         let means = centered.iter().map(|mean| center + mean).collect();
         let [low, high] = [f64::min, f64::max].map(|of| new.iter().copied().fold(center, of));
-        Relation { means, variances, counts, all, range: high - low }
+        StratumStatistics { means, variances, counts, all, range: high - low }
     }
 
     /// Returns the variance of a stratum, at least that of one differing attempt in two more than
@@ -219,7 +219,7 @@ struct Onset {
 impl Onset {
     fn new(scores: &[TwoScores], strata: &[usize], split: usize, steps: usize) -> Self {
         let new: Vec<f64> = scores.iter().map(|score| score.new).collect();
-        let before = Relation::fit(strata, &new, |i| scores[i].step < split.max(1));
+        let before = StratumStatistics::fit(strata, &new, |i| scores[i].step < split.max(1));
         let mut residuals = vec![Vec::new(); steps];
         for (score, &stratum) in scores.iter().zip(strata) {
             let is_known = before.counts[stratum] > 0.0;
@@ -281,5 +281,5 @@ impl Onset {
 }
 
 #[cfg(test)]
-#[path = "parting_tests.rs"]
+#[path = "score_divergence_tests.rs"]
 mod tests;

@@ -32,10 +32,11 @@ fn happens(p: f64, random: &mut SplitMix) -> bool {
 
 #[test]
 fn noisier_scorer_is_never_named() {
-    let named = (0..200).filter(|&seed| parting(&run(seed, 0.1, None), seed).is_some()).count();
+    let named =
+        (0..200).filter(|&seed| find_divergence(&run(seed, 0.1, None), seed).is_some()).count();
     // The level of 1 in 1,000 allows 0.2 of 200 runs on average; more than 2 has p = 0.001.
     assert!(named <= 2, "{named} of 200 runs without a hack were named");
-    assert_eq!(parting(&run(1, 0.0, None), 1), None, "equal scores");
+    assert_eq!(find_divergence(&run(1, 0.0, None), 1), None, "equal scores");
 }
 
 #[test]
@@ -44,7 +45,7 @@ fn hack_is_named_within_two_steps() {
     for seed in 0..200u64 {
         let start = 8 + (seed % 24) as usize;
         let ramp = 1 + (seed % 3) as usize;
-        let found = parting(&run(seed, 0.05, Some((start, ramp))), seed);
+        let found = find_divergence(&run(seed, 0.05, Some((start, ramp))), seed);
         let found = found.unwrap_or_else(|| panic!("seed {seed}: the hack was not found"));
         assert!(found.change < -0.1 && found.p_value <= SIGNIFICANCE, "{found:?}");
         close += u32::from(found.step.abs_diff(start) <= 2);
@@ -55,7 +56,7 @@ fn hack_is_named_within_two_steps() {
 }
 
 #[test]
-fn parting_is_none_without_steps_to_compare() {
-    assert_eq!(parting(&[], 0), None);
-    assert_eq!(parting(&[TwoScores { step: 0, old: 1.0, new: 0.0 }; 9], 0), None);
+fn divergence_is_none_without_steps_to_compare() {
+    assert_eq!(find_divergence(&[], 0), None);
+    assert_eq!(find_divergence(&[TwoScores { step: 0, old: 1.0, new: 0.0 }; 9], 0), None);
 }
