@@ -228,7 +228,7 @@ impl RunnerQueue {
             // A lease that ended stays ended, even if a late report revives the rollout.
             let is_open = matches!(state, State::Queued | State::Leased);
             if is_open {
-                *state = state_of(rollout);
+                *state = to_state(rollout);
             }
             is_open
         });
@@ -286,7 +286,7 @@ impl RunnerQueue {
 }
 
 /// Returns the state of an attempt whose rollout has changed.
-fn state_of(rollout: &Rollout) -> State {
+fn to_state(rollout: &Rollout) -> State {
     let latest = rollout.latest_try.as_ref();
     let report = || {
         let metadata = latest.and_then(|latest| latest.metadata.as_ref());
