@@ -90,7 +90,7 @@ pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
             "--host {host:?} is not a machine name; pass options of ssh with --ssh-arg"
         )));
     }
-    let head = resolved(&hosts[0], ssh_args).unwrap_or_else(|| address_of(&hosts[0]).to_owned());
+    let head = resolved(&hosts[0], ssh_args).unwrap_or_else(|| parse_address(&hosts[0]).to_owned());
     let script = job.script().display().to_string();
     Ok(Hosts {
         machines: hosts
@@ -133,7 +133,7 @@ fn resolved(host: &str, ssh_args: &[String]) -> Option<String> {
 }
 
 /// Extracts the address from a name in the formats of ssh: `USER@HOST`, or `ssh://USER@HOST:PORT`.
-fn address_of(host: &str) -> &str {
+fn parse_address(host: &str) -> &str {
     let uri = host.strip_prefix("ssh://");
     let address = uri.unwrap_or(host).rsplit('@').next().unwrap_or_default();
     let Some(inner) = uri.and(Some(address.trim_end_matches('/'))) else { return address };
@@ -395,7 +395,7 @@ mod tests {
             ("ssh://east/", "east"),
             ("ssh://me@[fe80::1]:2222", "fe80::1"),
         ] {
-            assert_eq!(address_of(host), address, "{host}");
+            assert_eq!(parse_address(host), address, "{host}");
         }
     }
 

@@ -237,7 +237,7 @@ impl SchedulerJob for KubernetesJob {
     }
 
     async fn state(&self) -> anyhow::Result<State> {
-        state_of(&self.found().await?)
+        parse_job(&self.found().await?)
     }
 
     async fn end(&self) -> anyhow::Result<()> {
@@ -262,11 +262,11 @@ fn is_over(found: &str) -> anyhow::Result<bool> {
         return Ok(false);
     }
     let job: Value = serde_json::from_str(found)?;
-    Ok(!job["metadata"]["deletionTimestamp"].is_null() || state_of(found)?.ended.is_some())
+    Ok(!job["metadata"]["deletionTimestamp"].is_null() || parse_job(found)?.ended.is_some())
 }
 
 /// Converts a job's description to a state. An empty description means that the job was deleted.
-fn state_of(found: &str) -> anyhow::Result<State> {
+fn parse_job(found: &str) -> anyhow::Result<State> {
     if found.trim().is_empty() {
         return Ok(State { text: "deleted".into(), ended: Some(INTERRUPTED) });
     }
@@ -365,12 +365,12 @@ mod tests {
         assert_eq!(ended("Failed", "False"), None);
         let policy = json!({ "type": "Failed", "status": "True", "reason": "PodFailurePolicy" });
         assert_eq!(parse_state(json!({ "status": { "conditions": [policy] } })).ended, Some(2));
-        assert_eq!(state_of("\n").unwrap().ended, Some(INTERRUPTED));
-        assert!(state_of("nonsense").is_err());
+        assert_eq!(parse_job("\n").unwrap().ended, Some(INTERRUPTED));
+        assert!(parse_job("nonsense").is_err());
     }
 
     fn parse_state(found: Value) -> State {
-        state_of(&found.to_string()).unwrap()
+        parse_job(&found.to_string()).unwrap()
     }
 
     #[test]

@@ -150,7 +150,7 @@ impl SchedulerJob for AcceptedRayJob {
     }
 
     async fn state(&self) -> anyhow::Result<State> {
-        state_of(&self.send(Method::GET, &self.id, &Value::Null).await?)
+        parse_state(&self.send(Method::GET, &self.id, &Value::Null).await?)
     }
 
     async fn end(&self) -> anyhow::Result<()> {
@@ -159,7 +159,7 @@ impl SchedulerJob for AcceptedRayJob {
 }
 
 /// Converts Ray's description of a job to a state.
-fn state_of(found: &Value) -> anyhow::Result<State> {
+fn parse_state(found: &Value) -> anyhow::Result<State> {
     let status =
         found["status"].as_str().with_context(|| format!("the response has no status: {found}"))?;
     let mut text = status.to_owned();
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn state_of_maps_ray_statuses() {
-        let state = |found: Value| state_of(&found).map(|state| (state.text, state.ended));
+        let state = |found: Value| parse_state(&found).map(|state| (state.text, state.ended));
         assert_eq!(state(json!({ "status": "RUNNING" })).unwrap(), ("RUNNING".into(), None));
         assert_eq!(state(json!({ "status": "STOPPED" })).unwrap().1, Some(INTERRUPTED));
         let failed = json!({ "status": "FAILED", "message": "a\nit ended", "driver_exit_code": 2 });
