@@ -205,14 +205,14 @@ impl From<Step> for OptimReport {
     }
 }
 
-fn json_of(value: &impl serde::Serialize) -> Result<Value, PolicyError> {
+fn to_json(value: &impl serde::Serialize) -> Result<Value, PolicyError> {
     serde_json::to_value(value).map_err(|error| PolicyError::Invalid(error.to_string()))
 }
 
 /// Returns the parameters of a step as JSON, each number with all digits of its f32. So a learner
 /// that computes in f64 gets exactly the recorded value, instead of the shortest decimal for it.
-fn json_of_params(params: &OptimParams) -> Result<Value, PolicyError> {
-    let mut json = json_of(params)?;
+fn params_to_json(params: &OptimParams) -> Result<Value, PolicyError> {
+    let mut json = to_json(params)?;
     for field in json.as_object_mut().into_iter().flat_map(|fields| fields.values_mut()) {
         if let Some(value) = field.as_f64() {
             *field = f64::from(value as f32).into();
@@ -265,9 +265,9 @@ impl Learner for RemoteLearner {
         }
         micro_batch_plan.check(sequences.len(), ranks)?;
         let mut body = Body::new(json!({
-            "loss": json_of(&loss)?,
-            "params": json_of_params(&params)?,
-            "cut": json_of(micro_batch_plan)?,
+            "loss": to_json(&loss)?,
+            "params": params_to_json(&params)?,
+            "cut": to_json(micro_batch_plan)?,
         }));
         put_paths(&mut body, &sequences);
         let batches = micro_batch_plan.micro_batches.len();
@@ -313,7 +313,7 @@ impl Learner for RemoteLearner {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
-        let mut body = Body::new(json!({ "loss": json_of(&loss)? }));
+        let mut body = Body::new(json!({ "loss": to_json(&loss)? }));
         put_batch(&mut body, &batch);
         let tokens = batch.tokens.len();
         let what = |_| format!("the gradient of a batch of {tokens} tokens");
@@ -323,7 +323,7 @@ impl Learner for RemoteLearner {
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
-        let body = Body::new(json!({ "params": json_of_params(&params)? }));
+        let body = Body::new(json!({ "params": params_to_json(&params)? }));
         let mut response = self.call("optim_step", body, &|_| "an optimizer step".into()).await?;
         Ok(self.take::<Step>("optim_step", &mut response, "step")?.into())
     }
@@ -380,7 +380,7 @@ impl Learner for RemoteLearner {
 impl BroadcastWeights for RemoteLearner {
     async fn open_group(&self, opening: &GroupSpec) -> Result<GroupInfo, PolicyError> {
         let what = |_| format!("opening the group {}", opening.group);
-        let response = self.call("push_open", Body::new(json_of(opening)?), &what).await?;
+        let response = self.call("push_open", Body::new(to_json(opening)?), &what).await?;
         serde_json::from_value(response.json)
             .map_err(|error| self.wrong("push_open", &error.to_string()))
     }

@@ -61,7 +61,7 @@ use sleep::Sleep;
 pub use weight_dir::DirChecks;
 pub(crate) use weight_dir::{PROBE, ProbeFile};
 pub use weight_update::ProbeDifference;
-use weight_update::{LoadedWeights, label_of};
+use weight_update::{LoadedWeights, format_label};
 
 /// A vLLM or SGLang server as a sampler. Clones refer to the same server and share its state.
 #[derive(Clone)]

@@ -12,7 +12,7 @@ use super::dialect::{Chunk, End, RequestTarget, Span};
 use super::http::Events;
 use super::options::InFlight;
 use super::stops::Stops;
-use super::weight_update::{LoadedWeights, version_of};
+use super::weight_update::{LoadedWeights, parse_version};
 use super::{Gate, Inner};
 
 /// Maximum number of consecutive requests under the same weights if the server aborts them.
@@ -444,7 +444,7 @@ impl Call {
         for span in spans {
             let is_mark = span.label == weights.mark;
             let was_handed = from < progress.unlabelled && span.end > from;
-            if !is_mark && (was_handed || version_of(&span.label).is_none()) {
+            if !is_mark && (was_handed || parse_version(&span.label).is_none()) {
                 return Err(self.server.http.stopped_error(&format!(
                     "it sampled tokens with weights {:?}, but {:?} were loaded; check whether \
                      another client loads weights into it",
@@ -466,7 +466,7 @@ impl Call {
         for span in spans {
             let count = span.end.saturating_sub(progress.emitted);
             let known = (span.label == weights.mark).then_some(weights.version);
-            let Some(version) = known.or_else(|| version_of(&span.label)) else { continue };
+            let Some(version) = known.or_else(|| parse_version(&span.label)) else { continue };
             self.emit_tokens(progress, count, version);
         }
         Ok(())

@@ -355,7 +355,7 @@ pub(super) fn most_likely(mut all: TopLogprobs, top: usize) -> TopLogprobs {
 }
 
 /// Converts a JSON number to a token ID.
-pub(super) fn id_of(value: &Value) -> Option<u32> {
+pub(super) fn parse_token_id(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
@@ -363,7 +363,7 @@ pub(super) fn id_of(value: &Value) -> Option<u32> {
 ///
 /// # Errors
 /// Returns a message if the value is not a log-probability.
-pub(super) fn logprob_of(value: &Value) -> Result<f32, String> {
+pub(super) fn parse_logprob(value: &Value) -> Result<f32, String> {
     match value.as_f64() {
         Some(logprob) if logprob > -9000.0 && logprob <= 1e-3 => Ok(logprob as f32),
         _ => Err(format!("{value} is not a log-probability")),
@@ -375,7 +375,7 @@ pub(super) fn logprob_of(value: &Value) -> Result<f32, String> {
 ///
 /// # Errors
 /// Returns a message if the spans are not contiguous.
-pub(super) fn spans_of(value: &Value) -> Result<Option<Vec<Span>>, String> {
+pub(super) fn parse_spans(value: &Value) -> Result<Option<Vec<Span>>, String> {
     // Some servers return an empty list if the weights did not change.
     let Some(all) = value.as_array().filter(|all| !all.is_empty()) else { return Ok(None) };
     let mut spans: Vec<Span> = Vec::new();
@@ -402,7 +402,7 @@ pub(super) fn spans_of(value: &Value) -> Result<Option<Vec<Span>>, String> {
 pub(super) fn compare_tokens(options: &ServerOptions, response: &Value) -> Result<(), String> {
     let expected = &options.tokenizer.tokens;
     let Some(tokens) = response["tokens"].as_array() else { return Ok(()) };
-    let tokens: Vec<u32> = tokens.iter().filter_map(id_of).collect();
+    let tokens: Vec<u32> = tokens.iter().filter_map(parse_token_id).collect();
     // Some servers add a beginning-of-text token even if the request disables it.
     if tokens == *expected || tokens.get(1..) == Some(expected) {
         return Ok(());
@@ -428,15 +428,15 @@ mod tests {
     #[test]
     fn spans_of_rejects_noncontiguous_spans() {
         let good = json!([{ "version": "a", "start": 0, "end": 3 }, { "version": "b", "start": 3, "end": 5 }]);
-        let spans = spans_of(&good).unwrap().unwrap();
+        let spans = parse_spans(&good).unwrap().unwrap();
         assert_eq!(spans[1], Span { label: "b".into(), end: 5 });
-        assert_eq!(spans_of(&Value::Null).unwrap(), None);
+        assert_eq!(parse_spans(&Value::Null).unwrap(), None);
         for bad in [
             json!([{ "version": "a", "start": 1, "end": 3 }]),
             json!([{ "version": "a", "start": 0, "end": 3 }, { "version": "b", "start": 2, "end": 5 }]),
             json!([{ "start": 0, "end": 3 }]),
         ] {
-            assert!(spans_of(&bad).is_err(), "{bad}");
+            assert!(parse_spans(&bad).is_err(), "{bad}");
         }
     }
 
@@ -448,9 +448,9 @@ mod tests {
 
     #[test]
     fn logprob_of_rejects_non_logprobs() {
-        assert_eq!(logprob_of(&json!(-0.5)).unwrap(), -0.5);
+        assert_eq!(parse_logprob(&json!(-0.5)).unwrap(), -0.5);
         for bad in [json!(-9999.0), json!(0.2), Value::Null] {
-            assert!(logprob_of(&bad).is_err(), "{bad}");
+            assert!(parse_logprob(&bad).is_err(), "{bad}");
         }
     }
 

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::dialect::{
     ASLEEP, Chunk, Dialect, End, Facts, LoadSpec, Part, PromptScores, RequestTarget, bias_of,
-    compare_context, compare_tokens, id_of, is_asleep_label, logprob_of, most_likely, spans_of,
-    unload, unservable,
+    compare_context, compare_tokens, is_asleep_label, most_likely, parse_logprob, parse_spans,
+    parse_token_id, unload, unservable,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
@@ -50,8 +50,8 @@ impl Sglang {
 
 /// Parses an entry `[log-probability, token ID, text]`.
 fn pair(entry: &Value) -> Result<(u32, f32), String> {
-    let id = id_of(&entry[1]).ok_or_else(|| format!("{entry} contains no token id"))?;
-    Ok((id, logprob_of(&entry[0])?))
+    let id = parse_token_id(&entry[1]).ok_or_else(|| format!("{entry} contains no token id"))?;
+    Ok((id, parse_logprob(&entry[0])?))
 }
 
 fn alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
@@ -145,7 +145,7 @@ impl Dialect for Sglang {
         // Events repeat earlier tokens, unless the server was started to send only new ones.
         let total = meta["completion_tokens"].as_u64().unwrap_or(0) as usize;
         let known = if all.len() + seen > total { seen.min(all.len()) } else { 0 };
-        let mut chunk = Chunk { spans: spans_of(&meta["weight_versions"])?, ..Chunk::default() };
+        let mut chunk = Chunk { spans: parse_spans(&meta["weight_versions"])?, ..Chunk::default() };
         for (i, entry) in all.iter().enumerate().skip(known) {
             let (id, logprob) = pair(entry)?;
             chunk.tokens.push(id);

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use super::dialect::{Facts, LoadSpec, Part};
 use super::options::InFlight;
 use super::weight_dir::WeightDir;
-use super::{Inner, Server, label_of, lock};
+use super::{Inner, Server, format_label, lock};
 use crate::devices::Wake;
 
 /// The sleeping part of a server. Only changed while `update_lock` is locked.
@@ -185,7 +185,7 @@ impl Inner {
         let Some(membership) = self.join_group(weights.version, &facts).await else {
             return Ok(());
         };
-        let label = label_of(weights.version, dir.sum);
+        let label = format_label(weights.version, dir.sum);
         let load = LoadSpec {
             facts: &facts,
             label: &label,

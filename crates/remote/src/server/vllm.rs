@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::dialect::{
     ASLEEP, Chunk, Dialect, End, Facts, LoadSpec, Part, PromptScores, RequestTarget, bias_of,
-    compare_context, compare_tokens, id_of, is_asleep_label, logprob_of, most_likely, spans_of,
-    unload, unservable,
+    compare_context, compare_tokens, is_asleep_label, most_likely, parse_logprob, parse_spans,
+    parse_token_id, unload, unservable,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
@@ -42,8 +42,8 @@ pub(super) struct Vllm;
 
 /// Parses a token in the format of either API version: `token_id`, or a `token` such as
 /// `token_id:7`.
-fn token_of(entry: &Value) -> Option<u32> {
-    id_of(&entry["token_id"])
+fn parse_token(entry: &Value) -> Option<u32> {
+    parse_token_id(&entry["token_id"])
         .or_else(|| entry["token"].as_str()?.strip_prefix("token_id:")?.parse().ok())
 }
 
@@ -86,7 +86,8 @@ fn alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
     Ok(most_likely(
         all.iter()
             .map(|entry| {
-                let id = token_of(entry).ok_or_else(|| format!("{entry} contains no token id"))?;
+                let id =
+                    parse_token(entry).ok_or_else(|| format!("{entry} contains no token id"))?;
                 Ok((id, entry["logprob"].as_f64().unwrap_or(f64::NEG_INFINITY) as f32))
             })
             .collect::<Result<_, String>>()?,
@@ -187,19 +188,20 @@ impl Dialect for Vllm {
         let content =
             choice["logprobs"]["content"].as_array().map(Vec::as_slice).unwrap_or_default();
         let ids: Vec<u32> = match choice["token_ids"].as_array() {
-            Some(ids) => ids.iter().filter_map(id_of).collect(),
-            None => content.iter().filter_map(token_of).collect(),
+            Some(ids) => ids.iter().filter_map(parse_token_id).collect(),
+            None => content.iter().filter_map(parse_token).collect(),
         };
         if content.len() != ids.len() {
             return Err(format!("{} tokens have {} log-probabilities", ids.len(), content.len()));
         }
-        let mut chunk = Chunk { spans: spans_of(&choice["weight_versions"])?, ..Chunk::default() };
+        let mut chunk =
+            Chunk { spans: parse_spans(&choice["weight_versions"])?, ..Chunk::default() };
         for (id, entry) in ids.into_iter().zip(content) {
-            if token_of(entry) != Some(id) {
+            if parse_token(entry) != Some(id) {
                 return Err(format!("the log-probability {entry} is not of token {id}"));
             }
             chunk.tokens.push(id);
-            chunk.logprobs.push(logprob_of(&entry["logprob"])?);
+            chunk.logprobs.push(parse_logprob(&entry["logprob"])?);
             if top > 0 {
                 chunk.top.push(alternatives(entry, top)?);
             }
@@ -227,7 +229,7 @@ impl Dialect for Vllm {
         let mut likely = Vec::new();
         for (id, position_logprobs) in prompt.iter().zip(all).skip(1) {
             let value_of = |entry: &Value| entry["logprob"].as_f64().map(|logprob| logprob as f32);
-            logprobs.push(logprob_of(&position_logprobs[&id.to_string()]["logprob"])?);
+            logprobs.push(parse_logprob(&position_logprobs[&id.to_string()]["logprob"])?);
             if top > 0 {
                 let entries = position_logprobs.as_object().into_iter().flatten();
                 let known =

@@ -73,12 +73,12 @@ const LABEL: &str = "levade";
 /// Prefix before the project was renamed to Levade. Servers that still run may have such labels.
 const OLD_LABEL: &str = "dressage";
 
-pub(super) fn label_of(version: u64, sum: u32) -> String {
+pub(super) fn format_label(version: u64, sum: u32) -> String {
     format!("{LABEL}-{version}-{sum:08x}")
 }
 
 /// Returns the version in a label that Levade created.
-pub(super) fn version_of(label: &str) -> Option<u64> {
+pub(super) fn parse_version(label: &str) -> Option<u64> {
     let rest = label.strip_prefix(LABEL).or_else(|| label.strip_prefix(OLD_LABEL))?;
     let (version, sum) = rest.strip_prefix('-')?.split_once('-')?;
     (sum.len() == 8).then(|| version.parse().ok())?
@@ -290,7 +290,7 @@ impl Inner {
     ) -> Result<LoadedWeights, PolicyError> {
         let answer = self.options.response_timeout;
         let in_flight = self.options.in_flight;
-        let label = label_of(version, dir.sum);
+        let label = format_label(version, dir.sum);
         if self.sleeps() {
             self.wake_with(dir, facts, &label).await?;
         } else {
@@ -328,7 +328,7 @@ impl Inner {
         version: u64,
         facts: &Facts,
     ) -> Result<LoadedWeights, PolicyError> {
-        let label = label_of(version, dir.sum);
+        let label = format_label(version, dir.sum);
         let load =
             LoadSpec { facts, label: &label, keeps: true, within: self.options.update_timeout };
         if self.adapter_mark(&label).await? != label {
@@ -387,12 +387,12 @@ mod tests {
 
     #[test]
     fn version_of_inverts_label_and_rejects_foreign_labels() {
-        assert_eq!(version_of(&label_of(7, 0xab)), Some(7));
-        assert_eq!(version_of("dressage-7-000000ab"), Some(7));
+        assert_eq!(parse_version(&format_label(7, 0xab)), Some(7));
+        assert_eq!(parse_version("dressage-7-000000ab"), Some(7));
         for other in
             ["default", "42", "levade-7", "levade-7-ab", "levade-x-000000ab", "1-levade-00000000"]
         {
-            assert_eq!(version_of(other), None, "{other}");
+            assert_eq!(parse_version(other), None, "{other}");
         }
     }
 }
