@@ -81,7 +81,7 @@ impl SchemaScorer {
     pub fn grade(&self, text: &str, task: &Value) -> Result<Score, ScoreError> {
         let validator = self.validator(task)?;
         let tag = schema_of(task)?;
-        let Some((json, written)) = json_of(text, &tag) else {
+        let Some((json, written)) = find_json(text, &tag) else {
             return Ok(Score { value: 0.0, extracted: None });
         };
         let value = f64::from(u8::from(validator.is_valid(&json)));
@@ -165,7 +165,7 @@ impl<'i> Keyword<'i> for Limit {
 
 /// Returns the JSON in a text, parsed and as written: the complete text, the text in `tag`, or the
 /// last code block, whichever parses first.
-fn json_of<'t>(text: &'t str, tag: &str) -> Option<(Value, Cow<'t, str>)> {
+fn find_json<'t>(text: &'t str, tag: &str) -> Option<(Value, Cow<'t, str>)> {
     let block = blocks::last_in(text, &["json", "jsonc", "json5"]);
     let candidates: [Option<Cow<str>>; 3] =
         [Some(text.into()), text_in_tag(text, tag).map(Cow::from), block];
