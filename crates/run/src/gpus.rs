@@ -76,7 +76,7 @@ impl GpuAllocation {
         let Some(visible) = visible else {
             return Ok(mine.map(|gpu| gpu.to_string()).collect::<Vec<_>>().join(","));
         };
-        let names = names_of(visible);
+        let names = parse_names(visible);
         if names.len() < self.all() as usize {
             return Err(unusable(format!(
                 "{}={visible:?} makes {} visible to this run, but the run needs {}: {} of the \
@@ -99,7 +99,7 @@ impl GpuAllocation {
     /// # Errors
     /// Returns an error if `visible` lists fewer GPUs than the learner takes.
     pub fn check_learner(&self, visible: Option<&str>) -> anyhow::Result<()> {
-        let Some((visible, count)) = visible.map(|visible| (visible, names_of(visible).len()))
+        let Some((visible, count)) = visible.map(|visible| (visible, parse_names(visible).len()))
         else {
             return Ok(());
         };
@@ -122,7 +122,7 @@ pub fn visible() -> Option<String> {
 }
 
 /// Returns the names in a list of GPUs, up to the first invalid name, as CUDA parses the list.
-fn names_of(visible: &str) -> Vec<&str> {
+fn parse_names(visible: &str) -> Vec<&str> {
     let is_one = |name: &&str| !name.is_empty() && !name.starts_with('-');
     visible.split(',').map(str::trim).take_while(is_one).collect()
 }
