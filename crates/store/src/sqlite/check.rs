@@ -284,7 +284,7 @@ fn check_attempts(
                 continue;
             }
             Ok(None) => "its row is missing".to_owned(),
-            Err(failure) => reason_of(failure),
+            Err(failure) => describe_failure(failure),
         };
         report.attempts.lost += 1;
         if let Some(slot) = attempts::slot_of(connection, run, row) {
@@ -360,7 +360,7 @@ fn check_plans(
                 continue;
             }
             Ok(None) => "its row is missing".to_owned(),
-            Err(failure) => reason_of(failure),
+            Err(failure) => describe_failure(failure),
         };
         report.plans.lost += 1;
         let message = format!("The {key} is lost: {reason}.");
@@ -388,7 +388,7 @@ fn check_evals(
             Ok(None) => {}
             Err(failure) => {
                 report.evaluations.lost += 1;
-                let message = format!("The {key} is lost: {}.", reason_of(failure));
+                let message = format!("The {key} is lost: {}.", describe_failure(failure));
                 report.find(FindingKind::Evaluation, key.to_string(), message);
             }
         }
@@ -416,7 +416,7 @@ fn check_withdrawals(
             let message = format!(
                 "The reasons of withdrawals are lost: {}. The attempts are still marked as \
                  withdrawn.",
-                reason_of(failure)
+                describe_failure(failure)
             );
             report.find(FindingKind::Withdrawal, "withdrawals", message);
             Ok(())
@@ -482,7 +482,7 @@ fn count_without_checksum(connection: &Connection) -> u64 {
     counts.map(|count| count as u64).sum()
 }
 
-fn reason_of(failure: Failure) -> String {
+fn describe_failure(failure: Failure) -> String {
     match failure {
         Failure::Corrupt(what) | Failure::Unstorable(what) => what,
         Failure::Backend(_, cause) => cause.to_string(),
