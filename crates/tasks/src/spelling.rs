@@ -120,11 +120,11 @@ pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
         for (at, _) in line.match_indices(char::is_whitespace) {
             let word = line[at..].trim_start();
             let word = &word[..word.find(char::is_whitespace).unwrap_or(word.len())];
-            if word.strip_suffix(':').is_some_and(|word| label_of(word) != Part::Plain)
+            if word.strip_suffix(':').is_some_and(|word| classify_label(word) != Part::Plain)
                 && at > start
             {
                 // `Question 3: Answer: 4` has two labels, `the answer is:` has one.
-                let is_labeled = label_of(line[start..at].trim()) != Part::Plain;
+                let is_labeled = classify_label(line[start..at].trim()) != Part::Plain;
                 if !is_labeled {
                     found.push(part(&line[start..at]));
                     start = at;
@@ -159,14 +159,14 @@ pub(super) fn blocks(parts: &[(Part, String)]) -> Vec<String> {
 fn part(text: &str) -> (Part, String) {
     let text = text.trim();
     match text.split_once(':') {
-        Some((label, rest)) if label_of(label) != Part::Plain => {
-            (label_of(label), rest.trim().to_owned())
+        Some((label, rest)) if classify_label(label) != Part::Plain => {
+            (classify_label(label), rest.trim().to_owned())
         }
         _ => (Part::Plain, text.to_owned()),
     }
 }
 
-fn label_of(text: &str) -> Part {
+fn classify_label(text: &str) -> Part {
     if is_label_text(text, ANSWER_NAMES) {
         Part::Answer
     } else if is_label_text(text, QUESTION_NAMES) {

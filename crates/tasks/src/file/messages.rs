@@ -40,14 +40,14 @@ fn message(item: &Value) -> Result<Message, String> {
         None => Vec::new(),
     };
     let content = match field(&["content", "value"]) {
-        Some(content) => content_of(content)?,
+        Some(content) => parse_content(content)?,
         None if tool_calls.is_empty() => {
             return Err(format!("has no `content`; it has {}", names(fields)));
         }
         None => String::new(),
     };
     let message = Message {
-        role: role_of(role)?,
+        role: parse_role(role)?,
         content: content.into(),
         reasoning_content: None,
         tool_calls,
@@ -58,7 +58,7 @@ fn message(item: &Value) -> Result<Message, String> {
     Ok(message)
 }
 
-fn role_of(role: &Value) -> Result<Role, String> {
+fn parse_role(role: &Value) -> Result<Role, String> {
     match role.as_str() {
         Some("system" | "developer") => Ok(Role::System),
         Some("user" | "human") => Ok(Role::User),
@@ -69,7 +69,7 @@ fn role_of(role: &Value) -> Result<Role, String> {
 }
 
 /// Returns the text of a message, or the texts of its parts.
-fn content_of(content: &Value) -> Result<String, String> {
+fn parse_content(content: &Value) -> Result<String, String> {
     match content {
         Value::String(text) => Ok(text.clone()),
         Value::Array(parts) => parts.iter().map(part).collect(),
