@@ -31,7 +31,7 @@ pub(crate) fn call_from(value: Value, keys: &[&str]) -> Result<ParsedCall, Strin
 }
 
 /// Parses the JSON arguments of a call of the tool `name`.
-pub(crate) fn arguments_of(name: &str, json: &str) -> Result<ParsedCall, String> {
+pub(crate) fn parse_arguments(name: &str, json: &str) -> Result<ParsedCall, String> {
     if name.is_empty() {
         return Err("the tool's name is missing".into());
     }

@@ -12,7 +12,7 @@ use super::tags::{blank, header, opening};
 use super::values::arguments;
 use super::{
     Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect, Trailer,
-    arguments_of,
+    parse_arguments,
 };
 use crate::{ToolCall, ToolSpec};
 
@@ -103,7 +103,7 @@ impl Syntax for Deepseek {
         let (kind, name) = text[OPEN.len()..json.start].split_once(SEPARATOR)?;
         let name = name.trim().trim_end_matches(FENCE[0]).trim();
         let name = if name.is_empty() { kind.trim() } else { name };
-        Some(vec![arguments_of(name, &text[json]).map_err(MalformedReason::from)])
+        Some(vec![parse_arguments(name, &text[json]).map_err(MalformedReason::from)])
     }
 
     fn explain_error(&self, text: &str, closed: bool, _: &[ToolSpec]) -> Option<String> {

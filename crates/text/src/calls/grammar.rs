@@ -54,7 +54,7 @@ impl Rule {
 }
 
 /// Returns a `%json` term for a schema, with the white space that templates print.
-fn json_of(mut schema: Value) -> String {
+fn to_json_term(mut schema: Value) -> String {
     let spaces =
         json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
     match schema.as_object_mut() {
@@ -161,7 +161,8 @@ impl GrammarContext<'_> {
             .close_objects()
             .document();
         let rule = Rule::default().append(self.text_terms(before));
-        rule.append_rule(&format!("arguments_{at}"), json_of(schema)).append(self.text_terms(after))
+        rule.append_rule(&format!("arguments_{at}"), to_json_term(schema))
+            .append(self.text_terms(after))
     }
 
     /// Returns the rule of a call that is a JSON object between two texts. The object contains the
@@ -191,7 +192,8 @@ impl GrammarContext<'_> {
             schema
         });
         let rule = Rule::default().append(self.text_terms(before));
-        rule.append_rule(&format!("object_{at}"), json_of(schema)).append(self.text_terms(after))
+        rule.append_rule(&format!("object_{at}"), to_json_term(schema))
+            .append(self.text_terms(after))
     }
 
     /// Returns the rule of a call with separate arguments between `before` and `after`. `open`
@@ -241,7 +243,7 @@ impl GrammarContext<'_> {
         if !types.is_empty() && !types.contains("string") {
             let schema = self.enforce_schema(tool, schema, &schema_pointer).document();
             return Rule::default()
-                .append_rule(name, json_of(schema))
+                .append_rule(name, to_json_term(schema))
                 .append(self.text_terms(close));
         }
         // Any text is allowed; restrictions of the text are omitted.

@@ -17,7 +17,7 @@ use super::tags::header;
 use super::values::arguments;
 use super::{
     Body, ContentStart, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect,
-    arguments_of, not_json,
+    not_json, parse_arguments,
 };
 use crate::{ToolCall, ToolSpec};
 
@@ -118,7 +118,7 @@ impl Syntax for Harmony {
     ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
         let json = json?;
         let name = recipient(&text[..json.start])?;
-        Some(vec![arguments_of(name, &text[json]).map_err(MalformedReason::from)])
+        Some(vec![parse_arguments(name, &text[json]).map_err(MalformedReason::from)])
     }
 
     fn explain_error(&self, text: &str, _: bool, _: &[ToolSpec]) -> Option<String> {

@@ -9,7 +9,7 @@ use super::tags::{header, parse_close};
 use super::values::arguments;
 use super::{
     Body, GrammarContext, MalformedReason, ParsedCall, Rule, Syntax, SyntaxTags, TagEffect,
-    Trailer, arguments_of, not_closed_json,
+    Trailer, not_closed_json, parse_arguments,
 };
 use crate::{ToolCall, ToolSpec};
 
@@ -70,7 +70,7 @@ impl Syntax for Kimi {
             }
             _ => name,
         };
-        Some(vec![arguments_of(name, &text[json]).map_err(MalformedReason::from)])
+        Some(vec![parse_arguments(name, &text[json]).map_err(MalformedReason::from)])
     }
 
     fn explain_error(&self, text: &str, closed: bool, _: &[ToolSpec]) -> Option<String> {

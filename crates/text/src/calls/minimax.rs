@@ -107,7 +107,7 @@ impl Syntax for Minimax {
 }
 
 /// Returns a name without quotation marks, or an error if it is empty.
-fn name_of(text: &str) -> Result<&str, String> {
+fn parse_name(text: &str) -> Result<&str, String> {
     let name = strip_quotes(text);
     if name.is_empty() { Err("a name is empty".into()) } else { Ok(name) }
 }
@@ -117,7 +117,7 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
         text.trim_end().strip_suffix(INVOKE_END).ok_or(format!("{INVOKE_END} is missing"))?;
     let (name, mut rest) =
         split_between(inner, INVOKE, ">").ok_or(format!("{INVOKE}…> is not ended"))?;
-    let name = name_of(name)?;
+    let name = parse_name(name)?;
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
         let (key, value) = split_between(rest, PARAMETER, ">").ok_or_else(|| {
@@ -127,7 +127,7 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
             return Err(format!("{PARAMETER_END} is missing behind {key}"));
         }
         let (value, after) = value_before(value, [PARAMETER, PARAMETER_END], |_| false);
-        arguments.push((name_of(key)?, value));
+        arguments.push((parse_name(key)?, value));
         rest = after;
     }
     Ok(call_of(name, arguments, tools))

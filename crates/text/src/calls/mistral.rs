@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use super::tags::{blank, header};
 use super::values::{arguments, object};
 use super::{
-    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect, arguments_of,
-    call_from, not_json,
+    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect, call_from,
+    not_json, parse_arguments,
 };
 use crate::{ToolCall, ToolSpec, python_json};
 
@@ -80,7 +80,7 @@ impl Syntax for Mistral {
         let head = head.strip_suffix(ARGUMENTS).unwrap_or(head);
         let name = head.split(ID).next().unwrap_or_default().trim();
         if !name.is_empty() {
-            return Some(vec![arguments_of(name, &text[json]).map_err(MalformedReason::from)]);
+            return Some(vec![parse_arguments(name, &text[json]).map_err(MalformedReason::from)]);
         }
         let calls = match serde_json::from_str(&text[json]) {
             Ok(Value::Array(calls)) => calls,

@@ -33,7 +33,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub(crate) use arguments::{arguments_of, call_from, not_closed_json, not_json};
+pub(crate) use arguments::{call_from, not_closed_json, not_json, parse_arguments};
 pub(crate) use grammar::{GrammarContext, Rule};
 pub(crate) use json::{Json, Progress};
 pub(crate) use tags::{Next, Table};

@@ -123,7 +123,7 @@ impl Syntax for QwenXml {
 }
 
 /// Returns the name in a tag, without quotation marks.
-fn name_of<'a>(text: &'a str, tag: &str) -> Result<&'a str, String> {
+fn parse_name<'a>(text: &'a str, tag: &str) -> Result<&'a str, String> {
     let name = strip_quotes(text);
     if name.is_empty() {
         return Err(format!("the name behind {tag} is empty"));
@@ -142,7 +142,7 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     }
     let (name, rest) = split_between(inner, FUNCTION, ">")
         .ok_or_else(|| format!("{FUNCTION}NAME> is missing behind {OPEN}"))?;
-    let name = name_of(name, FUNCTION)?;
+    let name = parse_name(name, FUNCTION)?;
     let mut rest = match rest.rsplit_once(FUNCTION_END) {
         Some((rest, after)) if after.trim().is_empty() => rest,
         // The closing tag is part of a value.
@@ -164,7 +164,7 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
             known.as_ref().is_none_or(|known| known.contains(&key))
         });
         let value = value.strip_prefix('\n').unwrap_or(value);
-        arguments.push((name_of(key, PARAMETER)?, value.strip_suffix('\n').unwrap_or(value)));
+        arguments.push((parse_name(key, PARAMETER)?, value.strip_suffix('\n').unwrap_or(value)));
         rest = after;
     }
     Ok(call_of(name, arguments, tools))
