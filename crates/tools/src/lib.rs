@@ -268,7 +268,7 @@ const MAX_SECONDS: f64 = 1e9;
 ///
 /// # Errors
 /// Returns an error if the variable is not set or is empty.
-fn key_of(variable: Option<&str>) -> Result<Option<String>, String> {
+fn read_key(variable: Option<&str>) -> Result<Option<String>, String> {
     variable
         .map(|variable| {
             let key = std::env::var(variable).ok().filter(|key| !key.is_empty());

@@ -18,7 +18,7 @@ use tokio::sync::{Mutex, OnceCell};
 
 use super::{
     CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
-    key_of,
+    read_key,
 };
 
 /// `[[tool]] kind = "sandbox"`: runs Python code that the model writes.
@@ -166,7 +166,7 @@ impl CodeTool {
     /// Returns an error if the environment variable for the API key is not set or is empty.
     pub fn new(name: String, keys: SandboxKeys, seconds: Option<f64>) -> Result<Self, String> {
         let limits = keys.limits(seconds);
-        let key = key_of(keys.key_env.as_deref())?;
+        let key = read_key(keys.key_env.as_deref())?;
         Ok(CodeTool { name, keys, limits, key, started: Arc::default() })
     }
 

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
-    key_of,
+    read_key,
 };
 
 /// Maximum number of queries in one call, because the model reads the passages of all of them.
@@ -149,7 +149,7 @@ impl SearchTool {
                 Location::Here(searcher.map_err(|error| error.to_string())?)
             }
             (None, Some(url)) => {
-                let client = Client::new(url, key_of(keys.key_env.as_deref())?, retries);
+                let client = Client::new(url, read_key(keys.key_env.as_deref())?, retries);
                 Location::Remote(Box::new(client.map_err(|error| error.to_string())?))
             }
             (None, None) => {
