@@ -106,7 +106,7 @@ impl Checkpoint {
     /// # Errors
     /// Returns a message that names the file if one has changed since it was written.
     pub(crate) fn verify(&self) -> Result<(), String> {
-        for SavedFile { name, crc32c, .. } in state_of(&self.dir)?.files {
+        for SavedFile { name, crc32c, .. } in read_state(&self.dir)?.files {
             let file =
                 File::open(self.dir.join(&name)).map_err(|error| format!("{name}: {error}"))?;
             let (_, found) = checksum(file).map_err(|error| format!("{name}: {error}"))?;
@@ -140,7 +140,7 @@ pub fn checkpoints(dir: &Path) -> Result<Vec<Checkpoint>, TrainerError> {
 /// # Errors
 /// Returns a message that names the file of the checkpoint that cannot be read.
 pub fn improved_prompts(checkpoint: &Path) -> Result<Prompts, String> {
-    state_of(checkpoint).map(|state| state.prompts)
+    read_state(checkpoint).map(|state| state.prompts)
 }
 
 /// A policy's part of a checkpoint.
@@ -426,7 +426,7 @@ fn files_of(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(files)
 }
 
-fn state_of(path: &Path) -> Result<State, String> {
+fn read_state(path: &Path) -> Result<State, String> {
     let text = fs::read_to_string(path.join(STATE)).map_err(|error| format!("{STATE}: {error}"))?;
     let state: State = serde_json::from_str(&text).map_err(|error| format!("{STATE}: {error}"))?;
     if state.schema != SCHEMA {
@@ -440,7 +440,7 @@ fn state_of(path: &Path) -> Result<State, String> {
 
 /// Reads a checkpoint's metadata, and checks by size that all of its files exist.
 fn read(path: &Path) -> Result<Checkpoint, String> {
-    let state = state_of(path)?;
+    let state = read_state(path)?;
     for SavedFile { name, bytes, .. } in &state.files {
         let found =
             fs::metadata(path.join(name)).map_err(|error| format!("{name}: {error}"))?.len();
