@@ -168,8 +168,8 @@ impl Description {
         } = expected;
         if self.protocol != PROTOCOL {
             return reject(format!(
-                "it speaks version {} of the protocol, but this build speaks version {PROTOCOL}; \
-                 recreate its environment with `levade cluster setup` of this build",
+                "the learner speaks version {} of the protocol, but this build speaks version \
+                 {PROTOCOL}; recreate its environment with `levade cluster setup` of this build",
                 self.protocol
             ));
         }
@@ -183,31 +183,31 @@ impl Description {
         }
         if self.vocab_size != *vocabulary {
             return reject(format!(
-                "its vocabulary has {} tokens, but that of the recipe's model has {vocabulary}; \
-                 start it with the model of `model.source`",
+                "the learner's vocabulary has {} tokens, but that of the recipe's model has \
+                 {vocabulary}; start it with the model of `model.source`",
                 self.vocab_size
             ));
         }
         if self.context < *context {
             return reject(format!(
-                "its context is {} tokens, but `model.context` is {context}; lower \
+                "the learner's context is {} tokens, but `model.context` is {context}; lower \
                  `model.context`, or start the learner with a longer context",
                 self.context
             ));
         }
         if self.layout.world_size == 0 {
-            return reject("it has no ranks that process micro-batches".into());
+            return reject("the learner has no ranks that process micro-batches".into());
         }
         let Some(policy) = self.learners.get(POLICY).filter(|policy| policy.trains) else {
             return reject(format!(
-                "it has no learner {POLICY} that trains, only {}",
+                "the service has no learner {POLICY} that trains, only {}",
                 self.learner_names()
             ));
         };
         if policy.lora != *lora {
             return reject(format!(
-                "it trains {}, but the recipe (`model.lora`) requires {}; start it accordingly, \
-                 or set the key",
+                "the learner trains {}, but the recipe (`model.lora`) requires {}; start it \
+                 accordingly, or set the key",
                 describe_adapter(&policy.lora),
                 describe_adapter(lora)
             ));
@@ -220,8 +220,8 @@ impl Description {
             // A value that the group does not report is not checked.
             if now != wants && !now.is_empty() {
                 return reject(format!(
-                    "it {does} {now}, but `{key}` is {wants}; set the key, or start the learner \
-                     with {option} {wants}"
+                    "the learner {does} {now}, but `{key}` is {wants}; set the key, or start the \
+                     learner with {option} {wants}"
                 ));
             }
         }
@@ -335,7 +335,11 @@ mod tests {
             ("/protocol", json!(2), "version 2 of the protocol, but this build speaks version 1"),
             ("/model_type", json!("qwen2"), "is qwen2, but that of the recipe's model is llama"),
             ("/vocab_size", json!(65), "has 65 tokens, but that of the recipe's model has 64"),
-            ("/context", json!(100), "its context is 100 tokens, but `model.context` is 128"),
+            (
+                "/context",
+                json!(100),
+                "the learner's context is 100 tokens, but `model.context` is 128",
+            ),
             ("/world_size", json!(0), "no ranks"),
             (
                 "/learners/policy/trains",

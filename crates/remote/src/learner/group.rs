@@ -152,8 +152,9 @@ impl Group {
             match self.call_once(&request, &id, &mut wait, done).await {
                 Ok(response) => {
                     let read = Body::read(&response).map_err(|why| {
-                        self.link
-                            .stopped_error(&format!("its response to {verb} cannot be read: {why}"))
+                        self.link.stopped_error(&format!(
+                            "the learner's response to {verb} cannot be read: {why}"
+                        ))
                     })?;
                     return Ok((read, wait.done));
                 }

@@ -153,7 +153,7 @@ impl Call {
             };
             let gate = match with_timeout(limit, gate_change).await {
                 Some(Ok(gate)) => gate,
-                Some(Err(_)) => return Err(server.http.stopped_error("it was closed")),
+                Some(Err(_)) => return Err(server.http.stopped_error("the server was closed")),
                 None => {
                     let what = format!("{} to load weights", server.http.name);
                     return Err(PolicyError::Deadline(limit, what));
@@ -165,13 +165,17 @@ impl Call {
             let wakes = super::lock(&server.wakes).as_ref().and_then(Weak::upgrade);
             match wakes {
                 Some(wakes) => wakes.wake().await?,
-                None => return Err(server.http.stopped_error("it is asleep; wake or restart it")),
+                None => {
+                    return Err(server
+                        .http
+                        .stopped_error("the server is asleep; wake or restart it"));
+                }
             }
             let now = self.gate.borrow();
             if now.is_asleep && now.changes == gate.changes {
                 return Err(server
                     .http
-                    .stopped_error("it is still asleep although other servers are awake"));
+                    .stopped_error("the server is still asleep although other servers are awake"));
             }
         };
         match gate.weights {
@@ -180,7 +184,7 @@ impl Call {
             }
             Some(weights) => Ok((gate.changes, weights)),
             None if gate.changes > 0 => {
-                Err(server.http.stopped_error("it has not loaded the weights completely"))
+                Err(server.http.stopped_error("the server has not loaded the weights completely"))
             }
             None if min_version > 0 => Err(self.behind(min_version, 0)),
             // No run has loaded weights: the server samples from those that it was started with.
@@ -273,7 +277,7 @@ impl Call {
                 let all = seen + tokens.len();
                 if num_labelled < all {
                     return Err(server.http.stopped_error(&format!(
-                        "it reports weights for {num_labelled} of {all} tokens"
+                        "the server reports weights for {num_labelled} of {all} tokens"
                     )));
                 }
             }
@@ -320,7 +324,7 @@ impl Call {
             }
             if end.is_some() && !progress.pending.is_empty() {
                 return Err(server.http.stopped_error(
-                    "it does not report which weights sampled the end of a completion",
+                    "the server does not report which weights sampled the end of a completion",
                 ));
             }
             if let Some(end) = &end {
@@ -398,7 +402,7 @@ impl Call {
         }
         if seen + tokens.len() > max_count {
             Err(http.stopped_error(&format!(
-                "it sampled more than the {max_count} tokens that were requested"
+                "the server sampled more than the {max_count} tokens that were requested"
             )))
         } else {
             Ok(())
@@ -416,17 +420,20 @@ impl Call {
             count > 0 && sequence.last().is_some_and(|id| self.request.params.stop_ids.contains(id))
         };
         match end {
-            End::Length if count < max_count && !is_full => Err(server.http.stopped_error(&format!(
-                "it ended a completion for its length after {count} of {max_count} tokens; check \
-                 whether it has its own limits"
-            ))),
+            End::Length if count < max_count && !is_full => {
+                Err(server.http.stopped_error(&format!(
+                    "the server ended a completion for its length after {count} of {max_count} \
+                     tokens; check whether it has its own limits"
+                )))
+            }
             End::Stop if !stopped() => Err(server.http.stopped_error(
-                "it reports that a stop token ended a completion, but the last token is not a \
-                 stop token",
+                "the server reports that a stop token ended a completion, but the last token is \
+                 not a stop token",
             )),
             End::Token(id) if count == 0 || sequence.last() != Some(id) => {
                 Err(server.http.stopped_error(&format!(
-                    "it reports that token {id} ended a completion, but the last token is another"
+                    "the server reports that token {id} ended a completion, but the last token is \
+                     another"
                 )))
             }
             _ => Ok(()),
@@ -446,8 +453,8 @@ impl Call {
             let was_handed = from < progress.unlabelled && span.end > from;
             if !is_mark && (was_handed || parse_version(&span.label).is_none()) {
                 return Err(self.server.http.stopped_error(&format!(
-                    "it sampled tokens with weights {:?}, but {:?} were loaded; check whether \
-                     another client loads weights into it",
+                    "the server sampled tokens with weights {:?}, but {:?} were loaded; check \
+                     whether another client loads weights into it",
                     span.label, weights.mark
                 )));
             }

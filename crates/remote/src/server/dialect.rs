@@ -43,7 +43,7 @@ impl End {
             "stop" => End::Stop,
             "length" => End::Length,
             "abort" => End::Abort,
-            other => End::Failed(format!("it ended a completion for the reason {other:?}")),
+            other => End::Failed(format!("the server ended a completion for the reason {other:?}")),
         }
     }
 }
@@ -322,8 +322,8 @@ pub(super) fn compare_context(
     match length.filter(|length| *length < context as u64) {
         None => Ok(()),
         Some(length) => Err(format!(
-            "its context holds {length} tokens, fewer than the {context} of the recipe; start it \
-             with {flag} {context}, or lower model.context"
+            "the server's context holds {length} tokens, fewer than the {context} of the recipe; \
+             start it with {flag} {context}, or lower model.context"
         )),
     }
 }
@@ -413,8 +413,9 @@ pub(super) fn compare_tokens(options: &ServerOptions, response: &Value) -> Resul
         .position(|(a, b)| a != b)
         .unwrap_or(expected.len().min(tokens.len()));
     Err(format!(
-        "it has a different tokenizer: token {at} of {:?} is {:?} there, but {:?} here; start it \
-         with the model of the recipe, or with --tokenizer and the directory of that model",
+        "the server has a different tokenizer: token {at} of {:?} is {:?} there, but {:?} here; \
+         start it with the model of the recipe, or with --tokenizer and the directory of that \
+         model",
         options.tokenizer.text,
         tokens.get(at),
         expected.get(at)

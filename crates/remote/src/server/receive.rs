@@ -99,9 +99,9 @@ pub(super) async fn receive_weights(
     let mut update = std::pin::pin!(update);
     if let Ok(response) = tokio::time::timeout(REJECTION_WAIT, &mut update).await {
         let response = response?;
-        return Err(
-            http.stopped_error(&format!("it returned {response} before any weights were sent"))
-        );
+        return Err(http.stopped_error(&format!(
+            "the server returned {response} before any weights were sent"
+        )));
     }
     tokio::select! {
         // The group has ended; a server that still waits in it is limited by its own timeout.

@@ -243,7 +243,7 @@ async fn look_names_missing_server_flags() {
         (
             Behavior { other_tokenizer: true, ..plain() },
             false,
-            "it has a different tokenizer: token 2 of \"abcdef\"",
+            "the server has a different tokenizer: token 2 of \"abcdef\"",
         ),
         (Behavior { context: Some(32), ..plain() }, false, "--max-model-len 64"),
     ] {

@@ -76,8 +76,8 @@ impl Dialect for Sglang {
         compare_context(length, "--context-length", options).map_err(|why| http.rejection(why))?;
         if options.adapters && server["enable_lora"] == false {
             return Err(http.rejection(
-                "it does not accept adapters; start it with --enable-lora, --lora-target-modules \
-                 all and --max-lora-rank",
+                "the server does not accept adapters; start it with --enable-lora, \
+                 --lora-target-modules all and --max-lora-rank",
             ));
         }
         if !options.tokenizer.tokens.is_empty() {
@@ -187,8 +187,9 @@ impl Dialect for Sglang {
         top: usize,
     ) -> Result<PromptScores, String> {
         let meta = &answer["meta_info"];
-        let all =
-            meta["input_token_logprobs"].as_array().ok_or("it returned no input_token_logprobs")?;
+        let all = meta["input_token_logprobs"]
+            .as_array()
+            .ok_or("the server returned no input_token_logprobs")?;
         if all.len() != prompt.len() {
             return Err(format!("{} input_token_logprobs for {} tokens", all.len(), prompt.len()));
         }
@@ -251,8 +252,9 @@ impl Dialect for Sglang {
         let call = json!({ "lora_name": load.label, "lora_path": dir });
         let answer = http.post("/load_lora_adapter", &call, load.within).await?;
         if answer["success"] == false {
-            Err(http
-                .rejection(answer["error_message"].as_str().unwrap_or("it rejected the adapter")))
+            Err(http.rejection(
+                answer["error_message"].as_str().unwrap_or("the server rejected the adapter"),
+            ))
         } else {
             Ok(())
         }
@@ -280,7 +282,7 @@ impl Dialect for Sglang {
         let info = http.get("/server_info", within).await?;
         if info["enable_memory_saver"] == false {
             Err(http.rejection(
-                "it keeps its device memory while it is asleep; start it with \
+                "the server keeps its device memory while it is asleep; start it with \
                  --enable-memory-saver",
             ))
         } else {
@@ -343,8 +345,9 @@ impl ReceiveWeights for Sglang {
         for (key, flag) in [("dp_size", "--dp-size"), ("pp_size", "--pp-size")] {
             if number(key) > 1 {
                 return Err(http.rejection(format!(
-                    "it has {flag} {}, but weights can be sent only to servers with {flag} 1; \
-                     start it with that value, or set cluster.samplers.weights = \"folder\"",
+                    "the server has {flag} {}, but weights can be sent only to servers with \
+                     {flag} 1; start it with that value, or set cluster.samplers.weights = \
+                     \"folder\"",
                     number(key)
                 )));
             }
@@ -360,7 +363,7 @@ impl ReceiveWeights for Sglang {
     ) -> Result<(), PolicyError> {
         let JoinedGroup { opening, opened } = joint;
         let RendezvousInfo::Store { address, port } = &opened.rendezvous else {
-            return Err(http.rejection("it joins groups only over a store"));
+            return Err(http.rejection("the server joins groups only over a store"));
         };
         let call = json!({
             "master_address": address,

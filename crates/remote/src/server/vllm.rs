@@ -110,14 +110,14 @@ impl Dialect for Vllm {
         let has = |route: &str| routes["paths"].get(route).is_some();
         if !(has("/pause") && has("/collective_rpc")) {
             return Err(http.rejection(format!(
-                "it has no routes to pause it and to load weights; start it with {DEV_MODE} in \
-                 its environment"
+                "the server has no routes to pause it and to load weights; start it with \
+                 {DEV_MODE} in its environment"
             )));
         }
         if options.adapters && !has("/v1/load_lora_adapter") {
-            return Err(
-                http.rejection(format!("it does not accept adapters; start it with {ADAPTERS}"))
-            );
+            return Err(http.rejection(format!(
+                "the server does not accept adapters; start it with {ADAPTERS}"
+            )));
         }
         let labels = has("/weight_info");
         if !labels && options.in_flight == InFlight::Keep && !options.adapters {
@@ -221,7 +221,8 @@ impl Dialect for Vllm {
         prompt: &[u32],
         top: usize,
     ) -> Result<PromptScores, String> {
-        let all = answer["prompt_logprobs"].as_array().ok_or("it returned no prompt_logprobs")?;
+        let all =
+            answer["prompt_logprobs"].as_array().ok_or("the server returned no prompt_logprobs")?;
         if all.len() != prompt.len() {
             return Err(format!("{} prompt_logprobs for {} tokens", all.len(), prompt.len()));
         }
@@ -324,7 +325,8 @@ impl Dialect for Vllm {
         let info = http.get(CONFIG, within).await?;
         if info["vllm_config"]["model_config"]["enable_sleep_mode"] == false {
             Err(http.rejection(
-                "it keeps its device memory while it is asleep; start it with --enable-sleep-mode",
+                "the server keeps its device memory while it is asleep; start it with \
+                 --enable-sleep-mode",
             ))
         } else {
             Ok(())
@@ -518,8 +520,8 @@ impl Vllm {
         match widest {
             Some((at_one, at_half)) if at_one > 0.05 && (at_half / at_one - 2.0).abs() > 0.5 => {
                 Err(http.rejection(
-                    "its log-probabilities are computed before the temperature is applied; start \
-                     it with --logprobs-mode processed_logprobs",
+                    "the server's log-probabilities are computed before the temperature is \
+                     applied; start it with --logprobs-mode processed_logprobs",
                 ))
             }
             _ => Ok(()),
@@ -548,14 +550,14 @@ fn takes_seeds(config: &Value) -> bool {
 fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
     let lora = config.get("lora_config").filter(|_| options.adapters);
     if lora.is_some_and(Value::is_null) {
-        return Err(format!("it does not accept adapters; start it with {ADAPTERS}"));
+        return Err(format!("the server does not accept adapters; start it with {ADAPTERS}"));
     }
     if let Some(max_adapters) =
         lora.and_then(|lora| lora["max_loras"].as_u64()).filter(|max_adapters| *max_adapters < 2)
     {
         return Err(format!(
-            "it holds {max_adapters} adapter at a time, but a new one is loaded while the old one \
-             is in use; start it with --max-loras 2"
+            "the server holds {max_adapters} adapter at a time, but a new one is loaded while the \
+             old one is in use; start it with --max-loras 2"
         ));
     }
     let transfer = config.get("weight_transfer_config");
@@ -567,8 +569,8 @@ fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
     }
     let has = has.map_or_else(|| "no backend".into(), |has| format!("the backend {has:?}"));
     Err(format!(
-        "it receives weights over {has}, but the learner sends over {wanted:?}; start it with \
-         --weight-transfer-config '{{\"backend\": \"{wanted}\"}}', or set \
+        "the server receives weights over {has}, but the learner sends over {wanted:?}; start it \
+         with --weight-transfer-config '{{\"backend\": \"{wanted}\"}}', or set \
          cluster.samplers.weights = \"folder\""
     ))
 }
