@@ -34,7 +34,7 @@ impl Pattern {
     pub(crate) fn parse(text: &str) -> Result<Self, HttpError> {
         let lowered = text.trim().to_ascii_lowercase();
         if lowered.contains('/') {
-            return Err(host_error(text, "it contains a slash"));
+            return Err(host_error(text, "a host contains no slash"));
         }
         let (subdomains_only, rest) = match lowered.strip_prefix("*.") {
             Some(rest) => (true, rest),
@@ -48,7 +48,7 @@ impl Pattern {
                 let number = port.strip_prefix(':');
                 // "[::1]8000" must not match every port.
                 if number.is_none() && !port.is_empty() {
-                    return Err(host_error(text, "its port must follow a colon"));
+                    return Err(host_error(text, "the port must follow a colon"));
                 }
                 (host.to_owned(), number)
             }
@@ -59,12 +59,12 @@ impl Pattern {
             },
         };
         let port = port
-            .map(|port| port.parse().map_err(|_| host_error(text, "its port is not a number")))
+            .map(|port| port.parse().map_err(|_| host_error(text, "the port is not a number")))
             .transpose()?;
         if host.is_empty()
             || host.contains(['*', ' ', '@', ':']) && host.parse::<Ipv6Addr>().is_err()
         {
-            return Err(host_error(text, "its name is empty or invalid"));
+            return Err(host_error(text, "the name is empty or invalid"));
         }
         Ok(Pattern { host: host.trim_end_matches('.').to_owned(), subdomains_only, port })
     }
@@ -185,12 +185,14 @@ pub(crate) fn parse_url(url: &str) -> Result<Uri, HttpError> {
         .map_err(|error: hyper::http::uri::InvalidUri| url_error(url, error.to_string()))?;
     match (uri.scheme_str(), uri.host()) {
         (Some("http" | "https"), Some(host)) if !host.is_empty() => {}
-        (Some("http" | "https"), _) => return Err(url_error(url, "it has no host".into())),
-        _ => return Err(url_error(url, "it must begin with http:// or https://".into())),
+        (Some("http" | "https"), _) => {
+            return Err(url_error(url, "the address has no host".into()));
+        }
+        _ => return Err(url_error(url, "an address must begin with http:// or https://".into())),
     }
     let authority = uri.authority().map(|authority| authority.as_str()).unwrap_or_default();
     if authority.contains('@') {
-        return Err(url_error(url, "it has a user's name in it".into()));
+        return Err(url_error(url, "an address must not contain a user's name".into()));
     }
     Ok(uri)
 }

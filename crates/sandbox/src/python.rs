@@ -133,7 +133,8 @@ impl Python {
                 path.to_str().filter(|text| !["/", "/proc", "/sys", "/dev"].contains(text))
             else {
                 return Err(SandboxError::Request(format!(
-                    "read = {path:?} cannot be shown to code"
+                    "read = {path:?} cannot be shown to code, because it is not UTF-8 or shows the \
+                     whole system; list the paths inside it"
                 )));
             };
             let kind = std::fs::metadata(&path).map(|found| found.file_type());

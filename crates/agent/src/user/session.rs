@@ -77,7 +77,7 @@ impl<'a> UserSession<'a> {
                 let opened =
                     context.player(own).map_err(failed)?.wait_within(user.timeout, opening);
                 let timeout = user.timeout;
-                let late = || Err(format!("it was not ready within {timeout:?}"));
+                let late = || Err(format!("the user was not ready within {timeout:?}"));
                 let class = opened.await.unwrap_or_else(late).map_err(failed)?;
                 // The task's question is the first message of a user who does not open.
                 let question = (!user.opens).then(|| message("user", question(context)));
@@ -108,7 +108,7 @@ impl<'a> UserSession<'a> {
         match self.next(player).await?.0 {
             UserResponse::Message(text) => Ok(text),
             UserResponse::End | UserResponse::MaxTurns => {
-                Err(self.failure("it ended the conversation before its first message"))
+                Err(self.failure("the user ended the conversation before its first message"))
             }
         }
     }
@@ -142,13 +142,13 @@ impl<'a> UserSession<'a> {
         let written = clock.wait_within(timeout, self.voice.write()).await;
         self.is_waiting = false;
         let written =
-            written.unwrap_or_else(|| Err(format!("it did not answer within {timeout:?}")));
+            written.unwrap_or_else(|| Err(format!("the user did not answer within {timeout:?}")));
         let Written { text, ends, score } = written.map_err(|why| self.failure(&why))?;
         let response = match text {
             _ if ends => UserResponse::End,
             Some(text) if self.user.is_stop(&text) => UserResponse::End,
             Some(text) if text.trim().is_empty() => {
-                return Err(self.failure("it wrote an empty message"));
+                return Err(self.failure("the user wrote an empty message"));
             }
             Some(_) if self.turns >= self.user.max_turns => UserResponse::MaxTurns,
             Some(text) => {
@@ -194,7 +194,9 @@ impl<'a> UserSession<'a> {
                         }
                     }
                     Some(Err(why)) => warning = Some(why),
-                    None => warning = Some(format!("it was not done within {:?}", user.timeout)),
+                    None => {
+                        warning = Some(format!("the user was not done within {:?}", user.timeout));
+                    }
                 }
                 None
             }
@@ -223,7 +225,7 @@ impl Voice<'_> {
                 history.extend(response.text.as_ref().map(|text| message("user", text)));
                 let score = response.score.filter(|score| score.is_finite());
                 if response.score.is_some() && score.is_none() {
-                    return Err("the score that it gave is not finite".to_owned());
+                    return Err("the score that the user gave is not finite".to_owned());
                 }
                 return Ok(Written { text: response.text, ends: response.ends, score });
             }
@@ -234,10 +236,10 @@ impl Voice<'_> {
         match end.finish {
             FinishReason::StopId | FinishReason::StopString => {}
             FinishReason::Length => {
-                return Err(format!("its message had not ended after {} tokens", end.tokens));
+                return Err(format!("the message had not ended after {} tokens", end.tokens));
             }
-            FinishReason::Context => return Err("its context is full".to_owned()),
-            FinishReason::Aborted => return Err("its sampler stopped".to_owned()),
+            FinishReason::Context => return Err("the context of the user is full".to_owned()),
+            FinishReason::Aborted => return Err("the sampler of the user stopped".to_owned()),
         }
         let (text, has_calls, written) = match end.recorded_completion {
             Some(recorded) => {
@@ -250,7 +252,7 @@ impl Voice<'_> {
             }
         };
         if has_calls {
-            return Err("it called a tool, and a user has none".to_owned());
+            return Err("the user called a tool, but a user has none".to_owned());
         }
         history.push(written);
         Ok(Written { text: Some(text), ends: false, score: None })

@@ -250,7 +250,7 @@ impl Tools {
     ) -> Result<ToolChoice, ApiError> {
         let wrong = |why: &str| {
             let value = value.unwrap_or(&Value::Null);
-            ApiError::field("tool_choice", format!("tool_choice is {value}, {why}"))
+            ApiError::field("tool_choice", format!("tool_choice is {value}, but {why}"))
         };
         match value {
             None | Some(Value::Null) => Ok(ToolChoice::Auto),
@@ -258,9 +258,7 @@ impl Tools {
                 "auto" => Ok(ToolChoice::Auto),
                 "none" => Ok(ToolChoice::None),
                 "required" => Ok(ToolChoice::Required),
-                _ => Err(wrong(
-                    "but must be auto, none, required, or an object that names a function",
-                )),
+                _ => Err(wrong("must be auto, none, required, or an object that names a function")),
             },
             Some(value) if value["type"] == openai::ALLOWED_TOOLS => {
                 let mut choice = value.clone();
@@ -272,8 +270,8 @@ impl Tools {
             }
             Some(value) => match chosen_name(value) {
                 Some(shown) if self.by_name.contains_key(&shown) => Ok(ToolChoice::Named(shown)),
-                Some(_) => Err(wrong("but there is no such tool")),
-                None => Err(wrong("but only tools that the client runs can be chosen here")),
+                Some(_) => Err(wrong("there is no such tool")),
+                None => Err(wrong("only tools that the client runs can be chosen here")),
             },
         }
     }
