@@ -296,7 +296,8 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["tool=[{kind='command', name='x', command=['a', '{b}'], description='x'}]"],
-            "`tool.0`: its command has {b}, which is not one of its parameters; the tool has none",
+            "`tool.0`: the tool's command has {b}, which is not one of its parameters; the tool \
+             has none",
         ),
         (&["tool=[{name='x'}]"], "`tool.0.kind` (which may be \"agent\" or \"calculator\" or "),
         (&["reward.scorer.tolerance.relative=-1"], "`reward.scorer`"),

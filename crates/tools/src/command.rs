@@ -126,10 +126,10 @@ impl CommandTool {
     ) -> Result<Self, String> {
         let parameters = keys.schema()?;
         if keys.command.first().is_none_or(String::is_empty) {
-            return Err("its command is empty, but must start with a program".into());
+            return Err("the tool's command is empty, but must start with a program".into());
         }
         let arguments = Arguments::new(&parameters)
-            .map_err(|why| format!("its parameters are not a JSON schema: {why}"))?;
+            .map_err(|why| format!("the tool's parameters are not a JSON schema: {why}"))?;
         let elements: Vec<Element> = keys.command.iter().map(|element| parts(element)).collect();
         for part in elements.iter().flatten() {
             if let TemplatePart::Argument(argument) = part
@@ -140,7 +140,7 @@ impl CommandTool {
                     names => format!("the tool has {}", names.join(", ")),
                 };
                 return Err(format!(
-                    "its command has {{{argument}}}, which is not one of its parameters; \
+                    "the tool's command has {{{argument}}}, which is not one of its parameters; \
                      {placeholders} ({{{{{argument}}}}} stands for the literal text)"
                 ));
             }
@@ -150,8 +150,8 @@ impl CommandTool {
             .is_some_and(|first| first.iter().any(|part| matches!(part, TemplatePart::Argument(_))))
         {
             return Err(
-                "the first element of its command must have no placeholder, because a model must \
-                 not choose the program"
+                "the first element of the tool's command must have no placeholder, because a \
+                 model must not choose the program"
                     .into(),
             );
         }
@@ -393,7 +393,7 @@ mod tests {
                 "{patern}, which is not one of its parameters; the tool has pattern, max, mode",
             ),
             (&["{pattern}"], "because a model must not choose the program"),
-            (&[], "its command is empty"),
+            (&[], "the tool's command is empty"),
         ] {
             let found = tool(command, schema()).unwrap_err();
             assert!(found.contains(why), "{found}");
@@ -401,7 +401,7 @@ mod tests {
         assert!(
             tool(&["a"], json!({ "properties": { "a": { "type": 3 } } }))
                 .unwrap_err()
-                .starts_with("its parameters are not a JSON schema")
+                .starts_with("the tool's parameters are not a JSON schema")
         );
     }
 }

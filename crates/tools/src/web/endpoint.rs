@@ -127,7 +127,7 @@ pub struct Endpoint {
 /// not define.
 fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
     let arguments = Arguments::new(parameters)
-        .map_err(|why| format!("its parameters are not a JSON schema: {why}"))?;
+        .map_err(|why| format!("the tool's parameters are not a JSON schema: {why}"))?;
     for name in url_parts(url).filter_map(|(_, name)| name) {
         if !arguments.names().iter().any(|known| known == name) {
             let placeholders = match arguments.names() {
@@ -135,7 +135,7 @@ fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
                 names => format!("the tool has {}", names.join(", ")),
             };
             return Err(format!(
-                "its url has {{{name}}}, which is not one of its parameters; {placeholders}"
+                "the tool's url has {{{name}}}, which is not one of its parameters; {placeholders}"
             ));
         }
     }
@@ -391,10 +391,14 @@ mod tests {
             (
                 "http://h/{ctiy}",
                 parameters,
-                "its url has {ctiy}, which is not one of its parameters; the tool has city",
+                "the tool's url has {ctiy}, which is not one of its parameters; the tool has city",
             ),
             ("http://h/{city}", json!({}), "the tool has none"),
-            ("http://h/", json!({ "type": "thing" }), "its parameters are not a JSON schema"),
+            (
+                "http://h/",
+                json!({ "type": "thing" }),
+                "the tool's parameters are not a JSON schema",
+            ),
         ] {
             let error = super::arguments(url, &parameters).unwrap_err();
             assert!(error.contains(want), "{error}");
