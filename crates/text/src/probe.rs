@@ -334,7 +334,7 @@ impl Chat {
             }
         }
         let tags = Tags::new(&ReasoningTagSet::default(), syntax);
-        let parsed = ParsedCompletion::from_findings(
+        let parsed = ParsedCompletion::from_events(
             Reader::read(&tags, &text[start..], false, &[probe_tool()]).0,
         );
         syntax.is_variant_of(text) && matches!(&parsed.calls[..], [Ok(call)] if is_probe_call(call))
