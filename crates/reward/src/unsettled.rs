@@ -162,17 +162,13 @@ fn opens(parts: &[Part<'_>]) -> bool {
             Part::Word(own) => *own,
             // In (see step 3), the number is not a value; in (13 with Bob), it is.
             Part::Open => {
-                let inside = parts[at + 1..].iter().take_while(|part| !matches!(part, Part::Stop));
-                let is_derived = inside.clone().any(|part| matches!(part, Part::Sign));
-                // In (2 blue and 1 white), the numbers are parts of the value.
-                let is_list = inside.clone().any(|part| matches!(part, Part::Word("and")))
-                    && inside
-                        .filter(|part| matches!(part, Part::Word(own) if is_value(own)))
-                        .count()
-                        > 1;
-                if is_list {
+                let rest = &parts[at + 1..];
+                let is_stop = |part: &Part<'_>| matches!(part, Part::Stop);
+                let inside = &rest[..rest.iter().position(is_stop).unwrap_or(rest.len())];
+                if lists_parts(inside) {
                     return false;
                 }
+                let is_derived = inside.iter().any(|part| matches!(part, Part::Sign));
                 (is_first, is_explained) = (false, is_derived || !is_value(word(at + 1)));
                 continue;
             }
@@ -253,6 +249,14 @@ fn opens(parts: &[Part<'_>]) -> bool {
     false
 }
 
+/// Returns whether brackets list the parts of the value before them: 3 bolts (2 blue and 1 white).
+fn lists_parts(inside: &[Part<'_>]) -> bool {
+    let words: Vec<&str> = (0..inside.len()).map(|at| word_at(inside, at)).collect();
+    words.contains(&"and")
+        && !words.iter().any(|word| contains(ALTERNATIVES, word))
+        && words.iter().filter(|word| is_value(word)).count() > 1
+}
+
 /// Returns whether the word at index `at` starts a phrase whose numbers are not values: "to earn
 /// 240 dollars", "leaving 8 dollars", "12 multiples of 8", "12 integers less than 20".
 fn starts_phrase(parts: &[Part<'_>], at: usize) -> bool {
@@ -313,7 +317,7 @@ static JOINED: LazyLock<Regex> = LazyLock::new(|| {
 static JOINED_CHINESE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^\s*(?:个?半|點?半|点半|(?:点|點|乘以?|加上?|减去?|除以|或者?|和|与|至|到|~|余)\s*[\d一二两三四五六七八九十百半])",
-        r"|^[^。.\n因由即]{0,20}(?:但|不过|然而|也可能|可能|或者?|否则)[^。.\n不]{0,6}[\d一二两三四五六七八九十]",
+        r"|^[^。.\n因由即]{0,20}(?:但|不过|然而|也可能|可能|或者?|否则)[^。.\n不]{0,6}(?:[\d二两三四五六七八九十]|一[个元只块本天])",
     ))
 });
 /// A noun before the number of a page, a step or a formula, or a part or a root of a value.
@@ -406,6 +410,7 @@ mod tests {
             (" dollars less than 20", true),
             (" for men and 13 for women", true),
             (" (13 with Bob)", true),
+            (" (or 13 and 14)", true),
             (" K.", true),
             (" BC", true),
             (", but I am not sure", true),
@@ -414,6 +419,7 @@ mod tests {
             ("乘以三", true),
             (",但13也可以", true),
             ("个苹果", false),
+            ("元，但一般取整数", false),
         ] {
             assert_eq!(is_unsettled_after(after), want, "{after}");
         }
