@@ -300,7 +300,7 @@ pub(crate) fn is_unsettled_before(before: &str) -> bool {
 static PART: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"\\(?:approx|equiv|implies|iff|[Rr]ightarrow|pmod)\b|[\^_]\{?-?\d+\}?|\d[\d.,]*",
-        r"|\p{Latin}+[23]\b|\p{L}[\p{L}\p{M}'.-]*|[,;:()\[\]|—–]|[=≈→×·*+/]",
+        r"|(?:[cdkm]?m|in|ft|yd|mi)[23]\b|\p{L}[\p{L}\p{M}'.-]*|[,;:()\[\]|—–]|[=≈→×·*+/]",
     ))
 });
 static SENTENCE_END: LazyLock<Regex> =
@@ -348,7 +348,7 @@ static WOULD: LazyLock<Regex> = LazyLock::new(|| {
 /// A condition that does not hold: "if she had 16", not "if each costs $2".
 static CONDITION: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"\bif\s+(?:[^\s,]+\s+){1,4}(?:had|were|was|did|hadn't|weren't|wasn't|didn't)\b",
+        r"\bif\s+(?:[^\s,]+\s+){1,4}(?:had|were|was|did|hadn't|weren't|wasn't|didn't|ignored|forgot|omitted)\b",
         r"|\b(?:unless|otherwise|ohne|sonst|sans|sinon)\b|\b(?:wenn|falls)\b[^,]*\b(?:hätten?|wären?|würden?)\b",
         r"|\bs(?:i|'ils?)\b[^,]*(?:ait|aient)\b",
         r"|^\W*(?:had|were|without|in\s+that\s+case)\b",
@@ -406,6 +406,7 @@ mod tests {
             (" to about 13", true),
             (" to one", true),
             (" percent of 50", true),
+            (" R2", true),
             (" out of 20", true),
             (" dollars less than 20", true),
             (" for men and 13 for women", true),
