@@ -240,8 +240,10 @@ fn opens(parts: &[Part<'_>]) -> bool {
                 && !own.starts_with(|c: char| c.is_ascii_digit());
             // 12 of the 20 apples
             let is_total = previous(at, 1) == "the" && previous(at, 2) == "of";
-            if !is_negated && !is_addition && !is_elsewhere && !is_zero && !is_repeated && !is_total
-            {
+            // 12 by theorem 3
+            let is_reference = REFERENCE.is_match(previous(at, 1));
+            let is_other = is_negated || is_addition || is_elsewhere || is_reference;
+            if !is_other && !is_zero && !is_repeated && !is_total {
                 return true;
             }
         }
@@ -382,6 +384,7 @@ mod tests {
             (" cm2.", false),
             (" hours to earn $240.", false),
             (" to 2 decimal places.", false),
+            (" by Theorem 2.", false),
             (" ways to choose 2 of the 5 books.", false),
             (" multiples of 8 between 1 and 100.", false),
             (" integers less than 100", false),
