@@ -152,7 +152,7 @@ static OPERAND_BEFORE: LazyLock<Regex> = LazyLock::new(|| {
 /// Words before a box that is an example, or a member of a pair or an interval.
 static EXAMPLE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)\b(?:e\.\s?g\.|for\s+(?:example|instance)|format|template|please|(?:put|write|place)\s+(?:your|the)\b)[^.!?]*$",
+        r"(?i)\b(?:e\.\s?g\.,?|(?:for\s+(?:example|instance)|(?:format|template)\s+(?:is|like)|please\s+(?:put|write|place|give|enter|enclose|box|provide|use|answer|reply)|(?:put|write|place)\s+your)\b)[^.!?]*$",
         r"|[(\[{]\s*-?\d[\d.]*\s*,\s*$",
     ))
 });
@@ -405,6 +405,9 @@ mod tests {
             ("This gives a maximum of \\boxed{5}", Some("5")),
             ("-\\boxed{5}", Some("-5")),
             ("$x = -\\boxed{\\frac12}$", Some("-(\\frac12)")),
+            ("In the required format: \\boxed{5}", Some("5")),
+            ("So I put the final answer in a box: \\boxed{5}", Some("5")),
+            ("There are $\\boxed{5}$ ways to choose 2 books.", Some("5")),
             ("$\\boxed{5}$ million", Some("5 million")),
             ("\\boxed{5}万元", Some("5万元")),
             ("$x > \\boxed{5}$", Some("x > 5")),
@@ -422,6 +425,8 @@ mod tests {
             ("\\boxed{5} is more than enough", Some("5")),
             ("twice \\boxed{5}", None),
             ("the square of $\\boxed{5}$", None),
+            ("Write the result, e.g. \\boxed{5}", None),
+            ("Please put the answer in \\boxed{5}", None),
             ("If it were \\boxed{5}, it would be odd.", None),
             ("\\boxed{5} squared", None),
             ("\\boxed{5} more than 3", None),

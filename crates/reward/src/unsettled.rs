@@ -26,7 +26,14 @@ const STATEMENT_WORDS: &str = "is are was were be has have had gives gave makes 
      leaves equals remain remains for after before from at on in with per each every until during \
      within between across among nearest correct accurate es son é è sind ist war waren hat haben \
      bleiben pro für nach vor aus bei mit im in am est sont était ont a reste restent pour après \
-     avant dans avec en chez";
+     avant dans avec en chez um given";
+
+/// Nouns that a comparison can follow as their attribute: 12 integers less than 20.
+const COUNTED: &str = "integer integers number numbers prime primes multiple multiples divisor \
+     divisors factor factors square squares cube cubes value values";
+
+/// Words after the number of digits to which a value is rounded: to 2 decimal places.
+const DIGITS: &str = "decimal decimals significant places figures digits dp";
 
 /// Words that start a contrast.
 const CONTRASTS: &str = "but although though however yet whereas aber doch obwohl wobei jedoch \
@@ -69,6 +76,13 @@ const NUMERALS: &str = "null zwei drei vier fünf sechs sieben acht neun zehn el
 const OPERATORS: &str = "plus minus times by over to or and mod modulo choose mal durch fois \
      moins sur";
 
+/// Words before a number that keep it a value: 12 to about 13.
+const FILLERS: &str = "a an the about around roughly approximately nearly almost maybe perhaps";
+
+/// Nouns after which "of" is an operation: 12 percent of 50, 12 to the power of 2.
+const PARTS: &str = "percent power short half halves third thirds quarter quarters fourths fifths \
+     tenths hundredths";
+
 fn contains(list: &str, word: &str) -> bool {
     list.split_ascii_whitespace().any(|own| own == word)
 }
@@ -99,7 +113,7 @@ fn parts(text: &str) -> Vec<Part<'_>> {
             let part = found.as_str().trim_end_matches(['.', '\'', '-']);
             match part.chars().next() {
                 Some('^' | '_') => Part::Word(""),
-                Some('=' | '≈' | '→' | '×' | '·' | '*' | '+' | '/') => Part::Sign,
+                Some('\\' | '=' | '≈' | '→' | '×' | '·' | '*' | '+' | '/') => Part::Sign,
                 Some(':') => Part::Colon,
                 Some('(') => Part::Open,
                 Some(c) if c.is_alphanumeric() => Part::Word(part),
@@ -122,12 +136,17 @@ pub(crate) fn is_unsettled_after(after: &str) -> bool {
     opens(&parts(&lower))
 }
 
-/// Returns whether the words between a value and the end of its sentence leave the value unsettled.
-fn opens(parts: &[Part<'_>]) -> bool {
-    let word = |at: usize| match parts.get(at) {
+/// Returns the word at an index, or an empty text if there is a mark or nothing.
+fn word_at<'t>(parts: &[Part<'t>], at: usize) -> &'t str {
+    match parts.get(at) {
         Some(Part::Word(word)) => *word,
         _ => "",
-    };
+    }
+}
+
+/// Returns whether the words between a value and the end of its sentence leave the value unsettled.
+fn opens(parts: &[Part<'_>]) -> bool {
+    let word = |at: usize| word_at(parts, at);
     let previous = |at: usize, by: usize| at.checked_sub(by).map_or("", word);
     let start: Vec<&str> =
         (0..parts.len().min(6)).map(word).take_while(|word| !word.is_empty()).collect();
@@ -137,14 +156,19 @@ fn opens(parts: &[Part<'_>]) -> bool {
     // The words of the value itself, such as its unit, are in the first clause.
     let mut is_first = true;
     let mut is_explained = false;
+    let mut is_counted = false;
     for (at, part) in parts.iter().enumerate() {
         let own = match part {
             Part::Word(own) => *own,
             // In (see step 3), the number is not a value; in (13 with Bob), it is.
             Part::Open => {
-                let mut inside =
-                    parts[at + 1..].iter().take_while(|part| !matches!(part, Part::Stop));
-                let is_derived = inside.any(|part| matches!(part, Part::Sign));
+                let rest = &parts[at + 1..];
+                let is_stop = |part: &Part<'_>| matches!(part, Part::Stop);
+                let inside = &rest[..rest.iter().position(is_stop).unwrap_or(rest.len())];
+                if lists_parts(inside) {
+                    return false;
+                }
+                let is_derived = inside.iter().any(|part| matches!(part, Part::Sign));
                 (is_first, is_explained) = (false, is_derived || !is_value(word(at + 1)));
                 continue;
             }
@@ -168,7 +192,9 @@ fn opens(parts: &[Part<'_>]) -> bool {
             is_explained = !own.ends_with(['和', '或', '与', '至', '到', '者', '但', 'か']);
             continue;
         }
+        is_counted |= contains(COUNTED, own);
         let is_compared = is_first
+            && !is_counted
             && ["more", "less", "fewer", "greater"].contains(&own)
             && word(at + 1) == "than"
             && is_value(word(at + 2));
@@ -194,9 +220,10 @@ fn opens(parts: &[Part<'_>]) -> bool {
             if is_part(at + 1) || (["a", "an"].contains(&word(at + 1)) && is_part(at + 2)) {
                 return true;
             }
-            is_explained = false;
+            // In "between 10 and 20", both numbers belong to the same preposition.
+            is_explained &= is_value(previous(at, 1));
         }
-        is_explained |= contains(STATEMENT_WORDS, own);
+        is_explained |= contains(STATEMENT_WORDS, own) || starts_phrase(parts, at);
         let is_number = is_value(own)
             || (own == "one" && contains(OPERATORS, previous(at, 1)))
             || (is_first && ["third", "quarter", "quarters", "thirds"].contains(&own));
@@ -213,13 +240,40 @@ fn opens(parts: &[Part<'_>]) -> bool {
                 && !own.starts_with(|c: char| c.is_ascii_digit());
             // 12 of the 20 apples
             let is_total = previous(at, 1) == "the" && previous(at, 2) == "of";
-            if !is_negated && !is_addition && !is_elsewhere && !is_zero && !is_repeated && !is_total
-            {
+            // 12 by theorem 3
+            let is_reference = REFERENCE.is_match(previous(at, 1));
+            let is_other = is_negated || is_addition || is_elsewhere || is_reference;
+            if !is_other && !is_zero && !is_repeated && !is_total {
                 return true;
             }
         }
     }
     false
+}
+
+/// Returns whether brackets list the parts of the value before them: 3 bolts (2 blue and 1 white).
+fn lists_parts(inside: &[Part<'_>]) -> bool {
+    let words: Vec<&str> = (0..inside.len()).map(|at| word_at(inside, at)).collect();
+    words.contains(&"and")
+        && !words.iter().any(|word| contains(ALTERNATIVES, word))
+        && words.iter().filter(|word| is_value(word)).count() > 1
+}
+
+/// Returns whether the word at index `at` starts a phrase whose numbers are not values: "to earn
+/// 240 dollars", "leaving 8 dollars", "12 multiples of 8", "12 integers less than 20".
+fn starts_phrase(parts: &[Part<'_>], at: usize) -> bool {
+    let previous = at.checked_sub(1).map_or("", |at| word_at(parts, at));
+    let next = word_at(parts, at + 1);
+    match word_at(parts, at) {
+        "to" if is_value(next) || next == "one" => contains(DIGITS, word_at(parts, at + 2)),
+        "to" => !next.is_empty() && !contains(FILLERS, next),
+        // Directly after the value, "of" is an operation: 12 of 20, 12 out of 20.
+        "of" => at > 0 && !contains(PARTS, previous) && !(at == 1 && previous == "out"),
+        "by" => next.ends_with("ing"),
+        // Other comparisons have been handled.
+        "than" => true,
+        own => own.len() > 4 && own.ends_with("ing") && !contains(NEGATIONS, own),
+    }
 }
 
 fn is_value(word: &str) -> bool {
@@ -236,14 +290,20 @@ pub(crate) fn is_unsettled_before(before: &str) -> bool {
     let from = SENTENCE_END.find_iter(&lower).last().map_or(0, |end| end.end());
     let sentence = &lower[from..];
     REFERENCE.is_match(sentence)
-        || OPERAND.captures(sentence).is_some_and(|found| &found[1] == "one" || is_value(&found[1]))
+        || OPERAND.captures(sentence).is_some_and(|found| {
+            let is_rounding = found[0].ends_with(" to") && ROUNDS.is_match(sentence);
+            !is_rounding && (&found[1] == "one" || is_value(&found[1]))
+        })
         || (WOULD.is_match(sentence) && CONDITION.is_match(sentence))
         || LIMITED.is_match(sentence)
         || BEFORE_CHINESE.is_match(sentence)
 }
 
 static PART: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"[\^_]\{?-?\d+\}?|\d[\d.,]*|\p{L}[\p{L}\p{M}'.-]*|[,;:()\[\]|—–]|[=≈→×·*+/]")
+    pattern(concat!(
+        r"\\(?:approx|equiv|implies|iff|[Rr]ightarrow|pmod)\b|[\^_]\{?-?\d+\}?|\d[\d.,]*",
+        r"|(?:[cdkm]?m|in|ft|yd|mi)[23]\b|\p{L}[\p{L}\p{M}'.-]*|[,;:()\[\]|—–]|[=≈→×·*+/]",
+    ))
 });
 static SENTENCE_END: LazyLock<Regex> =
     LazyLock::new(|| pattern(r#"[.!?](?:["'*)}$\]]*(?:\s|$|\p{Han}))|[。！？\n]"#));
@@ -259,7 +319,7 @@ static JOINED: LazyLock<Regex> = LazyLock::new(|| {
 static JOINED_CHINESE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^\s*(?:个?半|點?半|点半|(?:点|點|乘以?|加上?|减去?|除以|或者?|和|与|至|到|~|余)\s*[\d一二两三四五六七八九十百半])",
-        r"|^[^。.\n因由即]{0,20}(?:但|不过|然而|也可能|可能|或者?|否则)[^。.\n不]{0,6}[\d一二两三四五六七八九十]",
+        r"|^[^。.\n因由即]{0,20}(?:但|不过|然而|也可能|可能|或者?|否则)[^。.\n不]{0,6}(?:[\d二两三四五六七八九十]|一[个元只块本天])",
     ))
 });
 /// A noun before the number of a page, a step or a formula, or a part or a root of a value.
@@ -279,14 +339,20 @@ static OPERAND: LazyLock<Regex> = LazyLock::new(|| {
         r"|mal|durch|geteilt\s+durch|bis|oder|fois|moins|divisé\s+par|sur|ou|à)$",
     ))
 });
+/// Verbs with which "to" states their result: we round 11.7 to 12.
+static ROUNDS: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"\b(?:round|simplif|reduc|convert)\w*\b"));
 static WOULD: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"\b(?:would|\w+'d\s+be|wäre|wären|würden?|hätten?|serait|seraient|aurait|sería|seria)\b",
     )
 });
+/// A condition that does not hold: "if she had 16", not "if each costs $2".
 static CONDITION: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"\b(?:if|unless|otherwise|wenn|falls|ohne|si|s'ils?|sans|sinon)\b",
+        r"\bif\s+(?:[^\s,]+\s+){1,4}(?:had|were|was|did|hadn't|weren't|wasn't|didn't|ignored|forgot|omitted)\b",
+        r"|\b(?:unless|otherwise|ohne|sonst|sans|sinon)\b|\b(?:wenn|falls)\b[^,]*\b(?:hätten?|wären?|würden?)\b",
+        r"|\bs(?:i|'ils?)\b[^,]*(?:ait|aient)\b",
         r"|^\W*(?:had|were|without|in\s+that\s+case)\b",
     ))
 });
@@ -316,6 +382,16 @@ mod tests {
             (" apples, 5 more than before", false),
             (" (twelve)", false),
             (" cm2.", false),
+            (" hours to earn $240.", false),
+            (" to 2 decimal places.", false),
+            (" by Theorem 2.", false),
+            (" ways to choose 2 of the 5 books.", false),
+            (" multiples of 8 between 1 and 100.", false),
+            (" integers less than 100", false),
+            (", leaving 8 dollars", false),
+            (" (2 blue and 1 white)", false),
+            (" \\approx 3.46", false),
+            (" \\pmod{7}", false),
             ("! Let us check.", false),
             (" but 13 also works", true),
             (" (min), 13 (max)", true),
@@ -329,6 +405,16 @@ mod tests {
             (" fois trois", true),
             ("h30", true),
             ("th", true),
+            (" to 13", true),
+            (" to about 13", true),
+            (" to one", true),
+            (" percent of 50", true),
+            (" R2", true),
+            (" out of 20", true),
+            (" dollars less than 20", true),
+            (" for men and 13 for women", true),
+            (" (13 with Bob)", true),
+            (" (or 13 and 14)", true),
             (" K.", true),
             (" BC", true),
             (", but I am not sure", true),
@@ -337,6 +423,7 @@ mod tests {
             ("乘以三", true),
             (",但13也可以", true),
             ("个苹果", false),
+            ("元，但一般取整数", false),
         ] {
             assert_eq!(is_unsettled_after(after), want, "{after}");
         }
@@ -348,6 +435,10 @@ mod tests {
             ("The answer is ", false),
             ("If each costs $2, the total is ", false),
             ("So the total would be ", false),
+            ("If each costs $2, the total would be ", false),
+            ("Wenn er 3 kauft, zahlt er ", false),
+            ("We round 11.7 to ", false),
+            ("from 11 to ", true),
             ("three times 4 is ", false),
             ("The page number is ", false),
             ("If she had 16 eggs, the answer would be ", true),

@@ -236,7 +236,7 @@ async fn trainer(run_dir: &Path) -> Result<Trainer, StoreError> {
         };
         Ok(text + &file_number(&file)?)
     });
-    let owner = owner.await.map_err(std::io::Error::from).flatten();
+    let owner = owner.await.map_err(std::io::Error::other).flatten();
     let owner = owner.map_err(|error| StoreError::Open {
         location: run_dir.join(OWNER_FILE).display().to_string(),
         code: Code::Forbidden,

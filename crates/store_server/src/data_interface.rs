@@ -160,17 +160,11 @@ impl Report {
         let mut spans = Vec::new();
         for triplet in self.triplets.iter().flatten() {
             let mut attributes = Map::new();
-            for (side, tokens, texts) in [
-                (&triplet.prompt, "prompt_token_ids", "gen_ai.prompt.0"),
-                (&triplet.response, "response_token_ids", "gen_ai.completion.0"),
-            ] {
-                attributes.insert(tokens.to_owned(), side["token_ids"].clone());
-                let raw = match side {
-                    Value::Object(fields) => fields.get("raw_content").cloned().unwrap_or_default(),
-                    value => value.clone(),
-                };
-                attributes.insert(texts.to_owned(), raw);
+            for (name, side) in [("prompt", &triplet.prompt), ("response", &triplet.response)] {
+                attributes.insert(format!("{name}_token_ids"), side["token_ids"].clone());
             }
+            attributes.insert("gen_ai.prompt.0".to_owned(), raw_content(&triplet.prompt));
+            attributes.insert("gen_ai.completion.0".to_owned(), raw_content(&triplet.response));
             if let Some(id) = triplet.metadata.get("response_id").filter(|id| id.is_string()) {
                 attributes.insert("gen_ai.response.id".to_owned(), id.clone());
             }
@@ -212,6 +206,14 @@ pub(crate) fn reported(
         (format!("{:032x}", 1), format!("{:016x}", index + 1), None),
         (Some(now), Some(now)),
     )
+}
+
+/// Returns the text of a side of a triplet: its field `raw_content`, if it has fields.
+fn raw_content(side: &Value) -> Value {
+    match side {
+        Value::Object(fields) => fields.get("raw_content").cloned().unwrap_or_default(),
+        value => value.clone(),
+    }
 }
 
 /// Ids of a span: of its trace, of itself, and of its parent.

@@ -442,7 +442,7 @@ async fn in_background<T: Send + 'static>(
     action: &'static str,
     work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
 ) -> Result<T, StoreError> {
-    let done = tokio::task::spawn_blocking(work).await.map_err(std::io::Error::from).flatten();
+    let done = tokio::task::spawn_blocking(work).await.map_err(std::io::Error::other).flatten();
     done.map_err(|error| StoreError::Failed {
         location: name.to_owned(),
         action,

@@ -22,33 +22,31 @@ pub(super) fn only_called(
     letter: impl Fn(&str) -> Option<NamedOption>,
     is_stated: impl Fn(&str) -> bool,
 ) -> Option<(usize, NamedOption)> {
-    let only = |expression: &Regex| {
+    let only = |expression: &Regex, lead: Option<&Regex>| {
         let mut called = expression.captures_iter(text);
         let first = called.next()?;
         let only = first.get(1)?;
         // "B works, but so does C" has words after the verb.
         let is_limited = first.get(2).is_some_and(|rest| !rest.as_str().trim().is_empty());
         let is_only = called.all(|other| other.get(1).is_some_and(|o| o.as_str() == only.as_str()));
+        let before = &text[..only.start()];
+        let is_option = lead.is_none_or(|lead| lead.is_match(before));
         letter(only.as_str())
-            .filter(|_| is_only && !is_limited && is_stated(&text[..only.start()]))
+            .filter(|_| is_only && !is_limited && is_option && is_stated(before))
             .map(|found| (first.get(0).map_or(text.len(), |all| all.end()), found))
     };
     if options.wants_false_statement {
         let named = FALSE_IS
             .captures(text)
             .and_then(|found| Some((found.get(0)?.end(), letter(&found[1])?)));
-        return named.or_else(|| only(&IS_DENIED));
+        return named.or_else(|| only(&IS_DENIED, None));
     }
     if options.wants_wrong_option {
         return None;
     }
-    only(&IS_TRUE)
-        .or_else(|| {
-            only(&WORKS).filter(|(_, (_, name))| {
-                let at = text.find(name.as_str()).unwrap_or(0);
-                BEFORE_OPTION.is_match(&text[..at])
-            })
-        })
+    // "Plan B works" names no option.
+    only(&IS_TRUE, None)
+        .or_else(|| only(&WORKS, Some(&BEFORE_OPTION)))
         .or_else(|| only_text(text, options))
 }
 
@@ -96,6 +94,7 @@ mod tests {
             ("A works. B works.", None),
             ("B works only if x is 0.", None),
             ("Plan B works.", None),
+            ("By the way, plan B works.", None),
             ("Paris is the answer. Rome is correct.", None),
             ("Old Paris is the answer.", None),
             ("Paris is the wrong answer.", None),

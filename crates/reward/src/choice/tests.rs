@@ -172,6 +172,7 @@ fn grade_uses_last_stated_option() {
         ("Die Antwort ist B. Nein, D.", None),
         ("答案是B。不对，是D。", None),
         ("The answer is B. It boils at 5, and A is too low.", Some("B")),
+        ("The answer is B, although A is too broad.", Some("B")),
         // Supposed or quoted answers.
         ("Suppose \\boxed{B}.", None),
         ("The template is \\boxed{B}", None),

@@ -172,7 +172,7 @@ pub(super) static JOINED: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i:[^\w]\b(?:or|alternatively|rather|mean|wait|sorry),?)\s+(?:(?i:option|rather)\s+)?[(\[*]*([A-Z])\b(?:[)\].,;!(*]|\s*$|\s+\(|\s+(?i:for|if|when|in)\b)",
         r"|\b(?i:and|but)\s+(?:(?i:option)\s+)?[(\[*]*([A-Z])\b[)\]*]*\s+(?i:for|if|when|in|is\s+also|\()",
         r"|\b(?i:also\s+(?:be\s+)?|(?:truth|answer)\s+is\s+)[(\[*]*([A-Z])\b",
-        r"|\b(?i:but|although|though|aber|mais|pero)\s+(?:(?i:option)\s+)?[(\[*]*([A-Z])\b[^.!?;\n]*\b(?i:also|too|could|would|acceptable|possible|valid|auch|aussi|también)\b",
+        r"|\b(?i:but|although|though|aber|mais|pero)\s+(?:(?i:option)\s+)?[(\[*]*([A-Z])\b[^.!?;\n]*\b(?i:(?:also|could|would|acceptable|possible|valid|auch|aussi|también)\b|too\s*(?:$|[,.)!]))",
         r"|但(?:选项)?([A-Z])|\b(?i:so\s+(?:do|does|is|would))\s+([A-Z])\b",
         r"|\(([A-Z])\s+(?i:is|would\s+be|could\s+be)\s+(?i:also|too|equally|possible)",
         r"|\d\s*%[)\s,;/]*(?i:(?:and|or)\s+)?\(?([A-Z])\b",
@@ -241,7 +241,7 @@ pub(super) static STATES: LazyLock<Regex> = LazyLock::new(|| {
 });
 /// Matches "B works". Group 1 is the letter, and group 2 the rest of the sentence.
 pub(super) static WORKS: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"\b([A-HJ-Z])\b[)\]}\x22'*_`]*\s+(?:also\s+)?(?:works|fits)\b([^.!\n]*)")
+    pattern(r"\b([A-HJ-Z])\b[)\]}\x22'*_`]*[ \t]+(?:also[ \t]+)?(?:works|fits)\b([^.!\n]*)")
 });
 /// Matches nouns before a letter in brackets that is not an option: "equation (B)".
 pub(super) static NUMBERED: LazyLock<Regex> = LazyLock::new(|| {

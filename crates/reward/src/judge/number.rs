@@ -26,6 +26,9 @@ use super::marks::{
 use crate::pattern::pattern;
 use crate::unsettled::is_unsettled_after;
 
+/// Maximum number of characters before double brackets that are searched for the name of a score.
+const MAX_CLAUSE: usize = 200;
+
 /// Returns the score in a completion, mapped linearly from `min..=max` to 0..=1. `None` if there is
 /// none.
 pub(super) fn verdict(completion: &str, min: f64, max: f64) -> Option<f64> {
@@ -37,8 +40,8 @@ pub(super) fn verdict(completion: &str, min: f64, max: f64) -> Option<f64> {
     let bracketed = || {
         BRACKETS.find_iter(text).map(|found| {
             let behind = &text[found.end()..];
-            let after = behind.split_once("]]").map_or("", |(_, after)| after);
-            scale.value(behind).filter(|_| !is_unsettled_after(after))
+            let after = || behind.split_once("]]").map_or("", |(_, after)| after);
+            scale.value(behind).filter(|_| !is_unsettled_after(after()))
         })
     };
     let number = scale
@@ -49,7 +52,9 @@ pub(super) fn verdict(completion: &str, min: f64, max: f64) -> Option<f64> {
         .flatten()?;
     // "Rating: [[4]]. The other answer: [[2]]".
     let is_other = |found: Match<'_>| {
-        let clause = text[..found.start()].rsplit(['.', ',', ';', '\n']).next().unwrap_or_default();
+        let before = &text[..found.start()];
+        let start = before.char_indices().rev().nth(MAX_CLAUSE).map_or(0, |(at, _)| at);
+        let clause = before[start..].rsplit(['.', ',', ';', '\n']).next().unwrap_or_default();
         let other = scale.value(&text[found.end()..]);
         !NAMES_SCORE.is_match(clause) && other.is_some_and(|other| other != number)
     };
@@ -460,7 +465,7 @@ static HEDGED: LazyLock<Regex> = LazyLock::new(|| {
 /// A later sentence that changes the score: "However, deducting 2 points, 6".
 static DEDUCTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
-        r"(?i)[.!;\n]\s+(?:(?:however|but|then|now|so)\b,?\s+)?(?:after\s+the\s+deduction|deduct(?:ing)?|subtract(?:ing)?|less|minus)\b",
+        r"(?i)[.!;\n]\s+(?:(?:however|but|then|now|so)\b,?\s+)?(?:after\s+the\s+deduction|deduct(?:ing)?|subtract(?:ing)?|(?:less|minus)\s+\d+)\b",
     )
 });
 /// A later sentence that calls the score too high or too low.

@@ -353,9 +353,10 @@ fn announced_answer(text: &str) -> Option<Result<String, &str>> {
     let sentence = own.lines().next().and_then(|line| sentences(line).next()).unwrap_or_default();
     let after = &own[sentence.len()..];
     let is_question = sentence.ends_with('?') && after.contains(|c: char| c.is_ascii_digit());
-    let behind = own.find(&found).map_or(after, |at| &own[at + found.len()..]);
+    let located = own.find(&found).map(|at| &own[at + found.len()..]);
+    let behind = located.unwrap_or(after);
     let before = own.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default();
-    if is_unsettled_after(&without_latex(behind)) {
+    if located.is_some_and(|behind| is_unsettled_after(&without_latex(behind))) {
         return Some(Err(""));
     }
     if is_question

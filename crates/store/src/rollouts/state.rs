@@ -267,13 +267,13 @@ impl RolloutState {
             LeaseEnd::Failed => TryStatus::Failed,
             LeaseEnd::Released => TryStatus::Unresponsive,
         };
-        let has_end =
-            self.latest.as_ref().filter(|latest| latest.number == lease.number).is_some_and(
-                |latest| match end {
+        let has_end = self.latest.as_ref().is_some_and(|latest| {
+            latest.number == lease.number
+                && match end {
                     LeaseEnd::Released => latest.released,
                     _ => latest.status == status,
-                },
-            );
+                }
+        });
         if has_end {
             return Ok(WriteOutcome::AlreadyRecorded);
         }

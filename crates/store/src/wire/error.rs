@@ -167,43 +167,28 @@ mod tests {
 
     #[test]
     fn errors_keep_type_code_and_text() {
-        let [location, key] = ["the store", "attempt 1"].map(str::to_owned);
+        let location = || "the store".to_owned();
+        let key = || "attempt 1".to_owned();
         let failed = StoreError::Failed {
-            location: location.clone(),
+            location: location(),
             action: "record",
-            key: key.clone(),
+            key: key(),
             code: Code::Full,
             source: "disk full".into(),
         };
         let all = [
             failed,
-            StoreError::NotEmpty { location: location.clone() },
-            StoreError::ReadOnly { location: location.clone(), key: key.clone() },
-            StoreError::OtherRun {
-                location: location.clone(),
-                found: "a".into(),
-                expected: "b".into(),
-            },
-            StoreError::Leased { location: location.clone(), holder: "h".into(), seconds: 60 },
-            StoreError::Fenced { location: location.clone(), key: key.clone(), holder: "h".into() },
-            StoreError::Unknown { location: location.clone(), key: key.clone() },
-            StoreError::Conflict { location: location.clone(), key: key.clone(), field: "score" },
-            StoreError::Ended {
-                location: location.clone(),
-                key: key.clone(),
-                status: Status::Abandoned,
-            },
-            StoreError::Corrupt { location: location.clone(), key: key.clone(), what: "w".into() },
-            StoreError::Unstorable {
-                location: location.clone(),
-                key: key.clone(),
-                what: "w".into(),
-            },
-            StoreError::Open {
-                location: location.clone(),
-                code: Code::NotFound,
-                source: "none".into(),
-            },
+            StoreError::NotEmpty { location: location() },
+            StoreError::ReadOnly { location: location(), key: key() },
+            StoreError::OtherRun { location: location(), found: "a".into(), expected: "b".into() },
+            StoreError::Leased { location: location(), holder: "h".into(), seconds: 60 },
+            StoreError::Fenced { location: location(), key: key(), holder: "h".into() },
+            StoreError::Unknown { location: location(), key: key() },
+            StoreError::Conflict { location: location(), key: key(), field: "score" },
+            StoreError::Ended { location: location(), key: key(), status: Status::Abandoned },
+            StoreError::Corrupt { location: location(), key: key(), what: "w".into() },
+            StoreError::Unstorable { location: location(), key: key(), what: "w".into() },
+            StoreError::Open { location: location(), code: Code::NotFound, source: "none".into() },
         ];
         for error in all {
             let text = serde_json::to_string(&error).unwrap();
