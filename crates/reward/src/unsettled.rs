@@ -22,7 +22,7 @@ const REASONS: &str = "because since as which that who whose where when i.e e.g 
 
 /// Prepositions and verbs. A number after one of these words in its clause belongs to another
 /// statement.
-const OTHERS: &str = "is are was were be has have had gives gave makes make gets get leaves \
+const EXPLAINERS: &str = "is are was were be has have had gives gave makes make gets get leaves \
      equals remain remains for after before from at on in with per each every until during within \
      between across among nearest correct accurate es son é è sind ist war waren hat haben \
      bleiben pro für nach vor aus bei mit im in am est sont était ont a reste restent pour après \
@@ -196,7 +196,7 @@ fn opens(parts: &[Part<'_>]) -> bool {
             }
             is_explained = false;
         }
-        is_explained |= contains(OTHERS, own);
+        is_explained |= contains(EXPLAINERS, own);
         let is_number = is_value(own)
             || (own == "one" && contains(OPERATORS, previous(at, 1)))
             || (is_first && ["third", "quarter", "quarters", "thirds"].contains(&own));

@@ -319,8 +319,8 @@ mod tests {
             let members: Vec<usize> = (0..n).filter(|i| chosen & 1 << i != 0).collect();
             let best = members.iter().map(|j| scores[*j]).fold(f64::MIN, f64::max);
             for &i in &members {
-                let others = members.iter().filter(|j| **j != i);
-                sums[i] += best - others.map(|j| scores[*j]).fold(f64::MIN, f64::max);
+                let rest = members.iter().filter(|j| **j != i);
+                sums[i] += best - rest.map(|j| scores[*j]).fold(f64::MIN, f64::max);
             }
         }
         sums.iter().map(|sum| sum / choices).collect()
