@@ -8,9 +8,9 @@
 //! - Its agent makes its first call with tools later. An agent that never uses tools has no probes.
 //! - No later call continues it.
 //! - Its question is unrelated to the task: no question of the agent's calls with tools contains
-//!   it, is contained in it, or has all of its lines. A plan, a title or a summary that precedes the
-//!   conversation quotes the task. A framework that writes the messages of all speakers into one
-//!   question, between two marks, adds lines before the second mark.
+//!   it, is contained in it, or has all of its lines. A plan, a title or a summary that precedes
+//!   the conversation quotes the task. A framework that writes the messages of all speakers into
+//!   one question, between two marks, adds lines before the second mark.
 //!
 //! Segments of a probe are assigned to the agent [`probe_agent`], which is never trained. To train
 //! such calls, a recipe assigns them to a separate agent, with `match = { has_tools = false }`.

@@ -119,8 +119,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a warning if one of these models was trained on evaluated tasks, according to the store of
-/// its run and the stores of the runs of the models from which it was trained.
+/// Prints a warning if one of these models was trained on evaluated tasks, according to the store
+/// of its run and the stores of the runs of the models from which it was trained.
 async fn warn_if_trained_on(tasks: &Tasks, mut models: Vec<String>) {
     let (mut questions, mut seen): (HashSet<QuestionKey>, Vec<RunDir>) = Default::default();
     let unknown = |why: anyhow::Error| {

@@ -286,8 +286,8 @@ impl Agents {
     }
 
     /// Creates the agents of an evaluation outside of training, which the policies play as in
-    /// training. `checkpoint` is the checkpoint of the run in `run.folder` whose past versions play,
-    /// and can be `None` if the recipe has no past versions.
+    /// training. `checkpoint` is the checkpoint of the run in `run.folder` whose past versions
+    /// play, and can be `None` if the recipe has no past versions.
     ///
     /// # Errors
     /// Returns an error if the parts of an agent or one of its policies are missing, or if past

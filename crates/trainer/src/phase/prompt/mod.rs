@@ -1,6 +1,6 @@
-//! A phase that improves a text of an agent, such as its system prompt or the description of a tool:
-//! textual gradients with beam search, or reflective evolution with a Pareto front. The text is
-//! called the prompt here.
+//! A phase that improves a text of an agent, such as its system prompt or the description of a
+//! tool: textual gradients with beam search, or reflective evolution with a Pareto front. The text
+//! is called the prompt here.
 //!
 //! The first step scores the given prompts at tasks that are reserved for selection: the one that
 //! the agent has when the phase starts, and the candidates of the recipe. In each further step, the
