@@ -11,8 +11,8 @@ The recipe is trained twice, once for each way to tell the players apart:
 - `matched`: all players call one endpoint, and rules of the recipe match the name in the system prompt. A scripted
   teacher plays three of the players.
 
-First, the model imitates a game that the teacher plays alone, through the gateway, with a tool call for each decision. Then follow two steps of GRPO, whose
-groups are a seed and a player. Checks:
+First, the model imitates a game that the teacher plays alone, through the gateway, with a tool call for each decision.
+Then follow two steps of GRPO, whose groups are a seed and a player. Checks:
 
 - All games end, with a winner or after the game's last round, and none is broken.
 - The record has the calls of each of the nine players under its name, as many as the player made. The prompt of each

@@ -8,9 +8,9 @@
 //! - Its agent makes its first call with tools later. An agent that never uses tools has no probes.
 //! - No later call continues it.
 //! - Its question is unrelated to the task: no question of the agent's calls with tools contains
-//!   it, is contained in it, or has all of its lines. A plan, a title or a summary that precedes the
-//!   conversation quotes the task. A framework that writes the messages of all speakers into one
-//!   question, between two marks, adds lines before the second mark.
+//!   it, is contained in it, or has all of its lines. A plan, a title or a summary that precedes
+//!   the conversation quotes the task. A framework that writes the messages of all speakers into
+//!   one question, between two marks, adds lines before the second mark.
 //!
 //! Segments of a probe are assigned to the agent [`probe_agent`], which is never trained. To train
 //! such calls, a recipe assigns them to a separate agent, with `match = { has_tools = false }`.
@@ -57,12 +57,15 @@ impl Probes {
             self.with_tools.insert(agent.to_owned());
         }
         let candidates = self.candidates.iter_mut().filter(|candidate| candidate.agent == agent);
-        for candidate in candidates.filter(|_| !tools.is_empty()) {
-            candidate.belongs |= questions.clone().any(|question| {
+        let candidates = candidates.filter(|candidate| !tools.is_empty() && !candidate.belongs);
+        for candidate in candidates {
+            candidate.belongs = questions.clone().any(|question| {
                 let question = question.content.trim();
-                question.contains(&candidate.question)
-                    || candidate.question.contains(question)
-                    || has_lines(question, &candidate.question)
+                // Every text contains an empty question.
+                !question.is_empty()
+                    && (question.contains(&candidate.question)
+                        || candidate.question.contains(question)
+                        || has_lines(question, &candidate.question))
             });
         }
         let only = questions.next().filter(|_| questions.next().is_none())?;
@@ -119,13 +122,26 @@ mod tests {
     }
 
     #[test]
-    fn probe_candidates_are_bare_questions_before_tool_calls() {
-        let system = Message::system("Be brief.");
-        let tool = ToolSpec {
+    fn empty_question_is_no_quote_of_probe() {
+        let mut probes = Probes::default();
+        probes.record_completion("a", "hello".to_owned(), SegmentId(0));
+        probes.probe_question("a", &[Message::user(" ")], &[tool()]);
+        assert!(!probes.candidates[0].belongs);
+        probes.probe_question("a", &[Message::user("Say hello.")], &[tool()]);
+        assert!(probes.candidates[0].belongs);
+    }
+
+    fn tool() -> ToolSpec {
+        ToolSpec {
             name: "add".into(),
             description: String::new(),
             parameters: serde_json::Value::Null,
-        };
+        }
+    }
+
+    #[test]
+    fn probe_candidates_are_bare_questions_before_tool_calls() {
+        let system = Message::system("Be brief.");
         let mut probes = Probes::default();
         for (messages, want) in [
             (vec![Message::user("hello")], hello()),
@@ -137,7 +153,7 @@ mod tests {
         ] {
             assert_eq!(probes.probe_question("a", &messages, &[]), want, "{messages:?}");
         }
-        assert_eq!(probes.probe_question("a", &[Message::user("hello")], &[tool]), None);
+        assert_eq!(probes.probe_question("a", &[Message::user("hello")], &[tool()]), None);
         assert_eq!(probes.probe_question("a", &[Message::user("hello")], &[]), None);
         assert_eq!(probes.probe_question("b", &[Message::user("hello")], &[]), hello());
     }

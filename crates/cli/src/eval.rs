@@ -119,28 +119,27 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a warning if the model was trained on evaluated tasks, according to the store of its run
-/// and the stores of the runs of the models from which it was trained.
-async fn warn_if_trained_on(tasks: &Tasks, model: &str) {
+/// Prints a warning if one of these models was trained on evaluated tasks, according to the store
+/// of its run and the stores of the runs of the models from which it was trained.
+async fn warn_if_trained_on(tasks: &Tasks, mut models: Vec<String>) {
     let (mut questions, mut seen): (HashSet<QuestionKey>, Vec<RunDir>) = Default::default();
-    let mut next = Some(model.to_owned());
     let unknown = |why: anyhow::Error| {
         let note = Style::stderr().dim("note:");
         eprintln!("{note} whether the model was trained on these tasks is not known: {why:#}");
     };
-    while let Some(model) = next.take() {
+    while let Some(model) = models.pop() {
         let run = run::trained_by(&model).unwrap_or_else(|why| {
             unknown(why);
             None
         });
-        let Some(run) = run.filter(|run| !seen.contains(run)) else { break };
+        let Some(run) = run.filter(|run| !seen.contains(run)) else { continue };
         let trained = async { Ok(trained_questions(&*run.open_store().await?).await?) };
         match trained.await {
             Ok(trained) => questions.extend(trained),
             Err(why) => unknown(anyhow::Error::context(why, run.root().display().to_string())),
         }
-        // If the source model has moved, earlier runs cannot be found.
-        next = run.recipe().ok().map(|recipe| recipe.model.source);
+        // If a source model has moved, earlier runs cannot be found.
+        models.extend(run.recipe().iter().flat_map(measured::trained_sources));
         seen.push(run);
     }
     let trained = tasks.evaluated_tasks_among(&questions);
@@ -191,7 +190,8 @@ async fn measure(
     // Outside of a run, templates see the present time.
     let started_at = measured.trained_by.as_ref().map(RunDir::started).transpose()?;
     let started_at = started_at.unwrap_or_else(|| seconds(SystemTime::now()));
-    warn_if_trained_on(&tasks, &measured.source).await;
+    let sources = measured.models.values().filter_map(|model| model.source.clone());
+    warn_if_trained_on(&tasks, sources.collect()).await;
     for model in measured.models.values().filter(|_| needs_adapter) {
         let source = model.source.as_deref().unwrap_or_default();
         run::check_base(true, &model::open(source, model.base.as_deref(), &host)?, source)?;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use levade_recipe::{Override, Recipe};
 use levade_run::Event;
 use levade_run::dir::RECIPE;
+use levade_run::source::pin_models;
 use levade_trainer::{
     LockedRunDir, Observer, Rewound, RunEnd, StartMode, StopFlag, Summary, milestones, rewind,
 };
@@ -70,10 +71,11 @@ pub fn main(mut args: Args) -> anyhow::Result<ExitCode> {
     if let Some(store) = args.store.take() {
         args.overrides.push(format!("run.store={store}").parse()?);
     }
-    let recipe = recipe::load_run(&args.recipe, &args.overrides, args.run.as_deref())?;
+    let mut recipe = recipe::load_run(&args.recipe, &args.overrides, args.run.as_deref())?;
     let start = if args.resume { StartMode::Resume } else { StartMode::Fresh };
     LockedRunDir::check(&recipe.run, start)?;
     if let Some(step) = args.from {
+        pin_models(&mut recipe)?;
         rewind_run(&recipe, step)?;
     }
     if args.restarts > 0 {

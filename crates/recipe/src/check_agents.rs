@@ -331,6 +331,17 @@ impl Checker<'_> {
                 format!("a list of tools; {}", ToolKeys::describe_names(&recipe.tool, name));
             self.check(ok, key("tools"), format!("[\"{name}\"]"), range)?;
         }
+        if let Some(name) = agent.tool_descriptions.keys().next() {
+            self.check(
+                !agent.tools.is_empty(),
+                key(&format!("tool_descriptions.{name}")),
+                "set",
+                format!(
+                    "left out for an agent without tools; set `{table}.tools`, or \
+                     `{table}.tool_descriptions` to {{}}"
+                ),
+            )?;
+        }
         self.context(recipe, &key, agent)?;
         self.check(
             0.0 <= agent.min_tool_delay && agent.min_tool_delay <= agent.tool_delay,

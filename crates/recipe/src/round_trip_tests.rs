@@ -68,6 +68,10 @@ fn tool_descriptions_and_prompt_target_round_trip() {
     let described = |agent: &str| recipe.agent_named(agent).unwrap().tool_descriptions.clone();
     assert_eq!(described("default")["calculator"].description.as_deref(), Some("Computes."));
     assert!(described("writer").is_empty());
+    // An agent gets the descriptions of [agent]. Without tools, they would have no effect.
+    let inherited = ["agent.writer={tools=[]}"];
+    let error = load(include_str!("testing/prompt.toml"), &inherited).unwrap_err();
+    assert!(error.contains("`agent.writer.tool_descriptions.calculator` is set"), "{error}");
 }
 
 #[test]

@@ -307,8 +307,8 @@ static PART: LazyLock<Regex> = LazyLock::new(|| {
 });
 static SENTENCE_END: LazyLock<Regex> =
     LazyLock::new(|| pattern(r#"[.!?](?:["'*)}$\]]*(?:\s|$|\p{Han}))|[。！？\n]"#));
-/// Text joined to a number, or an abbreviation after it, that changes the number: 12h30, 12th, 12 K,
-/// 12 BC.
+/// Text joined to a number, or an abbreviation after it, that changes the number: 12h30, 12th,
+/// 12 K, 12 BC.
 static JOINED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^(?:(?:st|nd|rd|th|ter|ten|tes|te|ème|ième|eme)\b|[a-z]{1,2}[04-9]|[a-z]{1,2}\d\d|[-–]ish\b",

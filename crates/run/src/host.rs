@@ -93,6 +93,8 @@ pub struct Host {
 
 /// A gateway that serves calls in a task.
 pub(crate) struct ServedGateway {
+    /// URL at which programs call the gateway.
+    pub address: String,
     /// Closes the listener when it is sent to.
     pub stop: oneshot::Sender<()>,
     /// The task, which ends when the responses in flight are complete.
@@ -116,12 +118,14 @@ impl Host {
     pub(crate) async fn stop_gateways(&self) {
         let gateways =
             std::mem::take(&mut *self.gateways.lock().unwrap_or_else(PoisonError::into_inner));
-        for ServedGateway { stop, mut served } in gateways {
+        for ServedGateway { address, stop, mut served } in gateways {
             // Sending fails if the gateway has ended.
             let _ = stop.send(());
             if with_timeout(GATEWAY_STOP_TIMEOUT, &mut served).await.is_none() {
-                let waited = "the responses in flight of a gateway";
-                self.note(format!("waited {GATEWAY_STOP_TIMEOUT:?} for {waited}"));
+                self.note(format!(
+                    "waited {GATEWAY_STOP_TIMEOUT:?} for the responses in flight of the gateway at \
+                     {address}; the run no longer needs them"
+                ));
                 served.abort();
             }
         }

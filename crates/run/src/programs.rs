@@ -112,7 +112,7 @@ impl ProgramGateway {
                 tracing::error!(%error, "the gateway has exited");
             }
         });
-        let served = Some(ServedGateway { stop, served });
+        let served = Some(ServedGateway { address: address.clone(), stop, served });
         Ok(ProgramGateway { gateway, served, address, supervisor })
     }
 

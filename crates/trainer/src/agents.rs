@@ -130,6 +130,31 @@ impl NamedAgent {
             .ok_or_else(|| unknown(&format!("its parameter {parameter:?}"), parameter_names(spec)))
     }
 
+    /// Checks that the prompts of the agent contain a text that it has.
+    ///
+    /// # Errors
+    /// Returns an error if the text is the description of a tool or a parameter that prompts leave
+    /// out. `key` is the key of the recipe that names the text.
+    pub(crate) fn check_shown(&self, target: &PromptTarget, key: &str) -> Result<(), TrainerError> {
+        let PromptTarget::Tool(ToolTarget { name, .. }) = target else { return Ok(()) };
+        let mut keys = self.keys.clone();
+        target.set(&mut keys, "Another description.");
+        let task = Task { question: "Hi".into(), ..Task::default() };
+        let prompt = |named: &NamedAgent| {
+            let specs = named.agent.tools.specs(&task);
+            named.format.chat().prompt(&named.keys.initial_messages(&task), &specs)
+        };
+        if prompt(self)? != prompt(&self.with_texts_of(&keys))? {
+            return Ok(());
+        }
+        let why = format!(
+            "`{key}` names the {target}, which prompts of the agent {} leave out; set \
+             `agent.tool_prompt = \"full\"` if it is \"compact\", or name another target",
+            self.agent.name
+        );
+        Err(TrainerError::Tool { name: name.clone(), why })
+    }
+
     /// Returns the agent as a helper that toolboxes of other agents can call.
     fn helper(&self, roster: &Arc<Roster>) -> HelperAgent {
         let keys = self.keys.clone();
@@ -261,8 +286,8 @@ impl Agents {
     }
 
     /// Creates the agents of an evaluation outside of training, which the policies play as in
-    /// training. `checkpoint` is the checkpoint of the run in `run.folder` whose past versions play,
-    /// and can be `None` if the recipe has no past versions.
+    /// training. `checkpoint` is the checkpoint of the run in `run.folder` whose past versions
+    /// play, and can be `None` if the recipe has no past versions.
     ///
     /// # Errors
     /// Returns an error if the parts of an agent or one of its policies are missing, or if past
@@ -518,77 +543,5 @@ impl Agents {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use levade_policy::Simulator;
-    use levade_tools::Calculator;
-
-    use super::*;
-
-    #[test]
-    fn agents_use_parts_of_same_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("recipe.toml");
-        let recipe = "run = { name = 'x' }\nmodel = { source = './model' }\n\
-                      tasks = [{ kind = 'arithmetic' }]\n\
-                      [agent]\nmax_turns = 1\n[agent.writer]\nmax_turns = 2\n";
-        std::fs::write(&file, recipe).unwrap();
-        let recipe = Recipe::load(&file, &[]).unwrap();
-        let chats =
-            ["default", "writer"].map(|_| Arc::new(levade_text::testing::tiny_chat().unwrap()));
-        let tools = || ToolSet::new(Vec::new(), Duration::ZERO).unwrap();
-        let parts = [("default", &chats[0]), ("writer", &chats[1])]
-            .map(|(name, chat)| AgentSpec::new(name, chat.clone(), tools()));
-        let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(Default::default()));
-        let agents = Agents::with_sampler(&recipe, &parts, &sampler, 2000).unwrap();
-        for ((agent, parts), chat) in agents.named.iter().zip(&parts).zip(&chats) {
-            assert_eq!(agent.agent.name, parts.name);
-            assert!(Arc::ptr_eq(agent.format.chat(), chat), "{}", parts.name);
-        }
-        let missing =
-            Agents::with_sampler(&recipe, &parts[..1], &sampler, 2000).map(|_| ()).unwrap_err();
-        assert!(missing.to_string().contains("the agent writer"), "{missing}");
-    }
-
-    #[test]
-    fn with_text_changes_what_one_agent_reads() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("recipe.toml");
-        let recipe = "run = { name = 'x' }\nmodel = { source = './model' }\n\
-                      tasks = [{ kind = 'arithmetic' }]\n\
-                      [agent]\ncontext = 'summarize'\n[agent.writer]\nmax_turns = 2\n";
-        std::fs::write(&file, recipe).unwrap();
-        let recipe = Recipe::load(&file, &[]).unwrap();
-        let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
-        let tools = ToolSet::new(vec![Arc::new(Calculator::default())], Duration::ZERO).unwrap();
-        let parts = ["default", "writer"]
-            .map(|name| AgentSpec::new(name, Arc::clone(&chat), tools.clone()));
-        let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(Default::default()));
-        let initial = Agents::with_sampler(&recipe, &parts, &sampler, 2000).unwrap();
-        let tool = |parameter: &str| {
-            let (name, parameter) = ("calculator".to_owned(), parameter.to_owned());
-            PromptTarget::Tool(ToolTarget { name, parameter })
-        };
-        for target in
-            [PromptTarget::System, PromptTarget::SummaryInstruction, tool(""), tool("expression")]
-        {
-            let changed = initial.with_text("writer", &target, "Other.");
-            let text =
-                |agents: &Agents, name| agents.find(name).unwrap().text(&target, "k").unwrap();
-            assert_eq!(text(&changed, "writer"), "Other.", "{target}");
-            assert_eq!(text(&changed, "default"), text(&initial, "default"), "{target}");
-            // Attempts look agents up in the roster, and its tools and summaries are the same.
-            let [own, known] = [&changed.find("writer").unwrap().agent, {
-                changed.roster.find("writer").unwrap()
-            }];
-            assert_eq!(own.tools.specs(&Task::default()), known.tools.specs(&Task::default()));
-            assert_eq!(own.players[0].context_policy, known.players[0].context_policy);
-            let is_other = known.players[0].context_policy.summary.instruction == "Other.";
-            assert_eq!(is_other, target == PromptTarget::SummaryInstruction, "{target}");
-            // Agents that toolboxes call still exist.
-            assert!(Arc::ptr_eq(&changed._helpers, &initial._helpers));
-        }
-        assert_eq!(initial.with_text("nobody", &tool(""), "Other.").named.len(), 2);
-    }
-}
+#[path = "agents_tests.rs"]
+mod tests;

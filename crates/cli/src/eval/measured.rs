@@ -111,6 +111,12 @@ fn own_models(recipe: &Recipe, policies: &[String]) -> BTreeMap<String, PolicyMo
     own.collect()
 }
 
+/// Returns the sources of the models from which a recipe trains.
+pub fn trained_sources(recipe: &Recipe) -> Vec<String> {
+    let models = own_models(recipe, &recipe.trained_policies());
+    models.into_values().filter_map(|model| model.source).collect()
+}
+
 /// Returns whether an override sets the source of a policy.
 fn sets_source(overrides: &[Override], policy: &str) -> bool {
     let sets = |change: &Override| {
@@ -265,6 +271,7 @@ mod tests {
         keys.source = Some("mine".into());
         let measured = find(&mut set, Some("some/model"), None, &[own]).unwrap();
         assert_eq!(sources_of(&measured), [("a", "mine"), ("b", "some/model")]);
+        assert_eq!(trained_sources(&set), ["mine", "first"]);
 
         fs::write(root.join(STORE_FILE), "").unwrap();
         let checkpoint = root.join(CHECKPOINTS).join("step-000004");

@@ -1,6 +1,6 @@
-//! A phase that improves a text of an agent, such as its system prompt or the description of a tool:
-//! textual gradients with beam search, or reflective evolution with a Pareto front. The text is
-//! called the prompt here.
+//! A phase that improves a text of an agent, such as its system prompt or the description of a
+//! tool: textual gradients with beam search, or reflective evolution with a Pareto front. The text
+//! is called the prompt here.
 //!
 //! The first step scores the given prompts at tasks that are reserved for selection: the one that
 //! the agent has when the phase starts, and the candidates of the recipe. In each further step, the
@@ -96,8 +96,8 @@ enum Part {
     Selection,
 }
 
-/// Checks that a phase has enough training tasks for its agent, and that the agent has the text
-/// that the phase improves.
+/// Checks that a phase has enough training tasks for its agent, and that the agent has and reads
+/// the text that the phase improves.
 ///
 /// # Errors
 /// Returns an error if it has not.
@@ -110,7 +110,9 @@ pub(super) fn check(
 ) -> Result<(), TrainerError> {
     PhaseTasks::select(phase as u32, keys, seed, tasks, agents)?;
     let agent = agents.find(agent_name(keys, agents))?;
-    agent.text(&keys.target, &target_key(phase)).map(|_| ())
+    let key = target_key(phase);
+    agent.text(&keys.target, &key)?;
+    agent.check_shown(&keys.target, &key)
 }
 
 /// Returns the key of a recipe that names the text that a phase improves.
