@@ -139,7 +139,7 @@ pub(crate) fn is_unsettled_after(after: &str) -> bool {
 /// Returns the word at an index, or an empty text if there is a mark or nothing.
 fn word_at<'t>(parts: &[Part<'t>], at: usize) -> &'t str {
     match parts.get(at) {
-        Some(Part::Word(word)) => *word,
+        Some(Part::Word(word)) => word,
         _ => "",
     }
 }
