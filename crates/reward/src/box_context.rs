@@ -15,7 +15,7 @@ use crate::context::{
 };
 use crate::pattern::pattern;
 use crate::retraction::{gives_up, retracts};
-use crate::unsettled::{is_unsettled_after, is_unsettled_before};
+use crate::unsettled::{is_marked_value_unsettled, is_unsettled_before};
 use crate::{bounds, doubts, languages, words};
 
 /// Maximum number of characters before and after a box that are examined.
@@ -111,7 +111,7 @@ pub(crate) fn answer_in_context(text: &str, inside: &str, range: &Range<usize>) 
     if is_denied(before)
         || is_operand(before, after)
         || is_unsettled_before(before)
-        || is_unsettled_after(&without_latex(after))
+        || is_marked_value_unsettled(&without_latex(after))
     {
         return None;
     }

@@ -115,7 +115,7 @@ fn parts(text: &str) -> Vec<Part<'_>> {
                 Some('^' | '_') => Part::Word(""),
                 Some('\\' | '=' | '≈' | '→' | '×' | '·' | '*' | '+' | '/') => Part::Sign,
                 Some(':') => Part::Colon,
-                Some('(') => Part::Open,
+                Some('(' | '（') => Part::Open,
                 Some(c) if c.is_alphanumeric() => Part::Word(part),
                 _ => Part::Stop,
             }
@@ -134,6 +134,21 @@ pub(crate) fn is_unsettled_after(after: &str) -> bool {
     }
     let lower = own[..end].to_lowercase().replace('’', "'");
     opens(&parts(&lower))
+}
+
+fn is_operator(part: &Part<'_>) -> bool {
+    match part {
+        Part::Sign => true,
+        Part::Word(word) => word.starts_with(['乘', '加', '减', '除']),
+        _ => false,
+    }
+}
+
+/// Like [`is_unsettled_after`], for a value that a box or brackets mark as the answer. A total, or
+/// one more number at the end of the sentence, does not unsettle such a value: `\boxed{12} of 99`,
+/// "[[2]] out of 5", `\boxed{12} and 5`.
+pub(crate) fn is_marked_value_unsettled(after: &str) -> bool {
+    is_unsettled_after(&after[BESIDE.find(after).map_or(0, |beside| beside.end())..])
 }
 
 /// Returns the word at an index, or an empty text if there is a mark or nothing.
@@ -168,7 +183,7 @@ fn opens(parts: &[Part<'_>]) -> bool {
                 if lists_parts(inside) {
                     return false;
                 }
-                let is_derived = inside.iter().any(|part| matches!(part, Part::Sign));
+                let is_derived = inside.iter().any(is_operator);
                 (is_first, is_explained) = (false, is_derived || !is_value(word(at + 1)));
                 continue;
             }
@@ -301,9 +316,12 @@ pub(crate) fn is_unsettled_before(before: &str) -> bool {
 
 static PART: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"\\(?:approx|equiv|implies|iff|[Rr]ightarrow|pmod)\b|[\^_]\{?-?\d+\}?|\d[\d.,]*",
-        r"|(?:[cdkm]?m|in|ft|yd|mi)[23]\b|\p{L}[\p{L}\p{M}'.-]*|[,;:()\[\]|—–]|[=≈→×·*+/]",
+        r"\\(?:approx|equiv|implies|iff|[Rr]ightarrow|pmod)\b|[\^_]\s?\{?-?\d+\}?|\d[\d.,]*",
+        r"|(?:[cdkm]?m|in|ft|yd|mi)[23]\b|\p{L}[\p{L}\p{M}'.-]*|[,;:()（）\[\]|—–]|[=≈→×·*+/]",
     ))
+});
+static BESIDE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"^[\s$`*)\]}]*(?:(?:out\s+)?of\s+\d[\d.,]*|and\s+\d+\s*(?:[.!?\n]|$))")
 });
 static SENTENCE_END: LazyLock<Regex> =
     LazyLock::new(|| pattern(r#"[.!?](?:["'*)}$\]]*(?:\s|$|\p{Han}))|[。！？\n]"#));
@@ -392,6 +410,9 @@ mod tests {
             (" (2 blue and 1 white)", false),
             (" \\approx 3.46", false),
             (" \\pmod{7}", false),
+            (" cm^ 2 ", false),
+            ("（3乘以4）。", false),
+            ("（13）", true),
             ("! Let us check.", false),
             (" but 13 also works", true),
             (" (min), 13 (max)", true),
@@ -426,6 +447,20 @@ mod tests {
             ("元，但一般取整数", false),
         ] {
             assert_eq!(is_unsettled_after(after), want, "{after}");
+        }
+    }
+
+    #[test]
+    fn number_beside_marked_value_leaves_it_settled() {
+        for (after, want) in [
+            ("$ of 99", false),
+            (" out of 5", false),
+            (" and 5", false),
+            (" and 5 more if it rains", true),
+            (" or 5", true),
+            (" times three", true),
+        ] {
+            assert_eq!(is_marked_value_unsettled(after), want, "{after}");
         }
     }
 

@@ -55,6 +55,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("run.checkpoint_every", &["run.checkpoint_every=1"]),
     ("run.keep", &["run.keep=9"]),
     ("engine.memory_mb", &["engine.memory_mb=4000"]),
+    ("engine.kv_memory_mb", &["engine.kv_memory_mb=2000"]),
     ("cluster.placement", &[NO_LORA, SAMPLERS, LEARNER, "cluster.placement='colocated'"]),
     ("cluster.samplers", &[SAMPLERS]),
     ("cluster.learner.cp", &["cluster.learner={kind='torch', processes=2, cp=2, start=true}"]),

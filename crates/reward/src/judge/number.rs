@@ -24,7 +24,7 @@ use super::marks::{
     without_quotations,
 };
 use crate::pattern::pattern;
-use crate::unsettled::is_unsettled_after;
+use crate::unsettled::is_marked_value_unsettled;
 
 /// Maximum number of characters before double brackets that are searched for the name of a score.
 const MAX_CLAUSE: usize = 200;
@@ -41,7 +41,7 @@ pub(super) fn verdict(completion: &str, min: f64, max: f64) -> Option<f64> {
         BRACKETS.find_iter(text).map(|found| {
             let behind = &text[found.end()..];
             let after = || behind.split_once("]]").map_or("", |(_, after)| after);
-            scale.value(behind).filter(|_| !is_unsettled_after(after()))
+            scale.value(behind).filter(|_| !is_marked_value_unsettled(after()))
         })
     };
     let number = scale
