@@ -234,7 +234,7 @@ pub fn sampling_options(
 }
 
 /// Returns the default memory for the KV cache, in MiB: a quarter of the budget but at most
-/// [`KV_MEMORY_MB`], and less if the engine would not fit otherwise. The cache always holds one
+/// `KV_MEMORY_MB`, and less if the engine would not fit otherwise. The cache always holds one
 /// sequence of the full context, so that the scheduler never has to reject a sequence.
 pub fn default_cache_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
     let budget = options.budget();
