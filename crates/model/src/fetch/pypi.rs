@@ -170,6 +170,7 @@ impl Pip {
         let mut done = 0;
         let mut moved = Stopwatch::start();
         loop {
+            progress(Progress { stage: &stage, done, total: None });
             if let Some(status) = child.try_wait()? {
                 return Ok(Some(status));
             }
@@ -181,7 +182,6 @@ impl Pip {
                 child.wait()?;
                 return Ok(None);
             }
-            progress(Progress { stage: &stage, done, total: None });
             std::thread::sleep(Duration::from_millis(50));
         }
     }
