@@ -100,7 +100,7 @@ pub struct Blocks {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionBias {
     /// The query, key and value projections always have biases. The output projection never has
-    /// one.
+    /// a bias.
     QueryKeyValue,
     /// No projection has a bias.
     Never,

@@ -89,7 +89,7 @@ pub(super) struct ToolLists {
     pub descriptions: Arc<ToolDescriptions>,
 }
 
-/// Lists with the texts of the toolboxes.
+/// Lists of tools with the descriptions that the toolboxes give.
 #[derive(Debug, Clone)]
 enum Lists {
     /// All tools are known in advance and are the same for every task.

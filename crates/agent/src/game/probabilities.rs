@@ -24,7 +24,7 @@ const CONCURRENCY: usize = 16;
 pub struct MoveProbabilities {
     /// Probability of each choice among the legal ones. They add up to 1.
     pub choices: Vec<f64>,
-    /// Probability of all scored completions together.
+    /// Sum of the probabilities of all scored completions.
     pub legal: f64,
 }
 
