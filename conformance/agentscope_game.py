@@ -23,18 +23,17 @@ Not checked: how much is learned.
 """
 
 import argparse
-import http.server
 import json
 import random
 import subprocess
 import sys
 import tempfile
-import threading
 from collections import Counter
 from pathlib import Path
 
 from bits import record
 from clients import small_model
+from environments import Teacher
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAYERS = range(1, 10)
@@ -108,41 +107,26 @@ MATCHES = [MATCHED.format(number=number) + (TAUGHT if number > 6 else "") for nu
 AGENTS = {"named": NAMED, "matched": "".join(MATCHES)}
 
 
-class Teacher(http.server.BaseHTTPRequestHandler):
-    """Chat completions of a player who says a word, and decides by one call that suits every question of the game."""
+DICE = random.Random(1)
 
-    dice = random.Random(1)
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        message, finish = {"role": "assistant", "content": "Fine."}, "stop"
-        if body.get("tools"):
-            fields = body["tools"][0]["function"]["parameters"]["properties"]
-            # A name, if the question is for one of these; other questions ignore it.
-            names = next((field["enum"] for field in fields.values() if "enum" in field), ["Player1"])
-            name = self.dice.choice(names)
-            decision = {
-                "vote": name,
-                "name": name,
-                "reach_agreement": True,
-                "resurrect": False,
-                "poison": False,
-                "shoot": False,
-            }
-            function = {"name": "generate_response", "arguments": json.dumps(decision)}
-            message["tool_calls"], finish = [{"id": "c", "type": "function", "function": function}], "tool_calls"
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        choices = [{"index": 0, "message": message, "finish_reason": finish}]
-        answer = {"id": "1", "object": "chat.completion", "model": "teacher", "choices": choices, "usage": usage}
-        data = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_args) -> None:
-        pass
+def play(body: dict) -> str | dict:
+    """Answers for a player who says a word, and decides by one call that suits every question of the game."""
+    if not body.get("tools"):
+        return "Fine."
+    fields = body["tools"][0]["function"]["parameters"]["properties"]
+    # A name, if the question is for one of these; other questions ignore it.
+    names = next((field["enum"] for field in fields.values() if "enum" in field), ["Player1"])
+    name = DICE.choice(names)
+    decision = {
+        "vote": name,
+        "name": name,
+        "reach_agreement": True,
+        "resurrect": False,
+        "poison": False,
+        "shoot": False,
+    }
+    return {"name": "generate_response", "arguments": json.dumps(decision)}
 
 
 class Report:
@@ -246,8 +230,7 @@ def main() -> None:
     game = options.checkout.resolve() / "examples/game/werewolves"
     if not (game / "game.py").is_file():
         sys.exit(f"{game / 'game.py'} does not exist; --checkout must be AgentScope's repository at v1.0.21")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Teacher)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    teacher = Teacher(play)
     report = Report()
     with tempfile.TemporaryDirectory() as scratch:
         for name, agents in AGENTS.items():
@@ -261,7 +244,7 @@ def main() -> None:
             small_model(folder / "model", options.model)
             # The interpreter of a virtual environment must not be resolved.
             command = [str(options.python.absolute()), str(ROOT / "conformance/agentscope/play.py"), str(game), name]
-            filled = {"command": json.dumps(command), "agents": agents, "port": server.server_port}
+            filled = {"command": json.dumps(command), "agents": agents, "port": teacher.port}
             (folder / "recipe.toml").write_text(
                 RECIPE.format(**filled, epochs=options.epochs, attempts=options.attempts)
             )
@@ -275,7 +258,7 @@ def main() -> None:
                 )
                 continue
             check(report, name, folder, options.attempts)
-    server.shutdown()
+    teacher.server.shutdown()
     sys.exit(report.failed)
 
 

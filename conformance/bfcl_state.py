@@ -26,7 +26,6 @@ Not checked: categories in which functions or arguments are missing at first, an
 import argparse
 import ast
 import copy
-import http.server
 import inspect
 import json
 import math
@@ -36,7 +35,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import typing
 from collections import Counter
 from contextlib import closing
@@ -44,7 +42,9 @@ from pathlib import Path
 
 import bfcl_eval
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker, state_checker
+
 from clients import small_model
+from environments import Teacher
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ROOT / "conformance/bfcl"
@@ -270,45 +270,23 @@ def entries(count: int) -> list[Entry]:
     return list(found.values())[:count]
 
 
-def serve(plans: dict, seen: dict) -> http.server.ThreadingHTTPServer:
+def serve(plans: dict, seen: dict) -> Teacher:
     """Starts the teachers on a free port. `plans` has the calls by teacher and first message; `seen` gets the results
     that the teacher has read.
     """
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def rule(body: dict) -> str | dict:
+        roles = [message["role"] for message in body["messages"]]
+        first = next(message for message in body["messages"] if message["role"] == "user")["content"]
+        last = len(roles) - 1 - roles[::-1].index("user")
+        calls = plans[body["model"], first][roles.count("user") - 1]
+        made = roles[last:].count("assistant")
+        seen[body["model"], first] = [message["content"] for message in body["messages"] if message["role"] == "tool"]
+        if made >= len(calls):
+            return "Done."
+        return {"name": calls[made]["name"], "arguments": json.dumps(calls[made]["arguments"])}
 
-        def log_message(self, *_args) -> None:
-            pass
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            roles = [message["role"] for message in body["messages"]]
-            first = next(message for message in body["messages"] if message["role"] == "user")["content"]
-            last = len(roles) - 1 - roles[::-1].index("user")
-            calls = plans[body["model"], first][roles.count("user") - 1]
-            made = roles[last:].count("assistant")
-            seen[body["model"], first] = [
-                message["content"] for message in body["messages"] if message["role"] == "tool"
-            ]
-            message, finish = {"role": "assistant", "content": "Done."}, "stop"
-            if made < len(calls):
-                function = {"name": calls[made]["name"], "arguments": json.dumps(calls[made]["arguments"])}
-                call = {"id": f"call-{len(roles)}", "type": "function", "function": function}
-                message, finish = {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
-            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-            choices = [{"index": 0, "message": message, "finish_reason": finish}]
-            answer = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
-            data = json.dumps({**answer, "choices": choices, "usage": usage}).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
+    return Teacher(rule)
 
 
 def train(options: argparse.Namespace, folder: Path, rows: dict[str, list[Entry]], port: int) -> None:
@@ -414,11 +392,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch) / "bfcl"
         folder.mkdir(parents=True)
-        server = serve(plans, seen)
+        teacher = serve(plans, seen)
         try:
-            train(options, folder, rows, server.server_address[1])
+            train(options, folder, rows, teacher.port)
         finally:
-            server.shutdown()
+            teacher.server.shutdown()
         with closing(sqlite3.connect(f"file:{folder / 'run/run.db'}?mode=ro", uri=True)) as db:
             check(report, db, plans, seen, rows)
     sys.exit(report.failed)

@@ -106,7 +106,7 @@ class Teacher:
                 said = rule(body)
                 message, finish = {"role": "assistant", "content": said}, "stop"
                 if isinstance(said, dict):
-                    call = {"id": "call-1", "type": "function", "function": said}
+                    call = {"id": f"call-{len(body['messages'])}", "type": "function", "function": said}
                     message, finish = {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
                 streams = body.get("stream")
                 if streams:

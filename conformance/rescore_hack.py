@@ -124,9 +124,7 @@ def call(levade: Path, directory: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def prepare(
-    directory: Path, model: Path, seed: int, scorer: str, steps: int, known: float, evaluated: int = 0
-) -> None:
+def prepare(directory: Path, model: Path, seed: int, scorer: str, steps: int, known: float, evaluated: int = 0) -> None:
     """Writes the model, the tasks, the scorers and the recipe of a run to a new directory. `known` is the fraction of
     questions whose answer follows from the question, and `evaluated` is the number of held-out questions, whose answers
     all follow. If there are any, these questions are marked."""
