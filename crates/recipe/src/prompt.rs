@@ -237,8 +237,7 @@ mod tests {
         assert_eq!(texts.parameters["query"], "Two words.");
         assert_eq!(
             tool("query").to_string(),
-            "description of the parameter `query` of the tool \
-                                               `search`"
+            "description of the parameter `query` of the tool `search`"
         );
     }
 

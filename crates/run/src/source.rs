@@ -1,5 +1,6 @@
 //! Resolves the name of a model, in a recipe or an argument: a source, a run or a checkpoint.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf, absolute};
 
 use levade_recipe::{ModelKeys, PolicyKeys, PolicyModel, Recipe};
@@ -138,14 +139,20 @@ pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<FoundModel
 /// cannot be read.
 pub fn pin_models(recipe: &mut Recipe) -> anyhow::Result<()> {
     let own = RunDir::find(&recipe.run.folder);
-    for (key, name) in model_names(recipe) {
-        let Some(root) = run_named(name) else { continue };
-        let mut recorded = own.as_ref().map(RunDir::recipe).transpose()?;
-        let recorded = recorded.iter_mut().flat_map(model_names).find(|(other, _)| *other == key);
+    let runs: Vec<_> = model_names(recipe)
+        .into_iter()
+        .filter_map(|(key, name)| Some((key, run_named(name)?, name)))
+        .collect();
+    if runs.is_empty() {
+        return Ok(());
+    }
+    let mut recorded = own.as_ref().map(RunDir::recipe).transpose()?;
+    let recorded: BTreeMap<_, _> = recorded.iter_mut().flat_map(model_names).collect();
+    for (key, root, name) in runs {
         let is_of_run =
-            |checkpoint: &&mut String| Path::new(checkpoint.as_str()).starts_with(&root);
-        *name = match recorded.map(|(_, checkpoint)| checkpoint).filter(is_of_run) {
-            Some(checkpoint) => checkpoint.clone(),
+            |checkpoint: &&&mut String| Path::new(checkpoint.as_str()).starts_with(&root);
+        *name = match recorded.get(&key).filter(is_of_run) {
+            Some(checkpoint) => String::clone(checkpoint),
             // The recipe of a run is also read in another working directory.
             None => absolute(resolve_model(name, AgentScope::All)?.source)?.display().to_string(),
         };

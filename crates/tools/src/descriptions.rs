@@ -35,6 +35,11 @@ pub fn parameter_description<'a>(spec: &'a ToolSpec, name: &str) -> Option<&'a s
     Some(schema["description"].as_str().unwrap_or_default())
 }
 
+/// Returns the names of tools, separated by commas.
+pub fn tool_names(specs: &[ToolSpec]) -> String {
+    specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
 /// Returns the names of a tool's parameters, separated by commas.
 pub fn parameter_names(spec: &ToolSpec) -> String {
     properties(spec).map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
@@ -67,9 +72,8 @@ pub(super) fn describe(descriptions: &ToolDescriptions, mut spec: ToolSpec) -> T
 pub(super) fn check(descriptions: &ToolDescriptions, specs: &[ToolSpec]) -> Result<(), ToolError> {
     for (name, texts) in descriptions {
         let Some(spec) = specs.iter().find(|spec| spec.name == *name) else {
-            let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
             let described = format!("the tool {name:?}");
-            return Err(ToolError::UnknownDescription { described, known: names.join(", ") });
+            return Err(ToolError::UnknownDescription { described, known: tool_names(specs) });
         };
         let mut described = texts.parameters.keys();
         if let Some(parameter) =

@@ -99,7 +99,9 @@ pub use calculator::{Calculator, CalculatorKeys};
 pub use call_limits::{CallLimits, LimitedToolbox};
 pub use command::{CommandKeys, CommandTool};
 pub use delay::DelayedToolbox;
-pub use descriptions::{ToolDescriptions, ToolTexts, parameter_description, parameter_names};
+pub use descriptions::{
+    ToolDescriptions, ToolTexts, parameter_description, parameter_names, tool_names,
+};
 pub use helper::{HelpRequest, Helper, HelperSlot};
 pub use mcp::{Mcp, McpKeys};
 pub use nested::depth_error;

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tracing::{debug, trace};
 
-use super::descriptions::ToolDescriptions;
+use super::descriptions::{ToolDescriptions, tool_names};
 use super::lease::acquire_leases;
 use super::observation::{Observation, ObservationKind};
 use super::tool_list::{NAME_SEPARATOR, ToolList, ToolLists};
@@ -499,10 +499,11 @@ impl OpenTools {
         found: Option<(&OpenBox, &str)>,
     ) -> Observation {
         let Some((OpenBox { session, deadline, .. }, tool)) = found else {
-            let names: Vec<&str> = self.specs().iter().map(|spec| spec.name.as_str()).collect();
-            let text = match names.as_slice() {
+            let text = match self.specs() {
                 [] => format!("there is no tool {:?}, nor any other", call.name),
-                _ => format!("there is no tool {:?}; there is {}", call.name, names.join(", ")),
+                specs => {
+                    format!("there is no tool {:?}; there is {}", call.name, tool_names(specs))
+                }
             };
             return Observation::new(ObservationKind::UnknownTool, text);
         };

@@ -178,12 +178,7 @@ impl ToolLists {
             Some(name) => Err(ToolError::UnknownSelection {
                 task: task.id.clone(),
                 name: (*name).to_owned(),
-                known: list
-                    .specs
-                    .iter()
-                    .map(|spec| spec.name.as_str())
-                    .collect::<Vec<_>>()
-                    .join(", "),
+                known: descriptions::tool_names(&list.specs),
             }),
         }
     }

@@ -15,7 +15,7 @@ use levade_recipe::{
 };
 use levade_tasks::Task;
 use levade_text::Chat;
-use levade_tools::{ToolSet, Usage, parameter_description, parameter_names};
+use levade_tools::{ToolSet, Usage, parameter_description, parameter_names, tool_names};
 use levade_traces::Chats;
 use levade_tree::DEFAULT;
 
@@ -119,8 +119,7 @@ impl NamedAgent {
         };
         let specs = self.agent.tools.specs(&Task::default());
         let Some(spec) = specs.iter().find(|spec| spec.name == *name) else {
-            let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
-            return Err(unknown("this tool", names.join(", ")));
+            return Err(unknown("this tool", tool_names(&specs)));
         };
         if parameter.is_empty() {
             return Ok(spec.description.clone());

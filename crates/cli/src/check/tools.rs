@@ -7,7 +7,9 @@ use levade_policy::SamplingParams;
 use levade_recipe::{AgentKeys, Recipe, ToolKeys};
 use levade_tasks::Task;
 use levade_text::{Chat, ParsedCompletion, ToolCall, ToolSpec};
-use levade_tools::{Observation, ObservationKind, OpenTools, ToolContext, ToolKind, ToolSet};
+use levade_tools::{
+    Observation, ObservationKind, OpenTools, ToolContext, ToolKind, ToolSet, tool_names,
+};
 use levade_trainer::Toolboxes;
 use serde_json::{Map, Value, json};
 
@@ -84,7 +86,7 @@ async fn check_toolbox(
     };
     let mut tools = set.open(&context).await?;
     let specs = tools.specs().to_vec();
-    let names = specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
+    let names = tool_names(&specs);
     let harmless = !tool.options.has_effects();
     let mut description = match (&tool.options, harmless || call) {
         (ToolKind::Agent(keys), _) => format!("calls the agent {}", keys.agent),
