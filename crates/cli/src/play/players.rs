@@ -93,33 +93,34 @@ impl Players {
         Ok((run, Models::One(model)))
     }
 
-    /// Returns the model that plays for an agent.
+    /// Returns the name of the policy that plays for an agent, and its model. A policy of a run has
+    /// its name in the recipe, which selects its own prompts.
     ///
     /// # Errors
     /// Returns an error if an external policy plays the agent.
-    fn model_of(&self, agent: &str) -> anyhow::Result<ModelKeys> {
+    fn find_policy(&self, agent: &str) -> anyhow::Result<(String, ModelKeys)> {
         let (own, checkpoint) = match &self.models {
-            Models::One(model) => return Ok(model.clone()),
+            Models::One(model) => return Ok((self.name.clone(), model.clone())),
             Models::Run { own, checkpoint } => (own, checkpoint),
         };
         let named = own.agent_named(agent).unwrap_or(&own.agent);
         let policy = own.policy_of(named).unwrap_or_else(|| DEFAULT.to_owned());
-        let policy = own.weights_of(&policy).to_owned();
-        let keys = own.policies().into_iter().find(|(name, _)| *name == policy);
+        let weights = own.weights_of(&policy).to_owned();
+        let keys = own.policies().into_iter().find(|(name, _)| *name == weights);
         let first_version = keys.and_then(|(_, keys)| keys.model(&own.model));
         let first_version = first_version.ok_or_else(|| {
             unusable(format!(
-                "{}: the policy {policy} of the agent {agent} is external, so its probabilities \
+                "{}: the policy {weights} of the agent {agent} is external, so its probabilities \
                  are unknown",
                 self.name
             ))
         })?;
         let trained = own.trained_policies();
-        let Some(dir) = checkpoint.as_ref().filter(|_| trained.contains(&policy)) else {
-            return Ok(ModelKeys { lora: None, ..first_version });
+        let Some(dir) = checkpoint.as_ref().filter(|_| trained.contains(&weights)) else {
+            return Ok((policy, ModelKeys { lora: None, ..first_version }));
         };
-        let source = policy_dir(dir, &trained, &policy).to_string_lossy().into_owned();
-        Ok(ModelKeys { source, base: None, context: first_version.context, lora: None })
+        let source = policy_dir(dir, &trained, &weights).to_string_lossy().into_owned();
+        Ok((policy, ModelKeys { source, base: None, context: first_version.context, lora: None }))
     }
 }
 
@@ -153,13 +154,14 @@ pub async fn with_models(
     running: usize,
     mut use_model: impl AsyncFnMut(Vec<SeatedAgent>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut models: Vec<(ModelKeys, Vec<(usize, &String)>)> = Vec::new();
+    // For each model, the players, agents and policies for which it plays.
+    let mut models: Vec<(ModelKeys, Vec<(usize, &String, String)>)> = Vec::new();
     for (index, players) in all.iter().enumerate() {
         for agent in agent_names {
-            let model = players.model_of(agent)?;
+            let (policy, model) = players.find_policy(agent)?;
             match models.iter_mut().find(|(known, _)| *known == model) {
-                Some((_, plays)) => plays.push((index, agent)),
-                None => models.push((model, vec![(index, agent)])),
+                Some((_, plays)) => plays.push((index, agent, policy)),
+                None => models.push((model, vec![(index, agent, policy)])),
             }
         }
     }
@@ -180,12 +182,12 @@ pub async fn with_models(
         let context = engine.context();
         let sampler = Arc::new(engine);
         let mut seated = Vec::with_capacity(plays.len());
-        for (index, name) in plays {
+        for (index, name, policy) in plays {
             let players = all[index];
             let agent_keys = recipe.agent_named(name).unwrap_or(&recipe.agent);
             let chat = model::chat(files, chat_options(agent_keys, players.started_at))?;
             let format = agent_keys.format(Arc::new(chat));
-            let player = Player::new(&players.name, Arc::clone(&sampler) as _, format, context);
+            let player = Player::new(&policy, Arc::clone(&sampler) as _, format, context);
             let agent = Agent::new(name, player, agent_keys.limits());
             seated.push(SeatedAgent { players: index, agent });
         }

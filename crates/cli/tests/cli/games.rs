@@ -281,20 +281,17 @@ fn eval_of_run_meets_its_past_versions() {
     }
 }
 
-/// The probabilities of moves are those with which the game loop samples them, and the values
-/// follow from them by the payoff table.
-#[test]
-fn exact_value_matches_sampled_completions_and_payoff_table() {
-    let workspace = new_workspace();
-    train(&workspace, &["--set", "run.seed=5"]);
-    let report = play(&workspace, &["--value", "run@0"]);
+/// Compares the probabilities of first moves with those of the completions that the policies
+/// sampled in training. Returns the report of `play --value`.
+fn assert_probabilities_match_samples(workspace: &Workspace) -> Value {
+    let report = play(workspace, &["--value", "run@0"]);
     assert_eq!(report["seats"], json!(["opener", "responder"]));
     let sets = report["information_sets"].as_array().unwrap();
     assert_eq!(sets.len(), 12);
 
     // Completions at the first move of a seat, as the policies sampled them.
     let mut compared = 0;
-    for row in sequences(&workspace) {
+    for row in sequences(workspace) {
         let messages = row["messages"].as_array().unwrap();
         let text = |index: usize| messages[index]["content"].as_str().unwrap();
         let observed: Vec<&str> =
@@ -312,6 +309,27 @@ fn exact_value_matches_sampled_completions_and_payoff_table() {
         compared += 1;
     }
     assert!(compared >= 30, "{compared}");
+    report
+}
+
+#[test]
+fn exact_value_uses_prompts_of_single_policies() {
+    let workspace = new_workspace();
+    let policy = "policy = [{ name = \"first\", weight = 1.0, system = \"Bluff. {instructions}\", \
+                  format = \"Now: {format}\" }]";
+    workspace.replace("recipe.toml", "policy = \"first\"", policy);
+    train(&workspace, &["--set", "run.seed=5"]);
+    assert_probabilities_match_samples(&workspace);
+}
+
+/// The probabilities of moves are those with which the game loop samples them, and the values
+/// follow from them by the payoff table.
+#[test]
+fn exact_value_matches_sampled_completions_and_payoff_table() {
+    let workspace = new_workspace();
+    train(&workspace, &["--set", "run.seed=5"]);
+    let report = assert_probabilities_match_samples(&workspace);
+    let sets = report["information_sets"].as_array().unwrap();
 
     // The opener's value against a random responder, by the payoff table.
     let bet = |seat: &str, card: &str, choice: &str, observations: usize| -> f64 {
