@@ -74,7 +74,8 @@ def rewrite(prompt, advice, is_one_change):
 
 def answer(request):
     """Returns the reply to a request for a critique or for a new prompt."""
-    prompt = request.split("# System prompt\n\n", 1)[1]
+    # The section of the prompt comes first; its title names the text that the phase improves.
+    prompt = re.split(r"^# .*\n\n", request, maxsplit=1, flags=re.MULTILINE)[1]
     if "\n\n# Advice\n\n" in prompt:
         prompt, advice = prompt.split("\n\n# Advice\n\n", 1)
         return f"<prompt>{rewrite(prompt, advice, 'one change' in request)}</prompt>"
