@@ -136,9 +136,10 @@ pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<FoundModel
 ///
 /// # Errors
 /// Returns the errors of [`resolve_model`], and an error if the recipe of the run in `run.folder`
-/// cannot be read.
+/// cannot be read, or if the checkpoint from which it started was removed.
 pub fn pin_models(recipe: &mut Recipe) -> anyhow::Result<()> {
-    let own = RunDir::find(&recipe.run.folder);
+    let own_dir = recipe.run.folder.clone();
+    let own = RunDir::find(&own_dir);
     let runs: Vec<_> = model_names(recipe)
         .into_iter()
         .filter_map(|(key, name)| Some((key, run_named(name)?, name)))
@@ -152,7 +153,18 @@ pub fn pin_models(recipe: &mut Recipe) -> anyhow::Result<()> {
         let is_of_run =
             |checkpoint: &&&mut String| Path::new(checkpoint.as_str()).starts_with(&root);
         *name = match recorded.get(&key).filter(is_of_run) {
-            Some(checkpoint) => String::clone(checkpoint),
+            Some(checkpoint) if Path::new(checkpoint.as_str()).exists() => {
+                String::clone(checkpoint)
+            }
+            Some(checkpoint) => {
+                return Err(unusable(format!(
+                    "{key} of the run in {} is {checkpoint}, which no longer exists: the run in {} \
+                     keeps only its newest checkpoints (`run.keep`). Restore this checkpoint, or \
+                     start a new run with --run",
+                    own_dir.display(),
+                    root.display()
+                )));
+            }
             // The recipe of a run is also read in another working directory.
             None => absolute(resolve_model(name, AgentScope::All)?.source)?.display().to_string(),
         };
@@ -293,6 +305,11 @@ mod tests {
         other.run.folder = dir.path().join("third");
         pin_models(&mut other).unwrap();
         assert_eq!(other.model.source, newer.to_str().unwrap());
+
+        fs::remove_dir_all(&checkpoint).unwrap();
+        let error = pin_models(&mut load()).unwrap_err().to_string();
+        let want = format!("model.source of the run in {} is {want}, which", second.display());
+        assert!(error.starts_with(&want) && error.contains("`run.keep`"), "{error}");
     }
 
     #[test]
