@@ -35,19 +35,19 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 /// Low-rank adapter of one projection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
-    /// Range of its matrix among the weights of the base.
+    /// Range of the projection's matrix in the array of base weights.
     base: Range<usize>,
-    /// Its range of columns in the output of the linear map.
+    /// Range of the projection's columns in the output of its linear map.
     outputs: Range<usize>,
-    /// Number of outputs of the linear map.
+    /// Number of outputs of the projection's linear map.
     width: usize,
     inputs: usize,
     rank: usize,
-    /// Factor of B A x.
+    /// Scale by which the product B A x is multiplied.
     scale: f32,
-    /// A, rank × inputs.
+    /// Range of the matrix A (rank × inputs) in the adapter's parameters.
     a: Range<usize>,
-    /// B, outputs × rank.
+    /// Range of the matrix B (outputs × rank) in the adapter's parameters.
     b: Range<usize>,
 }
 
@@ -56,12 +56,12 @@ pub struct Part {
 pub struct AdapterLayout {
     /// Adapted projections of every linear map, in the order of [`LinearMap::all`].
     maps: Vec<Vec<Part>>,
-    /// All parameters, under PEFT's names.
+    /// Tensors of the adapter's parameters, under the names that PEFT gives them.
     pub tensors: Tensors,
 }
 
 impl AdapterLayout {
-    /// Returns the number of words of the packed matrices.
+    /// Returns the total number of words of the adapter's packed matrices in `precision`.
     pub fn packed_words(&self, precision: Precision) -> usize {
         let packed = |depth, columns: usize| words(precision, depth) * columns.next_multiple_of(NR);
         let parts = self.maps.iter().flatten();
@@ -72,7 +72,7 @@ impl AdapterLayout {
 }
 
 impl Part {
-    /// Returns the adapted columns of `rows`, which are outputs of the linear map.
+    /// Returns the columns of `rows` that this part adapts. `rows` is the output of the linear map.
     fn columns<'a>(&self, rows: &'a [f32]) -> Matrix<'a> {
         Matrix::strided(
             &rows[self.outputs.start..],
@@ -82,7 +82,7 @@ impl Part {
         )
     }
 
-    /// Computes x Aᵀ, scaled.
+    /// Computes `scale` · x Aᵀ, the low-rank product before B.
     fn inner<'a>(
         &self,
         compute: &Compute,
@@ -99,7 +99,8 @@ impl Part {
         Matrix::new(inner, rows, self.rank)
     }
 
-    /// Computes dy B, scaled, from the adapted columns of `dy`; `master` holds the parameters.
+    /// Computes `scale` · dy B from the adapted columns of `dy`. `master` holds the adapter's
+    /// parameters.
     fn inner_gradient<'a>(
         &self,
         compute: &Compute,
@@ -119,7 +120,7 @@ impl Part {
 }
 
 impl AdapterLayout {
-    /// Creates the layout of an adapter with these options, over a base with layout `base`.
+    /// Creates the layout of an adapter with `options` over a base model with layout `base`.
     ///
     /// # Errors
     /// Returns an error if an option is out of range, or if a target does not exist.
@@ -207,9 +208,10 @@ pub struct Adapter {
     base: String,
     /// Offsets of the parameters in `master`.
     pub layout: AdapterLayout,
-    /// Parameters: A and B of every part.
+    /// Values of the adapter's parameters: the matrices A and B of every adapted projection.
     pub master: Buffer,
-    /// A and B of every part, in the order of the layout, packed for `x · Aᵀ` and `t · Bᵀ`.
+    /// Packed copies of A (for `x · Aᵀ`) and B (for `t · Bᵀ`) of every adapted projection, in the
+    /// order of `layout`.
     packed: Vec<Vec<[PackedMatrix; 2]>>,
 }
 
@@ -244,7 +246,7 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// Returns the weights with the packed copies made from them.
+    /// Returns the adapter's parameters with the packed copies that are made from them.
     pub fn parameters(&mut self) -> Parameters<'_> {
         let Adapter { layout, master, packed, .. } = self;
         let ranges = layout.maps.iter().flatten().flat_map(|part| [part.a.clone(), part.b.clone()]);
@@ -257,7 +259,7 @@ impl Adapter {
         self.layout.maps[index].iter().zip(&self.packed[index])
     }
 
-    /// Adds the adapter's part of a linear map's output to `out`, given the map's input `x`.
+    /// Adds the adapter's part of a linear map's output to `out`. `x` is the map's input.
     pub fn forward(
         &self,
         compute: &Compute,
@@ -334,13 +336,13 @@ impl Adapter {
         }
     }
 
-    /// Returns whether the adapter changes the matrix at `range` among the base's weights.
+    /// Returns whether the adapter changes the matrix at `range` in the base weights.
     pub fn adapts(&self, range: &Range<usize>) -> bool {
         self.layout.maps.iter().flatten().any(|part| part.base == *range)
     }
 
-    /// Adds B A, scaled, to `matrix`, a copy of the matrix at `range` among the base's weights.
-    /// `array` holds the parameters of an adapter with this layout.
+    /// Adds `scale` · B A to `matrix`, a copy of the matrix at `range` in the base weights. `array`
+    /// holds the parameters of an adapter with this layout.
     pub fn merge_into(&self, array: &[f64], range: &Range<usize>, matrix: &mut [f64]) {
         for part in self.layout.maps.iter().flatten().filter(|part| part.base == *range) {
             let scale = f64::from(part.scale);
@@ -356,7 +358,8 @@ impl Adapter {
         }
     }
 
-    /// Writes weights and configuration in PEFT's layout; returns the names of the files.
+    /// Writes the adapter's weights and configuration to `dir` in PEFT's layout. Returns the names
+    /// of the files.
     ///
     /// # Errors
     /// Returns an error if a file cannot be written.
@@ -388,8 +391,8 @@ impl Adapter {
         &self.base
     }
 
-    /// Returns the options of a policy that can load an adapter with the configuration `config`
-    /// over `base`.
+    /// Returns the options of an adapter over `base` that can load an adapter with the
+    /// configuration `config`.
     ///
     /// # Errors
     /// Returns the errors of [`AdapterConfig::modules`].

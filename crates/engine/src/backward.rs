@@ -32,30 +32,30 @@ pub struct RowGradients {
     inverses: Buffer,
 }
 
-/// Gradients of one layer's keys and values on the sequence above a unit.
+/// Gradients of one layer's keys and values at the positions that precede a unit in its sequence.
 pub struct AncestorGradients<'a> {
-    /// Gradient of the keys and values of the positions above, to which the layer adds: for each
-    /// position its keys, then its values.
+    /// Gradient of the keys and values at the preceding positions, to which the layer adds. Each
+    /// position holds its keys, then its values.
     pub positions: &'a mut [f32],
-    /// Gradients that the units below added for the unit's own rows, in the same layout; empty if
-    /// there are none.
+    /// Gradients that the units below added for the unit's own rows, in the same layout as
+    /// `positions`; empty if no unit added any.
     pub own: &'a [f32],
 }
 
-/// Gradients of parameters that the backward pass updates.
+/// Gradients of a model's parameters, which the backward pass computes.
 pub struct Gradients<'a> {
     /// Gradient of the base weights, in their layout; `None` if they are frozen.
     pub base: Option<&'a mut [f32]>,
     /// Adapter that the rows use, with its gradient.
     pub adapter: Option<(&'a Adapter, &'a mut [f32])>,
-    /// Whether gradients of matrices are added to or overwritten.
+    /// Whether the gradients of matrices are added to or overwritten.
     pub mode: Mode,
-    /// Matrices packed for the backward pass.
+    /// Weight matrices packed for the matmuls of the backward pass.
     pub transposed: &'a mut TransposedWeights,
 }
 
 impl Gradients<'_> {
-    /// Returns the gradient of a range of the base weights; empty if they are frozen.
+    /// Returns the gradient of the base weights in `range`; empty if the base weights are frozen.
     pub fn part(&mut self, range: &Range<usize>) -> &mut [f32] {
         match &mut self.base {
             Some(gradient) => &mut gradient[range.clone()],
@@ -63,7 +63,7 @@ impl Gradients<'_> {
         }
     }
 
-    /// Adds a linear map's gradient: dW = dyᵀ x, db = Σ dy.
+    /// Adds the gradients of a linear map's weight and bias: dW = dyᵀ x, db = Σ dy.
     fn add_linear(
         &mut self,
         model: &Transformer,
@@ -107,8 +107,9 @@ impl Gradients<'_> {
     }
 }
 
-/// Adds the gradient of a norm's input `x` to `dx`, and that of its weight to `gradients`, given
-/// the gradient `dy` of its output. `inverses` is scratch with one value per row.
+/// Adds the gradient of a norm's input `x` to `dx`, and the gradient of the norm's weight to
+/// `gradients`, given the gradient `dy` of the norm's output. `inverses` is scratch with one value
+/// per row.
 fn backward_norm(
     model: &Transformer,
     gradients: &mut Gradients<'_>,
@@ -126,8 +127,8 @@ fn backward_norm(
 }
 
 impl RowGradients {
-    /// Converts the gradient of a layer's output, in `dx`, to the gradient of its input, and adds
-    /// the gradients of parameters.
+    /// Runs one layer backward: converts the gradient of the layer's output, in `dx`, to the
+    /// gradient of the layer's input, and adds the gradients of its parameters.
     #[allow(clippy::too_many_arguments)]
     pub fn layer(
         &mut self,
@@ -258,7 +259,7 @@ impl RowGradients {
         backward_norm(model, gradients, &at.attention_norm, input, dnormed, inverses, dx);
     }
 
-    /// Adds each row's gradient to its token's embedding, in the order of rows.
+    /// Adds each row's gradient to the gradient of its token's embedding, in the order of rows.
     pub fn embedding(&self, model: &Transformer, tokens: &[u32], gradients: &mut Gradients<'_>) {
         let Some(gradient) = &mut gradients.base else { return };
         const COLUMNS: usize = 64;

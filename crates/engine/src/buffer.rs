@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use memmap2::MmapMut;
 
-/// Minimum size, in bytes, of a buffer with its own mapping: two huge pages.
+/// Minimum size, in bytes, of a buffer that gets its own memory mapping: two huge pages.
 const MAPPED: usize = 4 << 20;
 const CACHE_LINE: usize = 64;
 
@@ -19,7 +19,8 @@ const CACHE_LINE: usize = 64;
 pub struct Buffer {
     start: NonNull<f32>,
     len: usize,
-    /// Owner of a large buffer's memory, which other buffers can share.
+    /// Owner of a large buffer's memory, which other buffers can share. `None` if the memory comes
+    /// from the allocator.
     mapping: Option<Arc<MmapMut>>,
 }
 
@@ -46,8 +47,9 @@ impl Buffer {
         Buffer { start, len, mapping: None }
     }
 
-    /// Allocates buffers of `lens` zeros in one mapping. Buffers that are read together then use
-    /// huge pages even if each is too small for its own. The memory is freed with the last of them.
+    /// Allocates zeroed buffers of the lengths `lens` in one memory mapping. Buffers that are read
+    /// together then use huge pages even if each buffer is too small for a mapping of its own. The
+    /// memory is freed with the last buffer.
     pub fn together(lens: &[usize]) -> Vec<Self> {
         let layout = Self::layout(lens.iter().map(|len| padded_len(*len)).sum());
         let mapped = if layout.size() < MAPPED { None } else { map(layout) };
@@ -66,7 +68,8 @@ impl Buffer {
             .collect()
     }
 
-    /// Makes room for at least `len` values. The contents are lost if the buffer grows.
+    /// Grows the buffer to at least `len` values and returns the first `len` values. The contents
+    /// are lost if the buffer grows.
     pub fn reserve(&mut self, len: usize) -> &mut [f32] {
         if self.len < len {
             *self = Buffer::zeroed(0);
@@ -163,13 +166,13 @@ impl<'a, T> SharedSlice<'a, T> {
         }
     }
 
-    /// Returns the part `[at, at + len)`.
+    /// Returns the `len` elements from index `at` on.
     ///
     /// # Safety
-    /// No other part in use at the same time may overlap it.
+    /// No other slice that is in use at the same time may overlap this slice.
     ///
     /// # Panics
-    /// Panics if the part is not within the slice.
+    /// Panics if the elements are not within the shared slice.
     #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     pub unsafe fn slice(&self, at: usize, len: usize) -> &mut [T] {
         assert!(at + len <= self.len, "part {at}+{len} of {}", self.len);
@@ -177,7 +180,7 @@ impl<'a, T> SharedSlice<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(at), len) }
     }
 
-    /// Returns a pointer to element `at`, for kernels that address rows by a stride.
+    /// Returns a pointer to the element at index `at`, for kernels that address rows by a stride.
     ///
     /// # Panics
     /// Panics if `at` is past the end.

@@ -10,12 +10,14 @@ use crate::ops::kv::{BLOCK, Blocks, Shape};
 use crate::precision::Precision;
 use crate::radix::{Prefix, Radix};
 
-/// Blocks of keys and values, with their reference counts.
+/// Cache of keys and values in blocks with reference counts. A radix tree finds the blocks of known
+/// prefixes.
 pub struct Cache {
     /// Memory of the blocks.
     pub blocks: Blocks,
     limit: usize,
-    /// Reference counts by block: of running sequences, and of the tree.
+    /// Number of running sequences that use each block. `kept` counts the references of the radix
+    /// tree.
     running: Vec<u32>,
     kept: Vec<u32>,
     free: Vec<u32>,
@@ -39,7 +41,7 @@ impl Cache {
         }
     }
 
-    /// Returns the maximum number of positions.
+    /// Returns the maximum number of token positions that the cache can hold.
     pub fn capacity(&self) -> usize {
         self.limit * BLOCK
     }
@@ -62,8 +64,8 @@ impl Cache {
         blocks.iter().filter(|b| self.running[**b as usize] == 0).count()
     }
 
-    /// Returns the longest prefix of `tokens`, of at most `max_len` tokens, that `policy` has
-    /// computed.
+    /// Returns the longest prefix of `tokens`, of at most `max_len` tokens, whose keys and values
+    /// `policy` has computed.
     pub fn longest_prefix(&mut self, policy: u32, tokens: &[u32], max_len: usize) -> Prefix {
         self.tree.longest_prefix(policy, tokens, max_len)
     }
@@ -113,8 +115,8 @@ impl Cache {
         block
     }
 
-    /// Adds `tokens`, computed in `blocks` by a running sequence of `policy`, to the tree for
-    /// reuse.
+    /// Adds `tokens` to the radix tree for reuse. A running sequence of `policy` has computed their
+    /// keys and values in `blocks`.
     pub fn keep(&mut self, policy: u32, tokens: &[u32], blocks: &[u32]) {
         let kept = &mut self.kept;
         self.tree.insert(policy, tokens, blocks, |block| kept[block as usize] += 1);
@@ -159,7 +161,8 @@ impl Cache {
     }
 }
 
-/// Removes a reference of the tree to `block`.
+/// Removes one of the radix tree's references to `block`, and frees the block if no reference is
+/// left.
 fn drop_one(kept: &mut [u32], running: &[u32], free: &mut Vec<u32>, block: u32) {
     let at = block as usize;
     kept[at] -= 1;

@@ -22,8 +22,8 @@ const MOMENTS: [&str; 2] = ["optimiser.first.safetensors", "optimiser.second.saf
 const STEPS: &str = "optimiser.json";
 const VALUE_MOMENTS: [&str; 2] = ["value_head.first.safetensors", "value_head.second.safetensors"];
 
-/// Writes the weights, or an adapter over them in PEFT's layout. Returns what was written and the
-/// names of all files.
+/// Writes the base weights, or the adapter with index `adapter` in PEFT's layout, to `dir`. Returns
+/// the kind of content and the names of all files.
 ///
 /// # Errors
 /// Returns an error if a file cannot be written.
@@ -77,7 +77,8 @@ pub fn save(
     Ok((content, names.into_iter().map(str::to_owned).collect()))
 }
 
-/// Writes the weights merged with an adapter, in Hugging Face layout, one matrix at a time.
+/// Writes the base weights, merged with an adapter if one is given, in Hugging Face layout. Merges
+/// one matrix at a time.
 ///
 /// # Errors
 /// Returns an error if a file cannot be written.
@@ -174,10 +175,12 @@ pub fn open(
     Ok(OpenedFiles { adapter, weights, value_head, moments })
 }
 
-/// Configuration keys that do not affect the computation, if the families have the same blocks.
+/// Configuration keys in which two models may differ and still compute the same. `family` may
+/// differ only between families with the same blocks.
 const IGNORED_KEYS: [&str; 5] = ["family", "context", "bos", "eos", "pad"];
 
-/// Checks that weights of a model `found` compute the same in a model `expected`.
+/// Checks that a model with configuration `found` computes the same as a model with configuration
+/// `expected`, except for the [`IGNORED_KEYS`].
 fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Result<(), ModelError> {
     let is_alike = expected.family.traits().blocks == found.family.traits().blocks;
     let free = |key: &str| IGNORED_KEYS.contains(&key) && (key != "family" || is_alike);
@@ -198,8 +201,8 @@ fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Resul
     }
 }
 
-/// Loads the files that [`open`] has opened. Without optimizer state among them, the optimizer
-/// starts with no moments.
+/// Loads the files that [`open`] has opened. If they contain no optimizer state, the optimizer
+/// starts without moments.
 ///
 /// # Errors
 /// Returns an error if a file was opened for another policy; some of the weights may then have been

@@ -35,7 +35,7 @@ impl Compute {
         self.precision
     }
 
-    /// Returns the choice of matmul inner loops.
+    /// Returns the instruction set and precision, which select the inner loops of matmul.
     pub fn kernel(&self) -> Kernel {
         Kernel { isa: self.isa, precision: self.precision }
     }

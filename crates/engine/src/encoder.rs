@@ -18,7 +18,7 @@ use crate::gemm::{Matrix, Mode, PackedMatrix, Rhs, Scratch, gemm};
 use crate::ops::attention_full::{self, FullHeads};
 use crate::ops::{fill_rows, for_rows, gelu, layer_norm};
 
-/// Maximum number of rows that go through the model together, but at least one text.
+/// Maximum number of token rows in one forward pass, unless a single text is longer.
 const ROWS: usize = 4096;
 
 /// Weight and bias of a linear map.
@@ -48,7 +48,7 @@ struct Block {
     norm: Norm,
 }
 
-/// Encoder with loaded weights.
+/// Text encoder (BERT) with loaded weights, which computes one vector per text.
 pub struct Encoder {
     compute: Compute,
     shape: FullHeads,
@@ -59,14 +59,15 @@ pub struct Encoder {
     max_tokens: usize,
     vocabulary: usize,
     tokens: Vec<f32>,
-    /// Position and type embeddings, added: all tokens have type 0.
+    /// Sum of the position embedding and the embedding of token type 0, for every position. All
+    /// tokens have type 0.
     position_embeddings: Vec<f32>,
     embedding_norm: Norm,
     blocks: Vec<Block>,
     buffers: Buffers,
 }
 
-/// Buffers for the values between two operations.
+/// Buffers for intermediate values of the encoder's forward pass.
 #[derive(Default)]
 struct Buffers {
     stream: Buffer,
@@ -87,7 +88,7 @@ impl Reader<'_> {
         Ok(Norm { weight: part("weight")?, bias: part("bias")? })
     }
 
-    /// Reads linear maps with the same input as one map.
+    /// Reads the linear maps `names`, which have the same input, and stacks them to one map.
     fn linear(
         &self,
         names: &[String],
@@ -104,7 +105,8 @@ impl Reader<'_> {
         Ok(Linear { weight: PackedMatrix::new(self.1, columns), bias })
     }
 
-    /// Reads a layer. `hidden` and `wide` are the widths of its output and of its middle.
+    /// Reads one encoder layer. `hidden` is the width of the layer's output, `wide` the width
+    /// within its feed-forward part.
     fn block(&self, layer: usize, hidden: usize, wide: usize) -> Result<Block, ModelError> {
         let name = |part: &str| format!("encoder.layer.{layer}.{part}");
         let qkv = ["query", "key", "value"].map(|part| name(&format!("attention.self.{part}")));
@@ -161,12 +163,12 @@ impl Encoder {
         })
     }
 
-    /// Returns the number of dimensions of a vector.
+    /// Returns the number of dimensions of an embedding vector.
     pub fn dimensions(&self) -> usize {
         self.hidden
     }
 
-    /// Computes the vector of each text, given as token ids.
+    /// Computes the embedding vector of each text, which is given as token ids.
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] if a text is empty or longer than the model's context, if
@@ -213,7 +215,8 @@ impl Encoder {
         ))
     }
 
-    /// Encodes texts, whose rows are `runs`, and appends their vectors.
+    /// Encodes texts and appends their embedding vectors to `vectors`. `runs` are the ranges of
+    /// rows of the texts.
     fn run(&mut self, texts: &[Vec<u32>], runs: &[Range<usize>], vectors: &mut Vec<Vec<f32>>) {
         let Encoder { compute, hidden, intermediate, .. } = self;
         let compute = &*compute;

@@ -37,7 +37,7 @@ use crate::transformer::Transformer;
 use crate::weights::Weights;
 use crate::{Compute, EngineError};
 
-/// Value of [`Fingerprint::kernels`] for this build.
+/// Kernel revision of this build, which is the value of [`Fingerprint::kernels`].
 const KERNELS: u32 = 5;
 
 /// Settings that determine the bits of a log-probability, in addition to weights and tokens. The
@@ -223,8 +223,8 @@ impl Engine {
         wait.await.map_err(|_| PolicyError::Stopped("the engine".into()))?
     }
 
-    /// Returns load and counters, including while the engine's thread is learning: the thread then
-    /// responds to nothing for the duration of a micro-batch.
+    /// Returns load and counters, even while the engine's thread executes a learner's command.
+    /// During such a command, the thread processes no other command.
     async fn status(&self) -> Result<EngineStatus, PolicyError> {
         let mut command_in_progress = self.command_in_progress.clone();
         tokio::select! {
@@ -273,7 +273,7 @@ impl Engine {
         self.learn(LearnerCommand::AddValueHead).await
     }
 
-    /// Returns a handle to the base weights, without an adapter.
+    /// Returns a handle to the policy of the base weights, without an adapter.
     pub fn base(&self) -> Engine {
         Engine { policy: BASE, ..self.clone() }
     }

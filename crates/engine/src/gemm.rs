@@ -51,8 +51,8 @@ use lhs::Lhs;
 use micro_kernel::{MicroKernelArgs, PREFETCH_PARTS};
 use pack::{PACK_K, pack_panels, pack_tile};
 
-/// Number of words in a block of k, which is part of the definition of matmul: short blocks for
-/// accuracy, as explained above. Tiled sums round seldom enough without short blocks.
+/// Returns the number of words in a block of k. The length is part of the definition of matmul:
+/// short blocks improve accuracy (see above). Tiled sums round seldom enough without short blocks.
 const fn block(order: Order) -> usize {
     match order {
         Order::Chained => 192,
@@ -60,8 +60,9 @@ const fn block(order: Order) -> usize {
     }
 }
 
-/// Number of words of k that matmul processes before it returns to C: a multiple of the block.
-/// Small, so that the second-level cache holds several panels of B for each tile of A.
+/// Number of words of k that matmul adds up before it stores partial sums in C, a multiple of the
+/// block length. It is small, so that the second-level cache holds several panels of B for each
+/// tile of A.
 pub const SLAB: usize = 768;
 
 /// Maximum number of values of A packed at a time (8 MiB).
@@ -75,22 +76,22 @@ const fn max_group_words(order: Order) -> usize {
         Order::Tiled => 256 << 10,
     }
 }
-/// Returns whether the second-level cache holds as much again, so that the following panels can be
-/// prefetched.
+/// Returns whether the second-level cache has room for another group of panels, so that the next
+/// group can be prefetched.
 fn holds_more(kernel: Kernel) -> bool {
     kernel.isa == Isa::Amx && kernel.order() == Order::Chained
 }
 /// Number of values of C that the caches hold until they are read again (4 MiB). A larger C that is
 /// overwritten is written past the caches, which saves reading it.
 const CACHED_C: usize = 1 << 20;
-/// Minimum number of tiles of A in a chunk: fewer do not justify reading a group of panels.
+/// Minimum number of tiles of A in a chunk: fewer tiles do not justify reading a group of panels.
 const MIN_TILES: usize = 8;
-/// Maximum number of tiles that process weights one panel at a time. If a few tiles found a whole
-/// group in the second-level cache, memory, which such a matmul waits for, would be idle in the
-/// meantime.
+/// Maximum number of tiles of A that process weights one panel at a time. A matmul with so few
+/// tiles waits for memory, which would be idle while the tiles process a whole group of panels from
+/// the second-level cache.
 const FEW_TILES: usize = 6;
-/// Number of tasks per thread if a matmul is large enough, so that the last task to finish delays
-/// it little.
+/// Number of tasks per thread if a matmul is large enough. With several tasks per thread, the last
+/// task to finish delays the matmul little.
 const TASKS_PER_THREAD: usize = 4;
 /// Maximum number of rows for which the calling thread packs A without the pool: waking the pool
 /// would take longer.
@@ -99,13 +100,13 @@ const SERIAL_ROWS: usize = 16;
 /// Right operand of a matmul, K × N.
 #[derive(Clone, Copy)]
 pub enum Rhs<'a> {
-    /// Packed in advance, as weights are.
+    /// A matrix packed in advance, such as weights.
     Packed(&'a PackedMatrix),
-    /// A plain matrix, packed for each call.
+    /// A plain matrix, which is packed for each call.
     Plain(Matrix<'a>),
 }
 
-/// Treatment of the old contents of C.
+/// Whether a matmul overwrites its output C or adds to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// C is overwritten.
@@ -276,8 +277,8 @@ pub fn gemm(
     }
 }
 
-/// Returns the index, among `tasks`, of the group for `task`, such that each of `threads` threads
-/// that take tasks round-robin processes a contiguous run.
+/// Maps a task number to the index of the group of panels that the task processes. If `threads`
+/// threads take the `tasks` tasks round-robin, each thread processes a contiguous run of groups.
 fn contiguous_index(task: usize, tasks: usize, threads: usize) -> usize {
     // The first threads have one task more if the tasks do not divide evenly.
     let thread = task % threads;
@@ -293,8 +294,8 @@ struct Slab {
     steps: Range<usize>,
 }
 
-/// Packs a slab of A into tiles, a slab of B into panels, or both, each if it is given with its
-/// destination.
+/// Packs a slab of A (`lhs`) into tiles, a slab of B (`rhs`) into panels, or both. Each operand
+/// comes with its destination; `None` skips the operand.
 fn pack_slab(
     compute: &Compute,
     slab: &Slab,

@@ -19,16 +19,17 @@ use crate::transposed::TransposedWeights;
 /// Maximum number of rows whose logits exist at the same time.
 pub const CHUNK: usize = 512;
 
-/// A predictor at one temperature, with its targets.
+/// Row of the output head: a predicting token at one temperature, with the targets that it
+/// predicts.
 struct HeadRow {
-    /// Row of the predictor in the unit.
+    /// Row of the predicting token in the unit.
     predictor: usize,
     temperature: f32,
-    /// Indices into `batch.targets`.
+    /// Indices of the predicted targets in `batch.targets`.
     targets: Vec<usize>,
 }
 
-/// Returns the rows of a unit, sorted by predictor, then by temperature.
+/// Returns the rows of the output head for a unit, sorted by predictor, then by temperature.
 fn rows_of(batch: &TreeBatch, unit: &Unit) -> Vec<HeadRow> {
     let mut order: Vec<usize> = (0..batch.targets.len())
         .filter(|t| unit.tokens.contains(&(batch.targets[*t].predictor as usize)))
@@ -198,14 +199,14 @@ fn total_weight(batch: &TreeBatch, target: usize) -> f64 {
     batch.terms_of(&batch.targets[target]).iter().map(|term| f64::from(term.weight)).sum()
 }
 
-/// Result of one row of the head.
+/// Result of one row of the output head.
 #[derive(Debug, Clone, Default)]
 struct RowResult {
-    /// Log-probabilities of its targets.
+    /// Log-probabilities of the row's targets.
     logprobs: Vec<f32>,
     /// Entropy of the row's distribution, in nats.
     entropy: f64,
-    /// Σ p², if requested.
+    /// Sum of the squared probabilities (Σ p²) of the row's distribution, if requested.
     concentration: f64,
     sums: ForwardBackward,
     /// Factor by which the row of logits must still be multiplied to become its gradient.

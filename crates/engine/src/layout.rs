@@ -41,7 +41,8 @@ impl Site {
     /// All linear maps of a layer, in the order of the forward pass.
     pub const ALL: [Site; 4] = [Site::Qkv, Site::Output, Site::GateUp, Site::Down];
 
-    /// Returns the names, within a layer, of the projections that the map consists of.
+    /// Returns the names of the projections within a layer that the map consists of, as in Hugging
+    /// Face checkpoints.
     pub fn modules(self) -> &'static [&'static str] {
         match self {
             Site::Qkv => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
@@ -57,7 +58,7 @@ impl Site {
 pub struct LinearMap {
     /// Index of the layer.
     pub layer: usize,
-    /// Map within the layer.
+    /// Linear map within the layer.
     pub site: Site,
 }
 
@@ -67,55 +68,56 @@ impl LinearMap {
         (0..layers).flat_map(|layer| Site::ALL.map(|site| LinearMap { layer, site }))
     }
 
-    /// Returns the index among all maps.
+    /// Returns the index of the map among all linear maps of the model.
     pub fn index(self) -> usize {
         self.layer * Site::ALL.len() + self.site as usize
     }
 }
 
-/// Offsets and sizes of a linear map.
+/// Location and size of a linear map in the parameter array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinearLayout {
-    /// Range of the matrix, `outputs` × `inputs`.
+    /// Range of the weight matrix, `outputs` × `inputs`.
     pub weight: Range<usize>,
-    /// Range of the bias, `outputs` values; empty if there is none.
+    /// Range of the bias, `outputs` values; empty if the map has no bias.
     pub bias: Range<usize>,
-    /// Number of rows of the matrix.
+    /// Number of rows of the weight matrix.
     pub outputs: usize,
-    /// Number of columns of the matrix.
+    /// Number of columns of the weight matrix.
     pub inputs: usize,
 }
 
-/// Ranges of one layer's parameters; empty if the model does not have them.
+/// Ranges of one layer's parameters in the parameter array. A range is empty if the model does not
+/// have the parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerLayout {
-    /// Norm before the attention.
+    /// Range of the weights of the norm before attention.
     pub attention_norm: Range<usize>,
-    /// Norm of the output of attention.
+    /// Range of the weights of the norm of attention's output.
     pub attention_post_norm: Range<usize>,
-    /// Norm of each query head.
+    /// Range of the weights of the norm of each query head.
     pub query_norm: Range<usize>,
-    /// Norm of each key head.
+    /// Range of the weights of the norm of each key head.
     pub key_norm: Range<usize>,
-    /// Norm before the feed-forward part.
+    /// Range of the weights of the norm before the feed-forward part.
     pub mlp_norm: Range<usize>,
-    /// Norm of the output of the feed-forward part.
+    /// Range of the weights of the norm of the feed-forward part's output.
     pub mlp_post_norm: Range<usize>,
     linear: [LinearLayout; 4],
 }
 
-/// Ranges of all parameters of a model.
+/// Ranges of all parameters of a model in the parameter array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// All parameters, under their Hugging Face names.
+    /// Tensors of all parameters, under their Hugging Face names.
     pub tensors: Tensors,
-    /// Range of the embedding.
+    /// Range of the token embedding.
     pub embedding: Range<usize>,
-    /// Layers, first to last.
+    /// Layouts of the layers, first to last.
     pub layers: Vec<LayerLayout>,
     /// Range of the final norm.
     pub norm: Range<usize>,
-    /// Output head; the range of the embedding if they are tied.
+    /// Range of the output head; equals the range of the embedding if head and embedding are tied.
     pub head: Range<usize>,
 }
 

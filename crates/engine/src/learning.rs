@@ -51,13 +51,13 @@ impl Limits {
     pub const NONE: Limits = Limits { rows: usize::MAX, kept: usize::MAX };
 }
 
-/// Training state and buffers, without the model.
+/// State and buffers for evaluating and training a model, without the model's weights.
 pub struct TrainingState {
     /// Gradient and optimizer state of the base weights.
     pub optimizer: Optimizer,
-    /// Optimizer state of the adapters, by index.
+    /// Optimizer state of the adapters, by adapter index.
     pub adapters: Vec<Optimizer>,
-    /// Optimizer state of the value heads, by adapter; `None` is the base.
+    /// Optimizer state of the value heads, by adapter index; the key `None` is the base weights.
     pub value_heads: BTreeMap<Option<usize>, Optimizer>,
     limits: Limits,
     activations: Activations,
@@ -71,11 +71,12 @@ pub struct TrainingState {
     transposed: TransposedWeights,
 }
 
-/// The sequence above the current unit, for batches that exceed the limit of rows.
+/// Keys, values and gradients of the sequence that precedes the current unit, for batches that
+/// exceed the limit of rows.
 struct Stack {
     /// Keys and values of the sequence, for all layers.
     blocks: Blocks,
-    /// Gradients of keys and values, by layer. Each position holds its keys, then its values.
+    /// Gradients of the keys and values, by layer. Each position holds its keys, then its values.
     gradients: Vec<Buffer>,
 }
 
@@ -93,12 +94,12 @@ impl Stack {
     }
 }
 
-/// A unit with its packing.
+/// A unit of a batch, packed into rows for the model.
 struct PackedUnit<'a> {
     tokens: &'a [u32],
     packing: Packing,
-    /// All rows with the index of the adapter that is trained or evaluated; empty for the base
-    /// weights.
+    /// Range of all rows, with the index of the adapter that is trained or evaluated; empty for the
+    /// base weights.
     adapters: Vec<(Range<usize>, usize)>,
 }
 
@@ -202,7 +203,8 @@ impl TrainingState {
         Ok(found)
     }
 
-    /// Runs the language model head, or the value head `critic` instead, on every target.
+    /// Computes results for every target with the language model head, or with the value head
+    /// `critic` instead.
     fn evaluate(
         &mut self,
         model: &Transformer,

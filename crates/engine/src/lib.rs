@@ -139,7 +139,7 @@ pub enum EngineError {
         plan.ways_out()
     )]
     Memory {
-        /// Memory that the engine would need.
+        /// Memory that the engine would need, by purpose.
         plan: MemoryPlan,
         /// Free memory in bytes, or the limit that the options set if it is lower.
         available: u64,

@@ -46,7 +46,8 @@ impl System<'_> {
         groups.chain(own).chain([machine]).min()
     }
 
-    /// Returns the minimum of what the cgroup of the process and its ancestors leave, in bytes.
+    /// Returns the bytes that the limits of the process's cgroup and of its ancestors leave: the
+    /// minimum over these groups. Returns `None` if there is no limit.
     fn free_in_hierarchy(&self, Hierarchy { unified, mount, group }: &Hierarchy) -> Option<u64> {
         let free_in = |group: &Path| {
             let file = |name: &str| self.read(mount.join(group).join(name));
@@ -67,9 +68,9 @@ impl System<'_> {
     }
 }
 
-/// Returns the bytes that a cgroup leaves, given its files: the lowest of its limits, minus the
-/// usage. File pages that were not accessed lately count as usage, but the kernel drops them when
-/// memory is needed. Returns `None` if there is no limit.
+/// Returns the bytes that a cgroup leaves: the lowest of its limits, minus its usage. The arguments
+/// are the contents of its files. File pages that were not accessed lately count as usage, but the
+/// kernel drops them when memory is needed. Returns `None` if there is no limit.
 fn free_in_group(limits: &[String], used: &str, stat: &str, dropped: &str) -> Option<u64> {
     let dropped = number_after(stat, dropped).and_then(|text| parse_number(&text)).unwrap_or(0);
     let used = parse_number(used).unwrap_or(0).saturating_sub(dropped);
@@ -143,7 +144,8 @@ fn unescape(text: &str) -> String {
     codes.iter().fold(text.to_owned(), |text, (code, character)| text.replace(code, character))
 }
 
-/// Returns the bytes that the limits on address space and on data leave.
+/// Returns the bytes that the resource limits on address space and data leave, or `None` if both
+/// are unlimited.
 fn free_by_limits(limits: &str, status: &str) -> Option<u64> {
     let free = |name: &str, used: &str| {
         // Max address space         307200000            unlimited            bytes

@@ -25,11 +25,12 @@ pub struct MemoryPlan {
     pub optimizer: u64,
     /// Activations of one training batch and its logits; 0 for an engine without training batches.
     pub training: u64,
-    /// Maximum for keys and values of a sequence that is longer than a batch, with their gradients.
+    /// Maximum memory for the keys and values of a sequence that is longer than a batch, and for
+    /// their gradients.
     pub sequence: u64,
-    /// Maximum for keys and values of sampling.
+    /// Maximum memory for keys and values during sampling.
     pub cache: u64,
-    /// Rows of one sampling step and their logits.
+    /// Rows of one sampling step, and their logits.
     pub sampling: u64,
     /// Number of layers whose activations training stores; it recomputes those of the other layers.
     pub kept: usize,
@@ -37,7 +38,7 @@ pub struct MemoryPlan {
     pub layers: usize,
 }
 
-/// Purposes of memory: the fields of a [`MemoryPlan`].
+/// Purpose of memory: one of the fields of a [`MemoryPlan`] that are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields of MemoryPlan document them")]
 pub enum Purpose {
@@ -50,7 +51,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// Returns advice for reducing this memory, with keys of [`EngineOptions`].
+    /// Returns advice for reducing the memory of this purpose, with keys of [`EngineOptions`].
     fn way_out(self) -> &'static str {
         match self {
             Purpose::Weights => "use a smaller model",
@@ -87,8 +88,8 @@ impl Values {
 }
 
 impl MemoryPlan {
-    /// Plans an engine for `config` with `threads` threads, on a machine with `budget` free bytes.
-    /// If the budget requires it, layers recompute their activations.
+    /// Plans the memory of an engine for `config` with `threads` threads, on a machine with
+    /// `budget` free bytes. If the budget requires it, layers recompute their activations.
     pub fn new(config: &ModelConfig, options: &EngineOptions, threads: usize, budget: u64) -> Self {
         let layout = Layout::new(config);
         let plan = |kept| Self::keeping(config, &layout, options, threads, kept);
@@ -283,7 +284,7 @@ fn to_mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
 
-/// Returns the values that the packed operands of the largest matmul take.
+/// Returns the number of values that the packed operands of the largest matmul take.
 fn scratch(config: &ModelConfig, rows: usize, trains: bool) -> Values {
     let widest = config.intermediate.max(config.hidden).max(attention_shape(config).query());
     // Operands are packed slab by slab. The rhs of dX is a weight matrix; the rhs of dW has as many

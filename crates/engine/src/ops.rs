@@ -69,7 +69,7 @@ pub(crate) fn for_rows(
     for_groups(compute, rows, ROWS_PER_TASK, width, out, body);
 }
 
-/// [`for_rows`] with tasks of `group` rows.
+/// Calls `body(row, out)` for every row of `out` like [`for_rows`], with `group` rows per task.
 pub(crate) fn for_groups(
     compute: &Compute,
     rows: usize,
@@ -92,7 +92,7 @@ pub fn fill_rows(compute: &Compute, rows: usize, values: &[f32], out: &mut [f32]
     for_rows(compute, rows, values.len(), out, |_, row| row.copy_from_slice(values));
 }
 
-/// `out[row] += x[row]` for `rows` rows of `width` values.
+/// Computes `out[row] += x[row]` for `rows` rows of `width` values.
 pub fn add_rows(compute: &Compute, rows: usize, width: usize, x: &[f32], out: &mut [f32]) {
     for_rows(compute, rows, width, out, |row, out| {
         out.iter_mut().zip(&x[row * width..]).for_each(|(out, x)| *out += x);

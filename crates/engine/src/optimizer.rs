@@ -8,15 +8,15 @@ use crate::gemm::Mode;
 use crate::ops::adamw;
 use crate::parameters::Parameters;
 
-/// Gradient and moments of one array of parameters, in its layout. The first backward pass
+/// Gradient and moments of one array of parameters, in the array's layout. The first backward pass
 /// allocates them.
 #[derive(Default)]
 pub struct Optimizer {
     /// Gradient accumulated since the last step; valid only if `accumulated` is true.
     pub gradient: Buffer,
-    /// First moment of AdamW.
+    /// First moment of AdamW, one value per parameter.
     pub first: Buffer,
-    /// Second moment of AdamW.
+    /// Second moment of AdamW, one value per parameter.
     pub second: Buffer,
     /// Number of steps taken.
     pub steps: u64,
@@ -41,7 +41,8 @@ impl Optimizer {
         if std::mem::replace(&mut self.accumulated, true) { Mode::Add } else { Mode::Set }
     }
 
-    /// Prepares a step of `len` parameters; returns the norm of the accumulated gradient.
+    /// Prepares an optimizer step for `len` parameters; returns the norm of the accumulated
+    /// gradient.
     fn prepare_step(&mut self, compute: &Compute, len: usize) -> f64 {
         self.ensure(len);
         if !std::mem::take(&mut self.accumulated) {

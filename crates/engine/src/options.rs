@@ -8,7 +8,7 @@ use crate::precision::Precision;
 use crate::simd::Isa;
 use crate::{Compute, EngineError};
 
-/// Options of an adapter that will be created, for the memory plan.
+/// Options of an adapter that will be created later. The memory plan includes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedAdapter {
@@ -32,8 +32,8 @@ pub struct EngineOptions {
     /// Whether the engine will be trained. If not, batches are only evaluated, and gradients are
     /// rejected.
     pub trains: bool,
-    /// Adapters that will be created, for the memory plan. If there are any, the base weights are
-    /// not trained.
+    /// Adapters that will be created later, for the memory plan. If there are any, the base weights
+    /// are not trained.
     pub adapters: Vec<PlannedAdapter>,
     /// Whether a value head will be added, for the memory plan.
     pub critic: bool,

@@ -15,24 +15,25 @@ use levade_tree::TreeBatch;
 use crate::ops::attention_backward::SequenceRows;
 use crate::ops::kv::{BLOCK, Span};
 
-/// A contiguous part of a batch whose tokens are on one sequence, or below it.
+/// Contiguous part of a batch whose tokens continue one sequence or branch from it. A unit goes
+/// through the model at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
-    /// Range of the unit's tokens in the batch.
+    /// Range of the unit's tokens in the packed order of the batch.
     pub tokens: Range<usize>,
-    /// Number of positions in the sequence above the unit.
+    /// Number of positions that precede the unit in its sequence.
     pub above: usize,
 }
 
 #[cfg(any(test, feature = "testing"))]
 impl Unit {
-    /// Returns a unit of the complete batch.
+    /// Returns one unit with all tokens of the batch.
     pub fn complete(batch: &TreeBatch) -> Self {
         Unit { tokens: 0..batch.tokens.len(), above: 0 }
     }
 }
 
-/// Step of the traversal of a batch.
+/// Step of a training pass over a batch, which processes one unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Run a unit forward and push its keys and values onto the stack. The unit is a piece of one
@@ -95,7 +96,7 @@ impl Schedule<'_> {
         }
     }
 
-    /// Schedules a node whose subtree does not fit.
+    /// Schedules a node whose subtree exceeds the limit of one unit.
     fn schedule_large(&mut self, index: usize) {
         let node = self.batch.nodes[index];
         let start = node.start as usize;
@@ -122,7 +123,7 @@ impl Schedule<'_> {
 pub struct Packing {
     /// Position of every row in its sequence.
     pub positions: Vec<u32>,
-    /// One span for every node.
+    /// Spans of the unit, one for every node with tokens in the unit.
     pub spans: Vec<Span>,
     /// Rows of each span's sequence, including its own.
     pub sequences: Vec<SequenceRows>,
@@ -131,9 +132,9 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// Packs a unit. Blocks below `stack` are those of the sequence above, and block i holds
-    /// positions `i * BLOCK ..`. A unit `on_stack` writes into them. Other units start with a copy
-    /// of the last block if they start inside it.
+    /// Packs a unit into rows. Blocks with an index below `stack` hold the sequence above the unit:
+    /// block i holds positions `i * BLOCK ..`. A unit `on_stack` writes into these blocks. Other
+    /// units start with a copy of the last block if they start inside it.
     pub fn new(batch: &TreeBatch, unit: &Unit, stack: usize, on_stack: bool) -> Self {
         let mut packing = Packing::default();
         let first =

@@ -22,7 +22,8 @@ const LINGER: Duration = Duration::from_millis(20);
 /// Lower half of a ticket while a region is being set up.
 const CLOSED: u64 = u32::MAX as u64;
 
-/// State that the threads share. A parallel region is `body(task)` for every task below `tasks`.
+/// State that the threads of a pool share. A parallel region is `body(task)` for every task below
+/// `tasks`.
 ///
 /// `ticket` is (epoch, next task). A thread reads the ticket, then the region, and claims the task
 /// by swapping the ticket for the next one. The swap fails if the epoch has changed since, so a
@@ -33,7 +34,7 @@ struct State {
     body: [AtomicUsize; 2],
     tasks: AtomicUsize,
     completed: AtomicUsize,
-    /// Whether a region is running. Only one can run at a time.
+    /// Whether a parallel region is running. Only one region can run at a time.
     busy: AtomicBool,
     panicked: AtomicBool,
     stop: AtomicBool,
@@ -79,8 +80,8 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `body(task)` for every `task` below `tasks`, in any order, on all threads; returns when
-    /// all are done. Only one thread may call this at a time, and not from within a task.
+    /// Runs `body(task)` for every `task` below `tasks`, in any order, on all threads. Returns when
+    /// all tasks are done. Only one thread may call this at a time, and not from within a task.
     ///
     /// # Panics
     /// Panics if a task panicked, or if another call is running.
@@ -156,7 +157,7 @@ impl State {
         next != CLOSED && (next as usize) < self.tasks.load(Ordering::SeqCst)
     }
 
-    /// Claims and runs a task. Returns `false` if no task is left.
+    /// Claims and runs one task of the current region. Returns `false` if no task is left.
     fn run_one(&self) -> bool {
         let ticket = self.ticket.load(Ordering::SeqCst);
         let task = ticket & CLOSED;

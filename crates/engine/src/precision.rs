@@ -20,17 +20,17 @@ use crate::simd::Isa;
 
 const WORD: usize = size_of::<f32>();
 
-/// Returns the number of steps along k per word.
+/// Returns the number of steps along k that one packed word holds.
 pub const fn per_word(precision: Precision) -> usize {
     WORD / precision.bytes()
 }
 
-/// Returns the number of words that `k` steps take.
+/// Returns the number of packed words that `k` steps take.
 pub const fn words(precision: Precision, k: usize) -> usize {
     k.div_ceil(per_word(precision))
 }
 
-/// Choice of the inner loops of matmul.
+/// Instruction set and precision, which select the inner loops of matmul.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
     /// Vector instruction set.
@@ -39,14 +39,15 @@ pub struct Kernel {
     pub precision: Precision,
 }
 
-/// Order in which matmul adds. Besides the operands, nothing else determines its bits.
+/// Order in which a matmul adds its products. Only the operands and this order determine the bits
+/// of the result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Step by step along k.
+    /// Products are added step by step along k.
     #[default]
     Chained,
-    /// 32 steps at a time, as the AMX instruction adds them; see `product`.
+    /// Products are added 32 steps at a time, as the AMX instruction adds them.
     Tiled,
 }
 
@@ -60,7 +61,7 @@ impl std::fmt::Display for Order {
 }
 
 impl Kernel {
-    /// Returns the order of sums.
+    /// Returns the order in which a matmul with this kernel adds its products.
     pub const fn order(self) -> Order {
         match (self.precision, self.isa) {
             (Precision::Bf16, Isa::Amx) => Order::Tiled,
@@ -68,12 +69,12 @@ impl Kernel {
         }
     }
 
-    /// Returns the number of words that `k` steps take.
+    /// Returns the number of packed words that `k` steps take.
     pub const fn words(self, k: usize) -> usize {
         words(self.precision, k)
     }
 
-    /// Returns the number of steps along k per word.
+    /// Returns the number of steps along k that one packed word holds.
     pub const fn per_word(self) -> usize {
         per_word(self.precision)
     }
@@ -93,7 +94,7 @@ fn round(x: f32) -> u32 {
     if magnitude > 0x7f80_0000 { (bits | 0x0040_0000) & HIGH } else { normal }
 }
 
-/// Returns the nearest bf16.
+/// Returns the bf16 value nearest to `x`.
 #[inline(always)]
 pub fn round_to_bf16(x: f32) -> f32 {
     f32::from_bits(round(x))
@@ -111,14 +112,14 @@ pub(crate) fn with_later(word: f32, later: f32) -> f32 {
     f32::from_bits((word.to_bits() & !HIGH) | round(later))
 }
 
-/// Returns both halves of a word, the earlier first.
+/// Returns both halves of a packed word as f32: the earlier step, then the later step.
 #[inline(always)]
 pub(crate) fn halves(word: f32) -> [f32; 2] {
     let bits = word.to_bits();
     [f32::from_bits(bits << 16), f32::from_bits(bits & HIGH)]
 }
 
-/// Packs 16 words of two steps each.
+/// Packs pairs of steps along k into 16 words, rounded to bf16.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(crate) fn pack_words(

@@ -9,14 +9,14 @@ use std::collections::HashMap;
 
 use crate::ops::kv::BLOCK;
 
-/// Index of a node.
+/// Index of a node in the radix trees.
 type Id = usize;
 
 struct Node {
     parent: Option<Id>,
     /// Children by the first token of their edge.
     children: HashMap<u32, Id>,
-    /// Position of the first token of the edge.
+    /// Position in the sequence of the first token of the edge.
     start: usize,
     tokens: Vec<u32>,
     /// Blocks `start / BLOCK ..` of the sequence, up to the end of the edge.
@@ -24,7 +24,7 @@ struct Node {
     last_use: u64,
 }
 
-/// Prefix that a new sequence can reuse.
+/// Cached prefix of a new sequence, whose keys and values the sequence can reuse.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Prefix {
     /// Number of positions that need not be computed.
@@ -33,7 +33,7 @@ pub struct Prefix {
     pub blocks: Vec<u32>,
 }
 
-/// Radix trees, one for each root (policy).
+/// Radix trees of cached token prefixes, one for each root (policy).
 #[derive(Default)]
 pub struct Radix {
     nodes: HashMap<Id, Node>,

@@ -7,7 +7,7 @@ use levade_model::{Activation, ModelConfig};
 use crate::layout::Layout;
 use crate::weights::Weights;
 
-/// A model's parameters in f64, by Hugging Face name.
+/// Reference model for tests: a model's parameters in f64, by Hugging Face name.
 pub struct Reference {
     config: ModelConfig,
     /// Values by parameter name.

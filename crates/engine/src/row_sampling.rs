@@ -10,7 +10,8 @@ use crate::sequence::Sequence;
 use crate::token_sampling::{SampledToken, sample_token, score};
 use crate::transformer::Transformer;
 
-/// Minimum limit on rows whose logits exist at the same time; more running sequences raise it.
+/// Minimum value for the limit on rows whose logits exist at the same time. More running sequences
+/// raise the limit.
 const CHUNK: usize = 64;
 
 /// Returns the maximum number of rows whose logits exist at the same time, for steps of `rows` rows

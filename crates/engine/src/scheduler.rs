@@ -30,7 +30,7 @@ use crate::sequence::{Events, Sequence};
 use crate::token_sampling::SampledToken;
 use crate::transformer::{Inference, Rows, Transformer};
 
-/// The weights that a policy samples with.
+/// Published weights that a policy samples with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PublishedWeights {
     /// Version of the weights.
@@ -41,8 +41,8 @@ pub struct PublishedWeights {
 }
 
 impl PublishedWeights {
-    /// Returns whether these weights can sample for `sequence`: they are current, and recent enough
-    /// for the request.
+    /// Returns whether `sequence` can be sampled with these weights: they are current, and recent
+    /// enough for the request.
     fn can_serve(&self, sequence: &Sequence) -> bool {
         self.current && self.version >= sequence.min_version
     }
@@ -54,7 +54,7 @@ impl Default for PublishedWeights {
     }
 }
 
-/// Limits of the scheduler.
+/// Limits of the scheduler on running sequences and rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Maximum number of sequences that run at the same time.
@@ -161,7 +161,7 @@ impl Scheduler {
             .count()
     }
 
-    /// Returns the number of requests and the memory that they use.
+    /// Returns the number of requests in the scheduler and the memory that they use.
     pub fn load(&self) -> Load {
         Load {
             running: self.running.len(),
@@ -170,7 +170,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the counters since the start.
+    /// Returns the counters since the start of the engine.
     pub fn stats(&self) -> DeviceStats {
         DeviceStats {
             prefix_hits: self.prefix_hits,
@@ -294,7 +294,7 @@ impl Scheduler {
         self.cache_in_use_seconds += cache_in_use * took.as_secs_f64();
     }
 
-    /// Samples or scores a token for every wanted row and sends it; returns the indices of the
+    /// Samples or scores a token for every row in `needed` and sends it. Returns the indices of the
     /// sequences that are done.
     fn sample_rows(
         &mut self,

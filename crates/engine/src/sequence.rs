@@ -93,13 +93,13 @@ impl Sequence {
         sequence
     }
 
-    /// Returns the number of tokens in the completion, including the tokens of an earlier request
-    /// that this request continues.
+    /// Returns the number of tokens in the completion. Includes tokens of an earlier request that
+    /// this request continues.
     pub fn completion_len(&self) -> usize {
         self.tokens.len() - self.prompt + self.params.sampled_before
     }
 
-    /// Returns the number of blocks at maximum length.
+    /// Returns the number of key-value blocks that the sequence needs at its maximum length.
     pub fn max_blocks(&self) -> usize {
         self.max_len.div_ceil(BLOCK)
     }
@@ -109,9 +109,9 @@ impl Sequence {
         self.tokens.len() > self.prompt
     }
 
-    /// Returns the maximum number of tokens that can be shared with another sequence: all except
-    /// the last, because its row computes the next logits. Returns 0 if the prompt is scored,
-    /// because every row's logits are needed.
+    /// Returns the maximum number of leading tokens whose keys and values can come from another
+    /// sequence: all tokens except the last, because its row computes the next logits. Returns 0 if
+    /// the prompt is scored, because every row's logits are needed.
     pub fn max_shared(&self) -> usize {
         if self.is_scored() { 0 } else { self.tokens.len() - 1 }
     }

@@ -31,7 +31,7 @@ use crate::sequence::Events;
 use crate::transformer::Transformer;
 use crate::value_head::ValueHead;
 
-/// The policy of the base weights. Policy i is adapter i − 1.
+/// Index of the policy of the base weights. Policy i is adapter i − 1.
 pub const BASE: u32 = 0;
 
 /// Maximum number of batches that running sequences take while a learner's command waits.
@@ -45,15 +45,16 @@ const MIN_RUNNING_TO_WAIT: usize = 12;
 /// Channel for the response to a command.
 pub type ResponseSender<T> = oneshot::Sender<Result<T, PolicyError>>;
 
-/// Command of a handle to the engine's thread. The number in a variant is the policy.
+/// Command of a handle to the engine's thread. The number in a variant is the index of the policy.
 pub enum Command {
     /// Samples a completion.
     Sample(u32, SampleRequest, Option<Box<dyn Constraint>>, Events, ResponseSender<()>),
-    /// Aborts the requests of a stream, or all of them; the response is their number.
+    /// Aborts the requests of a stream, or all requests of the policy. The response is the number
+    /// of aborted requests.
     Abort(u32, Option<u64>, ResponseSender<usize>),
     /// Requests load and counters.
     Status(ResponseSender<EngineStatus>),
-    /// Requests the published version.
+    /// Requests the version of the published weights.
     Version(u32, ResponseSender<u64>),
     /// Creates an adapter with options, a seed and the name of the base model; the response is its
     /// policy.
@@ -91,7 +92,7 @@ pub enum LearnerCommand {
 }
 
 impl LearnerCommand {
-    /// Returns the name for logs.
+    /// Returns the command's name for logs.
     fn name(&self) -> &'static str {
         match self {
             LearnerCommand::Logprobs(..) => "logprobs",

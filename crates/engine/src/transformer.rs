@@ -24,14 +24,14 @@ use crate::scratch::MapScratch;
 use crate::value_head::ValueHead;
 use crate::weights::Weights;
 
-/// Rows to run through the model.
+/// Token rows that go through the model together.
 #[derive(Debug, Clone, Copy)]
 pub struct Rows<'a> {
-    /// Token of every row.
+    /// Token id of every row.
     pub tokens: &'a [u32],
     /// Position of every row in its sequence.
     pub positions: &'a [u32],
-    /// Runs of rows of one sequence, in the order of rows.
+    /// Spans of rows of one sequence, in the order of rows.
     pub spans: &'a [Span],
     /// Ranges of rows that use an adapter, with its index in [`Transformer::adapters`].
     pub adapters: &'a [(Range<usize>, usize)],
@@ -43,7 +43,7 @@ pub struct Rows<'a> {
 pub struct LayerState {
     /// Queries, keys and values before their norms; used only by models with query and key norms.
     pub raw: Buffer,
-    /// Queries, keys and values as input of attention.
+    /// Queries, keys and values after norms and rotary embedding, the input of attention.
     pub qkv: Buffer,
     /// (max, Σ e) of every row and head.
     pub stats: Buffer,
@@ -77,7 +77,7 @@ pub struct Transformer {
     pub weights: Weights,
     /// Adapters over the base weights.
     pub adapters: Vec<Adapter>,
-    /// Value heads of critics, by adapter; `None` is the base.
+    /// Value heads of critics, by adapter index; the key `None` is the base weights.
     pub values: BTreeMap<Option<usize>, ValueHead>,
     /// Rotary tables up to the context. The second table is for windowed layers, if they have their
     /// own.
@@ -275,8 +275,8 @@ impl Transformer {
         add_rows(&self.compute, rows, config.hidden, residual, out);
     }
 
-    /// Runs the part of [`Transformer::forward_layer`] that the layer's backward pass needs: all
-    /// except its output.
+    /// Runs the part of [`Transformer::forward_layer`] whose results the layer's backward pass
+    /// needs: all except the layer's output.
     pub fn forward_state(
         &self,
         layer: usize,
@@ -394,7 +394,7 @@ pub fn gather_rows(
     }
 }
 
-/// Buffers of a forward pass without a backward pass.
+/// Buffers of a forward pass that no backward pass follows.
 #[derive(Default)]
 pub struct Inference {
     state: LayerState,

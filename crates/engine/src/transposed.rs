@@ -13,11 +13,11 @@ use crate::layout::{Layout, LinearLayout, LinearMap};
 use crate::precision::Precision;
 use crate::weights::Weights;
 
-/// Packed copies of a model's matrices, allocated at first use.
+/// Packed copies of a model's weight matrices for the backward pass, allocated at first use.
 #[derive(Default)]
 pub struct TransposedWeights {
-    /// Matrices of all linear maps, in the order of [`LinearMap::all`], then the head. Each has the
-    /// change count of the weights from which it was packed.
+    /// Matrices of all linear maps, in the order of [`LinearMap::all`], then the output head. Each
+    /// matrix has the change count of the weights from which it was packed.
     matrices: Vec<(Option<u64>, PackedMatrix)>,
 }
 
@@ -33,7 +33,7 @@ impl TransposedWeights {
         self.matrix(compute, weights, map.index(), weight, [*outputs, *inputs])
     }
 
-    /// Returns the matrix of the head, vocabulary × hidden, as an rhs.
+    /// Returns the matrix of the output head, vocabulary × hidden, as an rhs.
     pub fn head<'a>(&'a mut self, compute: &Compute, weights: &'a Weights) -> Rhs<'a> {
         let config = &weights.config;
         let last = LinearMap::all(weights.config.layers).count();

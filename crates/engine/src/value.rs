@@ -39,9 +39,9 @@ pub struct Values {
 
 impl Values {
     /// Computes the value of every target that a token of `unit` predicts, given the residual
-    /// stream `x` of the unit after the last layer. With `gradient`, also evaluates the loss and
-    /// adds its gradients: those of the model, and that of the value head in the second part of the
-    /// pair.
+    /// stream `x` of the unit after the last layer. With `gradient`, also evaluates the loss, adds
+    /// the gradients of the model to the first part of the pair, and adds the gradient of the value
+    /// head to the second part.
     #[allow(clippy::too_many_arguments)]
     pub fn run(
         &mut self,

@@ -75,7 +75,7 @@ impl Weights {
         read
     }
 
-    /// Returns the master copy and its packed copies, for changes.
+    /// Returns the parameters and their packed copies, for changes.
     pub fn parameters(&mut self) -> Parameters<'_> {
         let Weights { config, layout, master, maps, head, changes } = self;
         *changes += 1;
@@ -103,7 +103,7 @@ impl Weights {
         }
     }
 
-    /// Returns a range of the master copy.
+    /// Returns the parameters at `range` in the master copy.
     pub fn part(&self, range: &Range<usize>) -> &[f32] {
         &self.master[range.clone()]
     }

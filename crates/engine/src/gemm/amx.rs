@@ -24,8 +24,9 @@ use crate::precision::pack_words;
 /// Number of words of k for which a tile of A stays in the first-level cache of 48 KiB, which
 /// panels bypass: 36 KiB.
 const L1_WORDS: usize = 288;
-/// Number of words of k for which a tile of A stays in that cache if panels come from memory and
-/// are prefetched into the cache first: 18 KiB, in addition to an equal part of a panel.
+/// Number of words of k for which a tile of A stays in the first-level cache if panels come from
+/// memory and are prefetched into this cache first: 18 KiB, in addition to an equal part of a
+/// panel.
 const L1_WORDS_WITH_PANEL: usize = 144;
 /// Minimum number of panels for which storing partial sums pays.
 const MIN_PANELS: usize = 4;
@@ -33,7 +34,8 @@ const MIN_PANELS: usize = 4;
 const _: () =
     assert!(MAX_ROWS == 2 * HALF && NR == 2 * STEP, "a tile is two matrix registers high and wide");
 
-/// Operand of LDTILECFG: for each register, bytes of a row and rows.
+/// Operand of the instruction LDTILECFG: the number of bytes per row, and of rows, of each AMX
+/// register.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -66,7 +68,8 @@ fn configure() {
     }
 }
 
-/// Contiguous steps of the rhs: first row, bytes between rows, number of steps.
+/// Contiguous steps of a matmul's rhs: address of the first row, bytes between rows, number of
+/// steps.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Run {
@@ -78,12 +81,13 @@ struct Run {
 /// Location of an rhs.
 #[derive(Clone, Copy)]
 enum Source {
-    /// Memory: data that is read soon is prefetched into the first-level cache.
+    /// The rhs comes from memory. Data that is read soon is prefetched into the first-level cache.
     Memory,
-    /// Blocks that were read before; they are not prefetched.
+    /// The rhs is in blocks that were read before. Nothing is prefetched.
     Blocks,
-    /// The second-level cache. So there is time to prefetch the rows of C, `c_stride` values apart,
-    /// that come after this tile, if its sums are complete.
+    /// The rhs is in the second-level cache. This leaves time to prefetch the rows of C that come
+    /// after this tile, `c_stride` values apart. `c` is their address, or `None` if the tile's sums
+    /// are not complete.
     Fetched { c: Option<*mut f32>, c_stride: usize },
 }
 
@@ -95,7 +99,7 @@ struct Scratch {
     sums: Vec<Lines<MAX_ROWS>>,
 }
 
-/// Rows of a panel or of a tile.
+/// Rows of [`NR`] values: the rows of a panel or of a tile.
 #[derive(Clone)]
 #[repr(align(64))]
 struct Lines<const N: usize>([[f32; NR]; N]);
@@ -110,7 +114,7 @@ thread_local! {
 /// of `b` except the last must hold full steps.
 ///
 /// # Safety
-/// As there; AMX must be available.
+/// The requirements of [`tile`](super::tile::tile) apply, and AMX must be available.
 #[target_feature(enable = "avx512f")]
 pub unsafe fn tile(
     rows: usize,
@@ -148,10 +152,10 @@ pub unsafe fn tile(
     });
 }
 
-/// Multiplies like [`Strip::multiply`] with its lhs at `a`, all words in one block.
+/// Multiplies like [`MicroKernelArgs::multiply`] with its lhs at `a`, all words in one block.
 ///
 /// # Safety
-/// As there; AMX must be available.
+/// The requirements of [`MicroKernelArgs::multiply`] apply, and AMX must be available.
 #[target_feature(enable = "avx512f")]
 pub unsafe fn micro_kernel(
     args: MicroKernelArgs,
@@ -225,7 +229,7 @@ pub unsafe fn micro_kernel(
     });
 }
 
-/// Returns scratch for the sums of `tiles` tiles.
+/// Grows `sums` to hold the sums of `tiles` tiles, and returns its address.
 fn reserve_sums(sums: &mut Vec<Lines<MAX_ROWS>>, tiles: usize) -> *mut f32 {
     if sums.len() < tiles {
         sums.resize(tiles, Lines([[0.0; NR]; MAX_ROWS]));
@@ -233,7 +237,8 @@ fn reserve_sums(sums: &mut Vec<Lines<MAX_ROWS>>, tiles: usize) -> *mut f32 {
     sums.as_mut_ptr().cast()
 }
 
-/// Lists the runs of an rhs; `last` receives the step within which a block ends.
+/// Writes the contiguous runs of the rhs `b` to `runs`. If a block ends within a step, `last`
+/// receives this step, padded with zeros.
 ///
 /// # Safety
 /// The blocks must cover their extents.
@@ -438,8 +443,8 @@ unsafe fn multiply(
     }
 }
 
-/// Writes the wanted sums to C or adds them. With `non_temporal`, full lines that are overwritten
-/// are written past the caches.
+/// Writes the first `rows` rows and `columns` columns of `sums` to C, or adds them to C if `add` is
+/// true. With `non_temporal`, full lines that are overwritten are written past the caches.
 ///
 /// # Safety
 /// C must have these rows and columns.

@@ -5,7 +5,7 @@ use super::shape::{HALF, MAX_ROWS, STEP, VECTOR_ROWS};
 use crate::precision::{Kernel, Order, Precision};
 use crate::simd::Isa;
 
-/// Minimum number of rows for which packing pays although rows could be read in place.
+/// Minimum number of lhs rows for which packing pays although the rows could be read in place.
 const MANY_ROWS: usize = 64;
 
 impl Kernel {
@@ -32,7 +32,8 @@ impl Kernel {
         self.lhs_rows(rows) * self.lhs_depth(self.words(k))
     }
 
-    /// Returns the number of words that `words` words of a row take in a packed lhs.
+    /// Returns the number of words that `words` words of a row take in a packed lhs, including
+    /// split links and padding.
     pub const fn lhs_depth(self, words: usize) -> usize {
         match self.order() {
             Order::Chained => words * self.links(),
@@ -59,23 +60,25 @@ impl Kernel {
     }
 }
 
-/// Location of a tile's lhs. The user of the value must respect its extents.
+/// Memory location of the left operand (lhs) of a tile. The user of the value must respect the
+/// operand's extents.
 #[derive(Debug, Clone, Copy)]
 pub enum Lhs {
-    /// Word after word: word k of row i is at `start[k * stride + i]`. If words are [split into
-    /// links](Kernel::links), the second link is `stride / 2` after the first. With AMX, the layout
-    /// is that of `amx::pack_left`.
+    /// The lhs is stored word after word: word k of row i is at `start[k * stride + i]`. If words
+    /// are [split into links](Kernel::links), the second link is `stride / 2` after the first. With
+    /// AMX, the layout is that of `amx::pack_lhs`.
     Steps {
-        /// First word.
+        /// Address of the first word of the lhs.
         start: *const f32,
-        /// Distance between words.
+        /// Distance between the starts of two consecutive words k, in words.
         stride: usize,
     },
-    /// Row after row: value k of row i is at `start[i * stride + k]`. Only in f32.
+    /// The lhs is stored row after row: value k of row i is at `start[i * stride + k]`. Used only
+    /// in f32.
     Rows {
-        /// First value.
+        /// Address of the first value of the lhs.
         start: *const f32,
-        /// Distance between rows.
+        /// Distance between the starts of two rows, in values.
         stride: usize,
     },
 }
@@ -112,9 +115,8 @@ impl Lhs {
         }
     }
 
-    /// Returns the address at which part `i` of `parts` equal parts starts. The parts divide the
-    /// first `words` words of the next tile. Tiles are `rows` high; packed tiles are `depth` words
-    /// deep.
+    /// Divides the first `words` words of the next tile into `parts` equal parts and returns the
+    /// address of part `i`. Tiles have `rows` rows; packed tiles are `depth` words deep.
     pub fn part_of_next(
         self,
         rows: usize,
@@ -130,8 +132,8 @@ impl Lhs {
     }
 }
 
-/// Iterator over the steps of an lhs, with one pointer for every four rows: so few registers hold
-/// the positions of twelve rows.
+/// Iterator over the steps of an lhs. It holds one pointer for every four rows, so that few
+/// registers hold the positions of twelve rows.
 #[derive(Clone, Copy)]
 pub(super) struct Walk<const IN_ROWS: bool> {
     starts: [*const f32; VECTOR_ROWS / 4],

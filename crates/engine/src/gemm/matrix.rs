@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// Number of values of a contiguous row that are read together: 12 cache lines.
 const TOGETHER: usize = 192;
-/// View of a matrix with strides.
+/// View of a matrix of f32 with strides.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
     pub(super) data: &'a [f32],
@@ -53,13 +53,13 @@ impl<'a> Matrix<'a> {
         if self.col_stride == 1 && self.cols > width { (TOGETHER / width).max(1) } else { 1 }
     }
 
-    /// Returns whether rows are contiguous.
+    /// Returns whether the values of a row are contiguous in memory.
     pub fn has_rows(&self) -> bool {
         self.col_stride == 1
     }
 
-    /// Returns the values from the first of `rows` and `columns` on, with the distances between
-    /// rows and between columns.
+    /// Returns the matrix's values from the first row of `rows` and the first column of `columns`
+    /// on, with the distances between rows and between columns.
     ///
     /// # Panics
     /// Panics if the matrix ends before `rows` or `columns` do.

@@ -9,28 +9,28 @@ use super::shape::{LINE, NR, PrefetchTarget};
 /// first has been evicted by then.
 pub const PREFETCH_PARTS: usize = 16;
 
-/// Operands of a strip.
+/// Arguments of a micro-kernel call, which multiplies one tile of A by several panels of B.
 #[derive(Clone, Copy)]
 pub struct MicroKernelArgs {
-    /// Number of rows in the tile of A.
+    /// Number of rows in the tile of the left operand A.
     pub rows: usize,
-    /// Tile of A.
+    /// Location of the tile of the left operand A.
     pub lhs: Lhs,
-    /// Number of words of k.
+    /// Number of words of the inner dimension k.
     pub words: usize,
-    /// First panel of B.
+    /// Address of the first panel of the right operand B.
     pub panels: *const f32,
-    /// Distance between panels.
+    /// Distance between the starts of two panels of B, in words.
     pub distance: usize,
     /// Number of columns in all panels; the last panel can be narrower.
     pub columns: usize,
-    /// Whether other tiles process the same panels.
+    /// Whether other tiles of A process the same panels of B.
     pub shared: bool,
     /// Whether C should be written past the caches, if this kernel can. A store fence
     /// must follow.
     pub non_temporal: bool,
-    /// The next tile, if it is read next instead of another panel: rows of a tile and words of a
-    /// packed row.
+    /// Number of rows of the next tile, and number of words of a packed row, if the next tile is
+    /// read after this one; `None` if another panel is read instead.
     pub next: Option<(usize, usize)>,
     /// Index of the part of the following panels that is prefetched into the second-level cache, if
     /// any.

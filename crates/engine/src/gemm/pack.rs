@@ -37,8 +37,8 @@ pub fn pack_panel(
     }
 }
 
-/// Packs neighboring panels of the rows `steps` of `b`: panel i to slot i of `to`, in slots of
-/// `[words of steps][NR]`.
+/// Packs adjacent `panels` of the rows `steps` of `b` into `to`: panel i into slot i. A slot has
+/// the shape `[words of steps][NR]`.
 ///
 /// # Safety
 /// No other thread may use these slots at the same time.
@@ -417,7 +417,8 @@ mod bf16 {
     }
 }
 
-/// Number of rows to prefetch: their stride is too large for the processor's own prefetcher.
+/// Number of rows to prefetch in advance: their stride is too large for the processor's own
+/// prefetcher.
 const AHEAD: usize = 16;
 /// Number of runs of four rows that are transposed before the next four rows.
 const CHUNK: usize = 8;
@@ -438,7 +439,7 @@ fn fetch(data: &[f32], at: usize) {
 /// Number of words of a row that are transposed at a time: a cache line.
 const RUN: usize = 16;
 
-/// Returns the first `N` values.
+/// Returns the first `N` values of `data` as an array.
 #[inline(always)]
 fn run<const N: usize>(data: &[f32]) -> &[f32; N] {
     match data.first_chunk() {

@@ -29,18 +29,18 @@ impl Shape {
         self.columns.div_ceil(NR)
     }
 
-    /// Number of words per panel.
+    /// Returns the number of words per panel.
     fn panel(self) -> usize {
         NR * self.words
     }
 
-    /// Number of words of the complete operand.
+    /// Returns the number of words of the complete operand.
     fn size(self) -> usize {
         self.panels() * self.panel()
     }
 }
 
-/// Rhs in panels, reused by many matmuls.
+/// Right operand (rhs) of matmuls, packed in panels and reused by many calls.
 pub struct PackedMatrix {
     data: Buffer,
     shape: Shape,
@@ -58,13 +58,13 @@ impl PackedMatrix {
         packed
     }
 
-    /// Allocates a K × N operand, all zero.
+    /// Creates a packed matrix of `depth` (K) × `columns` (N) zeros.
     pub fn empty(precision: Precision, depth: usize, columns: usize) -> Self {
         let shape = Shape::new(precision, depth, columns);
         PackedMatrix { data: Buffer::zeroed(shape.size()), shape }
     }
 
-    /// Allocates several operands, each given as (K, N), in one piece of memory.
+    /// Creates several packed matrices of zeros in one piece of memory. Each shape is (K, N).
     pub fn together(precision: Precision, shapes: &[(usize, usize)]) -> Vec<Self> {
         let shapes: Vec<Shape> = shapes.iter().map(|&(k, n)| Shape::new(precision, k, n)).collect();
         let sizes: Vec<usize> = shapes.iter().map(|shape| shape.size()).collect();
@@ -113,7 +113,7 @@ impl PackedMatrix {
             && self.data.iter().zip(&other.data[..]).all(|(a, b)| a.to_bits() == b.to_bits())
     }
 
-    /// Returns the panels, which several tasks can pack.
+    /// Returns the panels of the matrix, which several tasks can pack in parallel.
     pub fn panels(&mut self) -> Panels<'_> {
         Panels { data: SharedSlice::new(&mut self.data), shape: self.shape }
     }
@@ -123,22 +123,22 @@ impl PackedMatrix {
         self.shape.precision
     }
 
-    /// Returns K.
+    /// Returns K, the number of rows of the unpacked matrix.
     pub fn depth(&self) -> usize {
         self.shape.depth
     }
 
-    /// Returns N.
+    /// Returns N, the number of columns of the unpacked matrix.
     pub fn columns(&self) -> usize {
         self.shape.columns
     }
 
-    /// Returns the number of values between the starts of two panels.
+    /// Returns the distance between the starts of two panels, in words.
     pub fn distance(&self) -> usize {
         self.shape.panel()
     }
 
-    /// Returns panel `index`, `[words of K][NR]`.
+    /// Returns the panel with index `index`, which has the shape `[words of K][NR]`.
     pub fn panel(&self, index: usize) -> &[f32] {
         let size = self.shape.panel();
         &self.data[index * size..][..size]

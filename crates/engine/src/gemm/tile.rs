@@ -276,7 +276,7 @@ avx512_tile!(
     |x, y, sum| _mm512_fmadd_ps(x, y, sum)
 );
 
-/// Returns the half of 16 words that is link `link` of the chain.
+/// Returns the half of each of 16 words that is link `link` of the chain.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 #[inline]
@@ -378,7 +378,7 @@ fn mask_256(lanes: usize) -> std::arch::x86_64::__m256i {
     )
 }
 
-/// Returns the half of the 8 words at `from` that is link `link` of the chain.
+/// Returns the half of each of the 8 words at `from` that is link `link` of the chain.
 ///
 /// # Safety
 /// The 8 words must be readable.

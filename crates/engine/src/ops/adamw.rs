@@ -31,7 +31,7 @@ simd! {
     }
 }
 
-/// Constants of one step, shared by all values.
+/// Constants of one AdamW step, shared by all parameters.
 #[derive(Clone, Copy)]
 struct Step {
     gradient_scale: f32,
@@ -56,8 +56,8 @@ simd! {
     }
 }
 
-/// Runs step number `step` (from 1), with the gradient scaled by `gradient_scale`. `moments` are
-/// the first and the second. Weight decay applies only to matrices.
+/// Runs AdamW step number `step` (from 1), with the gradient scaled by `gradient_scale`. `moments`
+/// are the first and the second moment. Weight decay applies only to matrices.
 pub fn step(
     compute: &Compute,
     params: &OptimParams,

@@ -33,28 +33,29 @@ use crate::gemm::{MAX_ROWS, Matrix, NR};
 use crate::precision::{Kernel, Order};
 use crate::simd::{LANES, exp, fold, max, simd};
 
-/// Maximum number of rows for which a tile prefetches the next block, because it finishes a block
-/// before the next one arrives. Taller tiles process a prompt or train, and the tile before has
-/// read most of their blocks.
+/// Maximum number of rows of a tile that prefetches its next key-value block. Such a tile finishes
+/// a block before the next block arrives. Taller tiles process a prompt or train, and the previous
+/// tile has read most of their blocks.
 const FEW: usize = 16;
 
-/// Scratch of one tile.
+/// Scratch buffers for the attention of one tile.
 #[derive(Default)]
 struct Scratch {
-    /// Scaled queries, `[rows][head_dim]`, and in bf16 the same packed as an lhs.
+    /// Scaled queries, `[rows][head_dim]`. In bf16, `packed` holds the same queries packed as an
+    /// lhs.
     queries: Buffer,
     packed: Buffer,
-    /// Scores, then weights, `[rows][positions]`.
+    /// Attention scores, which attention weights overwrite, `[rows][positions]`.
     scores: Buffer,
     /// Softmax normalizer of each row.
     stats: [RowStats; MAX_ROWS],
-    /// In bf16, weights packed as lhs operands, one for each part.
+    /// In bf16, attention weights packed as lhs operands, one for each part.
     weights: Buffer,
     /// Weighted sums of values, `[rows][padded]`.
     sums: Buffer,
-    /// Sums of a stretch that another part completes.
+    /// Weighted sums of a stretch of positions that another part of the tile completes.
     open: Buffer,
-    /// Addresses of the value blocks of a stretch.
+    /// Addresses of the value blocks of a stretch of positions.
     starts: Vec<*const f32>,
 }
 
@@ -62,7 +63,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
 }
 
-/// Softmax normalizer of one query: (max, Σ e).
+/// Softmax normalizer of one query: the maximum score, and the sum of exp(score − maximum).
 pub type RowStats = [f32; 2];
 
 /// Writes keys and values of all rows into their blocks, then computes every row's attention over
@@ -129,7 +130,7 @@ pub fn forward(
 struct TileRow {
     /// Row in the batch.
     row: usize,
-    /// Number of positions of its sequence that it attends to.
+    /// Number of positions of its sequence that the query attends to.
     seen: usize,
     /// Index of the head within its group.
     head_in_group: usize,
@@ -158,9 +159,9 @@ fn tile_rows<'a>(
 struct Part<'a> {
     rows: Range<usize>,
     sequence_blocks: &'a [u32],
-    /// Positions; the first starts a block.
+    /// Positions that the part processes. The first position starts a block.
     positions: Range<usize>,
-    /// Whether other parts continue its last stretch.
+    /// Whether another part continues the last stretch of this part.
     continues: bool,
 }
 
@@ -170,7 +171,8 @@ impl Part<'_> {
         self.positions.start / BLOCK..self.positions.end.div_ceil(BLOCK)
     }
 
-    /// Returns start and end of each stretch, or of what the part has of it.
+    /// Returns the start and the end of every stretch of positions, limited to the positions of the
+    /// part.
     fn stretches(&self) -> impl Iterator<Item = (usize, usize)> {
         let Range { start, end } = self.positions;
         let first = start / STRETCH * STRETCH;

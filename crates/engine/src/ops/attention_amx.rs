@@ -15,7 +15,7 @@ use crate::simd::{LANES, exp};
 /// Number of positions that one instruction processes.
 const WIDE: usize = 2 * STEP;
 
-/// Returns a mask of the lanes, of 16 positions from `at` on, that are below `seen`.
+/// Returns a mask for the 16 positions from `at` on. A lane is set if its position is below `seen`.
 #[inline(always)]
 fn below(seen: usize, at: usize) -> __mmask16 {
     ((1u32 << seen.saturating_sub(at).min(LANES)) - 1) as __mmask16
@@ -35,7 +35,7 @@ fn exp_lanes(x: __m512) -> __m512 {
     unsafe { _mm512_loadu_ps(lanes.as_ptr()) }
 }
 
-/// Writes a row's 32 values to an lhs.
+/// Writes 32 values of a row to a packed lhs.
 ///
 /// # Safety
 /// `to` must have 16 words.

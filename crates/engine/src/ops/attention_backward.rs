@@ -28,25 +28,25 @@ use crate::simd::{LANES, dot, simd};
 /// Number of query rows whose weights exist at a time: enough to amortize reading dK and dV, and
 /// few enough to stay in the cache.
 pub const QUERIES: usize = 3 * MAX_ROWS;
-/// Number of pieces that spans are divided into, which is part of the definition of the sum: enough
-/// for the threads, and few because each piece needs its own partial sums. A single span makes up
-/// to the first number of pieces, several spans together about the second.
+/// Maximum number of chunks that queries are divided into: for a single span, and approximately for
+/// several spans together. The chunks are part of the definition of the sum. There are enough for
+/// the threads, but few, because each chunk needs its own partial sums.
 const MAX_CHUNKS: [usize; 2] = [8, 16];
-/// Maximum number of values of partial sums that exist at a time (64 MiB), unless one piece needs
+/// Maximum number of values of partial sums that exist at a time (64 MiB), unless one chunk needs
 /// more.
 const MAX_PARTIAL_SUMS: usize = 16 << 20;
 
-/// Rows of a span's sequence, first to last, as (first row, number of rows). Positions before them
-/// have no row in the batch.
+/// Rows of a span's sequence in a batch, first to last, as (first row, number of rows). Positions
+/// before them have no row in the batch.
 pub type SequenceRows = Vec<(usize, usize)>;
 
-/// Values that the forward pass saved.
+/// Values that the forward pass of attention saved for the backward pass.
 #[derive(Clone, Copy)]
 pub struct ForwardValues<'a> {
     /// Queries, keys and values after the rotary embedding, rows of `shape.qkv()`; only queries are
     /// read.
     pub qkv: &'a [f32],
-    /// Output, rows of `shape.query()`.
+    /// Output of attention, rows of `shape.query()`.
     pub out: &'a [f32],
     /// (max, Σ e) for every row and head.
     pub stats: &'a [f32],
@@ -59,15 +59,16 @@ fn stride(positions: usize) -> usize {
     positions.next_multiple_of(BLOCK) + LANES
 }
 
-/// Some queries of one span.
+/// Chunk of consecutive queries of one span.
 struct QueryChunk {
     span: usize,
-    /// Queries, counted from the span's first row.
+    /// Range of the queries, counted from the span's first row.
     queries: Range<usize>,
-    /// Number of positions that they attend to: those of the sequence up to the last query.
+    /// Number of positions that the queries attend to: all positions of the sequence up to the last
+    /// query.
     positions: usize,
-    /// Offset of the partial sums of its key heads: for each, `[padded][stride]` for keys, then for
-    /// values.
+    /// Offset of the chunk's partial sums. Each key head has `[padded][stride]` values for keys,
+    /// then as many for values.
     partial_sums: usize,
 }
 
@@ -82,7 +83,8 @@ pub fn max_partial_sums(shape: Shape, rows: usize, max_positions: usize) -> usiz
 }
 
 impl QueryChunk {
-    /// Divides all spans into groups of pieces. The partial sums of one group exist at a time.
+    /// Divides all spans into chunks of queries, and the chunks into groups. Only the partial sums
+    /// of one group exist at a time.
     fn split(shape: Shape, spans: &[Span]) -> Vec<Vec<QueryChunk>> {
         let mut groups: Vec<Vec<QueryChunk>> = Vec::new();
         let mut total = 0;
@@ -110,12 +112,13 @@ impl QueryChunk {
         groups
     }
 
-    /// Returns the number of values of a group's partial sums.
+    /// Returns the number of values of the partial sums of a group of chunks.
     fn partial_sums_len(shape: Shape, group: &[QueryChunk]) -> usize {
         group.last().map_or(0, |last| last.partial_sums_range(shape, shape.kv_heads - 1, 1).end)
     }
 
-    /// Returns the range of the partial sums of `part` (0: keys, 1: values) of a key head.
+    /// Returns the range of the partial sums of a key head: those of its keys if `part` is 0, those
+    /// of its values if `part` is 1.
     fn partial_sums_range(&self, shape: Shape, kv_head: usize, part: usize) -> Range<usize> {
         let size = stride(self.positions) * shape.padded();
         let start = self.partial_sums + (2 * kv_head + part) * size;
@@ -127,14 +130,14 @@ thread_local! {
     static SCRATCH: RefCell<Task> = RefCell::new(Task::default());
 }
 
-/// Scratch of one task.
+/// Scratch buffers of one task of attention's backward pass.
 #[derive(Default)]
 struct Task {
     /// Values of the sequence, `[blocks][words of head_dim][BLOCK]`, and its keys, `[words of
     /// positions][padded]`: each the transpose of what its blocks hold.
     values_t: Buffer,
     keys: Buffer,
-    /// One block in f32.
+    /// One key-value block, unpacked to f32.
     unpacked: Buffer,
     /// Queries (scaled) and dO as rows, and in bf16 a tile of either, packed.
     queries: Buffer,
@@ -152,10 +155,10 @@ struct Task {
     transposed: Vec<Buffer>,
 }
 
-/// Fills `dqkv` (rows of `shape.qkv()`) with the gradient, given the gradient `dout` of the output.
-/// `paths[i]` are the rows of the sequence of `spans[i]`, including its own. Gradients of the
-/// positions before these rows, which are the same for all spans, are added to `above`: for each
-/// position its keys, then its values. `partial_sums_len` is scratch.
+/// Fills `dqkv` (rows of `shape.qkv()`) with the gradient of attention's input, given the gradient
+/// `dout` of its output. `sequences[i]` are the rows of the sequence of `spans[i]`, including the
+/// span's own rows. Gradients of the positions before these rows, which are the same for all spans,
+/// are added to `above`: for each position its keys, then its values. `partial_sums` is scratch.
 #[allow(clippy::too_many_arguments)]
 pub fn backward(
     compute: &Compute,
@@ -254,8 +257,8 @@ pub fn backward(
 }
 
 impl Task {
-    /// Processes one piece and one key head: fills the rows of its queries in `dqkv`, and its
-    /// partial sums (dK, dV).
+    /// Processes one chunk of queries and one key head: fills the rows of the queries in `dqkv`,
+    /// and the chunk's partial sums (dK, dV).
     #[allow(clippy::too_many_arguments)]
     fn run(
         &mut self,
@@ -495,7 +498,8 @@ fn transpose_back(kernel: Kernel, from: Matrix<'_>, positions: Range<usize>, to:
 }
 
 simd! {
-    /// Computes D = dO · O.
+    /// Computes D = dO · O for one query and head, which is the mean of dO · V over the attention
+    /// weights.
     fn mean_gradient(out: &[f32], dout: &[f32]) -> f32 {
         dot(out, dout)
     }

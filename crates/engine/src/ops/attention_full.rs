@@ -11,7 +11,7 @@ use crate::Compute;
 use crate::buffer::SharedSlice;
 use crate::simd::{dot, exp, max, simd};
 
-/// Shape of the attention heads.
+/// Shape of the attention heads of an encoder.
 #[derive(Debug, Clone, Copy)]
 pub struct FullHeads {
     /// Number of heads.

@@ -23,23 +23,23 @@ const WORTH: usize = 8;
 pub struct Run {
     /// Index of the span.
     pub span: usize,
-    /// First of its rows, counted from the span's first row.
+    /// First row of the run, counted from the span's first row.
     pub from: usize,
-    /// Number of rows.
+    /// Number of rows in the run.
     pub rows: usize,
 }
 
-/// Rows that are computed together, for each key head.
+/// Rows whose attention is computed together, for each key head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tile {
-    /// One run, or complete spans.
+    /// Runs of rows in the tile: either one run, or several complete spans.
     pub runs: Vec<Run>,
     /// Number of leading blocks that all sequences of the tile share and all its queries attend to
     /// completely; 0 for a single run.
     pub shared: usize,
 }
 
-/// Divides spans into tiles of at max_rows `max_rows` rows, with `group` rows per query.
+/// Divides spans into tiles of at most `max_rows` rows, with `group` rows per query.
 pub fn tiles(spans: &[Span], group: usize, max_rows: usize) -> Vec<Tile> {
     let room = max_rows.min(TOGETHER);
     let (mut small, large): (Vec<usize>, Vec<usize>) =
@@ -78,8 +78,8 @@ pub fn tiles(spans: &[Span], group: usize, max_rows: usize) -> Vec<Tile> {
     tiles
 }
 
-/// Returns the number of leading blocks that both sequences share, before the queries of either; 0
-/// if too few to justify a common tile.
+/// Returns the number of leading blocks that the sequences of two spans share, before the queries
+/// of either; 0 if too few blocks are shared to justify a common tile.
 fn common(a: &Span, b: &Span) -> usize {
     let seen = a.position.min(b.position) / BLOCK;
     let same = a.blocks.iter().zip(&b.blocks).take(seen).take_while(|(a, b)| a == b).count();

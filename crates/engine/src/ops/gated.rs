@@ -21,7 +21,8 @@ simd! {
 }
 
 simd! {
-    /// Overwrites gate and up with their gradients, given `dh`, which it overwrites with h.
+    /// Overwrites `gate` and `up` with their gradients. `dh` is the gradient of h and is
+    /// overwritten with h.
     fn silu_backward_row(gate: &mut [f32], up: &mut [f32], dh: &mut [f32]) {
         for ((d, g), u) in dh.iter_mut().zip(gate).zip(up) {
             let sigmoid = 1.0 / (1.0 + exp(-*g));

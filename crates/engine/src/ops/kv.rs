@@ -77,7 +77,7 @@ impl Shape {
 /// Scale and window of a layer's attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionWindow {
-    /// Factor of scores.
+    /// Factor by which attention scores are multiplied.
     pub scale: f32,
     /// Maximum number of positions that a query attends to: the last ones up to its own.
     pub window: usize,
@@ -96,13 +96,13 @@ impl AttentionWindow {
     }
 }
 
-/// Maximum number of pieces into which spans are divided for each head, if threads can store them
-/// in parallel.
+/// Maximum number of groups into which spans are divided for each head. Threads store different
+/// groups in parallel.
 const MAX_CHUNKS: usize = 4;
 /// Number of blocks allocated at a time, to get huge pages; unused blocks take no physical memory.
 const TOGETHER: usize = 32;
 
-/// Memory for blocks of one layer or of all layers.
+/// Memory for key-value blocks. Each block holds one layer or all layers.
 pub struct Blocks {
     blocks: Vec<Buffer>,
     /// Allocated blocks that are not in use yet, in the same mapping as the last blocks in use.
@@ -171,7 +171,7 @@ pub struct KeyValues<'a> {
 }
 
 impl<'a> KeyValues<'a> {
-    /// Appends the blocks of `more`.
+    /// Appends the blocks of `more` to these blocks.
     pub fn with_blocks(mut self, more: KeyValues<'a>) -> Self {
         self.blocks.extend(more.blocks);
         self
@@ -191,12 +191,12 @@ impl<'a> KeyValues<'a> {
         });
     }
 
-    /// Returns the address of a key head's keys in a block: `[words of head_dim][BLOCK]`.
+    /// Returns the address of the keys of head `head` in a block: `[words of head_dim][BLOCK]`.
     pub(super) fn keys(&self, block: u32, head: usize) -> *mut f32 {
         self.blocks[block as usize].pointer(head * self.shape.head_block(self.precision))
     }
 
-    /// Returns the address of a key head's values in a block: `[words of BLOCK][padded]`.
+    /// Returns the address of the values of head `head` in a block: `[words of BLOCK][padded]`.
     pub(super) fn values(&self, block: u32, head: usize) -> *mut f32 {
         let shape = self.shape;
         let precision = self.precision;
@@ -204,8 +204,8 @@ impl<'a> KeyValues<'a> {
             .pointer(head * shape.head_block(precision) + shape.key_block(precision))
     }
 
-    /// Prefetches a key head's part of a block into the second-level cache. Blocks have arbitrary
-    /// addresses, so the processor's own prefetcher does not find them.
+    /// Prefetches the keys and values of one head of a block into the second-level cache. Blocks
+    /// have arbitrary addresses, so the processor's own prefetcher does not find them.
     pub(super) fn fetch(&self, block: u32, head: usize) {
         #[cfg(target_arch = "x86_64")]
         for word in (0..self.shape.head_block(self.precision)).step_by(16) {
@@ -282,12 +282,12 @@ fn are_disjoint(spans: &[Span]) -> bool {
     written.windows(2).all(|two| two[0] != two[1])
 }
 
-/// Blocks that a forward pass uses: blocks that hold all layers of the model, and after them, in
-/// training, blocks that hold one layer at a time.
+/// Key-value blocks that a forward pass uses: blocks that hold all layers of the model, and after
+/// them, in training, blocks that hold one layer at a time.
 pub struct KvBlocks<'a> {
-    /// Blocks with all layers.
+    /// Blocks that hold all layers of the model.
     pub stack: &'a mut Blocks,
-    /// Blocks with the current layer only.
+    /// Blocks that hold only the current layer; `None` outside training.
     pub passing: Option<&'a mut Blocks>,
 }
 
@@ -302,12 +302,12 @@ impl KvBlocks<'_> {
     }
 }
 
-/// Run of new tokens of one sequence.
+/// Contiguous run of new tokens of one sequence in a batch.
 #[derive(Debug, Clone, Default)]
 pub struct Span {
-    /// First of its rows in the batch.
+    /// Index of the span's first row in the batch.
     pub row: usize,
-    /// Number of its rows.
+    /// Number of rows in the span.
     pub len: usize,
     /// Position of the first token in the sequence. All earlier positions are in `blocks` already,
     /// or in an earlier span of the batch.

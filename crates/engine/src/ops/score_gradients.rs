@@ -76,7 +76,8 @@ impl Scores<'_> {
 }
 
 simd! {
-    /// Converts one row: scores in `p` become weights, dO Vᵀ in `s` becomes score gradients.
+    /// Converts one row in place: scores in `p` become attention weights, dO Vᵀ in `s` becomes
+    /// score gradients.
     fn row_gradients(p: &mut [f32], s: &mut [f32], max: f32, inverse: f32, mean: f32) {
         let gradients = |p: &mut [f32; LANES], s: &mut [f32; LANES]| {
             for (p, s) in p.iter_mut().zip(s) {

@@ -8,7 +8,7 @@ use crate::simd::{Isa, LANES, dot, exp, fold, max, simd};
 /// Number of values after which the sum moves from f32 lanes to f64.
 const BLOCK: usize = 1024;
 
-/// Normalizer of a row.
+/// Softmax normalizer of a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normalizer {
     /// Largest scaled logit of the row.
@@ -112,18 +112,18 @@ simd! {
     }
 }
 
-/// A row of scaled logits, ready for sampling. The logits stay unchanged, because the sampled
-/// token's logit is needed afterwards.
+/// Distribution of one row of scaled logits, ready for sampling. The logits stay unchanged, because
+/// the sampled token's logit is needed afterwards.
 pub struct Distribution<'a> {
     z: &'a [f32],
-    /// Normalizer, with the same numbers as [`exponentiate`].
+    /// Softmax normalizer of the row, with the same numbers as [`exponentiate`].
     pub normalizer: Normalizer,
     /// Σ exp(z − max) of every block.
     blocks: Vec<f64>,
 }
 
 impl<'a> Distribution<'a> {
-    /// Computes the distribution of a row.
+    /// Computes the distribution of a row of scaled logits.
     pub fn from_logits(isa: Isa, z: &'a [f32]) -> Self {
         let max = row_max(isa, z);
         let mut scratch = [0.0; BLOCK];
