@@ -11,8 +11,8 @@
 use crate::SamplingParams;
 
 impl SamplingParams {
-    /// Returns whether logits can be adjusted, so that tokens come from another distribution than
-    /// the model's.
+    /// Returns whether penalties or biases can change the logits, so that tokens are sampled from
+    /// another distribution than the model's.
     pub fn has_adjustments(&self) -> bool {
         self.repetition_penalty != 1.0
             || self.presence_penalty != 0.0
@@ -21,8 +21,9 @@ impl SamplingParams {
             || (self.min_tokens > self.sampled_before && !self.stop_ids.is_empty())
     }
 
-    /// Adjusts raw logits, one for each token of the vocabulary. `sequence` is the prompt with the
-    /// completion so far, which is its last `num_sampled` tokens.
+    /// Adjusts raw logits, one for each token of the vocabulary, by penalties and biases.
+    /// `sequence` is the prompt followed by the completion so far. The completion is the last
+    /// `num_sampled` tokens.
     ///
     /// Repetition penalty θ (Keskar et al. 2019, over prompt and completion): z / θ if z > 0, and
     /// otherwise z θ. Frequency and presence penalty (OpenAI's definition): for a token that occurs
@@ -59,7 +60,7 @@ impl SamplingParams {
     }
 }
 
-/// Returns every distinct token with the number of its occurrences.
+/// Returns every distinct token in `tokens` with the number of its occurrences.
 fn counts(tokens: &[u32]) -> Vec<(u32, usize)> {
     let mut sorted = tokens.to_vec();
     sorted.sort_unstable();

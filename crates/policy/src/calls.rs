@@ -13,21 +13,22 @@ use sha2::{Digest, Sha256};
 /// Assigns random number streams to the calls of an attempt.
 #[derive(Debug, Clone)]
 pub struct CallStreams {
-    /// Stream of the attempt.
+    /// Random number stream of the attempt.
     attempt: u64,
-    /// Number of calls so far for each hash of attempt, agent and prompt.
+    /// Number of model calls so far for each hash of attempt, agent and prompt.
     call_counts: HashMap<[u8; 32], u32>,
 }
 
 impl CallStreams {
-    /// Creates the streams of an attempt. `attempt` is the attempt's own stream, unique in the run.
+    /// Creates the random number streams for the calls of an attempt. `attempt` is the attempt's
+    /// own stream, unique in the run.
     pub fn new(attempt: u64) -> Self {
         CallStreams { attempt, call_counts: HashMap::new() }
     }
 
-    /// Returns the stream of the next call in which `agent` continues `prompt`: the first 8 bytes
-    /// of the SHA-256 of attempt, agent, prompt and the number of equal calls before. Among a
-    /// million streams, the probability that two coincide is 3 in 10⁸.
+    /// Returns the random number stream of the next call in which `agent` continues `prompt`: the
+    /// first 8 bytes of the SHA-256 of attempt, agent, prompt and the number of equal calls before.
+    /// Among a million streams, the probability that two coincide is 3 in 10⁸.
     pub fn admit(&mut self, agent: &str, prompt: &[u32]) -> u64 {
         let mut hash = Sha256::new();
         hash.update(self.attempt.to_le_bytes());

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::environment::read_variable;
 
-/// Environment variable that names the crash point.
+/// Environment variable that names the crash point at which the process kills itself.
 pub const CRASH_AT: &str = "LEVADE_CRASH_AT";
 
 struct CrashTarget {
@@ -18,7 +18,7 @@ struct CrashTarget {
     remaining: AtomicU64,
 }
 
-/// Kills the process here if [`CRASH_AT`] requests it.
+/// Kills the process if the environment variable [`CRASH_AT`] names this crash point.
 pub fn crash_point(name: &str) {
     static TARGET: OnceLock<Option<CrashTarget>> = OnceLock::new();
     let target =
@@ -31,7 +31,7 @@ pub fn crash_point(name: &str) {
     }
 }
 
-/// Parses `name` or `name:count`. A count that is not a number counts as 1.
+/// Parses the crash point `name` or `name:count`. A count that is not a number counts as 1.
 fn parse(text: &str) -> CrashTarget {
     let (name, remaining) = match text.rsplit_once(':') {
         Some((name, count)) => (name, count.parse().unwrap_or(1)),
@@ -40,7 +40,7 @@ fn parse(text: &str) -> CrashTarget {
     CrashTarget { name: name.to_owned(), remaining: AtomicU64::new(remaining) }
 }
 
-/// Ends the process as the operating system would: no destructor runs, no buffer is flushed.
+/// Kills this process as the operating system would: no destructor runs, and no buffer is flushed.
 fn kill() {
     #[cfg(unix)]
     // SAFETY: both calls take and return plain integers; sending a signal to oneself touches no

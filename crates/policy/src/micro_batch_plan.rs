@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::PolicyError;
 
-/// The sequences of an update before they are divided into micro-batches.
+/// Sequences of an update before the learner divides them into micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct UpdateSequences {
     /// Token ids of the sequences, grouped by common prefix. A group should stay in one
@@ -19,17 +19,17 @@ pub struct UpdateSequences {
     pub micro_batch_tokens: usize,
 }
 
-/// A micro-batch plan: how a learner divides an update.
+/// Plan of how a learner divides an update into micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MicroBatchPlan {
     /// Number of ranks that train the update, each with a copy or a shard of the weights.
     pub world_size: u32,
-    /// The micro-batches. Those of one rank run one after another, in this order.
+    /// Micro-batches of the update. Micro-batches of one rank run one after another, in this order.
     pub micro_batches: Vec<MicroBatch>,
 }
 
-/// Sequences that go through the model together.
+/// Micro-batch of an update: sequences that go through the model together.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MicroBatch {
@@ -64,9 +64,10 @@ impl MicroBatchPlan {
         }
     }
 
-    /// Fills micro-batches on one rank in order, with at most `micro_batch_tokens` merged tokens
-    /// each. A group that fits into one micro-batch stays together; a larger group is divided
-    /// between sequences. A sequence that exceeds the limit gets its own micro-batch.
+    /// Packs the sequences into micro-batches for one rank in order, with at most
+    /// `micro_batch_tokens` merged tokens each. A group that fits into one micro-batch stays
+    /// together; a larger group is divided between sequences. A sequence that exceeds the limit
+    /// gets its own micro-batch.
     ///
     /// # Errors
     /// Returns an error if a sequence is empty.
@@ -93,8 +94,8 @@ impl MicroBatchPlan {
         Ok(MicroBatchPlan::from_sizes(filled.into_iter().map(|sequences| sequences.len())))
     }
 
-    /// Checks that a learner of `world_size` ranks can follow the plan for an update of `paths`
-    /// sequences.
+    /// Checks that a learner of `world_size` ranks can follow the plan for an update of
+    /// `num_sequences` sequences.
     ///
     /// # Errors
     /// Returns [`PolicyError::PlanMismatch`] with the first difference if the number of ranks
@@ -139,8 +140,8 @@ impl MicroBatchPlan {
         }
     }
 
-    /// Returns the items of each micro-batch, in order. `paths` has one item per sequence of the
-    /// update; indices beyond it are ignored.
+    /// Returns the items of each micro-batch, in order. `sequences` has one item per sequence of
+    /// the update. Indices beyond its end are ignored.
     pub fn apply<'a, T>(&'a self, sequences: &'a [T]) -> impl Iterator<Item = Vec<&'a T>> + 'a {
         self.micro_batches.iter().map(|batch| {
             batch.paths.iter().filter_map(|sequence| sequences.get(*sequence as usize)).collect()

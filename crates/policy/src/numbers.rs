@@ -5,7 +5,8 @@ use std::path::Path;
 
 use crate::PolicyError;
 
-/// Writes numbers as little-endian f32, preceded by the step count if `steps` has one.
+/// Writes numbers to `file` as little-endian f32, preceded by the step count if `steps` contains
+/// one.
 pub(crate) fn write(file: &Path, numbers: &[f32], steps: Option<u64>) -> Result<(), PolicyError> {
     let mut bytes: Vec<u8> = steps.iter().flat_map(|steps| steps.to_le_bytes()).collect();
     bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
@@ -17,8 +18,8 @@ pub(crate) fn write(file: &Path, numbers: &[f32], steps: Option<u64>) -> Result<
     save().map_err(|e| PolicyError::Storage(format!("cannot write {}: {e}", file.display())))
 }
 
-/// Reads `numbers` numbers, and the step count before them if `with_steps` is set; otherwise the
-/// count is 0.
+/// Reads `numbers` f32 numbers from `file`, and the step count before them if `with_steps` is set.
+/// Without it, the returned count is 0.
 pub(crate) fn read(
     file: &Path,
     numbers: usize,

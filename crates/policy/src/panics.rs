@@ -10,7 +10,8 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `call`. After a panic, the values that `call` captured must not be used again.
+/// Runs `call` and catches a panic. After a panic, the values that `call` captured must not be used
+/// again.
 ///
 /// # Errors
 /// Returns the panic's message if `call` panics.

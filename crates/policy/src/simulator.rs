@@ -35,7 +35,7 @@ mod completion;
 
 use completion::CompletionTask;
 
-/// Stream of the random numbers that initialize the table; attempts use other streams.
+/// Stream of the random numbers that initialize the weights; attempts use other streams.
 const INITIAL_STREAM: u64 = u64::MAX;
 /// Stream of the random numbers that decide which of the learner's calls fail.
 const LEARNER_STREAM: u64 = u64::MAX - 1;
@@ -45,27 +45,27 @@ const OPTIMIZER: &str = "simulator.optimiser";
 /// Configuration of a simulator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimulatorConfig {
-    /// Number of token ids.
+    /// Number of token ids in the simulator's vocabulary.
     pub vocabulary: usize,
-    /// Number of preceding tokens that determine the distribution.
+    /// Number of preceding tokens that determine the distribution of the next token.
     pub order: usize,
-    /// Number of rows of the table; contexts whose hashes coincide share a row.
+    /// Number of rows of the weight table. Contexts whose hashes coincide share a row.
     pub rows: usize,
     /// Maximum sequence length in tokens.
     pub context: usize,
-    /// Seed of the initial table.
+    /// Seed of the initial weight table.
     pub seed: u64,
     /// Bound on the initial logits, which are uniform in −`spread`..`spread`.
     pub spread: f32,
-    /// Maximum latency of a token, which is sampled uniformly.
+    /// Maximum latency of a token. The latency of each token is sampled uniformly.
     pub latency: Duration,
     /// Time that operations take on the simulated device.
     pub timing: Timing,
     /// Maximum number of concurrently running sequences; 0 means no limit. Further sequences wait.
     pub running: usize,
-    /// Fraction of requests that fail after their first token.
+    /// Fraction of requests that fail after their first token, in 0..=1.
     pub failures: f64,
-    /// Fraction of batches on which the learner fails.
+    /// Fraction of batches on which the learner fails, in 0..=1.
     pub learner_failures: f64,
 }
 
@@ -87,7 +87,7 @@ impl Default for SimulatorConfig {
     }
 }
 
-/// Weights, gradient and AdamW state.
+/// Weights, gradient and AdamW state of a simulator.
 struct State {
     weights: Vec<f32>,
     gradient: Vec<f64>,
@@ -96,14 +96,14 @@ struct State {
     steps: u64,
 }
 
-/// Weights that samplers use.
+/// Weights that the simulator's samplers use.
 struct PublishedWeights {
     weights: Vec<f32>,
     version: u64,
 }
 
-/// A tabular policy that samples and trains. As a critic, its value of a state is the first weight
-/// of the state's row.
+/// Simulated policy: a table of logits that samples and trains. As a critic, its value of a state
+/// is the first weight of the state's row.
 pub struct Simulator {
     config: SimulatorConfig,
     state: Mutex<State>,
@@ -116,15 +116,15 @@ pub struct Simulator {
     grammars: Option<Arc<dyn Grammars>>,
 }
 
-/// Handle of a running completion.
+/// Handle of a running completion, with which it can be aborted.
 struct CompletionHandle {
     stream: u64,
-    /// Ends the completion before its next token.
+    /// Whether the completion must end before its next token.
     aborted: AtomicBool,
 }
 
 impl Simulator {
-    /// Creates a policy with random weights, published as version 0.
+    /// Creates a simulator with random weights, published as version 0.
     pub fn new(config: SimulatorConfig) -> Self {
         let size = config.rows * config.vocabulary;
         let spread = f64::from(config.spread);
@@ -152,7 +152,7 @@ impl Simulator {
         }
     }
 
-    /// Enables requests with a grammar over the simulator's vocabulary.
+    /// Enables grammar-constrained completions over the simulator's vocabulary.
     #[must_use]
     pub fn with_grammars(self, grammars: Arc<dyn Grammars>) -> Self {
         Simulator { grammars: Some(grammars), ..self }
@@ -163,7 +163,7 @@ impl Simulator {
         self.state().weights.clone()
     }
 
-    /// Returns the accumulated gradient and clears it.
+    /// Returns the accumulated gradient, which is then cleared.
     pub fn take_gradient(&self) -> Vec<f64> {
         let mut state = self.state();
         let size = state.gradient.len();
@@ -178,7 +178,8 @@ impl Simulator {
         load_published(&self.published)
     }
 
-    /// Checks a batch, waits for its simulated time, and fails if this failure is to be injected.
+    /// Checks a batch, waits for its simulated time, and returns an error if the configuration
+    /// makes this batch fail.
     async fn admit_batch(&self, batch: &TreeBatch) -> Result<(), PolicyError> {
         self.check(batch)?;
         self.device.learn(batch.tokens.len()).await;
@@ -191,8 +192,8 @@ impl Simulator {
         Ok(())
     }
 
-    /// Checks that every token of the batch is in the vocabulary and every sequence fits the
-    /// context.
+    /// Checks that every token of the batch is in the vocabulary and that every sequence fits into
+    /// the context.
     fn check(&self, batch: &TreeBatch) -> Result<(), PolicyError> {
         let SimulatorConfig { vocabulary, context, .. } = self.config;
         if let Some(token) = batch.tokens.iter().find(|&&token| token as usize >= vocabulary) {
@@ -217,7 +218,8 @@ fn load_published(published: &Mutex<Arc<PublishedWeights>>) -> Arc<PublishedWeig
     published.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// The part of a row of logits that sampling and training share.
+/// Distribution of the next token, computed from one row of the weight table. Sampling and training
+/// share this computation.
 struct Row {
     /// Probabilities at the requested temperature.
     probabilities: Vec<f64>,
@@ -226,7 +228,7 @@ struct Row {
 }
 
 impl Row {
-    /// Returns the `count` most likely tokens.
+    /// Returns the `count` most likely tokens with their log-probabilities.
     fn top(&self, count: usize) -> TopLogprobs {
         if count == 0 {
             return Vec::new();
@@ -236,15 +238,15 @@ impl Row {
         order.iter().take(count).map(|&id| (id as u32, self.logprobs[id] as f32)).collect()
     }
 
-    /// Returns the entropy in nats.
+    /// Returns the entropy of the distribution in nats.
     fn entropy(&self) -> f64 {
         -self.probabilities.iter().zip(&self.logprobs).map(|(p, l)| p * l).sum::<f64>()
     }
 }
 
 impl SimulatorConfig {
-    /// Returns the index of the first weight of the row that the end of `history` selects (FNV-1a
-    /// over the last tokens and their number).
+    /// Returns the index of the first weight of the table row that the end of `history` selects
+    /// (FNV-1a hash of the last tokens and their number).
     fn row(&self, history: &[u32]) -> usize {
         let recent = &history[history.len().saturating_sub(self.order)..];
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
@@ -269,8 +271,8 @@ impl SimulatorConfig {
     }
 }
 
-/// Returns the last `order` tokens before the target in its sequence. The predictor is the last of
-/// them.
+/// Returns the last `order` tokens before a target in its sequence. The token `predictor` is the
+/// last of them.
 fn history(batch: &TreeBatch, predictor: u32, order: usize) -> Vec<u32> {
     let mut reversed = Vec::with_capacity(order);
     let mut node = batch.nodes.partition_point(|node| node.start <= predictor) - 1;

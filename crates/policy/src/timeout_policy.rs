@@ -19,18 +19,18 @@ use levade_rl::Loss;
 use levade_tree::TreeBatch;
 use tokio::sync::Notify;
 
-/// A policy whose calls finish within `timeout`, or fail with [`PolicyError::Deadline`] and the
-/// pending operation. A device that hangs therefore ends the run, which can resume from its last
-/// checkpoint, instead of blocking it. An update has this deadline for each micro-batch and for the
-/// optimizer step. The tokens of a completion arrive on its stream, whose reader sets their
-/// deadline.
+/// Wrapper of a policy with a timeout for each call. A call that takes longer than `timeout` fails
+/// with [`PolicyError::Deadline`], which names the pending operation. A device that hangs therefore
+/// ends the run, which can resume from its last checkpoint, instead of blocking it. An update has
+/// this deadline for each micro-batch and for the optimizer step. The tokens of a completion arrive
+/// on its stream, whose reader sets their deadline.
 pub struct TimeoutPolicy<P: ?Sized> {
     policy: Arc<P>,
     timeout: Duration,
 }
 
 impl<P: ?Sized> TimeoutPolicy<P> {
-    /// Creates a policy that allows each call of `policy` at most `timeout`.
+    /// Creates a policy that allows each call of `policy` to take at most `timeout`.
     pub fn new(policy: Arc<P>, timeout: Duration) -> Self {
         TimeoutPolicy { policy, timeout }
     }

@@ -11,7 +11,8 @@ use tokio::task::JoinSet;
 use crate::process_time::with_timeout;
 use crate::{PolicyError, Sampler, WeightsRef};
 
-/// Lets all samplers load published weights concurrently. Each sampler has a name that errors use.
+/// Lets all samplers load published weights concurrently. Each sampler comes with a name for error
+/// messages.
 ///
 /// # Errors
 /// Returns [`PolicyError::Deadline`] with the names of all samplers that have not loaded the

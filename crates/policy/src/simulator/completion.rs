@@ -16,16 +16,16 @@ pub(super) struct CompletionTask {
     pub(super) config: SimulatorConfig,
     pub(super) published: Arc<Mutex<Arc<PublishedWeights>>>,
     pub(super) request: SampleRequest,
-    /// Constraint of the grammar, if the request has one.
+    /// Grammar constraint of the completion; `None` if the request has no grammar.
     pub(super) constraint: Option<Box<dyn Constraint>>,
-    /// Notified when weights are published.
+    /// Signal that is sent when weights are published.
     pub(super) published_signal: Arc<Notify>,
     pub(super) device: Arc<Device>,
     pub(super) handle: Arc<CompletionHandle>,
 }
 
 impl CompletionTask {
-    /// Computes the log-probabilities of the prompt's tokens except the first.
+    /// Computes the log-probabilities of the prompt's tokens, except the first token.
     fn score(&self, weights: &[f32]) -> SampleEvent {
         let SampleRequest { prompt, params, .. } = &self.request;
         let count = params.prompt_logprobs.unwrap_or(0);
