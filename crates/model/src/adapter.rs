@@ -13,12 +13,12 @@ use serde_json::{Map, Value};
 use crate::keys::Keys;
 use crate::{ModelConfig, ModelError, placeholder};
 
-/// Hint in errors about adapters that are more than plain LoRA.
+/// Advice in errors about adapters that are not plain LoRA.
 pub const MERGE: &str = "Levade runs plain LoRA adapters only: merge the adapter into its base \
     with PEFT (merge_and_unload), and use the result";
 
-/// Keys that do not affect inference: how and with what the adapter was trained, and options of
-/// variants that are disabled.
+/// Keys of `adapter_config.json` that do not affect inference: how and with what the adapter was
+/// trained, and options of variants that are disabled.
 const WITHOUT_EFFECT: [&str; 10] = [
     "auto_mapping",
     "base_model_class",
@@ -36,21 +36,22 @@ const WITHOUT_EFFECT: [&str; 10] = [
 /// (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) modify them.
 const BEGINNINGS: [&str; 4] = ["gaussian", "orthogonal", "eva", "mica"];
 
-/// The contents of an `adapter_config.json`.
+/// Contents of the `adapter_config.json` of a LoRA adapter.
 #[derive(Debug)]
 pub struct AdapterConfig {
     path: PathBuf,
-    /// Base model: an existing path, or a name on the hub, with `@REVISION` appended if the file
-    /// sets a revision. `None` if the file does not name a base.
+    /// Base model: an existing path, or a name on the hub, followed by `@REVISION` if the file sets
+    /// a revision. `None` if the file does not name a base.
     pub base: Option<String>,
-    /// Default rank. `rank_pattern` can override it per module, see [`AdaptedModule::rank`].
+    /// Default rank of the adapted modules. `rank_pattern` can override it per module, see
+    /// [`AdaptedModule::rank`].
     pub rank: usize,
     /// Default numerator of the scale. `alpha_pattern` can override it per module, see
     /// [`AdaptedModule::alpha`].
     pub alpha: f32,
     /// Whether the scale is alpha / √rank (rsLoRA) instead of alpha / rank.
     pub rank_stabilized: bool,
-    /// Notes for the user about the file's contents.
+    /// Notes for the user about the contents of the configuration file.
     pub notes: Vec<String>,
     targets: Selection,
     exclude: Option<Selection>,
@@ -60,18 +61,19 @@ pub struct AdapterConfig {
     alphas: Vec<(Regex, f32)>,
 }
 
-/// A linear module of the base that has an adapter.
+/// Linear module of the base model that has a low-rank adapter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdaptedModule {
-    /// Full name in the base, such as `model.layers.0.self_attn.q_proj`.
+    /// Full name of the module in the base model, such as `model.layers.0.self_attn.q_proj`.
     pub name: String,
-    /// Number of rows of A and of columns of B; from 1 to the base's hidden size.
+    /// Rank of the adapter: the number of rows of A and of columns of B; from 1 to the base's
+    /// hidden size.
     pub rank: usize,
-    /// Numerator of the scale; positive and finite.
+    /// Numerator of the scale alpha / rank; positive and finite.
     pub alpha: f32,
 }
 
-/// A rule that selects modules of the base.
+/// Rule that selects modules of the base model.
 #[derive(Debug)]
 enum Selection {
     /// Modules whose full name, or a suffix of it after a dot, is in the list.
@@ -83,7 +85,7 @@ enum Selection {
 }
 
 impl AdapterConfig {
-    /// File name of the configuration. A directory with this file contains an adapter.
+    /// File name of an adapter's configuration. A directory with this file contains an adapter.
     pub const FILE: &str = "adapter_config.json";
 
     /// Reads the configuration of the adapter in the directory `dir`.
@@ -210,8 +212,8 @@ impl AdapterConfig {
         Ok(modules)
     }
 
-    /// Returns whether the module `name` is adapted, as PEFT's `check_target_module_exists` decides
-    /// it.
+    /// Returns whether the adapter adapts the module `name`. Decides like PEFT's
+    /// `check_target_module_exists`.
     fn is_on(&self, name: &str) -> bool {
         if self.exclude.as_ref().is_some_and(|exclude| exclude.takes(name)) {
             return false;
@@ -256,7 +258,8 @@ impl Selection {
     }
 }
 
-/// Parses a selection rule from `key`. Returns `None` if the key is absent or its list is empty.
+/// Parses a selection rule from the value of `key`. Returns `None` if the key is absent or its list
+/// is empty.
 fn selection(keys: &Keys, key: &str) -> Result<Option<Selection>, ModelError> {
     let Some(value) = keys.get(key) else { return Ok(None) };
     if let Some(text) = value.as_str() {
@@ -282,7 +285,8 @@ fn regex(keys: &Keys, key: &str, pattern: &str) -> Result<Regex, ModelError> {
     })
 }
 
-/// Returns a string, or a list of strings, as a list. `None` for any other JSON value.
+/// Converts a JSON string, or a JSON list of strings, to a list. Returns `None` for any other JSON
+/// value.
 fn texts(value: &Value) -> Option<Vec<String>> {
     match value {
         Value::Array(list) => list.iter().map(|text| text.as_str().map(str::to_owned)).collect(),
@@ -294,8 +298,8 @@ fn index(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|index| index.try_into().ok())
 }
 
-/// Parses `rank_pattern` or `alpha_pattern`. Each pattern must match a full name or a suffix of it
-/// that follows a dot.
+/// Parses the patterns in `rank_pattern` or `alpha_pattern`, with their values. A pattern must
+/// match a full module name, or a suffix of the name that follows a dot.
 fn compile_patterns<T>(
     keys: &Keys,
     key: &str,
@@ -316,7 +320,7 @@ fn compile_patterns<T>(
 }
 
 /// Returns the value of the first pattern that matches the module `name`, or `None` if no pattern
-/// does.
+/// matches.
 fn own<T: Copy>(patterns: &[(Regex, T)], name: &str) -> Option<T> {
     patterns
         .iter()

@@ -18,26 +18,26 @@ use crate::files::{read_if_exists, read_json};
 use crate::keys::Keys;
 use crate::{ModelError, Parameter, SafetensorsFile};
 
-/// Query instruction of BGE's English models.
+/// Instruction that BGE's English models expect before a query.
 const BGE_QUERY: &str = "Represent this sentence for searching relevant passages: ";
-/// Prefixes of names of tensors that are ignored: files contain them, but retrieval does not need
-/// them.
+/// Prefixes of the names of tensors that are ignored: encoder files contain these tensors, but
+/// retrieval does not need them.
 const UNUSED: [&str; 4] =
     ["pooler.", "embeddings.position_ids", "cls.", "embeddings.token_type_ids"];
 
-/// The method that reduces the token vectors of a text to one vector.
+/// Method that reduces the token vectors of a text to one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
-    /// The mean over all tokens.
+    /// The mean of the vectors of all tokens.
     Mean,
-    /// The vector of the first token, `[CLS]`.
+    /// The vector of the first token, which is `[CLS]`.
     Cls,
 }
 
-/// The architecture and text settings of an encoder.
+/// Architecture and text settings of a text encoder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderConfig {
-    /// Width of the residual stream, and of a text's vector.
+    /// Width of the residual stream, and of the vector of a text.
     pub hidden: usize,
     /// Width of the feed-forward layer.
     pub intermediate: usize,
@@ -47,27 +47,27 @@ pub struct EncoderConfig {
     pub heads: usize,
     /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Number of position embeddings.
+    /// Number of position embeddings, which limits the length of a text.
     pub positions: usize,
-    /// Number of token type embeddings, at least 1. Texts use the first.
+    /// Number of token type embeddings, at least 1. Texts use the first type.
     pub types: usize,
     /// Epsilon of layer norms; 1e-12 by default.
     pub norm_epsilon: f32,
-    /// Method by which token vectors become one vector.
+    /// Method that reduces the token vectors of a text to one vector.
     pub pooling: Pooling,
-    /// Maximum number of tokens of a text, special tokens included; `positions` by default.
+    /// Maximum number of tokens of a text, including special tokens; `positions` by default.
     pub max_tokens: usize,
-    /// Prefix of queries; may be empty.
+    /// Text that is prepended to queries; may be empty.
     pub query_prefix: String,
-    /// Prefix of passages; may be empty.
+    /// Text that is prepended to passages; may be empty.
     pub passage_prefix: String,
 }
 
-/// An encoder on disk whose tensors have been checked against its configuration.
+/// Text encoder on disk whose tensors have been checked against its configuration.
 pub struct EncoderFiles {
-    /// Architecture and text settings.
+    /// Architecture and text settings of the encoder.
     pub config: EncoderConfig,
-    /// Contents of `tokenizer.json`.
+    /// Contents of the encoder's `tokenizer.json`.
     pub tokenizer: Vec<u8>,
     path: PathBuf,
     weights: SafetensorsFile,
@@ -123,7 +123,7 @@ impl EncoderFiles {
         &self.path
     }
 
-    /// Checks that every required tensor exists with its shape, and that no unknown tensor does.
+    /// Checks that the files contain every required tensor with its shape, and no unknown tensor.
     fn check(&self) -> Result<(), ModelError> {
         let wanted = self.config.parameters();
         for Parameter { name, shape } in &wanted {
@@ -247,7 +247,7 @@ fn linear_parameters(name: &str, inputs: usize, outputs: usize) -> [Parameter; 2
     ]
 }
 
-/// Parses the architecture from `config.json`, with default text settings.
+/// Parses the architecture of an encoder from `config.json`. Text settings get their defaults.
 fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, ModelError> {
     let keys = Keys::new(path, "", object);
     let family = keys.text("model_type")?.unwrap_or_default();
@@ -380,8 +380,8 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Sets the maximum number of tokens from `sentence_bert_config.json`, if that exists. The value is
-/// limited to the number of position embeddings, and is at least 3.
+/// Sets the maximum number of tokens from `sentence_bert_config.json`, if that file exists. The
+/// value is limited to the number of position embeddings, and is at least 3.
 fn length(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     let path = dir.join("sentence_bert_config.json");
     if let Some(object) = read_json(&path)? {
@@ -391,8 +391,9 @@ fn length(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Sets the prefixes. If `config_sentence_transformers.json` has a query prompt, its prompts are
-/// used. Otherwise, E5 and BGE are recognized by `name` or by the name in `config.json` (`object`).
+/// Sets the prefixes of queries and passages. If `config_sentence_transformers.json` has a query
+/// prompt, its prompts are used. Otherwise, E5 and BGE are recognized by `name` or by the name in
+/// `config.json` (`object`).
 fn prefixes(
     dir: &Path,
     name: &str,

@@ -7,8 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A family of model architectures. Each variant lists how the family differs from the common
-/// blocks.
+/// Family of model architectures. Each variant lists how the family differs from the common
+/// transformer blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
@@ -28,26 +28,26 @@ pub enum Family {
     SmolLm3,
 }
 
-/// The properties of a model family: a row of the table.
+/// Properties of a model family, which form one row of the table of families.
 #[derive(Debug)]
 pub struct Traits {
-    /// The family.
+    /// Family that has these properties.
     pub family: Family,
-    /// Name in messages.
+    /// Name of the family in messages.
     pub title: &'static str,
-    /// Further models with the same blocks, for messages; may be empty.
+    /// Names of further models with the same blocks, for messages; may be empty.
     pub relatives: &'static str,
-    /// `model_type` in a `config.json`.
+    /// Value of `model_type` in the family's `config.json` files.
     pub model_type: &'static str,
-    /// `model_type` of multimodal (text and image) models whose text model belongs to this family.
-    /// `None` if there are none.
+    /// Value of `model_type` of multimodal (text and image) models whose text model belongs to this
+    /// family. `None` if there are no such models.
     pub model_type_with_images: Option<&'static str>,
-    /// Model class in transformers.
+    /// Name of the family's model class in transformers.
     pub class: &'static str,
     /// Properties of the family's GGUF files. `None` if these files have another family's
     /// architecture.
     pub gguf: Option<Gguf>,
-    /// Computation of every block.
+    /// Computation that every block of the family performs.
     pub blocks: Blocks,
     /// Whether queries and keys are normalized per head.
     pub qk_norm: bool,
@@ -55,34 +55,35 @@ pub struct Traits {
     pub attention_bias: AttentionBias,
     /// Whether files may enable biases in the feed-forward part.
     pub mlp_bias: bool,
-    /// Layers with a sliding window.
+    /// Layers that have a sliding window.
     pub windows: Windows,
     /// Default interval n of layers without rotary embedding: every n-th layer, unless the file
     /// lists them. `None` if all layers have rotary embedding.
     pub unrotated_interval: Option<usize>,
-    /// Default rotary base of layers with a sliding window. `None` if they use the same base as all
-    /// layers.
+    /// Default rotary base of layers with a sliding window. `None` if these layers use the same
+    /// base as all other layers.
     pub local_theta: Option<f32>,
-    /// Default square of the divisor of attention scores. `None` if it is always the head's width.
+    /// Default for the number whose square root divides attention scores. `None` if it is always
+    /// the width of a head.
     pub query_scalar: Option<f32>,
     /// Keys of `config.json` that are rejected if set, because they change the computation.
     pub rejected_keys: &'static [&'static str],
-    /// Values of keys that `config.json` does not contain.
+    /// Values of keys that a `config.json` does not contain.
     pub defaults: Defaults,
 }
 
-/// The activation function of the feed-forward gate.
+/// Activation function of the feed-forward gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
-    /// x / (1 + exp(−x)).
+    /// SiLU: x / (1 + exp(−x)).
     Silu,
-    /// x Φ(x), where Φ is approximated with tanh (Hendrycks & Gimpel 2016): `gelu_pytorch_tanh` in
-    /// transformers.
+    /// GELU: x Φ(x), where Φ is approximated with tanh (Hendrycks & Gimpel 2016);
+    /// `gelu_pytorch_tanh` in transformers.
     GeluTanh,
 }
 
-/// The computation of a block, independent of its sizes. If two families have equal values, the
-/// same weights compute the same function in both.
+/// Computation of a transformer block, independent of its sizes. If two families have equal values,
+/// the same weights compute the same function in both.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Blocks {
     /// Number that norms add to their weight: 0 or 1.
@@ -96,7 +97,7 @@ pub struct Blocks {
     pub activation: Activation,
 }
 
-/// The attention projections of a family that have biases.
+/// Attention projections of a family that have biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionBias {
     /// The query, key and value projections always have biases. The output projection never has
@@ -104,12 +105,13 @@ pub enum AttentionBias {
     QueryKeyValue,
     /// No projection has a bias.
     Never,
-    /// All projections have biases if `attention_bias` is set in `config.json`, otherwise none has.
+    /// All projections have biases if `attention_bias` is set in `config.json`. Otherwise no
+    /// projection has a bias.
     Configured,
 }
 
-/// The layers of a family that have a sliding window. The window size is that of the file, or the
-/// family's default; `null` or 0 in the file disables windows. Unless the variant is
+/// Layers of a family that have a sliding window. The window size is the size in the file or, by
+/// default, the family's; `null` or 0 in the file disables windows. Unless the variant is
 /// [`Self::Never`] or [`Self::Every`], the file can list the layers in `layer_types`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Windows {
@@ -117,34 +119,36 @@ pub enum Windows {
     Never,
     /// All layers have a window.
     Every,
-    /// All layers except every n-th layer, where n is the value. The file can set another n.
+    /// All layers except every n-th layer have a window, where n is the value. The file can set
+    /// another n.
     AllExceptEveryNth(usize),
-    /// Layers with index `max_window_layers` or higher, if `use_sliding_window` is set.
+    /// Layers with index `max_window_layers` or higher have a window, if `use_sliding_window` is
+    /// set.
     Last,
-    /// Layers without rotary embedding, if `use_sliding_window` is set.
+    /// Layers without rotary embedding have a window, if `use_sliding_window` is set.
     Unrotated,
 }
 
-/// The properties of a family's GGUF files.
+/// Properties of the GGUF files of a model family.
 #[derive(Debug)]
 pub struct Gguf {
-    /// Value of `general.architecture`.
+    /// Value of the metadata key `general.architecture`.
     pub architecture: &'static str,
     /// Whether converters reorder the rows of each head so that the two elements of a rotary pair
     /// are adjacent. If `false`, the rows are in two halves, as in Hugging Face files.
     pub interleaved: bool,
-    /// Rotary base that GGUF runtimes use if the file does not set one.
+    /// Rotary base that GGUF runtimes use if the file does not set a base.
     pub theta: f32,
 }
 
-/// The values that transformers uses for keys that `config.json` does not contain. `None` if the
-/// key is required, or if the value is computed from other keys.
+/// Values that transformers uses for keys that `config.json` does not contain. `None` if the key is
+/// required, or if the value is computed from other keys.
 #[derive(Debug)]
 pub struct Defaults {
     pub(crate) heads: Option<usize>,
-    /// `None` means as many as query heads.
+    /// Number of key and value heads; `None` means as many as query heads.
     pub(crate) kv_heads: Option<usize>,
-    /// `None` means the hidden size divided by the number of heads.
+    /// Width of a head; `None` means the hidden size divided by the number of heads.
     pub(crate) head_dim: Option<usize>,
     pub(crate) vocabulary: Option<usize>,
     pub(crate) context: usize,
@@ -154,8 +158,8 @@ pub struct Defaults {
     pub(crate) window: Option<usize>,
 }
 
-/// Common properties: a plain Llama block without names. Each row of the table specifies only
-/// differences.
+/// Properties of a plain Llama block, without names. Each row of the table of families specifies
+/// only its differences from these.
 const PLAIN: Traits = Traits {
     family: Family::Llama,
     title: "",
@@ -192,7 +196,7 @@ const DEFAULTS: Defaults = Defaults {
     window: None,
 };
 
-/// The table, in the order of the variants of [`Family`].
+/// Table of all model families, in the order of the variants of [`Family`].
 static TRAITS: [Traits; 6] = [
     Traits {
         family: Family::Llama,
@@ -299,13 +303,13 @@ impl Family {
 }
 
 impl Traits {
-    /// Returns the first family for which `matches` returns `true`.
+    /// Returns the properties of the first family for which `matches` returns `true`.
     pub(crate) fn find(matches: impl Fn(&Traits) -> bool) -> Option<&'static Self> {
         TRAITS.iter().find(|traits| matches(traits))
     }
 
-    /// Returns a list such as "a, b and c" of the names that `name` returns for the families.
-    /// Families for which it returns `None` are left out.
+    /// Returns a text such as "a, b and c" that lists the names that `name` returns for the
+    /// families. Families for which `name` returns `None` are left out.
     pub(crate) fn list(name: impl Fn(&Traits) -> Option<String>) -> String {
         let names: Vec<String> = TRAITS.iter().filter_map(name).collect();
         match names.split_last() {
@@ -314,7 +318,7 @@ impl Traits {
         }
     }
 
-    /// Returns `name`, followed by the relatives of the family in parentheses if there are any.
+    /// Returns `name`, followed by the family's relatives in parentheses if the family has any.
     pub(crate) fn with_relatives(&self, name: &str) -> String {
         if self.relatives.is_empty() {
             name.to_owned()
@@ -325,7 +329,8 @@ impl Traits {
 }
 
 impl Windows {
-    /// Returns whether layers have sliding windows only if `use_sliding_window` is set.
+    /// Returns whether the layers of the family have sliding windows only if `use_sliding_window`
+    /// is set.
     pub(crate) fn are_switched(self) -> bool {
         matches!(self, Self::Last | Self::Unrotated)
     }

@@ -14,7 +14,7 @@ use crate::{
     placeholder,
 };
 
-/// A weight tensor, row-major.
+/// Weight tensor, with values in row-major order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
     /// Shape of the tensor. A projection is `[outputs, inputs]`.
@@ -23,7 +23,7 @@ pub struct Tensor {
     pub data: Vec<f32>,
 }
 
-/// An open model: configuration, tokenizer and weights. Weights stay on disk until they are read.
+/// Open model: configuration, tokenizer and weights. Weights stay on disk until they are read.
 ///
 /// [`Self::open`] checks that the files contain every parameter of the configuration, with its
 /// shape and in a readable type, and no other tensors.
@@ -42,10 +42,10 @@ pub struct ModelFiles {
     weights: Weights,
 }
 
-/// The weight files of a model.
+/// Weight files of a model.
 enum Weights {
-    /// The files of a Hugging Face directory. `file_by_tensor` maps the name of a tensor to the
-    /// index of its file in `files`.
+    /// Files of a Hugging Face directory. `file_by_tensor` maps the name of a tensor to the index
+    /// of its file in `files`.
     Dir {
         files: Vec<SafetensorsFile>,
         file_by_tensor: HashMap<String, usize>,
@@ -358,7 +358,7 @@ fn read_embedding(
     file.read(name, &mut values).map(|()| values)
 }
 
-/// Reads a file. Returns `None` if it does not exist.
+/// Reads a file completely. Returns `None` if the file does not exist.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, or is a placeholder such as a Git LFS pointer.
@@ -382,8 +382,8 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Value>>, Model
     }
 }
 
-/// Returns the default template from the value of `chat_template`: a string, or a list of named
-/// templates.
+/// Returns the default chat template from the value of `chat_template`: a string, or a list of
+/// named templates.
 fn default_template(value: &Value) -> Option<String> {
     let template = match value {
         Value::Array(named) => named
@@ -395,7 +395,8 @@ fn default_template(value: &Value) -> Option<String> {
     template.as_str().map(str::to_string)
 }
 
-/// Extensions of files with pickled weights: PyTorch's own, and the shards of DeepSpeed and FSDP.
+/// Extensions of files with pickled weights: PyTorch's own extensions, and the shards of DeepSpeed
+/// and FSDP.
 const PICKLES: [&str; 6] = ["bin", "pt", "pth", "ckpt", "pkl", "distcp"];
 
 /// Returns the first name in `dir` of a file or directory with pickled weights, in alphabetical

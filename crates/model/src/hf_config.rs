@@ -17,22 +17,22 @@ use crate::family::{AttentionBias, Traits};
 use crate::keys::{Keys, token_ids};
 use crate::{Activation, ModelConfig, ModelError};
 
-/// Advice in the error for an unknown key.
+/// Advice in the error for an unknown key of `config.json`.
 const UNKNOWN: &str = "Levade does not know this key, which may change what the model computes: if \
     it does not, remove it from config.json";
 
-/// The parsed contents of a `config.json`.
+/// Parsed contents of a model's `config.json`.
 pub(crate) struct ParsedConfig {
     pub(crate) config: ModelConfig,
-    /// Notes for the user.
+    /// Notes for the user about the contents of the file.
     pub(crate) notes: Vec<String>,
-    /// Whether the text model is part of a larger model, whose other parts are not read.
+    /// Whether the text model is part of a larger model, whose remaining parts are not read.
     pub(crate) is_part: bool,
 }
 
 impl ModelConfig {
     /// Parses the contents of a Hugging Face `config.json`. `path` is the file's name in errors.
-    /// For a model that also reads images, the result describes only its text model.
+    /// For a model that also reads images, the result describes only the text model.
     ///
     /// # Errors
     /// Returns an error that names the key if a key is missing, cannot be parsed, or requests a
@@ -75,7 +75,7 @@ pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<ParsedConfig, ModelE
     Ok(ParsedConfig { config, notes, is_part: true })
 }
 
-/// Parses the configuration of a text model. Returns it with notes for the user.
+/// Parses the configuration of a text model. Returns the configuration with notes for the user.
 fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     let path = keys.path;
     let model_type = keys.require("model_type", keys.text("model_type")?)?;
@@ -174,7 +174,8 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     Ok((config, notes))
 }
 
-/// Returns the padding token. Files from the time of Llama 2 use −1 for "no padding token".
+/// Returns the id of the padding token. Files from the time of Llama 2 use −1 for "no padding
+/// token".
 fn pad(keys: &Keys) -> Result<Option<u32>, ModelError> {
     match keys.get("pad_token_id") {
         Some(value) if value.as_i64() == Some(-1) => Ok(None),
@@ -182,14 +183,14 @@ fn pad(keys: &Keys) -> Result<Option<u32>, ModelError> {
     }
 }
 
-/// Returns the number of key and value heads. It is the number of query heads if the file contains
-/// `null`, or if the key and `default` are absent.
+/// Returns the number of key and value heads. It equals the number of query heads if the file
+/// contains `null`, or if the key and `default` are absent.
 fn kv_heads(keys: &Keys, default: Option<usize>, heads: usize) -> Result<usize, ModelError> {
     let default = default.filter(|_| !keys.has("num_key_value_heads"));
     Ok(keys.size("num_key_value_heads")?.or(default).unwrap_or(heads))
 }
 
-/// Rejects quantized weights and models that need their own code.
+/// Returns an error if the weights are quantized or the model needs its own code.
 fn reject_custom_code(keys: &Keys) -> Result<(), ModelError> {
     keys.reject(
         "quantization_config",

@@ -6,11 +6,11 @@ use std::path::Path;
 use crate::ModelError;
 use crate::safetensors::SafetensorsFile;
 
-/// Name of the embedding within the decoder. It locates the decoder's tensors in a file.
+/// Name of the embedding tensor within the decoder. It locates the decoder's tensors in a file.
 const EMBEDDING: &str = "embed_tokens.weight";
 
-/// Components of names that no supported model has. Each row contains the components, what they
-/// show about the checkpoint, and what the user can do.
+/// Components of tensor names that no supported model has. Each row contains the components, what
+/// they show about the checkpoint, and what the user can do.
 const FOREIGN: [(&[&str], &str, &str); 8] = [
     (
         &["base_model", "base_layer", "lora_A", "lora_B", "lora_embedding_A"],
@@ -56,12 +56,13 @@ const FOREIGN: [(&[&str], &str, &str); 8] = [
     ),
 ];
 
-/// Components of names of tensors that a multimodal model has in addition to its text model.
+/// Components of the names of tensors that a multimodal model has in addition to the tensors of its
+/// text model.
 const IMAGES: [&str; 2] = ["vision_tower", "multi_modal_projector"];
 
-/// Converts the name of a tensor of a multimodal model to its name in the text model alone. Returns
-/// `None` if the name has no prefix to remove. Older files have the output head inside the text
-/// model, newer files outside of it.
+/// Converts the name of a tensor of a multimodal model to the tensor's name in the text model
+/// alone. Returns `None` if the name has no prefix to remove. Older files have the output head
+/// inside the text model, newer files outside of it.
 fn strip_part_prefix(name: &str) -> Option<String> {
     let decoder = name.strip_prefix("model.language_model.");
     decoder
@@ -136,8 +137,8 @@ fn rejection(path: &Path, name: &str, part: &str, shows: &str, way_out: &str) ->
     )
 }
 
-/// Returns the prefix of `name` up to and including the first component that no supported model
-/// has, with the last two fields of its row in [`FOREIGN`].
+/// Returns the prefix of the tensor name `name` up to and including the first component that no
+/// supported model has, with the last two fields of the component's row in [`FOREIGN`].
 fn foreign(name: &str) -> Option<(&str, &'static str, &'static str)> {
     let mut at = 0;
     for part in name.split('.') {

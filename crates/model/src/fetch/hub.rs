@@ -33,19 +33,19 @@ const COMPANIONS: [&str; 9] = [
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 ];
-/// Maximum number of consecutive failed requests. After a request that received bytes of the file,
-/// the count restarts at 1.
+/// Maximum number of consecutive failed requests for a file. After a request that received bytes of
+/// the file, the count restarts at 1.
 const ATTEMPTS: u32 = 5;
 
-/// A client of the hub.
+/// Client of the Hugging Face hub.
 pub(super) struct Hub {
     settings: Settings,
     agent: Agent,
-    /// Wait before the first retry. It doubles with each further failure in a row.
+    /// Wait before the first retry. The wait doubles with each further failure in a row.
     pause: Duration,
 }
 
-/// The hub's response about a revision.
+/// Response of the hub about a revision of a model.
 #[derive(Deserialize)]
 struct Revision {
     sha: String,
@@ -73,17 +73,17 @@ impl RemoteFile {
     }
 }
 
-/// The completion marker of a revision: the contents of a JSON file in `.levade`.
+/// Completion marker of a revision, which is stored as a JSON file in `.levade`.
 #[derive(Serialize, Deserialize)]
 struct CompleteMarker {
     commit: String,
-    /// Names of the files, and their sizes in bytes.
+    /// Names of the revision's files, with their sizes in bytes.
     files: Vec<(String, u64)>,
 }
 
 impl Hub {
-    /// Creates a client with the server, token and cache that the environment sets; see
-    /// [`super::cache`].
+    /// Creates a client with the server, token and cache directory that environment variables set;
+    /// see [`super::cache`].
     pub(super) fn from_env() -> Result<Self, ModelError> {
         let settings = Settings::read(|name| std::env::var(name).ok())?;
         Ok(Self::new(settings, Duration::from_secs(1)))
@@ -236,7 +236,8 @@ impl Hub {
         request.call()
     }
 
-    /// Creates the error for a status that is permanent, or that persisted through all retries.
+    /// Creates the error for an HTTP status that is permanent, or that persisted through all
+    /// retries.
     fn rejection(&self, what: &str, status: StatusCode) -> ModelError {
         match status.as_u16() {
             401 | 403 => self.fail(
@@ -254,7 +255,7 @@ impl Hub {
         }
     }
 
-    /// Requests the commit and the list of files of a revision.
+    /// Requests the commit and the list of files of a revision from the hub.
     fn resolve(&self, id: &str, revision: &str, progress: Report) -> Result<Revision, ModelError> {
         let url = format!(
             "{}/api/models/{id}/revision/{}?blobs=true",
@@ -293,8 +294,8 @@ impl Hub {
         std::thread::sleep(self.pause * (1 << failures.saturating_sub(1).min(4)));
     }
 
-    /// Returns the files of a model: weights and [`COMPANIONS`]. If the weights are in shards,
-    /// downloads the index that lists them.
+    /// Returns the files of a model to download: weights and [`COMPANIONS`]. If the weights are in
+    /// shards, downloads the index that lists the shards.
     ///
     /// # Errors
     /// Returns an error if the model has no `config.json` or no safetensors weights, or if a shard
@@ -368,8 +369,8 @@ impl Hub {
         Ok(files)
     }
 
-    /// Downloads one file into `snapshot`, unless it is already there with the right size. Resumes
-    /// a partial download, and retries failures that may be temporary.
+    /// Downloads one file into `snapshot`, unless the snapshot already contains the file with the
+    /// right size. Resumes a partial download, and retries failures that may be temporary.
     ///
     /// # Errors
     /// Returns [`ModelError::Checksum`] if the SHA-256 is wrong, and an error if the file cannot be
@@ -502,7 +503,7 @@ impl Hub {
     }
 }
 
-/// The reason why a request did not complete a file.
+/// Reason why a request did not complete the download of a file.
 enum DownloadError {
     /// The connection failed or the body was incomplete. A retry may succeed.
     Truncated(String),
@@ -537,7 +538,7 @@ fn copy(
     }
 }
 
-/// Returns whether an error status may be temporary, so that a retry may succeed.
+/// Returns whether an HTTP error status may be temporary, so that a retry may succeed.
 fn is_passing(status: StatusCode) -> bool {
     status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429)
 }
@@ -557,7 +558,7 @@ fn find_complete(snapshot_dir: impl Fn(&str) -> PathBuf, mark: &Path) -> Option<
     is_complete.then_some(snapshot)
 }
 
-/// Percent-encodes a revision for a URL.
+/// Percent-encodes a revision for use in a URL.
 fn percent_encode(text: &str) -> String {
     text.bytes()
         .map(|byte| {
@@ -570,7 +571,7 @@ fn percent_encode(text: &str) -> String {
         .collect()
 }
 
-/// Returns the name of a revision's marker file, without extension.
+/// Returns the name of a revision's completion marker file, without extension.
 fn file_name(revision: &str) -> String {
     format!("revision-{}", percent_encode(revision).replace('%', "+"))
 }

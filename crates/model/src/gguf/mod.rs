@@ -18,7 +18,7 @@ use memmap2::Mmap;
 use self::read::{Directory, Entry};
 use crate::{GgufTokenizer, ModelConfig, ModelError, SpecialTokens};
 
-/// An open GGUF file whose layout has been checked.
+/// Open GGUF file whose layout has been checked.
 pub(crate) struct GgufFile {
     path: PathBuf,
     bytes: Mmap,
@@ -26,7 +26,7 @@ pub(crate) struct GgufFile {
     config: ModelConfig,
 }
 
-/// An open GGUF file with the model configuration, tokenizer and chat template from its metadata.
+/// Open GGUF file with the model configuration, tokenizer and chat template from its metadata.
 pub(crate) struct GgufContents {
     pub(crate) file: GgufFile,
     pub(crate) config: ModelConfig,
@@ -63,14 +63,14 @@ impl GgufFile {
         &self.path
     }
 
-    /// Returns the shape of the parameter with this Hugging Face name, or `None` if the file does
-    /// not contain it.
+    /// Returns the shape of the parameter with the Hugging Face name `name`, or `None` if the file
+    /// does not contain the parameter.
     pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
         self.find(name).map(|(entry, ..)| entry.shape.as_slice())
     }
 
-    /// Returns the names and shapes of tensors that are not parameters of the model. The names are
-    /// those in the file.
+    /// Returns the shapes of tensors that are not parameters of the model, with the names that the
+    /// tensors have in the file.
     pub(crate) fn unexpected(&self) -> Vec<(String, Vec<usize>)> {
         let parameters = self.config.parameters();
         let known: std::collections::HashSet<String> = parameters

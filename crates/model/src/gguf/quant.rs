@@ -7,7 +7,7 @@
 
 use half::{bf16, f16};
 
-/// A number format of tensors in GGUF files.
+/// Number format in which a GGUF file stores a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encoding {
     F32,
@@ -27,7 +27,8 @@ impl Encoding {
     pub(super) const NAMES: &'static str =
         "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K";
 
-    /// Returns the encoding with this type number in GGUF, or `None` if it is not supported.
+    /// Returns the encoding with the GGUF type number `kind`, or `None` if Levade does not support
+    /// it.
     pub(super) fn from_type_number(kind: u32) -> Option<Self> {
         Some(match kind {
             0 => Self::F32,
@@ -45,7 +46,8 @@ impl Encoding {
         })
     }
 
-    /// Returns the name of an unsupported encoding, for error messages.
+    /// Returns the name of the unsupported encoding with the GGUF type number `kind`, for error
+    /// messages.
     pub(super) fn foreign_name(kind: u32) -> String {
         let name = match kind {
             9 => "Q8_1",
@@ -62,7 +64,7 @@ impl Encoding {
         format!("{name} (type {kind})")
     }
 
-    /// Returns the number of values in a block and its size in bytes.
+    /// Returns the number of values in one block of the encoding, and the size of a block in bytes.
     pub(super) fn block(self) -> (usize, usize) {
         match self {
             Self::F32 => (1, 4),
@@ -135,7 +137,7 @@ fn each<const BYTES: usize, const VALUES: usize>(
     }
 }
 
-/// Returns the f16 at byte offset `at` of a block, as f32.
+/// Returns the f16 number at byte offset `at` of a block, as f32.
 fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use super::quant::Encoding;
 use crate::ModelError;
 
-/// A metadata value. Integers of all widths share one variant, because writers choose different
-/// widths.
+/// Metadata value of a GGUF file. Integers of all widths share one variant, because writers choose
+/// different widths.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Integer(i128),
@@ -24,7 +24,7 @@ pub(super) enum Value {
     Texts(Vec<String>),
     Integers(Vec<i64>),
     Floats(Vec<f32>),
-    /// The length of a list whose elements are not needed.
+    /// List of another element type, whose elements are not needed. Contains the list's length.
     OtherList(usize),
 }
 
@@ -61,10 +61,11 @@ impl Value {
     }
 }
 
-/// An entry of the tensor directory.
+/// Entry of a GGUF file's tensor directory.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
-    /// Row-major shape, slowest dimension first: the reverse of the order in the file.
+    /// Row-major shape of the tensor, slowest dimension first: the reverse of the order in the
+    /// file.
     pub(super) shape: Vec<usize>,
     pub(super) encoding: Encoding,
     /// Offset of the tensor's data from the start of the file, in bytes. `start + bytes` is at most
@@ -73,7 +74,7 @@ pub(super) struct Entry {
     pub(super) bytes: usize,
 }
 
-/// The metadata and the tensor directory, which precede the data of a file.
+/// Metadata and tensor directory of a GGUF file, which precede the tensor data.
 #[derive(Debug)]
 pub(super) struct Directory {
     pub(super) metadata: Metadata,
@@ -81,7 +82,7 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Parses and checks the part of a file that precedes the data.
+    /// Parses and checks the metadata and the tensor directory, which precede the data of a file.
     pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Self, ModelError> {
         let mut input = Input { path, bytes, at: 0 };
         let magic = input.take(4, "its magic number")?;
@@ -138,7 +139,7 @@ impl Directory {
     }
 }
 
-/// A directory entry as stored in the file, with its dimensions reversed.
+/// Entry of the tensor directory as stored in the file, with its dimensions reversed.
 struct RawTensor {
     name: String,
     shape: Vec<usize>,
@@ -146,7 +147,7 @@ struct RawTensor {
     offset: u64,
 }
 
-/// Locates the bytes of every tensor, and checks that they lie in the file and do not overlap.
+/// Locates the bytes of every tensor, and checks that the bytes lie in the file and do not overlap.
 fn locate_tensors(
     input: &Input,
     raw: Vec<RawTensor>,
@@ -192,7 +193,7 @@ fn locate_tensors(
     Ok(tensors)
 }
 
-/// A cursor over the bytes of a file. `at` is the offset of the next byte to read.
+/// Cursor over the bytes of a GGUF file. `at` is the offset of the next byte to read.
 struct Input<'a> {
     path: &'a Path,
     bytes: &'a [u8],
@@ -352,7 +353,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Metadata by key. Records which keys have been read.
+/// Metadata of a GGUF file by key. Records which keys have been read.
 #[derive(Debug)]
 pub(super) struct Metadata {
     path: PathBuf,
@@ -372,7 +373,7 @@ impl Metadata {
         )
     }
 
-    /// Returns the error for a required key that is absent.
+    /// Creates the error for a required metadata key that is absent.
     pub(super) fn missing(&self, key: &str) -> ModelError {
         ModelError::config(&self.path, format!("metadata key {key} is missing"))
     }
@@ -408,7 +409,7 @@ impl Metadata {
         }
     }
 
-    /// Returns the value of a key as an integer ≥ 0, or `None` if the key is absent.
+    /// Returns the value of a metadata key as an integer ≥ 0, or `None` if the key is absent.
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         self.get(key, "an integer ≥ 0", |value| match value {
             Value::Integer(value) => usize::try_from(*value).ok(),
@@ -416,7 +417,7 @@ impl Metadata {
         })
     }
 
-    /// Returns the value of a key as a token id, or `None` if the key is absent.
+    /// Returns the value of a metadata key as a token id, or `None` if the key is absent.
     pub(super) fn token(&self, key: &str) -> Result<Option<u32>, ModelError> {
         self.get(key, "a token id", |value| match value {
             Value::Integer(value) => u32::try_from(*value).ok(),

@@ -23,7 +23,7 @@ pub(super) fn read(keys: &Keys, traits: &Traits, layers: usize) -> Result<Patter
 /// Returns the indices of the layers without rotary embedding. These are the layers whose
 /// `no_rope_layers` entry is 0: despite the key's name, SmolLM3 writes 1 for layers with the
 /// embedding. If the key is absent, every n-th layer has no rotary embedding. The set is empty for
-/// families whose layers all have it.
+/// families in which all layers have a rotary embedding.
 fn read_unrotated(
     keys: &Keys,
     traits: &Traits,
@@ -50,7 +50,8 @@ fn read_unrotated(
     }
 }
 
-/// Returns the size of the sliding window, in tokens, and the indices of the layers that have one.
+/// Returns the size of the sliding window, in tokens, and the indices of the layers that have a
+/// sliding window.
 fn windows(
     keys: &Keys,
     traits: &Traits,
@@ -127,7 +128,7 @@ fn layer_types(keys: &Keys, layers: usize) -> Result<Option<BTreeSet<usize>>, Mo
     Ok(Some((0..layers).filter(|layer| types[*layer] == SLIDING).collect()))
 }
 
-/// Returns the `layer_types` of a model with `layers` layers.
+/// Returns the value of `layer_types` that describes `pattern` in a model with `layers` layers.
 pub(super) fn to_layer_types(pattern: &Pattern, layers: usize) -> Vec<&'static str> {
     (0..layers)
         .map(|layer| if pattern.windowed.contains(&layer) { SLIDING } else { FULL })

@@ -7,8 +7,8 @@ use crate::keys::Keys;
 use crate::{ModelError, Rope, RopeScaling};
 
 /// Reads the rotary embedding of a model. Older files have `rope_theta` and `rope_scaling`; newer
-/// files have both in `rope_parameters`. If a file has both spellings, the older one applies, as in
-/// transformers. `theta` is the default base.
+/// files have both in `rope_parameters`. If a file has both spellings, the older spelling applies,
+/// as in transformers. `theta` is the default base.
 pub(super) fn rope(keys: &Keys, theta: f32, context: usize) -> Result<Rope, ModelError> {
     let theta = keys.float("rope_theta")?.unwrap_or(theta);
     let older = keys.object("rope_scaling")?.filter(|object| !object.is_empty());
@@ -23,10 +23,10 @@ pub(super) fn rope(keys: &Keys, theta: f32, context: usize) -> Result<Rope, Mode
     rope_from_object(&Keys::new(keys.path, outer, object), theta, trained, context)
 }
 
-/// Reads the two rotary embeddings of a family that has one for layers with full attention and one
-/// for layers with a sliding window, in this order. Newer files have an object for each kind of
-/// layer. Older files have a base for each kind, and one scaling, which applies to full attention.
-/// `theta` and `local` are the default bases.
+/// Reads two rotary embeddings: for layers with full attention, and for layers with a sliding
+/// window. Newer files have an object for each kind of layer. Older files have a base for each
+/// kind, and one scaling, which applies to full attention. `theta` and `local` are the default
+/// bases.
 pub(super) fn rope_by_kind(
     keys: &Keys,
     theta: f32,
@@ -52,8 +52,9 @@ pub(super) fn rope_by_kind(
     Ok(ropes)
 }
 
-/// Reads a rotary embedding from an object. `theta` is the default base. `trained` is the original
-/// context length, in tokens, that the file specifies outside of the object, if any.
+/// Reads a rotary embedding from a JSON object. `theta` is the default base. `trained` is the
+/// original context length, in tokens, that the file specifies outside of the object; `None` if it
+/// specifies none.
 fn rope_from_object(
     inner: &Keys,
     theta: f32,
@@ -154,8 +155,8 @@ fn yarn(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
 }
 
 impl RopeScaling {
-    /// Returns the context length before scaling, in tokens, or `None` if the scaling does not use
-    /// it.
+    /// Returns the context length before scaling, in tokens, or `None` if this scaling does not
+    /// depend on it.
     fn original_context(&self) -> Option<usize> {
         match *self {
             Self::None | Self::Linear { .. } => None,
