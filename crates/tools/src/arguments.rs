@@ -4,16 +4,16 @@ use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{JsonType, ValidationError, Validator};
 use serde_json::{Map, Value};
 
-/// Maximum number of characters of an error message, because the model may have written a value of
-/// any length.
+/// Maximum number of characters in an error message. It is needed because a message quotes a value
+/// that the model may have written with any length.
 const MAX_ERROR_CHARS: usize = 500;
 
-/// JSON schema of a tool's arguments.
+/// Validator of a tool call's arguments by a JSON schema.
 #[derive(Debug, Clone)]
 pub struct Arguments {
     validator: Validator,
     names: Vec<String>,
-    /// Names of optional arguments that cannot be null.
+    /// Names of optional arguments whose schema does not permit null.
     never_null: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ impl Arguments {
         Ok(Arguments { validator, names, never_null })
     }
 
-    /// Validates the arguments of a call and returns them without superfluous nulls.
+    /// Validates the arguments of a tool call and returns them without superfluous nulls.
     ///
     /// # Errors
     /// Returns an error under the conditions of [`Arguments::check`].
@@ -56,8 +56,8 @@ impl Arguments {
         self.check(&checked).map(|()| checked)
     }
 
-    /// Removes arguments that are null, optional and cannot be null: models write null for an
-    /// omitted argument.
+    /// Removes arguments that are null although they are optional and their schema does not permit
+    /// null: models write null for an omitted argument.
     fn remove_nulls(&self, arguments: &Map<String, Value>) -> Map<String, Value> {
         let non_null = arguments.iter().filter(|(name, value)| {
             !(value.is_null() && self.never_null.iter().any(|known| known == *name))
@@ -65,12 +65,12 @@ impl Arguments {
         non_null.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// Returns the names of the arguments, in the order of the schema.
+    /// Returns the names of the tool's arguments, in the order of the schema.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Checks the arguments of a call.
+    /// Checks the arguments of a tool call by the schema.
     ///
     /// # Errors
     /// Returns a message that names the first invalid, missing or unknown argument. For a missing
@@ -97,8 +97,8 @@ impl Arguments {
     }
 }
 
-/// Returns the first error. If it is a type error and the value also violates an enum, returns the
-/// error that lists the choices.
+/// Returns the first validation error. If it is a type error and the value also violates an enum,
+/// returns the error that lists the choices instead.
 fn first<'e, 'i>(errors: &'e [ValidationError<'i>]) -> Option<&'e ValidationError<'i>> {
     let first = errors.first()?;
     let is_type = matches!(first.kind(), ValidationErrorKind::Type { .. });
@@ -112,7 +112,7 @@ fn first<'e, 'i>(errors: &'e [ValidationError<'i>]) -> Option<&'e ValidationErro
         .or(Some(first))
 }
 
-/// Describes an error with the path of the value and all permitted choices.
+/// Describes a validation error with the path of the value and all permitted choices.
 fn describe_error(error: &ValidationError<'_>) -> String {
     let path = error.instance_path().as_str().trim_start_matches('/').replace('/', ".");
     let why = match error.kind() {
@@ -146,7 +146,8 @@ fn describe_error(error: &ValidationError<'_>) -> String {
     if path.is_empty() { why } else { format!("{path}: {why}") }
 }
 
-/// Returns a value as JSON, truncated because the model may have written a value of any length.
+/// Returns a JSON value as text, truncated because the model may have written a value of any
+/// length.
 fn shorten(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(MAX_ERROR_CHARS / 5) {

@@ -11,7 +11,8 @@ use serde_json::{Map, Value, json};
 
 use super::{CallError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
-/// `[[tool]] kind = "calculator"`: evaluates arithmetic expressions. It has no options.
+/// Options of `[[tool]] kind = "calculator"`, which evaluates arithmetic expressions. It has no
+/// options of its own.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CalculatorKeys {}
@@ -31,7 +32,7 @@ impl ToolOptions for CalculatorKeys {
     }
 }
 
-/// Evaluates one arithmetic expression per call. The argument is `expression`, a string.
+/// Tool that evaluates one arithmetic expression per call. The argument is `expression`, a string.
 /// [`evaluate`] describes the syntax and the output format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Calculator {
@@ -48,7 +49,7 @@ impl Default for Calculator {
 }
 
 impl Calculator {
-    /// Name of the tool.
+    /// Name of the tool by which the model calls it.
     pub const NAME: &'static str = CALCULATOR;
 
     /// Returns the description of the tool for the model.
@@ -69,7 +70,7 @@ impl Calculator {
         }
     }
 
-    /// Evaluates the expression in the arguments of a call.
+    /// Evaluates the expression in the arguments of a tool call.
     ///
     /// # Errors
     /// Returns an error if the arguments or the expression are invalid. Every failure is the fault

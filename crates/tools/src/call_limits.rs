@@ -10,8 +10,8 @@ use tokio::time::{Instant, sleep_until};
 use super::middleware::{MiddlewareToolbox, ToolMiddleware};
 use super::{Permit, Toolbox};
 
-/// Limits on a toolbox, over all its sessions. Sessions and calls wait for a permit before their
-/// timeouts start.
+/// Limits on the sessions and calls of a toolbox, over all its sessions. Sessions and calls wait
+/// for a permit before their timeouts start.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CallLimits {
     /// Maximum number of open sessions. `None` means no limit.
@@ -25,20 +25,21 @@ pub struct CallLimits {
     pub is_sequential: bool,
 }
 
-/// A toolbox whose calls obey [`CallLimits`].
+/// Toolbox whose sessions and calls obey [`CallLimits`].
 pub type LimitedToolbox = MiddlewareToolbox<Gate>;
 
-/// Semaphores and rate limiter that sessions and calls wait for.
+/// Semaphores and rate limiter for which sessions and calls wait.
 pub struct Gate {
     sessions: Option<Arc<Semaphore>>,
     permits: Option<Arc<Semaphore>>,
-    /// Interval between two call starts, and the earliest time of the next start.
+    /// Interval between the starts of two calls, and the earliest time of the next start. `None`
+    /// means no limit on the rate.
     pace: Option<(Duration, Mutex<Instant>)>,
     is_sequential: bool,
 }
 
 impl Gate {
-    /// Waits for a semaphore permit, and then for the time at which the call can start.
+    /// Waits for a semaphore permit, and then until the rate limit permits the call to start.
     async fn acquire_permit(&self) -> Permit {
         let permit = acquire(self.permits.as_ref()).await;
         if let Some((interval, next)) = &self.pace {
@@ -54,7 +55,7 @@ impl Gate {
     }
 }
 
-/// Waits for a permit of a semaphore. If there is no semaphore, returns at once.
+/// Waits for a permit of a semaphore. Returns at once if `semaphore` is `None`.
 async fn acquire(semaphore: Option<&Arc<Semaphore>>) -> Permit {
     let mut permit = Permit::default();
     if let Some(semaphore) = semaphore

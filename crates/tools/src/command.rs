@@ -14,7 +14,7 @@ use super::{
     CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
 };
 
-/// Number of bytes of output that are kept, separately from the start and from the end.
+/// Number of bytes of a program's output that are kept from the start, and as many from the end.
 const KEPT_OUTPUT_BYTES: usize = 512 << 10;
 
 /// Maximum number of characters of an error message that the model reads.
@@ -23,15 +23,15 @@ const MAX_ERROR_CHARS: usize = 2000;
 /// Exclusive limit on the length of a program argument, in bytes. Linux rejects longer arguments.
 const MAX_ARGUMENT_BYTES: usize = 128 << 10;
 
-/// `[[tool]] kind = "command"`: a program with its description for the model.
+/// Options of `[[tool]] kind = "command"`: a program with its description for the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommandKeys {
-    /// The program and its arguments. `{NAME}` in an element is replaced by the argument NAME of
-    /// the call. The element is omitted if that argument is null, or missing without a default.
+    /// Program and its arguments. `{NAME}` in an element is replaced by the argument NAME of the
+    /// tool call. The element is omitted if that argument is null, or missing without a default.
     /// `{{NAME}}` stands for the literal text `{NAME}`.
     pub command: Vec<String>,
-    /// Description for the model.
+    /// Description of the tool for the model.
     pub description: String,
     /// JSON schema of the tool's arguments. Empty means that the tool has no arguments.
     #[serde(default)]
@@ -47,7 +47,7 @@ pub struct CommandKeys {
 }
 
 impl CommandKeys {
-    /// Returns the complete schema of the arguments.
+    /// Returns the complete JSON schema of the tool's arguments.
     ///
     /// # Errors
     /// Returns an error if the schema does not describe an object.
@@ -89,7 +89,7 @@ impl ToolOptions for CommandKeys {
     }
 }
 
-/// A program as a tool.
+/// Tool that runs a program for each call.
 ///
 /// The program reads the arguments as one line of JSON on standard input as well. Its standard
 /// output is the tool result; an exit code other than 0 is a failure. No shell is involved. The
@@ -104,7 +104,7 @@ pub struct CommandTool {
     supervisor: Supervisor,
 }
 
-/// Element of a command: literal texts alternating with names of arguments.
+/// Element of a command, with literal texts and names of arguments alternating.
 type Element = Vec<TemplatePart>;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -160,7 +160,7 @@ impl CommandTool {
         Ok(CommandTool { spec, keys, elements, arguments, supervisor })
     }
 
-    /// Returns the command of a call.
+    /// Returns the program and its arguments for a tool call.
     ///
     /// # Errors
     /// Returns an error if an argument contains a NUL character or is too long.
@@ -269,7 +269,7 @@ fn leading_name(inner: &str) -> String {
     length.map_or("", |length| &inner[..length]).to_owned()
 }
 
-/// Formats a value as a program argument: strings as they are, other values as JSON.
+/// Formats a JSON value as a program argument: strings as they are, other values as JSON.
 fn text_of(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

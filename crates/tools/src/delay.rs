@@ -12,11 +12,11 @@ use serde_json::{Map, Value};
 use super::middleware::{MiddlewareToolbox, ToolMiddleware};
 use super::{Session, ToolOutput, Toolbox};
 
-/// A toolbox whose calls each start after a random delay. It serves to measure the cost of slow
+/// Toolbox whose calls each start after a random delay. It serves to measure the cost of slow
 /// tools, and to check that tool results do not depend on timing.
 pub type DelayedToolbox = MiddlewareToolbox<Delay>;
 
-/// Range of the random delays.
+/// Range from which the random delays of calls are sampled.
 pub struct Delay(RangeInclusive<Duration>);
 
 impl DelayedToolbox {

@@ -8,28 +8,29 @@ use serde_json::{Value, json};
 
 use super::ToolError;
 
-/// Descriptions by the name of the tool, as the model calls it.
+/// Texts that replace descriptions, by the name with which the model calls the tool.
 pub type ToolDescriptions = BTreeMap<String, ToolTexts>;
 
-/// Texts of a tool that replace those of its toolbox.
+/// Texts that replace the descriptions of a tool and its parameters.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ToolTexts {
-    /// Description of the tool. `None` for that of the toolbox.
+    /// Description of the tool. `None` keeps the description of the toolbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Descriptions of parameters, by name.
+    /// Descriptions of parameters, by parameter name. Other parameters keep the toolbox's
+    /// descriptions.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: BTreeMap<String, String>,
 }
 
-/// Returns the schemas of a tool's parameters by name, if it has any.
+/// Returns the name and the schema of each of a tool's parameters.
 fn properties(spec: &ToolSpec) -> impl Iterator<Item = (&String, &Value)> {
     spec.parameters["properties"].as_object().into_iter().flatten()
 }
 
-/// Returns the description of a tool's parameter, which is empty if the toolbox has none. Returns
-/// `None` if there is no such parameter.
+/// Returns the description of a tool's parameter, which is empty if the toolbox gives none. Returns
+/// `None` if the tool has no parameter of this name.
 pub fn parameter_description<'a>(spec: &'a ToolSpec, name: &str) -> Option<&'a str> {
     let (_, schema) = properties(spec).find(|(parameter, _)| *parameter == name)?;
     Some(schema["description"].as_str().unwrap_or_default())
@@ -45,7 +46,7 @@ pub fn parameter_names(spec: &ToolSpec) -> String {
     properties(spec).map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns a tool with the texts that replace those of its toolbox.
+/// Returns the tool `spec` with its descriptions replaced by the texts in `descriptions`.
 pub(super) fn describe(descriptions: &ToolDescriptions, mut spec: ToolSpec) -> ToolSpec {
     let Some(texts) = descriptions.get(&spec.name) else { return spec };
     if let Some(description) = &texts.description {
@@ -65,10 +66,10 @@ pub(super) fn describe(descriptions: &ToolDescriptions, mut spec: ToolSpec) -> T
     spec
 }
 
-/// Checks that every described tool and parameter exists among `specs`.
+/// Checks that every tool and parameter in `descriptions` exists among `specs`.
 ///
 /// # Errors
-/// Returns [`ToolError::UnknownDescription`] with the first one that does not.
+/// Returns [`ToolError::UnknownDescription`] with the first tool or parameter that does not exist.
 pub(super) fn check(descriptions: &ToolDescriptions, specs: &[ToolSpec]) -> Result<(), ToolError> {
     for (name, texts) in descriptions {
         let Some(spec) = specs.iter().find(|spec| spec.name == *name) else {

@@ -3,11 +3,11 @@
 
 use serde_json::Value;
 
-/// Maximum nesting of scorer input. JSON parsers accept 128 levels; the store needs some of them
-/// for the enclosing values.
+/// Maximum nesting depth of scorer input. JSON parsers accept 128 levels; the store needs some
+/// levels for the enclosing values.
 const MAX_NESTING: usize = 100;
 
-/// Returns the nesting depth of arrays and objects; 0 for other values.
+/// Returns the nesting depth of arrays and objects in a JSON value; 0 for other values.
 fn depth(value: &Value) -> usize {
     match value {
         Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
@@ -16,7 +16,7 @@ fn depth(value: &Value) -> usize {
     }
 }
 
-/// Returns why a value is nested too deeply for the store, or `None` if it can be stored.
+/// Returns why a JSON value is nested too deeply for the store, or `None` if the store accepts it.
 pub fn depth_error(value: &Value) -> Option<String> {
     let depth = depth(value);
     (depth > MAX_NESTING)

@@ -7,7 +7,7 @@ use levade_tree::{CallCounts, TimeInterval};
 
 use super::{Branch, CallError, ResultTruncation, ToolOutput};
 
-/// Maximum number of characters of an observation, for every tool. The middle of a longer
+/// Maximum number of characters in an observation, for every tool. The middle of a longer
 /// observation is left out. Models do not read that much, and tokenizing it would take long. Some
 /// tools have a lower limit.
 const MAX_BYTES: usize = 2_000_000;
@@ -25,22 +25,22 @@ pub struct Observation {
     pub toolbox: Option<String>,
     /// Text that the model reads. It starts with `Error: ` if the call failed.
     pub text: String,
-    /// Result of the call as a category.
+    /// Category of the call's result.
     pub kind: ObservationKind,
-    /// Reward for the turn.
+    /// Reward for the turn that made the call; `None` if the tool gives no reward.
     pub reward: Option<f64>,
-    /// Metrics of the call by name, without those that are counted for every toolbox
+    /// Metrics of the call by name, except the metrics that are counted for every toolbox
     /// ([`COMMON_METRICS`]).
     pub metrics: BTreeMap<String, f64>,
-    /// Final answer of the attempt, if the call ended the attempt.
+    /// Final answer of the attempt, if the call ended the attempt; otherwise `None`.
     pub ends: Option<String>,
     /// Failure of the tool itself, which is reported to the user. `None` if the tool works.
     pub failure: Option<String>,
-    /// Whether the attempt must end because of this failure.
+    /// Whether the attempt must end because of `failure`.
     pub breaks: bool,
     /// Conversations of the agents that the tool called.
     pub branches: Vec<Branch>,
-    /// Time of the call, without the wait for a permit. `None` if it was malformed.
+    /// Time interval of the call, without the wait for a permit. `None` if the call was malformed.
     pub interval: Option<TimeInterval>,
 }
 
@@ -62,7 +62,7 @@ pub enum ObservationKind {
 }
 
 impl ObservationKind {
-    /// Returns the name of the category, as metrics have it.
+    /// Returns the name of the category in metrics.
     pub fn name(self) -> &'static str {
         match self {
             ObservationKind::Ok => "ok",
@@ -74,7 +74,7 @@ impl ObservationKind {
         }
     }
 
-    /// Increments the counter of this category.
+    /// Increments the counter of this category in `counts`.
     pub(super) fn count(self, counts: &mut CallCounts) {
         *match self {
             ObservationKind::Ok => &mut counts.ok,
@@ -88,8 +88,8 @@ impl ObservationKind {
 }
 
 impl Observation {
-    /// Creates an observation with a text only. Prefixes `Error: ` unless the call succeeded or the
-    /// text already has it.
+    /// Creates an observation that only has a text. Prefixes the text with `Error: ` unless the
+    /// call succeeded or the text has the prefix already.
     pub(super) fn new(kind: ObservationKind, text: String) -> Self {
         // A server may have written this prefix itself.
         let is_marked = kind == ObservationKind::Ok || text.trim_start().starts_with("Error:");
@@ -163,7 +163,8 @@ impl Observation {
     }
 }
 
-/// Describes a number that is left out, because it is not finite and cannot be summed or recorded.
+/// Describes a reward or metric that is left out because its value is not finite and cannot be
+/// summed or recorded.
 fn unfit_value(quantity: &str, value: f64) -> String {
     format!("its {quantity} is {value}, but must be finite; it is left out")
 }

@@ -12,16 +12,16 @@ use super::middleware::{ToolMiddleware, WrappedSession};
 use super::output::Branch;
 use super::{Permit, ResultTruncation, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
 
-/// `summarize`: another agent summarizes long tool results before the model reads them.
+/// Options of `summarize`: another agent summarizes long tool results before the model reads them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CondenseKeys {
-    /// Name of the agent.
+    /// Name of the agent that summarizes.
     pub agent: String,
     /// Length, in characters, above which a tool result is summarized.
     #[serde(default = "above")]
     pub above: usize,
-    /// Instruction to the agent, placed before the call and its tool result.
+    /// Instruction to the summarizing agent, placed before the call and its tool result.
     #[serde(default = "instruction")]
     pub instruction: String,
 }
@@ -37,13 +37,13 @@ fn instruction() -> String {
         .into()
 }
 
-/// A toolbox whose long tool results are summarized. Errors are passed on unchanged.
+/// Toolbox whose long tool results another agent summarizes. Errors are passed on unchanged.
 pub struct SummarizedToolbox {
     /// Toolbox whose results are summarized.
     pub toolbox: Arc<dyn Toolbox>,
-    /// Slot for the agent that summarizes.
+    /// Slot for the agent that summarizes the results.
     pub slot: HelperSlot,
-    /// Which tool results are summarized, and the instruction to the agent.
+    /// Length from which tool results are summarized, and the instruction to the agent.
     pub keys: CondenseKeys,
 }
 
@@ -90,7 +90,7 @@ impl Toolbox for SummarizedToolbox {
     }
 }
 
-/// Summarizes the tool results of one attempt.
+/// Middleware that summarizes the tool results of one attempt.
 struct SummaryMiddleware {
     caller: HelperCaller,
     keys: CondenseKeys,
@@ -102,8 +102,8 @@ const SUMMARIZED_METRIC: &str = "condensed";
 const TRUNCATED_METRIC: &str = "cut";
 
 impl SummaryMiddleware {
-    /// Returns the agent's summary, or the truncated text if the agent did not finish, with the
-    /// name of the metric to count.
+    /// Returns the agent's summary, or the truncated text if the agent did not finish. Also returns
+    /// the name of the metric that counts this case.
     fn shorten_result(&self, text: &str, branch: &Branch) -> (String, &'static str) {
         let outcome = &branch.outcome;
         if outcome.error.is_none()

@@ -17,26 +17,32 @@ use super::{
     read_key,
 };
 
-/// Maximum number of queries in one call, because the model reads the passages of all of them.
+/// Maximum number of queries in one call. The number is limited because the model reads the
+/// passages of all queries.
 const MAX_QUERIES: usize = 8;
-/// Separator between the passages of two queries.
+/// Text between the passages of two queries in a tool result.
 const QUERY_SEPARATOR: &str = "\n---\n";
 
-/// `[[tool]] kind = "search"`: passages from a local index or from a retrieval server.
+/// Options of `[[tool]] kind = "search"`, which finds passages in a local index or on a retrieval
+/// server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SearchKeys {
-    /// Directory of an index, which is searched in this process with BM25. `None` if `url` is set.
+    /// Directory of a local index, which is searched in this process with BM25. `None` if `url` is
+    /// set.
     pub index: Option<PathBuf>,
-    /// URL of a retrieval server, including its path, such as `http://host:8000/retrieve`.
+    /// URL of a retrieval server, including its path, such as `http://host:8000/retrieve`. `None`
+    /// if `index` is set.
     pub url: Option<String>,
-    /// Environment variable with the API key of that server. `None` sends no key.
+    /// Name of the environment variable with the API key of the retrieval server. `None` sends no
+    /// key.
     pub key_env: Option<String>,
-    /// Number of passages for each query, 1 to 1000.
+    /// Number of passages to return for each query, in 1..=1000.
     pub top_k: usize,
     /// Maximum length of a passage, in characters. `…` marks a truncated passage.
     pub passage_chars: usize,
-    /// Maximum number of requests to a server that fails or does not respond, 1 to 100.
+    /// Maximum number of requests for one search if the server fails or does not respond, in
+    /// 1..=100.
     pub tries: u32,
 }
 
@@ -53,7 +59,7 @@ impl Default for SearchKeys {
     }
 }
 
-/// Default timeout for a search, in seconds, over all requests together.
+/// Default timeout for a search in seconds, including all retries.
 const DEFAULT_TIMEOUT_SECONDS: f64 = 30.0;
 
 impl ToolOptions for SearchKeys {
@@ -105,7 +111,7 @@ impl ToolOptions for SearchKeys {
     }
 }
 
-/// Searches for passages.
+/// Tool that searches for passages.
 ///
 /// The argument is `query`, a string, or `queries`, a list of strings. Each passage is shown as
 /// `Doc 1 (Title: T)`, a line break and the text. The best passage is first, and a blank line
@@ -120,7 +126,7 @@ pub struct SearchTool {
     keys: SearchKeys,
 }
 
-/// Location of the passages.
+/// Location of the passages to search.
 #[derive(Clone)]
 enum Location {
     Here(Searcher),
@@ -128,11 +134,11 @@ enum Location {
 }
 
 impl SearchTool {
-    /// Name of the tool.
+    /// Name of the tool by which the model calls it.
     pub const NAME: &'static str = "search";
 
-    /// Creates a tool that searches the index in `keys`, or else the server, with retries as in
-    /// `retries`.
+    /// Creates a tool that searches the index in `keys`, or the server if `keys` sets no index.
+    /// Failed requests to a server are retried according to `retries`.
     ///
     /// # Errors
     /// Returns an error if the index does not exist, the URL is invalid, the API key is missing, or
@@ -176,7 +182,8 @@ impl SearchTool {
         }
     }
 
-    /// Returns the number of failed requests, and the passages for each query.
+    /// Searches for passages. Returns the number of failed requests, and the passages for each
+    /// query.
     async fn find(&self, queries: &[String]) -> (u32, Result<Vec<Vec<Hit>>, SearchError>) {
         match &self.location {
             Location::Here(searcher) => {
@@ -210,7 +217,7 @@ impl SearchTool {
     }
 }
 
-/// Truncates a text to at most `most` characters.
+/// Truncates a text to at most `max_results` characters.
 fn truncate(text: &str, max_results: usize) -> String {
     match text.char_indices().nth(max_results) {
         Some((end, _)) => format!("{}…", text[..end].trim_end()),
@@ -218,7 +225,7 @@ fn truncate(text: &str, max_results: usize) -> String {
     }
 }
 
-/// Returns the queries in the arguments of a call.
+/// Returns the queries in the arguments of a tool call.
 ///
 /// # Errors
 /// Returns a message for the model if an argument is invalid.

@@ -26,24 +26,25 @@ use super::usage::{Meter, Usage};
 use super::{HelperSlot, Permit, ResultTruncation, Session, ToolContext, ToolError, Toolbox};
 use crate::nested;
 
-/// Maximum number of concurrent calls of one turn. A completion can contain any number of calls.
+/// Maximum number of concurrent calls of one turn. The limit is needed because a completion can
+/// contain any number of calls.
 const MAX_CONCURRENT_CALLS: usize = 32;
 
-/// Maximum size of the scorer input of a toolbox as JSON, in bytes. All of it is recorded with the
-/// attempt.
+/// Maximum size of the scorer input of a toolbox as JSON, in bytes. The complete input is recorded
+/// with the attempt.
 const MAX_SCORER_INPUT_BYTES: usize = 1 << 20;
 
 /// Maximum number of characters of an announcement of changed tools.
 const MAX_NOTE_CHARS: usize = 20_000;
 
-/// The toolboxes that an agent can use, each with its timeout.
+/// Set of toolboxes that an agent can use, each with its timeout.
 #[derive(Clone)]
 pub struct ToolSet {
     boxes: Vec<Entry>,
     lists: ToolLists,
 }
 
-/// A toolbox of a set.
+/// Toolbox of a set, with its settings there.
 #[derive(Clone)]
 struct Entry {
     toolbox: Arc<dyn Toolbox>,
@@ -68,8 +69,8 @@ impl Default for ToolSet {
 }
 
 impl ToolSet {
-    /// Creates a set of toolboxes that share one timeout. It applies separately to each opening,
-    /// call, collection of scorer input and closing.
+    /// Creates a set of toolboxes that share one timeout. The timeout applies separately to each
+    /// opening, call, collection of scorer input and closing.
     ///
     /// # Errors
     /// Returns [`ToolError::SameName`] if two toolboxes have the same name, or if the names of two
@@ -103,9 +104,9 @@ impl ToolSet {
         Ok(ToolSet { boxes: boxes.into_iter().map(entry).collect(), lists: ToolLists::new(fixed) })
     }
 
-    /// Marks the toolboxes for which `is_strict` returns true. If a strict toolbox does not work,
-    /// the attempt is aborted, so that it can be repeated. For other toolboxes the model reads the
-    /// error and continues.
+    /// Marks the toolboxes for which `is_strict` returns true as strict. If a strict toolbox does
+    /// not work, the attempt is aborted, so that it can be repeated. For other toolboxes, the model
+    /// reads the error and continues.
     #[must_use]
     pub fn with_strict_tools(mut self, is_strict: impl Fn(&str) -> bool) -> Self {
         for entry in &mut self.boxes {
@@ -114,15 +115,15 @@ impl ToolSet {
         self
     }
 
-    /// Returns the set with texts that the model reads in place of those of the toolboxes. They
-    /// replace all earlier ones.
+    /// Replaces the descriptions that the toolboxes give with the texts in `descriptions`. Any
+    /// texts that were set earlier are discarded.
     #[must_use]
     pub fn with_descriptions(mut self, descriptions: &ToolDescriptions) -> Self {
         self.lists.descriptions = Arc::new(descriptions.clone());
         self
     }
 
-    /// Returns the texts that the model reads in place of those of the toolboxes.
+    /// Returns the texts that replace the descriptions of the toolboxes.
     pub fn descriptions(&self) -> &ToolDescriptions {
         &self.lists.descriptions
     }
@@ -138,8 +139,8 @@ impl ToolSet {
     }
 
     /// Returns the tools that the prompts of attempts at `task` list, in the order of the
-    /// toolboxes. If a toolbox knows its tools only after opening, the set must have been
-    /// [found](Self::find) or opened before; otherwise the list is empty.
+    /// toolboxes. If a toolbox knows its tools only after opening, the set must have been opened or
+    /// [inspected](Self::find) before; otherwise the list is empty.
     pub fn specs(&self, task: &Task) -> Vec<ToolSpec> {
         self.lists.list_for(task).map(|list| list.specs.clone()).unwrap_or_default()
     }
@@ -151,7 +152,7 @@ impl ToolSet {
     }
 
     /// Checks that the toolboxes work and finds out which tools they have. If a toolbox does not
-    /// know its tools in advance, this opens and closes a session.
+    /// know its tools in advance, a session is opened and closed.
     ///
     /// # Errors
     /// Returns an error if a toolbox is not ready, if a session cannot be opened or closed, or if
@@ -166,8 +167,8 @@ impl ToolSet {
         self.lists.check(&attempt.task)
     }
 
-    /// Sets the tools of each toolbox, by its name, from an earlier listing, so that no toolbox is
-    /// opened to list them.
+    /// Sets the tools of each toolbox, by toolbox name, from an earlier listing, so that no toolbox
+    /// is opened to list its tools.
     ///
     /// # Errors
     /// Returns an error if the names of two tools clash.
@@ -235,8 +236,9 @@ impl ToolSet {
     }
 }
 
-/// The open sessions of one attempt. Close them with [`OpenTools::close`]. If dropped instead, as
-/// by a cancelled attempt, they are closed in the background on the current tokio runtime.
+/// Open tool sessions of one attempt. Close them with [`OpenTools::close`]. If the value is dropped
+/// instead, as by a cancelled attempt, the sessions are closed in the background on the current
+/// tokio runtime.
 #[derive(Default)]
 pub struct OpenTools {
     sessions: Vec<OpenBox>,
@@ -249,17 +251,18 @@ pub struct OpenTools {
 struct OpenBox {
     name: String,
     session: Box<dyn Session>,
-    /// Tools that the model knows: the prompt's, updated by announcements in observations.
+    /// Tools that the model knows: the tools in the prompt, updated by announcements in
+    /// observations.
     tools: Vec<ToolSpec>,
-    /// Tools that observations have announced: the name that the model uses, and the toolbox's own
-    /// name.
+    /// Tools that observations have announced, as pairs of the name that the model uses and the
+    /// toolbox's own name.
     appeared: Vec<(String, String)>,
     deadline: Duration,
     strict: bool,
-    /// Maximum wait for a permit: the maximum duration of the attempt.
+    /// Maximum wait for a permit, which equals the maximum duration of the attempt.
     permit_timeout: Duration,
     meter: Arc<Meter>,
-    /// Permit to have the session open.
+    /// Permit to have the sessions open.
     lease: Permit,
 }
 
@@ -271,21 +274,21 @@ impl fmt::Debug for OpenTools {
 }
 
 impl OpenTools {
-    /// Returns the tools that the prompt lists. They are fixed when the set is opened.
+    /// Returns the tools that the prompt lists. The list is fixed when the set is opened.
     pub fn specs(&self) -> &[ToolSpec] {
         &self.list.specs
     }
 
-    /// Returns the texts that sessions append to the last message of the prompt, or `None` if there
-    /// are none.
+    /// Returns the texts that sessions append to the last message of the prompt, or `None` if no
+    /// session appends a text.
     pub fn opening(&self) -> Option<String> {
         let texts: Vec<String> =
             self.sessions.iter().filter_map(|open| open.session.opening()).collect();
         (!texts.is_empty()).then(|| texts.join("\n\n"))
     }
 
-    /// Executes the calls of a completion and returns their observations, in the order of the
-    /// calls. This never fails: errors become observations.
+    /// Executes the tool calls of a completion and returns their observations, in the order of the
+    /// calls. Never fails: errors become observations.
     ///
     /// `is_read` is whether the model will read the observations. If not, only calls that have an
     /// effect ([`Session::has_effect`]) are executed. The other calls are skipped and have no
@@ -326,7 +329,7 @@ impl OpenTools {
         observations
     }
 
-    /// Returns the number of calls so far, by result.
+    /// Returns the number of tool calls so far, by result.
     pub fn counts(&self) -> CallCounts {
         self.counts
     }
@@ -416,8 +419,8 @@ impl OpenTools {
         }
     }
 
-    /// Returns the session that a call addresses, and the tool's own name there. Tools of the
-    /// prompt take precedence over tools that were announced later.
+    /// Returns the session that a call addresses, and the tool's own name in this session. Tools of
+    /// the prompt take precedence over tools that were announced later.
     fn find<'a>(&'a self, call: &'a ToolCall) -> Option<(&'a OpenBox, &'a str)> {
         if let Some((at, tool)) = self.list.find(&call.name) {
             return Some((self.sessions.get(at)?, tool));
@@ -464,7 +467,8 @@ impl OpenTools {
         Observation { call: Some(call.clone()), toolbox, breaks, ..observation }
     }
 
-    /// Executes a call. Returns its observation, its duration, and the time it waited for a permit.
+    /// Executes a tool call. Returns the observation, the duration of the call, and the time that
+    /// it waited for a permit.
     async fn observe(&self, call: &ToolCall) -> (Observation, Duration, Duration) {
         let start = Instant::now();
         let found = self.find(call);
@@ -492,7 +496,7 @@ impl OpenTools {
         (Observation { interval, ..observation }, start.elapsed(), waited)
     }
 
-    /// Executes a call that has its permit.
+    /// Executes a tool call that has acquired its permit.
     async fn execute_admitted(
         &self,
         call: &ToolCall,
@@ -530,7 +534,8 @@ impl OpenTools {
     }
 }
 
-/// Describes the changes from `known` to `now` to the model, or returns `None` if there are none.
+/// Describes the changes from the tools `known` to the tools `now` for the model, or returns `None`
+/// if nothing has changed.
 fn describe_changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
     let new: Vec<String> =
         now.iter().filter(|spec| is_missing(known, spec)).map(describe_spec).collect();
@@ -567,8 +572,8 @@ fn failure_observation(kind: ObservationKind, text: String) -> Observation {
     Observation { failure: Some(observation.text.clone()), ..observation }
 }
 
-/// Runs up to [`MAX_CONCURRENT_CALLS`] futures concurrently and returns their results in the order
-/// of `work`.
+/// Runs the futures in `work`, up to [`MAX_CONCURRENT_CALLS`] concurrently, and returns their
+/// results in the order of `work`.
 async fn run_concurrently(work: Vec<BoxFuture<'_, Observation>>) -> Vec<Observation> {
     stream::iter(work).buffered(MAX_CONCURRENT_CALLS).collect().await
 }

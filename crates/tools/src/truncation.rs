@@ -10,33 +10,35 @@ use serde_json::{Map, Value};
 use super::middleware::{MiddlewareToolbox, ToolMiddleware};
 use super::{Session, ToolOutput, Toolbox};
 
-/// Initial estimate of bytes per token when looking for a token boundary. Most tokens are shorter.
+/// Initial estimate of the number of bytes per token when looking for a token boundary. Most tokens
+/// are shorter.
 const BYTES_PER_TOKEN: usize = 8;
 
 /// Number of tokens at the edge of an excerpt that can differ from the tokenization of the full
 /// text.
 const EDGE: usize = 16;
 
-/// Part of a long tool result that is left out.
+/// Part of a long tool result that truncation leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
-    /// Leaves out the start and keeps the end.
+    /// Truncation leaves out the start and keeps the end.
     Left,
-    /// Leaves out the end and keeps the start.
+    /// Truncation leaves out the end and keeps the start.
     Right,
-    /// Leaves out the middle and keeps equal parts of the start and the end.
+    /// Truncation leaves out the middle and keeps equal parts of the start and the end.
     #[default]
     Middle,
 }
 
-/// Limits on a tool result. A line replaces the omitted text and states its length; this line does
-/// not count toward the limits.
+/// Limits on the length of a tool result. A line replaces the omitted text and states its length;
+/// this line does not count toward the limits.
 #[derive(Clone, Default)]
 pub struct ResultTruncation {
-    /// Maximum number of characters. `None` means no limit.
+    /// Maximum number of characters of a tool result. `None` means no limit.
     pub characters: Option<usize>,
-    /// Maximum number of tokens, with the tokenizer of the model. `None` means no limit.
+    /// Maximum number of tokens of a tool result, with the tokenizer of the model. `None` means no
+    /// limit.
     pub tokens: Option<(usize, Arc<Chat>)>,
     /// Part of the tool result that is left out.
     pub side: Side,
@@ -81,7 +83,7 @@ impl ResultTruncation {
         }
     }
 
-    /// Truncates the text of a tool result. Its text parts are merged into one part, which comes
+    /// Truncates the text of a tool result. The text parts are merged into one part, which comes
     /// first.
     fn apply(&self, mut output: ToolOutput) -> ToolOutput {
         let mut text = String::new();
@@ -163,7 +165,7 @@ fn common_end(a: &str, b: &str) -> usize {
         .sum()
 }
 
-/// A toolbox whose long tool results are truncated.
+/// Toolbox whose long tool results are truncated.
 pub type TruncatingToolbox = MiddlewareToolbox<ResultTruncation>;
 
 impl TruncatingToolbox {

@@ -14,10 +14,10 @@ use super::ledger::{RAW_RESULT_KEY, UNREADABLE_RESPONSE, error_text, shorten};
 use super::{lenient, reasons};
 use crate::{CallError, ToolOutput};
 
-/// Fields of a result that are not part of the tool's value.
+/// Fields of a call's result that are not part of the tool's value.
 const ENVELOPE: [&str; 3] = ["_meta", "isError", "resultType"];
 
-/// Converts the response to a call into a tool result.
+/// Converts the server's response to a call into a tool result.
 pub(super) fn output(
     server: &str,
     tool: &str,
@@ -49,7 +49,7 @@ pub(super) fn output(
     }
 }
 
-/// Creates the tool result of a call that the server did not answer.
+/// Creates the tool result of a call to which the server did not respond.
 pub(super) fn unavailable_output(server: &str, why: &str) -> ToolOutput {
     ToolOutput::error(
         CallError::Unavailable,
@@ -57,7 +57,7 @@ pub(super) fn unavailable_output(server: &str, why: &str) -> ToolOutput {
     )
 }
 
-/// Returns the result as the server sent it.
+/// Converts the result of a call to JSON, as the server sent it.
 fn raw_result(result: CallToolResult) -> Value {
     match result.structured_content {
         Some(Value::Object(mut fields)) => fields.remove(RAW_RESULT_KEY).unwrap_or_default(),
@@ -124,7 +124,7 @@ fn read(server: &str, result: Value) -> ToolOutput {
     ToolOutput { parts, error, ..ToolOutput::default() }
 }
 
-/// Returns whether a flag is set. Servers also write flags as numbers or strings.
+/// Returns whether a JSON flag is set. Servers also write flags as numbers or strings.
 fn is_true(flag: &Value) -> bool {
     match flag {
         Value::Bool(flag) => *flag,
@@ -134,9 +134,9 @@ fn is_true(flag: &Value) -> bool {
     }
 }
 
-/// Returns whether the texts already contain `structuredContent`: its JSON equals one text, or all
-/// texts together. A server that must wrap a value in an object, as `{"result": VALUE}`, shows the
-/// bare value as text, and a list as one block per item.
+/// Returns whether the text parts already contain `structuredContent`: its JSON equals one text, or
+/// all texts together. A server that must wrap a value in an object, as `{"result": VALUE}`, shows
+/// the bare value as text, and a list as one block per item.
 fn contains_structured(structured: &Value, parts: &[ContentPart]) -> bool {
     let texts: Vec<&str> = parts
         .iter()
@@ -168,7 +168,7 @@ fn text_equals(value: &Value, text: &str) -> bool {
         || lenient::parse(text.as_bytes()).is_ok_and(|text| equal(&text, value))
 }
 
-/// Returns whether two values are equal JSON, ignoring the order of keys and the format of numbers.
+/// Returns whether two JSON values are equal, ignoring the order of keys and the format of numbers.
 fn equal(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => {
@@ -184,7 +184,7 @@ fn equal(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// Converts a content block.
+/// Converts a content block of an MCP result to a content part.
 fn part(block: Value) -> ContentPart {
     let Value::Object(fields) = &block else { return ContentPart::Text(text_of(&block)) };
     let resource = if block["resource"].is_object() { &block["resource"] } else { &block };

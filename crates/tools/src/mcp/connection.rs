@@ -27,36 +27,36 @@ use super::lines::Lines;
 use super::web::HttpTransport;
 use super::{MAX_RESPONSE_BYTES, McpServer, ProgressTimeout, reasons};
 
-/// Timeout for a server process to exit after its standard input was closed.
+/// Timeout for a server process to exit after its standard input has been closed.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Timeout for short requests to a server: closing, checking whether it hangs, and listing tools
-/// again.
+/// Timeout for short requests to a server: closing, checking whether the server hangs, and listing
+/// tools again.
 const SHORT_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Number of bytes that are kept from the end of a server's standard error.
 const KEPT_STDERR_BYTES: usize = 16_000;
 
-/// Maximum number of tools of a server.
+/// Maximum number of tools that a server may list.
 const MAX_TOOLS: usize = 1000;
 
-/// A connection to a server.
+/// Connection to an MCP server.
 pub(super) struct Connection {
     service: Mutex<RunningService<RoleClient, ClientConfig>>,
     peer: rmcp::Peer<RoleClient>,
-    /// Process of the server. `None` for a server at a URL.
+    /// Process of the server. `None` if the server is at a URL.
     process: Option<Process>,
     ledger: Arc<Ledger>,
     /// Tools of the server, as of its last listing.
     tools: std::sync::Mutex<Arc<[ToolSpec]>>,
-    /// Whether a call timed out or was dropped since the last response of the server.
+    /// Whether a call has timed out or been dropped since the last response of the server.
     is_silent: AtomicBool,
 }
 
-/// A call in flight. Dropping it cancels the call at the server.
+/// MCP call in flight. Dropping the value cancels the call at the server.
 struct Call<'a> {
     connection: &'a Connection,
-    /// Id of the request. `None` until it is sent.
+    /// Id of the request. `None` until the request is sent.
     id: Option<RequestId>,
 }
 
@@ -73,19 +73,20 @@ impl Drop for Call<'_> {
     }
 }
 
-/// Error of a call without a valid response.
+/// Error of an MCP call without a valid response.
 #[derive(Debug)]
 pub(super) struct CallFailure {
     pub error: ServiceError,
-    /// Describes the exit of the server, as a suffix for the error. Empty if it has not exited.
+    /// Description of the server's exit, as a suffix for the error. Empty if the server has not
+    /// exited.
     pub exit_text: String,
 }
 
-/// Error of a connection that could not be established.
+/// Error of a connection to an MCP server that could not be established.
 struct OpenFailure {
     why: String,
     /// Lifecycle of the protocol to use for a second connection, if the server may support only
-    /// that one.
+    /// that lifecycle.
     generation: Option<ClientLifecycleMode>,
 }
 
@@ -104,10 +105,10 @@ impl From<String> for OpenFailure {
     }
 }
 
-/// A connection that is being opened. If it is dropped early, the opening has timed out.
+/// Connection that is being opened. If the value is dropped early, the opening has timed out.
 struct PendingConnection<'a> {
     ledger: Arc<Ledger>,
-    /// Tail of the server's standard error, if the server is a process.
+    /// Reader of the end of the server's standard error, if the server is a process.
     stderr: Option<Arc<TailReader>>,
     /// Receives the state of the server if the opening times out. `None` after the connection has
     /// opened or failed.
@@ -124,15 +125,15 @@ impl Drop for PendingConnection<'_> {
     }
 }
 
-/// Process of a server.
+/// Process of an MCP server.
 struct Process {
     child: Arc<Mutex<Child>>,
-    /// Tail of its standard error.
+    /// Reader of the end of the process's standard error.
     stderr: Arc<TailReader>,
 }
 
 impl Connection {
-    /// Connects and lists the tools.
+    /// Connects to a server and lists its tools.
     ///
     /// If the server does not answer the first request, which is of the newer generation, within 10
     /// s, the SDK tries a handshake. A server that answers the first request later, and rejects the
@@ -368,7 +369,7 @@ impl Connection {
     }
 
     /// Closes the connection if the server hangs: a call was dropped or timed out, and the server
-    /// does not answer a further request. Returns whether it hangs.
+    /// does not respond to a further request. Returns whether the server hangs.
     pub async fn end_if_hung(&self) -> bool {
         if !self.is_silent.load(Ordering::Relaxed) || self.has_ended() {
             return false;
@@ -386,13 +387,13 @@ impl Connection {
         self.peer.is_transport_closed()
     }
 
-    /// Describes what the server did instead of answering a call, as a suffix for an error.
+    /// Describes what the server did instead of responding to a call, as a suffix for an error.
     pub fn describe_activity(&self) -> String {
         self.ledger.describe_activity()
     }
 
-    /// Returns the last lines of the server's standard error as a suffix for an error. Empty if
-    /// there are none.
+    /// Returns the last lines of the server's standard error as a suffix for an error. The text is
+    /// empty if the server printed nothing.
     pub fn stderr_suffix(&self) -> String {
         self.process.as_ref().map(Process::stderr_suffix).unwrap_or_default()
     }
@@ -419,8 +420,8 @@ impl Process {
         Process { child: Arc::new(Mutex::new(child)), stderr }
     }
 
-    /// Describes the exit of a process that has closed its output, after waiting for the exit for
-    /// up to 2 s.
+    /// Describes the exit of a server process that has closed its output, after waiting for the
+    /// exit for up to 2 s.
     async fn describe_exit(&self) -> String {
         let ended = tokio::time::timeout(Duration::from_secs(2), async {
             self.child.lock().await.wait().await
@@ -438,7 +439,8 @@ impl Process {
         format!("{}{}", ended.unwrap_or_default(), self.stderr_suffix())
     }
 
-    /// Returns the process's standard error as a suffix for a reason. Empty if it printed nothing.
+    /// Returns the process's standard error as a suffix for a reason. The text is empty if the
+    /// process printed nothing.
     fn stderr_suffix(&self) -> String {
         reasons::printed_suffix(&self.stderr.tail().text())
     }

@@ -19,17 +19,17 @@ use tracing::{debug, warn};
 
 use super::lenient;
 
-/// Error code of a response that could not be parsed or did not arrive. No server sends it, because
-/// the codes of JSON-RPC and MCP are small.
+/// Error code for a response that could not be parsed or did not arrive. No server sends this code,
+/// because the codes of JSON-RPC and MCP are small.
 pub(super) const UNREADABLE_RESPONSE: ErrorCode = ErrorCode(i32::MIN + 47);
 
 /// Key in `structuredContent` that holds the result of a call as the server sent it.
 pub(super) const RAW_RESULT_KEY: &str = "raw";
 
-/// Maximum number of characters of a message in logs and errors.
+/// Maximum number of characters of a server's message in logs and errors.
 const MAX_SHOWN_CHARS: usize = 200;
 
-/// Pending requests, and other observations about the server.
+/// Record of the pending requests to an MCP server, with other observations about the server.
 #[derive(Debug, Default)]
 pub(super) struct Ledger(Mutex<State>);
 
@@ -41,22 +41,22 @@ struct State {
     /// Id of the discovery request of the newer protocol generation.
     discovery: Option<i64>,
     was_discovered_late: bool,
-    /// Whether a handshake was started.
+    /// Whether the client has started a handshake.
     has_shaken_hands: bool,
     rejection: Option<String>,
     noise: Option<String>,
-    /// Reason for waiting before a request is sent again.
+    /// Reason for the wait before a request is sent again; `None` if no request waits.
     wait: Option<String>,
     /// Defect of a message that may be the response to the pending request, such as a wrong id or
-    /// text around the JSON.
+    /// text around the JSON. `None` if there is no such message.
     doubt: Option<String>,
     list_changed: bool,
     has_ended: bool,
-    /// Whether a request was cancelled. A message without an id may be its response.
+    /// Whether a request has been cancelled. A message without an id may be the response to it.
     has_cancelled: bool,
 }
 
-/// Methods whose results are converted differently.
+/// Method of a request. It determines how the result is converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Method {
     Discover,
@@ -71,7 +71,7 @@ impl Ledger {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a message to the server.
+    /// Registers a message that is sent to the server.
     pub fn register(&self, message: &ClientJsonRpcMessage) {
         match message {
             JsonRpcMessage::Request(request) => {
@@ -113,35 +113,37 @@ impl Ledger {
         }
     }
 
-    /// Returns whether a handshake was started. If so, the server does not support the protocol
-    /// without a handshake.
+    /// Returns whether the client has started a handshake. If so, the server does not support the
+    /// protocol without a handshake.
     pub fn has_shaken_hands(&self) -> bool {
         self.state().has_shaken_hands
     }
 
-    /// Returns whether the server supports the newer generation, shown by a response after the
-    /// handshake was started.
+    /// Returns whether the server supports the newer protocol generation, as shown by a response to
+    /// discovery that arrived after the handshake was started.
     pub fn was_discovered_late(&self) -> bool {
         self.state().was_discovered_late
     }
 
-    /// Returns why the server rejected the start of the connection, or `None` if it did not.
+    /// Returns why the server rejected the start of the connection, or `None` if the server did not
+    /// reject it.
     pub fn rejection(&self) -> Option<String> {
         self.state().rejection.clone()
     }
 
-    /// Returns the last text from the server that is not a message, truncated.
+    /// Returns the last text from the server that is not a protocol message, truncated; `None` if
+    /// there is none.
     pub fn noise(&self) -> Option<String> {
         self.state().noise.clone()
     }
 
-    /// Records why a request must wait before it is sent again.
+    /// Records the reason why a request must wait before it is sent again.
     pub fn note_wait(&self, why: String) {
         self.state().wait = Some(why);
     }
 
-    /// Describes what the server did instead of answering, as a suffix for an error. Empty if
-    /// nothing is known.
+    /// Describes what the server did instead of responding, as a suffix for an error. The text is
+    /// empty if nothing is known.
     pub fn describe_activity(&self) -> String {
         let state = self.state();
         match (&state.wait, &state.noise) {
@@ -171,13 +173,13 @@ impl Ledger {
         self.state().has_ended
     }
 
-    /// Returns whether a request still waits for its response.
+    /// Returns whether the request with the id `id` still waits for its response.
     pub fn is_pending(&self, id: &RequestId) -> bool {
         matches!(id, RequestId::Number(id) if self.state().pending.contains_key(id))
     }
 
-    /// Parses data from a server: a message, a list of messages, or noise. `request` is the request
-    /// whose HTTP response this is.
+    /// Parses bytes from a server: a message, a list of messages, or text that is not a message.
+    /// `request` is the request whose HTTP response the bytes are.
     pub fn read(&self, bytes: &[u8], request: Option<&RequestId>) -> Vec<ServerJsonRpcMessage> {
         match lenient::parse(bytes) {
             Ok(Value::Array(messages)) => messages
@@ -195,8 +197,8 @@ impl Ledger {
         }
     }
 
-    /// Completes a request without a readable response, and returns an error response with the
-    /// reason.
+    /// Completes the request `id`, which has no readable response, and returns an error response
+    /// with the reason `why`.
     pub fn fail(&self, id: &RequestId, why: impl Into<String>) -> ServerJsonRpcMessage {
         let why = why.into();
         if let RequestId::Number(id) = id {
@@ -211,7 +213,8 @@ impl Ledger {
         )
     }
 
-    /// Returns error responses to all requests to which an oversized line may belong.
+    /// Completes all requests to which an oversized line may respond, and returns error responses
+    /// to them.
     pub fn fail_oversized(&self, start: &[u8], max_bytes: usize) -> Vec<ServerJsonRpcMessage> {
         let named = lenient::outer_id(start).and_then(|id| self.pending_id(&id));
         let ids = match named {
@@ -222,14 +225,14 @@ impl Ledger {
         ids.into_iter().map(|id| self.fail(&RequestId::Number(id), why.as_str())).collect()
     }
 
-    /// Returns whether a defective message may be the response to the pending request. It counts as
-    /// the response if no further message follows.
+    /// Returns whether a defective message may be the response to the pending request. The message
+    /// counts as the response if no further message follows.
     pub fn is_doubtful(&self) -> bool {
         self.state().doubt.is_some()
     }
 
-    /// Returns an error response to the pending request, if a defective message may be its
-    /// response.
+    /// Returns an error response to the pending request, if a defective message may be the response
+    /// to this request.
     pub fn fail_doubtful(&self) -> Option<ServerJsonRpcMessage> {
         let why = self.state().doubt.take()?;
         let id = self.only_pending()?;
@@ -241,7 +244,7 @@ impl Ledger {
         self.state().noise = Some(text.to_owned());
     }
 
-    /// Returns the pending request with this id. Servers send ids as numbers or strings.
+    /// Returns the pending request with the id `id`. Servers send ids as numbers or strings.
     fn pending_id(&self, id: &Value) -> Option<i64> {
         let to_integer = |id: f64| (id.fract() == 0.0).then_some(id as i64);
         let id = id
@@ -251,15 +254,15 @@ impl Ledger {
         self.state().pending.contains_key(&id).then_some(id)
     }
 
-    /// Returns the pending request, if there is exactly one.
+    /// Returns the id of the pending request, if exactly one request is pending.
     fn only_pending(&self) -> Option<i64> {
         let state = self.state();
         let mut ids = state.pending.keys();
         ids.next().copied().filter(|_| ids.next().is_none())
     }
 
-    /// Returns the only request to which a message without an id can respond: exactly one is
-    /// pending, and none was cancelled.
+    /// Returns the id of the only request to which a message without an id can respond: exactly one
+    /// request is pending, and none was cancelled.
     fn only_possible(&self) -> Option<i64> {
         self.only_pending().filter(|_| !self.state().has_cancelled)
     }
@@ -343,8 +346,8 @@ impl Ledger {
         }))
     }
 
-    /// Parses a request or notification from the server. An unreadable request is replaced by one
-    /// with an unknown method, so that the server gets an error and does not wait.
+    /// Parses a request or notification from the server. An unreadable request is replaced by a
+    /// request with an unknown method, so that the server gets an error and does not wait.
     fn read_server_message(&self, mut fields: Map<String, Value>) -> Option<ServerJsonRpcMessage> {
         if fields["method"] == "notifications/tools/list_changed" {
             self.note_list_changed();
@@ -361,8 +364,7 @@ impl Ledger {
         })
     }
 
-    /// Processes one message that is invalid JSON, and fails the request to which it responds, if
-    /// any.
+    /// Processes one message that is invalid JSON. If it responds to a request, the request fails.
     fn process_invalid(
         &self,
         bytes: &[u8],
@@ -440,8 +442,8 @@ fn to_discover_result(result: Value) -> Result<DiscoverResult, String> {
     }
 }
 
-/// Parses the result of a handshake. Only the version is required; defaults replace other missing
-/// fields.
+/// Parses the result of a handshake. Only the protocol version is required; defaults replace other
+/// missing fields.
 fn to_initialize_result(result: Value) -> Result<InitializeResult, String> {
     if let Ok(read) = serde_json::from_value(result.clone()) {
         return Ok(read);
@@ -456,8 +458,8 @@ fn to_initialize_result(result: Value) -> Result<InitializeResult, String> {
     serde_json::from_value(minimal).map_err(|error| error.to_string())
 }
 
-/// Parses a list of tools. A tool without a usable schema takes no arguments. A tool without a name
-/// is left out.
+/// Parses the list of a server's tools. A tool without a usable schema gets a schema without
+/// arguments. A tool without a name is left out.
 fn to_list_result(mut result: Value) -> Result<ListToolsResult, String> {
     let Some(tools) = result.get_mut("tools").and_then(Value::as_array_mut).map(std::mem::take)
     else {
@@ -493,7 +495,7 @@ fn to_list_result(mut result: Value) -> Result<ListToolsResult, String> {
     serde_json::from_value(list).map_err(|error| error.to_string())
 }
 
-/// Parses a JSON-RPC error. Servers may omit its message, or send a plain string.
+/// Parses a JSON-RPC error. Servers may omit the error's message, or send a plain string.
 fn error_data(error: Value) -> ErrorData {
     let Value::Object(mut fields) = error else {
         let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
@@ -523,7 +525,8 @@ fn error_data(error: Value) -> ErrorData {
     ErrorData::new(ErrorCode(code.unwrap_or(ErrorCode::INTERNAL_ERROR.0)), message, data)
 }
 
-/// Formats a JSON-RPC error: its message, and its data unless the message contains it.
+/// Formats a JSON-RPC error: its message, followed by its data unless the message contains the
+/// data.
 pub(super) fn error_text(error: &ErrorData) -> String {
     let data = error
         .data

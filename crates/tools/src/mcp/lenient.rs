@@ -9,13 +9,13 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-/// Numbers that Python writes and JSON does not have.
+/// Names of numbers that Python writes but JSON does not have.
 const NO_NUMBERS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 
-/// Parses a message.
+/// Parses a JSON message leniently: repairs common deviations from JSON if the text is invalid.
 ///
 /// # Errors
-/// Returns the parser's message, with the column, if the text is invalid even after these repairs.
+/// Returns the parser's message, with the column, if the text is invalid even after the repairs.
 pub(super) fn parse(bytes: &[u8]) -> Result<Value, String> {
     let text = String::from_utf8_lossy(bytes);
     let text = trim_whitespace(&text);
@@ -36,8 +36,8 @@ pub(super) fn trim_whitespace(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || c.is_control() || c == '\u{feff}')
 }
 
-/// Parses concatenated JSON objects without line breaks between them. Returns `None` if there is
-/// anything else.
+/// Parses concatenated JSON objects without line breaks between them. Returns `None` if the text
+/// contains anything else.
 pub(super) fn parse_concatenated(bytes: &[u8]) -> Option<Vec<Value>> {
     let values = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
     values
@@ -46,7 +46,8 @@ pub(super) fn parse_concatenated(bytes: &[u8]) -> Option<Vec<Value>> {
         .filter(|values| values.iter().all(Value::is_object))
 }
 
-/// Replaces the accepted deviations by valid JSON. Returns the text unchanged if there are none.
+/// Replaces the accepted deviations from JSON by valid JSON. Returns the text unchanged if it has
+/// none.
 fn repair(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     let mut repaired = String::new();
@@ -95,15 +96,16 @@ fn repair(text: &str) -> Cow<'_, str> {
     Cow::Owned(repaired)
 }
 
-/// Returns the lone or paired surrogate that an escape at the start of `bytes` encodes.
+/// Returns the surrogate code unit that a `\u` escape at the start of `bytes` encodes, or `None` if
+/// there is no such escape.
 fn surrogate(bytes: &[u8]) -> Option<u32> {
     let digits = bytes.get(..6)?.strip_prefix(b"\\u")?;
     let unit = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
     (0xD800..0xE000).contains(&unit).then_some(unit)
 }
 
-/// Returns the value of the key `id` of a message that is invalid JSON: the key of the outermost
-/// object, if it precedes the syntax error.
+/// Returns the value of the key `id` in a message that is invalid JSON. The key must be in the
+/// outermost object and precede the syntax error.
 pub(super) fn outer_id(bytes: &[u8]) -> Option<Value> {
     let mut depth = 0_usize;
     let mut at = 0;
@@ -136,7 +138,7 @@ pub(super) fn outer_id(bytes: &[u8]) -> Option<Value> {
     None
 }
 
-/// Returns the index of the quote that ends the string whose opening quote is at `start`.
+/// Returns the index of the closing quote of the string whose opening quote is at `start`.
 fn string_end(bytes: &[u8], start: usize) -> Option<usize> {
     let mut at = start + 1;
     while at < bytes.len() {

@@ -49,11 +49,11 @@ use connection::Connection;
 /// Maximum size of a message from a server, in bytes.
 pub(super) const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// Grace before the set's timeout: a call that reports progress ends this much earlier by its own
-/// timeout.
+/// Grace before the tool set's timeout: a call that reports progress ends this much earlier by its
+/// own timeout.
 const DEADLINE_GRACE: Duration = Duration::from_secs(1);
 
-/// `[[tool]] kind = "mcp"`: a server of the Model Context Protocol.
+/// Options of `[[tool]] kind = "mcp"`: a server of the Model Context Protocol.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct McpKeys {
@@ -68,24 +68,26 @@ pub struct McpKeys {
     pub environment: Vec<String>,
     /// URL of the server, for streamable HTTP.
     pub url: String,
-    /// Environment variable with an API key, sent as `Authorization: Bearer`. Empty sends none.
+    /// Name of the environment variable with an API key, which is sent as `Authorization: Bearer`.
+    /// If empty, no key is sent.
     pub key_env: String,
-    /// Environment variables whose values are sent as headers, by header name.
+    /// Names of environment variables whose values are sent as headers, by header name.
     pub headers_env: BTreeMap<String, String>,
     /// Names of the tools that agents can call. Empty allows all tools.
     pub allow: Vec<String>,
     /// Names of the tools that agents cannot call.
     pub deny: Vec<String>,
-    /// Names of tools for agents, by the server's names.
+    /// Names under which agents call tools, by the server's names of the tools.
     pub rename: BTreeMap<String, String>,
     /// Timeout for a call that reports progress, in seconds. The timeout `seconds` then applies to
     /// the time since the last report. `None` means that progress does not extend a call.
     pub progress_seconds: Option<f64>,
-    /// Whether all attempts share one connection, and thus one process. Only for stateless servers.
+    /// Whether all attempts share one connection, and thus one server process. Only for stateless
+    /// servers.
     pub shared: bool,
 }
 
-/// Default timeout, in seconds. It includes the start of the server.
+/// Default timeout for a call, in seconds. It includes the start of the server.
 const DEFAULT_TIMEOUT_SECONDS: f64 = 60.0;
 
 impl ToolOptions for McpKeys {
@@ -127,16 +129,16 @@ impl ToolOptions for McpKeys {
     }
 }
 
-/// Transport and location of a server.
+/// Transport and location of an MCP server.
 #[derive(Clone)]
 enum McpServer {
-    /// A program that communicates over standard input and output.
+    /// Server that is a program and communicates over standard input and output.
     Program { launch: Launch, supervisor: Supervisor },
-    /// A URL for streamable HTTP, with headers for every request, such as API keys.
+    /// Server at a URL for streamable HTTP, with headers for every request, such as API keys.
     Address { url: String, headers: Vec<(HeaderName, HeaderValue)>, client: Client },
 }
 
-/// Timeouts of a call that reports progress.
+/// Timeouts of an MCP call that reports progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ProgressTimeout {
     /// Timeout for the next progress report.
@@ -145,8 +147,8 @@ struct ProgressTimeout {
     total_timeout: Duration,
 }
 
-/// A toolbox for a server of the Model Context Protocol. Attempts have separate connections, or
-/// share one.
+/// Toolbox for a server of the Model Context Protocol. Attempts have separate connections, or share
+/// a connection.
 #[derive(Clone)]
 pub struct Mcp {
     name: String,
@@ -205,7 +207,7 @@ impl Mcp {
         })
     }
 
-    /// Returns a working connection, and whether it replaces `last` because that connection has
+    /// Returns a working connection, and whether it replaces the connection `last`, which has
     /// ended.
     async fn connect(
         &self,
@@ -232,7 +234,7 @@ impl Mcp {
         Ok(Arc::new(Connection::open(&self.server, &self.wants_handshake, &self.late).await?))
     }
 
-    /// Returns the tools for agents, with their names for agents.
+    /// Returns the server's tools that agents can call, under their names for agents.
     ///
     /// # Errors
     /// Returns an error if `allow`, `deny` or `rename` contains an unknown tool, or if two tools
@@ -258,7 +260,7 @@ impl Mcp {
         Ok(offered)
     }
 
-    /// Returns the tools that `allow` and `deny` leave, with their names for agents.
+    /// Returns the tools that `allow` and `deny` permit, under their names for agents.
     fn selected_tools<'a>(&'a self, tools: &'a [ToolSpec]) -> impl Iterator<Item = ToolSpec> + 'a {
         let McpKeys { allow, deny, rename, .. } = &self.keys;
         let kept = tools.iter().filter(move |tool| {
@@ -270,7 +272,7 @@ impl Mcp {
         })
     }
 
-    /// Returns the server's name of a tool.
+    /// Returns the server's name for a tool, given its name for agents.
     fn server_name<'a>(&'a self, tool: &'a str) -> &'a str {
         self.keys.rename.iter().find(|(_, name)| *name == tool).map_or(tool, |(own, _)| own)
     }
@@ -296,7 +298,7 @@ impl Toolbox for Mcp {
     }
 }
 
-/// A session of a server for one attempt.
+/// Session of an MCP server for one attempt.
 struct McpSession {
     toolbox: Mcp,
     /// Tools as of the last call.
@@ -305,7 +307,7 @@ struct McpSession {
 }
 
 impl McpSession {
-    /// Returns the connection to use, and a note for the model if the server was restarted.
+    /// Returns the connection to use, and a note for the model if the server has been restarted.
     async fn connection(&self) -> Result<(Arc<Connection>, Option<String>), String> {
         let mut current = self.connection.lock().await;
         let restart_reason = match current.as_ref() {
@@ -343,7 +345,8 @@ impl Session for McpSession {
         true
     }
 
-    /// Calls the tool. The call may have an effect in the server, so it is not repeated.
+    /// Calls a tool of the server. The call may have an effect in the server, so it is never
+    /// repeated.
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         let (connection, notice) = match self.connection().await {
             Ok(found) => found,

@@ -7,7 +7,7 @@ use rmcp::transport::DynamicTransportError;
 
 use super::ledger::{Ledger, error_text};
 
-/// Describes why a connection was not established.
+/// Describes why a connection to a server could not be established.
 pub(super) fn start_reason(error: &ClientInitializeError, ledger: &Ledger) -> String {
     let why = ledger.rejection().unwrap_or_else(|| initialize_reason(error));
     match ledger.noise().filter(|_| ledger.rejection().is_none()) {
@@ -89,8 +89,8 @@ fn transport_reason(error: &DynamicTransportError) -> String {
     }
 }
 
-/// Returns the most informative lines of a server's standard error, as a suffix for a reason. Empty
-/// if there are none.
+/// Returns the most informative lines of a server's standard error, as a suffix for a reason. The
+/// text is empty if there are no such lines.
 pub(super) fn printed_suffix(stderr: &str) -> String {
     match &levade_process::explaining_lines(stderr)[..] {
         [] => String::new(),

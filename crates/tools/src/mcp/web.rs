@@ -36,34 +36,34 @@ use body::*;
 type Error = StreamableHttpError<HttpError>;
 type Headers = HashMap<HeaderName, HeaderValue>;
 
-/// Maximum number of bytes of an error response that are read.
+/// Maximum number of bytes of an HTTP error response that are read.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
-/// Maximum number of characters of a response that an error shows.
+/// Maximum number of characters of a response that an error message shows.
 const MAX_SHOWN_CHARS: usize = 400;
 
-/// Timeout between chunks of a body of known length. A server that announces a length has the
-/// complete body already.
+/// Timeout between chunks of a response body of known length. A server that announces a length has
+/// the complete body already.
 const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of retries of a message that a busy server has not accepted.
 const MAX_RETRIES: u32 = 2;
 
-/// HTTP client of one connection.
+/// HTTP client of one MCP connection.
 #[derive(Clone)]
 pub(super) struct HttpTransport {
     client: Client,
     /// Whether requests carry an API key.
     has_key: bool,
     ledger: Arc<Ledger>,
-    /// The last request for which a new session was opened after a 400 or 404.
+    /// Last request for which a new session was opened after HTTP status 400 or 404.
     renewed: Arc<Mutex<Option<RequestId>>>,
-    /// Requests whose events have ids, with the id of the last event. The SDK resumes their streams
-    /// from it.
+    /// Requests whose events have ids, with the id of the last event, from which the SDK resumes
+    /// the stream.
     resumable: ResumableRequests,
 }
 
-/// Requests, each with the id of its last event.
+/// Requests to a server, each with the id of its last event.
 type ResumableRequests = Arc<Mutex<Vec<(RequestId, String)>>>;
 
 impl HttpTransport {
@@ -129,8 +129,8 @@ impl HttpTransport {
         }
     }
 
-    /// Processes the response to a request. Returns the server's answer, or an error response with
-    /// the reason.
+    /// Processes the HTTP response to a request. Returns the server's message, or an error response
+    /// with the reason.
     async fn read_response(
         &self,
         id: RequestId,
@@ -220,7 +220,7 @@ impl HttpTransport {
         }
     }
 
-    /// Returns the pending request whose last event has the id `last`.
+    /// Returns the pending request whose last event has the id `last`, if there is one.
     fn resumed_request(&self, last: &str) -> Option<RequestId> {
         let resumable = self.resumable.lock().unwrap_or_else(PoisonError::into_inner);
         let found =
@@ -228,8 +228,8 @@ impl HttpTransport {
         found.map(|(id, _)| id.clone())
     }
 
-    /// Returns whether a 400 or 404 may mean that the session has expired. This is true once per
-    /// request.
+    /// Returns whether HTTP status 400 or 404 may mean that the session has expired. The result is
+    /// true once per request.
     fn may_renew_session(&self, id: &RequestId) -> bool {
         let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
         renewed.replace(id.clone()).as_ref() != Some(id)
@@ -264,8 +264,8 @@ impl HttpTransport {
         format!("HTTP {status}{text}{way_out}")
     }
 
-    /// Parses the messages in events. If the events end before the response to `request` and cannot
-    /// be resumed, an error response to it follows.
+    /// Parses the MCP messages in events. If the events end before the response to `request` and
+    /// cannot be resumed, an error response to `request` follows.
     fn parse_events(
         &self,
         events: BoxStream<'static, Result<Sse, SseError>>,
@@ -285,17 +285,17 @@ impl HttpTransport {
     }
 }
 
-/// Stream of events that parses the messages in them.
+/// Stream of server-sent events, which parses the MCP messages in them.
 struct MessageStream {
     events: BoxStream<'static, Result<Sse, SseError>>,
-    /// Request that the events answer. `None` after they end.
+    /// Request to which the events respond. `None` after the events end.
     request: Option<RequestId>,
     ledger: Arc<Ledger>,
-    /// Events that were parsed but not yet passed on.
+    /// Events that have been parsed but not yet passed on.
     read: VecDeque<Sse>,
-    /// Text of the last event without a message.
+    /// Text of the last event that contains no message; `None` if there is none.
     noise: Option<String>,
-    /// Whether the server gives events ids, from which the SDK resumes the stream.
+    /// Whether the server gives its events ids, from which the SDK can resume the stream.
     can_resume: bool,
     resumable: ResumableRequests,
 }

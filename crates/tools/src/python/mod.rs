@@ -45,25 +45,26 @@ const MODULES: [(&str, &str); 7] = [
     ("serve", include_str!("worker/serve.py")),
 ];
 
-/// Time in which a worker must stop a cancelled call. After it, the worker is killed.
+/// Time in which a worker must stop a cancelled call. A worker that takes longer is killed.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
 
-/// Maximum number of workers if the recipe does not set one, on a machine with many processors.
+/// Maximum number of Python workers if the recipe does not set it, on a machine with many
+/// processors.
 const MAX_WORKERS: usize = 4;
 
-/// `[[tool]] kind = "python"`: functions and classes in Python. At least one of `file` and `config`
-/// must be set.
+/// Options of `[[tool]] kind = "python"`: functions and classes in Python. At least one of `file`
+/// and `config` must be set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PythonKeys {
     /// Python file with the functions and classes.
     pub file: Option<PathBuf>,
-    /// Tool configuration in verl's format, in YAML or JSON.
+    /// Tool configuration file in verl's format, in YAML or JSON.
     pub config: Option<PathBuf>,
-    /// Names of the functions and classes of `file` that are tools. If empty, these are the ones
-    /// marked by the decorator, or all public ones if none is marked.
+    /// Names of the functions and classes of `file` that are tools. If empty, the functions and
+    /// classes marked by the decorator are tools, or all public ones if none is marked.
     pub functions: Vec<String>,
-    /// The Python interpreter: a command name, or a path such as that of a virtual environment's
+    /// Python interpreter: a command name, or a path, such as the path of a virtual environment's
     /// interpreter.
     pub python: String,
     /// Names of environment variables that workers get in addition to the
@@ -73,7 +74,7 @@ pub struct PythonKeys {
     pub workers: usize,
     /// Maximum number of concurrent calls in one worker.
     pub worker_calls: usize,
-    /// Timeout for a worker to load the file, in seconds. It must be positive.
+    /// Timeout for a worker to load the file, in seconds, which must be positive.
     pub start_seconds: f64,
 }
 
@@ -144,16 +145,16 @@ fn default_workers() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS)
 }
 
-/// A toolbox of Python tools.
+/// Toolbox of tools that are written in Python.
 pub struct PythonTools {
     name: String,
     pool: Arc<Pool>,
-    /// The tools, which are known after a worker has started.
+    /// Tools of the toolbox, which are known after a worker has started.
     offered: Arc<OnceLock<Arc<ToolSchemas>>>,
 }
 
 impl PythonTools {
-    /// Creates a toolbox with the name `name`. No process is started yet.
+    /// Creates the toolbox `name`. No process is started yet.
     ///
     /// # Errors
     /// Returns an error if keys are missing, conflict or are out of range.
@@ -208,7 +209,7 @@ fn shown_path(path: Option<&Path>) -> Option<String> {
     path.map(|path| path.display().to_string())
 }
 
-/// Checks the start report of a worker, which lists its tools.
+/// Checks the start report of a worker, which lists the worker's tools.
 ///
 /// # Errors
 /// Returns an error if the report is malformed, or the tools differ from those of an earlier

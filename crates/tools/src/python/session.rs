@@ -15,17 +15,17 @@ use crate::{CallError, Permit, Session, ToolError, ToolOutput};
 /// Counter that makes the session names in workers unique within this process.
 static SESSIONS: AtomicU64 = AtomicU64::new(0);
 
-/// The instances of an attempt, and the worker that holds them.
+/// Instances of Python tool classes for one attempt, with the worker that holds them.
 pub(super) struct PinnedInstances {
     worker: Affinity,
     session: String,
     is_closed: bool,
-    /// Text that the instances add to the prompt, if any.
+    /// Text that the instances add to the prompt; `None` if they add no text.
     pub opening: Option<String>,
 }
 
 impl PinnedInstances {
-    /// Creates the instances of an attempt in `worker`.
+    /// Creates the instances of an attempt's tool classes in `worker`.
     ///
     /// # Errors
     /// Returns an error message if an instance cannot be created. The other instances are then
@@ -73,7 +73,7 @@ impl Drop for PinnedInstances {
     }
 }
 
-/// A session of Python tools for one attempt.
+/// Session of Python tools for one attempt.
 pub(super) struct PythonSession {
     pub toolbox: String,
     pub pool: Arc<Pool>,
@@ -166,7 +166,7 @@ impl Session for PythonSession {
     }
 }
 
-/// Returns a name of a session in a worker, which is unique within this process.
+/// Returns a new name for a session in a worker, which is unique within this process.
 pub(super) fn next_session(attempt: &str) -> String {
     format!("{attempt}.{}", SESSIONS.fetch_add(1, Ordering::Relaxed))
 }
@@ -182,7 +182,7 @@ pub(super) fn describe(error: WorkerError) -> String {
     }
 }
 
-/// Returns the response of a worker, or its error message as an error.
+/// Returns the response of a worker. If it is an error, returns its error message as `Err`.
 pub(super) fn check_response(response: Value) -> Result<Value, String> {
     match response["error"].as_str() {
         Some(_) => Err(response["text"].as_str().unwrap_or_default().to_owned()),
@@ -190,7 +190,7 @@ pub(super) fn check_response(response: Value) -> Result<Value, String> {
     }
 }
 
-/// Converts the response to a call into a tool result.
+/// Converts a worker's response to a call into a tool result.
 fn output(response: &Value) -> ToolOutput {
     let text = || response["text"].as_str().unwrap_or_default();
     match response["error"].as_str() {
@@ -214,7 +214,7 @@ fn output(response: &Value) -> ToolOutput {
     ToolOutput { parts, reward: number(&response["reward"]), metrics, ..ToolOutput::default() }
 }
 
-/// Parses a number. Workers send non-finite numbers as strings.
+/// Parses a number from a worker. Workers send non-finite numbers as strings.
 pub(super) fn number(value: &Value) -> Option<f64> {
     value.as_f64().or_else(|| value.as_str()?.parse().ok())
 }

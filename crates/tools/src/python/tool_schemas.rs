@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::arguments::Arguments;
 
-/// A tool as a worker describes it.
+/// Tool as a Python worker describes it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct ToolDescription {
     pub name: String,
@@ -18,7 +18,7 @@ pub(super) struct ToolDescription {
     pub stateful: bool,
 }
 
-/// All tools of a toolbox, with their schemas.
+/// All tools of a Python toolbox, with their schemas.
 #[derive(Debug)]
 pub(super) struct ToolSchemas {
     pub tools: Vec<ToolDescription>,
@@ -26,7 +26,7 @@ pub(super) struct ToolSchemas {
 }
 
 impl ToolSchemas {
-    /// Creates the list from the descriptions of a worker.
+    /// Creates the schemas from the tool descriptions of a worker.
     ///
     /// # Errors
     /// Returns an error that names the tool if its schema is invalid.
@@ -44,7 +44,7 @@ impl ToolSchemas {
         Ok(ToolSchemas { tools, arguments })
     }
 
-    /// Returns the descriptions for the model.
+    /// Returns the descriptions of the tools for the model.
     pub fn specs(&self) -> Vec<ToolSpec> {
         self.tools
             .iter()
@@ -56,17 +56,17 @@ impl ToolSchemas {
             .collect()
     }
 
-    /// Returns whether any tool has an instance per attempt.
+    /// Returns whether any tool has an instance for each attempt.
     pub fn has_state(&self) -> bool {
         self.tools.iter().any(|tool| tool.stateful)
     }
 
-    /// Returns whether the tool `name` has an instance per attempt.
+    /// Returns whether the tool `name` has an instance for each attempt.
     pub fn is_stateful(&self, name: &str) -> bool {
         self.tools.iter().any(|tool| tool.stateful && tool.name == name)
     }
 
-    /// Returns the schema of the tool `name`.
+    /// Returns the validator of the tool `name`'s arguments.
     pub fn arguments(&self, name: &str) -> Option<&Arguments> {
         self.arguments.get(name)
     }

@@ -17,14 +17,14 @@ use crate::{
     CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
 };
 
-/// `[[tool]] kind = "http"`: an HTTP endpoint as one tool. Each call sends a request with the
-/// arguments of the call.
+/// Options of `[[tool]] kind = "http"`: an HTTP endpoint as one tool. Each call sends a request
+/// with the arguments of the call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpKeys {
-    /// Description for the model.
+    /// Description of the tool for the model.
     pub description: String,
-    /// JSON schema of the arguments. Empty permits any arguments.
+    /// JSON schema of the tool's arguments. If empty, any arguments are permitted.
     pub parameters: Map<String, Value>,
     /// URL of the endpoint. `{NAME}` is replaced by the percent-encoded value of an argument. If
     /// the URL consists of one placeholder only, its value is used unencoded. The remaining
@@ -33,18 +33,19 @@ pub struct HttpKeys {
     pub url: String,
     /// HTTP method: GET, POST, PUT, PATCH or DELETE.
     pub method: String,
-    /// Environment variable with an API key, sent as `Authorization: Bearer`. Empty sends none.
+    /// Name of the environment variable with an API key, which is sent as `Authorization: Bearer`.
+    /// If empty, no key is sent.
     pub key_env: String,
-    /// Environment variables whose values are sent as headers, by header name.
+    /// Names of environment variables whose values are sent as headers, by header name.
     pub headers_env: BTreeMap<String, String>,
-    /// Public hosts that may be requested in addition to that of `url`. They are needed if an
+    /// Public hosts that may be requested in addition to the host of `url`. They are needed if an
     /// argument determines the host, or if the endpoint redirects to other hosts.
     pub hosts: Vec<String>,
-    /// Hosts of this machine or of a private network that may be requested in addition to that of
-    /// `url`.
+    /// Hosts of this machine or of a private network that may be requested in addition to the host
+    /// of `url`.
     pub private_hosts: Vec<String>,
-    /// JSON pointer (RFC 6901) to the part of a JSON response that the model reads. Empty means the
-    /// full response.
+    /// JSON pointer (RFC 6901) to the part of a JSON response that the model reads. If empty, the
+    /// model reads the full response.
     pub pointer: String,
     /// Maximum number of retries of a request that the service has not accepted.
     pub retries: u32,
@@ -68,7 +69,7 @@ impl Default for HttpKeys {
 }
 
 impl HttpKeys {
-    /// Returns the JSON schema of the arguments.
+    /// Returns the JSON schema of the tool's arguments.
     fn schema(&self) -> Value {
         if self.parameters.is_empty() {
             json!({ "type": "object", "properties": {} })
@@ -110,7 +111,7 @@ impl ToolOptions for HttpKeys {
     }
 }
 
-/// A toolbox with one tool for the endpoint in [`HttpKeys`].
+/// Toolbox with one tool, which calls the HTTP endpoint in [`HttpKeys`].
 #[derive(Debug, Clone)]
 pub struct Endpoint {
     spec: ToolSpec,
@@ -120,7 +121,7 @@ pub struct Endpoint {
     arguments: Arguments,
 }
 
-/// Creates the validator of a schema.
+/// Creates the validator of a tool's arguments from the JSON schema `parameters`.
 ///
 /// # Errors
 /// Returns an error if the schema is invalid, or if the URL has a placeholder that the schema does
@@ -158,8 +159,8 @@ impl Endpoint {
         Ok(Endpoint { spec, keys, method, caller, arguments })
     }
 
-    /// Substitutes the arguments into the URL. Returns the URL and the arguments that it does not
-    /// contain. A missing argument is replaced by its default.
+    /// Substitutes the arguments of a call into the URL. Returns the URL and the arguments that the
+    /// URL does not contain. A missing argument is replaced by its default.
     ///
     /// # Errors
     /// Returns an error if an argument is missing and has no default.
@@ -188,8 +189,8 @@ impl Endpoint {
     }
 }
 
-/// Splits a URL into pieces: a literal text, and the name of the placeholder that follows it, if
-/// any.
+/// Splits a URL into pieces, each with a literal text and the name of the placeholder that follows
+/// the text; `None` if no placeholder follows.
 fn url_parts(url: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     let mut remaining_url = Some(url);
     std::iter::from_fn(move || {
@@ -205,7 +206,7 @@ fn url_parts(url: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     })
 }
 
-/// Formats a value for a URL: strings as they are, other values as JSON.
+/// Formats a JSON value for a URL: strings as they are, other values as JSON.
 fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -213,8 +214,8 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// Returns the values of an argument in a query: the items of a list, or the value itself, without
-/// nulls.
+/// Returns the values of an argument in a URL query: the items of a list, or the value itself,
+/// without nulls.
 fn items(value: &Value) -> impl Iterator<Item = &Value> {
     let all = match value {
         Value::Array(items) => items.as_slice(),

@@ -21,15 +21,16 @@ use crate::{
     CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
 };
 
-/// `[[tool]] kind = "mcpapi"`: a node of AgentDock.
+/// Options of `[[tool]] kind = "mcpapi"`: a node of AgentDock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct McpapiKeys {
-    /// URL of the node's routes, `http://HOST:PORT/mcpapi`.
+    /// URL of the node's routes, of the form `http://HOST:PORT/mcpapi`.
     pub url: String,
-    /// Environment variable with an API key, sent as `Authorization: Bearer`. Empty sends none.
+    /// Name of the environment variable with an API key, which is sent as `Authorization: Bearer`.
+    /// If empty, no key is sent.
     pub key_env: String,
-    /// Environment variables whose values are sent as headers, by header name.
+    /// Names of environment variables whose values are sent as headers, by header name.
     pub headers_env: BTreeMap<String, String>,
     /// Names of tools that agents cannot call, with or without the server's prefix.
     pub deny: Vec<String>,
@@ -69,7 +70,7 @@ impl ToolOptions for McpapiKeys {
     }
 }
 
-/// A node of AgentDock. All attempts share its state.
+/// Toolbox for a node of AgentDock. All attempts share the node's state.
 #[derive(Debug, Clone)]
 pub struct Node {
     name: String,
@@ -188,7 +189,7 @@ impl Session for NodeSession {
     }
 }
 
-/// Converts a response into a tool result.
+/// Converts a node's response into a tool result. `http` is the HTTP status.
 fn output(http: u16, response: Value) -> ToolOutput {
     // The node returns its errors with HTTP status 200, because it does not raise them.
     let reported_status = response.get("status_code").and_then(Value::as_u64);

@@ -7,7 +7,7 @@ use hyper::Method;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use levade_http::{Client, Hosts, HttpError};
 
-/// Hosts that may be requested. Checking a recipe creates no client.
+/// Hosts to which a tool may send requests. Checking a recipe creates no HTTP client.
 #[derive(Debug, Clone)]
 pub(crate) struct Services(Hosts);
 
@@ -16,14 +16,15 @@ fn error_text(error: HttpError) -> String {
 }
 
 impl Services {
-    /// Permits every host, because the author of the recipe chooses the address.
+    /// Creates a value that permits every host, because the author of the recipe chooses the
+    /// address.
     pub fn for_any_host() -> Self {
         Services(Hosts::allow_all())
     }
 
-    /// Permits the host of `url`, even if it is private, the public hosts matching `hosts`, and the
-    /// hosts in `private`. If an argument determines the host of `url`, that host is not permitted
-    /// by itself.
+    /// Creates a value that permits the host of `url`, even if it is private, the public hosts
+    /// matching `hosts`, and the hosts in `private`. If an argument determines the host of `url`,
+    /// that host is not permitted by itself.
     ///
     /// # Errors
     /// Returns an error if a host is invalid, or if an argument determines the host of `url` and

@@ -11,18 +11,19 @@ pub(super) fn has_content_type(headers: &HeaderMap, wanted: &str) -> bool {
     kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(wanted)
 }
 
-/// Returns the `Content-Encoding` of a body. Empty if it is not compressed.
+/// Returns the `Content-Encoding` of a body. The text is empty if the body is not compressed.
 pub(super) fn encoding(headers: &HeaderMap) -> &str {
     let encoding =
         headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
     if encoding.trim().eq_ignore_ascii_case("identity") { "" } else { encoding.trim() }
 }
 
-/// Decompresses a body. A body that is not compressed, although its headers claim it, is returned
-/// unchanged.
+/// Decompresses a response body. A body that is not compressed, although its headers claim it, is
+/// returned unchanged.
 ///
 /// # Errors
-/// Returns an error if the body cannot be decompressed, or if it then exceeds `max_bytes` bytes.
+/// Returns an error if the body cannot be decompressed, or if the decompressed body exceeds
+/// `max_bytes` bytes.
 pub(super) fn unpack_body(
     headers: &HeaderMap,
     text: Vec<u8>,
@@ -51,7 +52,8 @@ pub(super) fn shorten(text: &[u8]) -> String {
     }
 }
 
-/// Reads at most `max_bytes` bytes of a body. Returns them with whether the body is complete.
+/// Reads at most `max_bytes` bytes of a response body. Returns the bytes and whether the body is
+/// complete.
 ///
 /// # Errors
 /// Returns an error if the connection breaks, or if data stops before the announced length.
@@ -85,7 +87,7 @@ pub(super) async fn read(mut body: Incoming, max_bytes: usize) -> Result<(Vec<u8
     Ok((all, true))
 }
 
-/// Returns the data of a body as a stream of chunks.
+/// Returns the data of a response body as a stream of chunks.
 pub(super) fn chunks(
     body: Incoming,
 ) -> impl Stream<Item = std::io::Result<Bytes>> + Send + 'static {
@@ -95,7 +97,8 @@ pub(super) fn chunks(
     frames.try_filter_map(|frame| future::ready(Ok(frame.into_data().ok())))
 }
 
-/// Returns the events of a body. An event of more than `max_bytes` bytes is an error.
+/// Returns the server-sent events of a response body. An event of more than `max_bytes` bytes is an
+/// error.
 pub(super) fn events(
     bytes: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
     max_bytes: usize,
@@ -108,8 +111,8 @@ pub(super) fn events(
     .boxed()
 }
 
-/// Replaces bytes that are not UTF-8, which would end the event parser. A character may be split
-/// across chunks.
+/// Replaces bytes that are not UTF-8, because they would end the event parser. A character may be
+/// split across chunks.
 pub(super) fn replace_invalid_utf8(
     bytes: impl Stream<Item = std::io::Result<Bytes>>,
 ) -> impl Stream<Item = std::io::Result<Bytes>> {
@@ -126,7 +129,7 @@ pub(super) fn replace_invalid_utf8(
     })
 }
 
-/// Returns whether `bytes` are the start of an incomplete character.
+/// Returns whether `bytes` are the start of an incomplete UTF-8 character.
 pub(super) fn is_unfinished(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
