@@ -467,7 +467,7 @@ impl Adapter {
         if !weights.exists() {
             return Err(ModelError::Missing {
                 path: weights,
-                what: format!("is missing, although {} exists", AdapterConfig::FILE),
+                what: format!("the file is missing, although {} exists", AdapterConfig::FILE),
                 way_out:
                     "fetch the adapter again; if it was saved as adapter_model.bin, which can \
                     run code on loading, load it with PEFT and save it again"

@@ -164,7 +164,7 @@ pub fn open(
     let value: serde_json::Value =
         serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
     let steps =
-        value["steps"].as_u64().ok_or_else(|| damaged("it has no integer `steps`".into()))?;
+        value["steps"].as_u64().ok_or_else(|| damaged("the file has no integer `steps`".into()))?;
     let open = |tensors: &Tensors, [first, second]: [&str; 2]| {
         Ok([tensors.open(&dir.join(first))?, tensors.open(&dir.join(second))?])
     };

@@ -97,7 +97,7 @@ impl AdapterConfig {
         let contents = std::fs::read(&path).map_err(ModelError::io("read", &path))?;
         placeholder::reject_placeholder(&path, &contents)?;
         let object: Map<String, Value> = serde_json::from_slice(&contents).map_err(|error| {
-            ModelError::damaged(&path, format!("it is not a JSON object: {error}"))
+            ModelError::damaged(&path, format!("the contents are not a JSON object: {error}"))
         })?;
         let keys = Keys::new(&path, "", &object);
         if keys.require("peft_type", keys.text("peft_type")?)? != "LORA" {

@@ -83,27 +83,29 @@ impl EncoderFiles {
     /// Levade does not support the encoder.
     pub fn open(path: &Path, name: &str) -> Result<Self, ModelError> {
         if !path.is_dir() {
-            return Err(missing(path, "is not the directory of an encoder"));
+            return Err(missing(path, "the path is not the directory of an encoder"));
         }
         let config_path = path.join("config.json");
-        let object = read_json(&config_path)?.ok_or_else(|| missing(path, "has no config.json"))?;
+        let object = read_json(&config_path)?
+            .ok_or_else(|| missing(path, "the directory has no config.json"))?;
         let mut config = shape(&config_path, &object)?;
         if !path.join("modules.json").exists() {
             // A default would be silently wrong for some models: E5 pools by the mean, BGE by
             // `[CLS]`.
             return Err(missing(
                 path,
-                "has no modules.json, which specifies how its vectors are pooled",
+                "the directory has no modules.json, which specifies how vectors are pooled",
             ));
         }
         pooling(path, &mut config)?;
         length(path, &mut config)?;
         prefixes(path, name, &object, &mut config)?;
         let tokenizer = read_if_exists(&path.join("tokenizer.json"))?;
-        let tokenizer = tokenizer.ok_or_else(|| missing(path, "has no tokenizer.json"))?;
+        let tokenizer =
+            tokenizer.ok_or_else(|| missing(path, "the directory has no tokenizer.json"))?;
         let weights_path = path.join("model.safetensors");
         if !weights_path.exists() {
-            return Err(missing(path, "has no model.safetensors"));
+            return Err(missing(path, "the directory has no model.safetensors"));
         }
         let mut weights = SafetensorsFile::open(&weights_path)?;
         weights.rename(|tensor| {
@@ -338,7 +340,7 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
                 other => {
                     return Err(ModelError::unsupported(
                         &path,
-                        format!("it has a module of type {other:?}"),
+                        format!("the encoder has a module of type {other:?}"),
                         "use an encoder that consists of Transformer, Pooling and Normalize \
                          modules only",
                     ));
@@ -355,7 +357,8 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     let Some(object) = read_json(&path)? else {
         return Err(ModelError::Missing {
             path,
-            what: "does not exist, and no other file specifies how vectors are pooled".into(),
+            what: "the file does not exist, and no other file specifies how vectors are pooled"
+                .into(),
             way_out: "fetch the complete directory of the encoder again".into(),
         });
     };
@@ -372,7 +375,7 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
         _ => {
             return Err(ModelError::unsupported(
                 &path,
-                "vectors are pooled neither by the mean nor by [CLS]",
+                "the encoder pools vectors neither by the mean nor by [CLS]",
                 "use an encoder with one of these pooling modes",
             ));
         }

@@ -89,8 +89,7 @@ fn open_reads_pooling_and_length_settings() {
     assert!(made.open_error().contains("a module of type \"Dense\""));
     std::fs::remove_file(made.0.path().join("modules.json")).unwrap();
     assert!(
-        made.open_error()
-            .contains("has no modules.json, which specifies how its vectors are pooled")
+        made.open_error().contains("has no modules.json, which specifies how vectors are pooled")
     );
 }
 

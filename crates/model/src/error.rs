@@ -45,11 +45,11 @@ pub enum ModelError {
         needed: u64,
     },
     /// A file that the model needs does not exist.
-    #[error("{} {what}\n{way_out}", path.display())]
+    #[error("{}: {what}\n{way_out}", path.display())]
     Missing {
         /// Path at which the file was expected.
         path: PathBuf,
-        /// The problem, as the rest of a sentence that starts with the path: `has no config.json`.
+        /// Description of the problem, such as `the directory has no config.json`.
         what: String,
         /// Advice to the user on how to correct the problem.
         way_out: String,

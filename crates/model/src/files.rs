@@ -68,7 +68,7 @@ impl ModelFiles {
         } else {
             return Err(ModelError::Missing {
                 path: path.to_path_buf(),
-                what: "does not exist".into(),
+                what: "the path does not exist".into(),
                 way_out: "give the directory of a Hugging Face model or a .gguf file".into(),
             });
         };
@@ -81,8 +81,8 @@ impl ModelFiles {
         if PICKLES.iter().any(|known| ending == *known) {
             return Err(ModelError::unsupported(
                 path,
-                "it is a PyTorch checkpoint, which can run code on loading and is therefore not \
-                 supported",
+                "the file is a PyTorch checkpoint, which can run code on loading and is therefore \
+                 not supported",
                 "in Python, load it and save the model with transformers, which writes a directory \
                  with safetensors",
             ));
@@ -90,9 +90,9 @@ impl ModelFiles {
         if path.extension().is_some_and(|extension| extension == "safetensors") {
             return Err(ModelError::Missing {
                 path: path.to_path_buf(),
-                what:
-                    "contains only weights; a model is a directory that also contains config.json"
-                        .into(),
+                what: "the file contains only weights; a model is a directory that also contains \
+                     config.json"
+                    .into(),
                 way_out: "give the directory instead of the file".into(),
             });
         }
@@ -113,7 +113,7 @@ impl ModelFiles {
         let Some(contents) = read_if_exists(&config_path)? else {
             return Err(ModelError::Missing {
                 path: path.to_path_buf(),
-                what: "has no config.json".into(),
+                what: "the directory has no config.json".into(),
                 way_out: "give the directory of a Hugging Face model, or a .gguf file itself"
                     .into(),
             });
@@ -142,7 +142,7 @@ impl ModelFiles {
         let template_path = path.join("chat_template.jinja");
         let chat_template = match read_if_exists(&template_path)? {
             Some(bytes) => Some(String::from_utf8(bytes).map_err(|error| {
-                ModelError::damaged(&template_path, format!("it is not UTF-8: {error}"))
+                ModelError::damaged(&template_path, format!("the template is not UTF-8: {error}"))
             })?),
             None => settings.get("chat_template").and_then(default_template),
         };
@@ -378,7 +378,9 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Value>>, Model
     let Some(bytes) = read_if_exists(path)? else { return Ok(None) };
     match serde_json::from_slice(&bytes) {
         Ok(object) => Ok(Some(object)),
-        Err(error) => Err(ModelError::damaged(path, format!("it is not a JSON object: {error}"))),
+        Err(error) => {
+            Err(ModelError::damaged(path, format!("the contents are not a JSON object: {error}")))
+        }
     }
 }
 
@@ -427,14 +429,16 @@ fn open_weights(dir: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
     let Some(index) = read_json(&index_path)? else {
         let way_out = match find_pickled(dir) {
             Some(name) => format!(
-                "it has {name}, which can run code on loading and is therefore not supported: in \
-                 Python, load it and save the model with transformers, which writes safetensors"
+                "the directory has {name}, which can run code on loading and is therefore not \
+                 supported: in Python, load it and save the model with transformers, which writes \
+                 safetensors"
             ),
             None => "fetch the weights, or give a .gguf file itself".into(),
         };
         return Err(ModelError::Missing {
             path: dir.to_path_buf(),
-            what: "has neither model.safetensors nor model.safetensors.index.json".into(),
+            what: "the directory has neither model.safetensors nor model.safetensors.index.json"
+                .into(),
             way_out,
         });
     };
@@ -462,7 +466,7 @@ fn open_weights(dir: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
         if !shard.is_file() {
             return Err(ModelError::Missing {
                 path: shard,
-                what: format!("is missing, although {} lists it", index_path.display()),
+                what: format!("the shard is missing, although {} lists it", index_path.display()),
                 way_out: "fetch the model again; a part of its weights was not downloaded".into(),
             });
         }

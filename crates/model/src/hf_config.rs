@@ -44,8 +44,9 @@ impl ModelConfig {
 
 /// Parses the contents of the `config.json` at `path`.
 pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<ParsedConfig, ModelError> {
-    let object: Map<String, Value> = serde_json::from_slice(contents)
-        .map_err(|error| ModelError::damaged(path, format!("it is not a JSON object: {error}")))?;
+    let object: Map<String, Value> = serde_json::from_slice(contents).map_err(|error| {
+        ModelError::damaged(path, format!("the contents are not a JSON object: {error}"))
+    })?;
     let keys = Keys::new(path, "", &object);
     let model_type = keys.require("model_type", keys.text("model_type")?)?;
     if Traits::find(|traits| traits.model_type_with_images == Some(model_type)).is_none() {

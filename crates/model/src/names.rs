@@ -14,44 +14,46 @@ const EMBEDDING: &str = "embed_tokens.weight";
 const FOREIGN: [(&[&str], &str, &str); 8] = [
     (
         &["base_model", "base_layer", "lora_A", "lora_B", "lora_embedding_A"],
-        "it contains a model inside a PEFT wrapper",
+        "the checkpoint contains a model inside a PEFT wrapper",
         "in Python, save what `merge_and_unload()` returns, or save only the adapter and give its \
          directory",
     ),
     (
         &["_orig_mod"],
-        "it was saved from a model inside torch.compile",
+        "the checkpoint was saved from a model inside torch.compile",
         "in Python, save `model._orig_mod`",
     ),
     (
         &["module"],
-        "it was saved from a model inside DistributedDataParallel, DataParallel or DeepSpeed",
+        "the checkpoint was saved from a model inside DistributedDataParallel, DataParallel or \
+         DeepSpeed",
         "in Python, save `model.module`",
     ),
     (
         &["_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_flat_param", "_forward_module"],
-        "it was saved from a model inside the wrapper of FSDP or of its activation checkpointing",
+        "the checkpoint was saved from a model inside the wrapper of FSDP or of its activation \
+         checkpointing",
         "in Python, save the full state dict of the wrapped model",
     ),
     (
         &["v_head", "value_head", "pretrained_model"],
-        "it contains the value head of a critic in addition to the model",
+        "the checkpoint contains the value head of a critic in addition to the model",
         "in Python, save the model without it: with TRL, \
          `model.pretrained_model.save_pretrained(…)`",
     ),
     (
         &["score", "classifier"],
-        "it is a classifier or a reward model",
+        "the checkpoint is a classifier or a reward model",
         "use the model that it was trained from",
     ),
     (
         &["language_model", "text_model", "vision_tower", "visual"],
-        "it is a multimodal model",
+        "the checkpoint is a multimodal model",
         "save only its language model, with the config.json of the language model",
     ),
     (
         &["qweight", "weight_packed", "weight_scale", "weight_scale_inv", "absmax", "quant_state"],
-        "its weights are quantized",
+        "the checkpoint's weights are quantized",
         "use the version of the model that is not quantized, or a GGUF file",
     ),
 ];

@@ -20,7 +20,7 @@ pub fn reject_placeholder(path: &Path, contents: &[u8]) -> Result<(), ModelError
     {
         return missing(
             path,
-            "is a Git LFS pointer, not the file: run `git lfs pull`",
+            "this is a Git LFS pointer, not the file: run `git lfs pull`",
             "run this command in the repository that contains the pointer, or fetch the file \
              itself",
         );
@@ -28,7 +28,7 @@ pub fn reject_placeholder(path: &Path, contents: &[u8]) -> Result<(), ModelError
     if starts_with("<!doctype html") || starts_with("<html") {
         return missing(
             path,
-            "is a web page, not the file",
+            "this is a web page, not the file",
             "a page about the file, or a login page, was saved instead of the file: fetch the file \
              itself",
         );
@@ -54,7 +54,7 @@ mod tests {
         let message = rejection(pointer).unwrap();
         assert!(
             message.starts_with(
-                "a/model.safetensors is a Git LFS pointer, not the file: run `git lfs pull`"
+                "a/model.safetensors: this is a Git LFS pointer, not the file: run `git lfs pull`"
             ),
             "{message}"
         );

@@ -32,7 +32,7 @@ pub(crate) fn map(path: &Path) -> Result<Mmap, ModelError> {
     let file = File::open(path).map_err(ModelError::io("open", path))?;
     let facts = file.metadata().map_err(ModelError::io("read", path))?;
     if facts.len() == 0 {
-        return Err(ModelError::damaged(path, "it is empty"));
+        return Err(ModelError::damaged(path, "the file is empty"));
     }
     // SAFETY: the map is private and read-only. Nothing in Levade writes to a weight file in place:
     // files are written under another name and renamed. If another program shrinks the file while
@@ -85,21 +85,21 @@ impl SafetensorsFile {
             Some(length) => u64::from_le_bytes(*length),
             None => {
                 return Err(damaged(format!(
-                    "it has {} bytes, fewer than the shortest header",
+                    "the file has {} bytes, fewer than the shortest header",
                     bytes.len()
                 )));
             }
         };
         if header_length > MAX_HEADER_BYTES || header_length + 8 > bytes.len() as u64 {
             return Err(damaged(format!(
-                "its header has {header_length} bytes according to its length field, but the file \
+                "the header has {header_length} bytes according to its length field, but the file \
                  has {}",
                 bytes.len()
             )));
         }
         let data_start = 8 + header_length as usize;
         let header: Map<String, Value> = serde_json::from_slice(&bytes[8..data_start])
-            .map_err(|error| damaged(format!("its header is not a JSON object: {error}")))?;
+            .map_err(|error| damaged(format!("the header is not a JSON object: {error}")))?;
         let mut entries = HashMap::with_capacity(header.len());
         for (name, value) in header {
             if name != "__metadata__" {
@@ -150,7 +150,7 @@ impl SafetensorsFile {
         if self.shape(name) != Some(shape) {
             return Err(ModelError::damaged(
                 &self.path,
-                format!("it has no {name} of shape {shape:?}"),
+                format!("the file has no tensor {name} of shape {shape:?}"),
             ));
         }
         self.readable(name).map(drop)
@@ -160,7 +160,7 @@ impl SafetensorsFile {
     /// or its type cannot be read.
     fn readable(&self, name: &str) -> Result<&Entry, ModelError> {
         match self.entries.get(name) {
-            None => Err(ModelError::damaged(&self.path, format!("it has no tensor {name}"))),
+            None => Err(ModelError::damaged(&self.path, format!("the file has no tensor {name}"))),
             Some(entry) if matches!(entry.dtype.as_str(), "F32" | "F16" | "BF16" | "F64") => {
                 Ok(entry)
             }
@@ -234,7 +234,7 @@ fn check_layout(entries: &HashMap<String, Entry>, length: usize) -> Result<(), S
     }
     if end != length {
         return Err(format!(
-            "its tensors occupy {end} bytes, but the file has {length} bytes of tensor data"
+            "the tensors occupy {end} bytes, but the file has {length} bytes of tensor data"
         ));
     }
     Ok(())

@@ -72,7 +72,7 @@ impl Source {
         if parts.len() == 2 && parts.iter().all(|part| is_name(part)) && !revision.is_empty() {
             return Ok(Self::Hub { id: id.to_string(), revision: revision.to_string() });
         }
-        Err(source_error(text, "has none of these forms, and no file has this name"))
+        Err(source_error(text, "has none of the forms below, and no file has this name"))
     }
 
     fn package(text: &str) -> Option<Self> {

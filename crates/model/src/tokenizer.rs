@@ -189,7 +189,7 @@ pub(crate) fn check_added(
         };
         return Err(ModelError::unsupported(
             path,
-            format!("it adds the token {content:?} with the id {id}, but {instead}"),
+            format!("the file adds the token {content:?} with the id {id}, but {instead}"),
             "load the tokenizer with transformers and save it again (save_pretrained), which makes \
              both files consistent",
         ));

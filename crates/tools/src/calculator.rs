@@ -79,12 +79,16 @@ impl Calculator {
         let expression = match arguments.get("expression") {
             Some(Value::String(expression)) => expression,
             Some(other) => {
-                return Err(format!("\"expression\" is {other}, but it must be a string"));
+                return Err(format!(
+                    "the argument \"expression\" is {other}, but it must be a string"
+                ));
             }
             None => return Err("\"expression\" is missing".to_owned()),
         };
         if let Some(extra) = arguments.keys().find(|key| *key != "expression") {
-            return Err(format!("{extra:?} is not an argument; \"expression\" is"));
+            return Err(format!(
+                "{extra:?} is not an argument of this tool; its argument is \"expression\""
+            ));
         }
         evaluate(expression).map(|value| value.to_string()).map_err(|error| error.to_string())
     }
@@ -138,10 +142,10 @@ mod tests {
         for (arguments, why) in [
             (json!({"expression": "12 * (3 + 4"}), "'(' at character 6 is never closed"),
             (json!({}), "\"expression\" is missing"),
-            (json!({"expression": 5}), "\"expression\" is 5, but it must be a string"),
+            (json!({"expression": 5}), "the argument \"expression\" is 5, but it must be a string"),
             (
                 json!({"expression": "1", "unit": "m"}),
-                "\"unit\" is not an argument; \"expression\" is",
+                "\"unit\" is not an argument of this tool; its argument is \"expression\"",
             ),
         ] {
             assert_eq!(run(arguments).await, ToolOutput::error(CallError::BadArguments, why));

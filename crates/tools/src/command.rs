@@ -184,11 +184,15 @@ impl CommandTool {
             };
             let bytes = element.len();
             if element.contains('\0') {
-                return Err("an argument has a character 0, which no command can have".into());
+                return Err(
+                    "an argument of the command contains a NUL character, which a program cannot \
+                     receive"
+                        .into(),
+                );
             }
             if bytes >= MAX_ARGUMENT_BYTES {
                 return Err(format!(
-                    "an argument is {bytes} bytes long; a command can have less than \
+                    "an argument of the command is {bytes} bytes long, but must be shorter than \
                      {MAX_ARGUMENT_BYTES}"
                 ));
             }
@@ -377,7 +381,7 @@ mod tests {
             command(null).unwrap(),
             ["grep", "-e", "--max=3", "{pattern}", "{print $1}", "{}"]
         );
-        assert!(command(json!({ "pattern": "a\u{0}" })).unwrap_err().contains("a character 0"));
+        assert!(command(json!({ "pattern": "a\u{0}" })).unwrap_err().contains("a NUL character"));
         assert!(
             command(json!({ "pattern": "a".repeat(MAX_ARGUMENT_BYTES) }))
                 .unwrap_err()

@@ -112,7 +112,7 @@ impl HelperCaller {
         timeout: Option<Duration>,
     ) -> Result<Branch, String> {
         let Some(helper) = self.slot.get() else {
-            return Err(format!("the agent {} is not running here", self.slot.agent));
+            return Err(format!("the agent {} is not running in this process", self.slot.agent));
         };
         // Requests of two toolboxes, and repeated requests of one toolbox, get different random
         // streams even if their texts are equal.

@@ -19,6 +19,7 @@ fn depth(value: &Value) -> usize {
 /// Returns why a JSON value is nested too deeply for the store, or `None` if the store accepts it.
 pub fn depth_error(value: &Value) -> Option<String> {
     let depth = depth(value);
-    (depth > MAX_NESTING)
-        .then(|| format!("it is nested {depth} deep, and {MAX_NESTING} can be kept"))
+    (depth > MAX_NESTING).then(|| {
+        format!("the value is nested {depth} deep, but at most {MAX_NESTING} levels can be stored")
+    })
 }

@@ -109,6 +109,12 @@ impl Observation {
         }
     }
 
+    /// Creates an observation that reports a failure of the tool itself.
+    pub(super) fn from_failure(kind: ObservationKind, text: String) -> Self {
+        let observation = Self::new(kind, text);
+        Self { failure: Some(observation.text.clone()), ..observation }
+    }
+
     /// Creates an observation from a tool result.
     pub(super) fn from_output(output: ToolOutput) -> Self {
         let kind = match output.error {
@@ -137,7 +143,8 @@ impl Observation {
             if fit.remove(name).is_some() {
                 observation.failure.get_or_insert_with(|| {
                     format!(
-                        "its metric {name:?} is left out, because it is counted for every toolbox"
+                        "the tool's metric {name:?} is left out, because it is counted for every \
+                         toolbox"
                     )
                 });
             }
@@ -166,7 +173,7 @@ impl Observation {
 /// Describes a reward or metric that is left out because its value is not finite and cannot be
 /// summed or recorded.
 fn unfit_value(quantity: &str, value: f64) -> String {
-    format!("its {quantity} is {value}, but must be finite; it is left out")
+    format!("the tool's {quantity} is {value}, but must be finite; it is left out")
 }
 
 #[cfg(test)]
@@ -185,16 +192,18 @@ mod tests {
             (observation.reward, observation.metrics),
             (Some(0.5), BTreeMap::from([("rows".to_owned(), 2.0)]))
         );
-        assert!(observation.failure.unwrap().starts_with("its metric \"seconds\" is NaN"));
+        assert!(observation.failure.unwrap().starts_with("the tool's metric \"seconds\" is NaN"));
         let output = ToolOutput { reward: Some(f64::INFINITY), ..ToolOutput::text("done") };
         let observation = Observation::from_output(output);
         assert_eq!((observation.reward, observation.kind), (None, ObservationKind::Ok));
-        assert!(observation.failure.unwrap().starts_with("its reward is inf"));
+        assert!(observation.failure.unwrap().starts_with("the tool's reward is inf"));
         let metrics = BTreeMap::from([("calls".to_owned(), 9.0)]);
         let observation =
             Observation::from_output(ToolOutput { metrics, ..ToolOutput::text("done") });
         assert_eq!((observation.metrics.len(), observation.kind), (0, ObservationKind::Ok));
-        assert!(observation.failure.unwrap().starts_with("its metric \"calls\" is left out"));
+        assert!(
+            observation.failure.unwrap().starts_with("the tool's metric \"calls\" is left out")
+        );
     }
 
     #[test]

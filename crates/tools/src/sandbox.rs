@@ -225,11 +225,11 @@ impl CodeTool {
 /// Returns the code in the arguments of a tool call, or an error message for the model.
 fn code(arguments: &Map<String, Value>) -> Result<&str, String> {
     if let Some(extra) = arguments.keys().find(|key| *key != "code") {
-        return Err(format!("{extra:?} is not an argument; \"code\" is"));
+        return Err(format!("{extra:?} is not an argument of this tool; its argument is \"code\""));
     }
     match arguments.get("code") {
         Some(Value::String(code)) => Ok(code),
-        Some(other) => Err(format!("\"code\" is {other}, but it must be a string")),
+        Some(other) => Err(format!("the argument \"code\" is {other}, but it must be a string")),
         None => Err("\"code\" is missing".to_owned()),
     }
 }

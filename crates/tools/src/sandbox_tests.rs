@@ -97,8 +97,11 @@ async fn call_explains_invalid_arguments() {
     let session = open(tool(keys(false))).await;
     for (arguments, why) in [
         (json!({}), "\"code\" is missing"),
-        (json!({ "code": 5 }), "\"code\" is 5, but it must be a string"),
-        (json!({ "code": "", "language": "c" }), "\"language\" is not an argument; \"code\" is"),
+        (json!({ "code": 5 }), "the argument \"code\" is 5, but it must be a string"),
+        (
+            json!({ "code": "", "language": "c" }),
+            "\"language\" is not an argument of this tool; its argument is \"code\"",
+        ),
     ] {
         let output = session.call("python", arguments.as_object().unwrap()).await;
         assert_eq!(output, ToolOutput::error(CallError::BadArguments, why));

@@ -232,13 +232,18 @@ fn truncate(text: &str, max_results: usize) -> String {
 fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
     if let Some(extra) = arguments.keys().find(|key| !["query", "queries"].contains(&key.as_str()))
     {
-        return Err(format!("{extra:?} is not an argument; \"query\" and \"queries\" are"));
+        return Err(format!(
+            "{extra:?} is not an argument of this tool; its arguments are \"query\" and \
+             \"queries\""
+        ));
     }
     let argument = |name: &str| arguments.get(name).filter(|value| !value.is_null());
     let (name, value) = match (argument("query"), argument("queries")) {
         (Some(query), None) => ("query", query),
         (None, Some(queries)) => ("queries", queries),
-        (Some(_), Some(_)) => return Err("give \"query\" or \"queries\", not both".into()),
+        (Some(_), Some(_)) => {
+            return Err("both \"query\" and \"queries\" are set; set only one of them".into());
+        }
         (None, None) => return Err("\"query\" is missing".into()),
     };
     // Models pass a list under either name.
@@ -252,7 +257,7 @@ fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
         0 => Err(format!("\"{name}\" is empty")),
         1..=MAX_QUERIES => Ok(found),
         count => Err(format!(
-            "\"{name}\" has {count} queries, but at most {MAX_QUERIES} are answered at once"
+            "the argument \"{name}\" has {count} queries, but at most {MAX_QUERIES} are allowed"
         )),
     }
 }
@@ -261,11 +266,13 @@ fn query_text(name: &str, value: &Value) -> Result<String, String> {
     match value {
         Value::String(text) if text.trim().is_empty() => Err(format!("\"{name}\" is empty")),
         Value::String(text) if text.len() > MAX_QUERY_BYTES => Err(format!(
-            "\"{name}\" has {} bytes, but a query has at most {MAX_QUERY_BYTES}",
+            "a query in \"{name}\" has {} bytes, but may have at most {MAX_QUERY_BYTES}",
             text.len()
         )),
         Value::String(text) => Ok(text.clone()),
-        other => Err(format!("\"{name}\" has {other}, but a query is a string")),
+        other => {
+            Err(format!("the argument \"{name}\" contains {other}, but a query must be a string"))
+        }
     }
 }
 

@@ -26,8 +26,7 @@ use super::usage::{Meter, Usage};
 use super::{HelperSlot, Permit, ResultTruncation, Session, ToolContext, ToolError, Toolbox};
 use crate::nested;
 
-/// Maximum number of concurrent calls of one turn. The limit is needed because a completion can
-/// contain any number of calls.
+/// Maximum number of concurrent calls, because a completion can contain any number of calls.
 const MAX_CONCURRENT_CALLS: usize = 32;
 
 /// Maximum size of the scorer input of a toolbox as JSON, in bytes. The complete input is recorded
@@ -342,13 +341,14 @@ impl OpenTools {
         for OpenBox { name, session, deadline, .. } in &mut self.sessions {
             let wrong = |why: String| ToolError::ScorerInput { tool: name.clone(), why };
             let input = with_timeout(*deadline, session.scorer_input()).await;
-            let input =
-                input.unwrap_or_else(|| Err(wrong(format!("not done within {deadline:?}"))));
+            let late = format!("the toolbox did not finish within {deadline:?}");
+            let input = input.unwrap_or_else(|| Err(wrong(late)));
             match input.map(Value::Object) {
                 Ok(Value::Object(input)) if input.is_empty() => {}
                 Ok(input) if input.to_string().len() > MAX_SCORER_INPUT_BYTES => {
-                    missing
-                        .push(wrong(format!("it is longer than {MAX_SCORER_INPUT_BYTES} bytes")));
+                    missing.push(wrong(format!(
+                        "the scorer input is longer than {MAX_SCORER_INPUT_BYTES} bytes"
+                    )));
                 }
                 Ok(input) => match nested::depth_error(&input) {
                     Some(why) => missing.push(wrong(why)),
@@ -483,7 +483,7 @@ impl OpenTools {
             (Some(_permit), found) => self.execute_admitted(call, found).await,
             (None, found) => {
                 let permit_timeout = found.map(|(open, _)| open.permit_timeout).unwrap_or_default();
-                failure_observation(
+                Observation::from_failure(
                     ObservationKind::Timeout,
                     format!(
                         "{} was not called: its turn did not come within {permit_timeout:?}",
@@ -513,7 +513,7 @@ impl OpenTools {
         };
         if !session.specs().iter().any(|spec| spec.name == tool) {
             let text = format!("the tool {:?} is no longer there", call.name);
-            return failure_observation(ObservationKind::UnknownTool, text);
+            return Observation::from_failure(ObservationKind::UnknownTool, text);
         }
         let deadline = session
             .max_call_timeout()
@@ -528,7 +528,7 @@ impl OpenTools {
                     call.name,
                     session.timeout_detail()
                 );
-                failure_observation(ObservationKind::Timeout, text)
+                Observation::from_failure(ObservationKind::Timeout, text)
             }
         }
     }
@@ -566,12 +566,6 @@ fn describe_spec(spec: &ToolSpec) -> String {
         .to_string()
 }
 
-/// Creates an observation that reports a failure of the tool itself.
-fn failure_observation(kind: ObservationKind, text: String) -> Observation {
-    let observation = Observation::new(kind, text);
-    Observation { failure: Some(observation.text.clone()), ..observation }
-}
-
 /// Runs the futures in `work`, up to [`MAX_CONCURRENT_CALLS`] concurrently, and returns their
 /// results in the order of `work`.
 async fn run_concurrently(work: Vec<BoxFuture<'_, Observation>>) -> Vec<Observation> {
@@ -593,9 +587,8 @@ async fn close_all(sessions: Vec<OpenBox>) -> Result<(), ToolError> {
     let mut first = Ok(());
     for OpenBox { name, mut session, deadline, lease: _lease, .. } in sessions {
         let closed = with_timeout(deadline, session.close()).await;
-        first = first.and(closed.unwrap_or_else(|| {
-            Err(ToolError::Close { tool: name, why: format!("not done within {deadline:?}") })
-        }));
+        let late = format!("the toolbox did not finish within {deadline:?}");
+        first = first.and(closed.unwrap_or(Err(ToolError::Close { tool: name, why: late })));
     }
     first
 }

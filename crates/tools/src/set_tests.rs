@@ -215,7 +215,8 @@ async fn hanging_methods_time_out_and_sessions_close() {
         assert_eq!(observations, if hangs == "call" { late } else { ["done 0"; 2] });
         let (scorer_input, missing) = open.scorer_input().await;
         let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
-        let late = "tool \"y\" returned no scorer input: not done within 50ms".to_owned();
+        let late = "tool \"y\" returned no scorer input: the toolbox did not finish within 50ms"
+            .to_owned();
         assert_eq!(
             (scorer_input.len(), missing),
             (0, if hangs == "evidence" { vec![late] } else { vec![] })
@@ -224,7 +225,7 @@ async fn hanging_methods_time_out_and_sessions_close() {
         if hangs == "close" {
             assert_eq!(
                 done.unwrap_err().to_string(),
-                "tool \"y\" could not be closed: not done within 50ms"
+                "tool \"y\" could not be closed: the toolbox did not finish within 50ms"
             );
         } else {
             done.unwrap();
@@ -249,10 +250,11 @@ async fn scorer_inputs_reject_oversized_and_deep_values() {
     assert_eq!(Value::Object(scorer_input), json!({"files": {"files": ["a.txt"]}}));
     let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let wanted = [
-        "tool \"flood\" returned no scorer input: it is longer than 1048576 bytes",
+        "tool \"flood\" returned no scorer input: the scorer input is longer than 1048576 bytes",
         // A value that is deeper than the limit of JSON parsers could be recorded but not read
         // again.
-        "tool \"pit\" returned no scorer input: it is nested 121 deep, and 100 can be kept",
+        "tool \"pit\" returned no scorer input: the value is nested 121 deep, but at most 100 \
+         levels can be stored",
     ];
     assert_eq!(missing, wanted);
     open.close().await.unwrap();

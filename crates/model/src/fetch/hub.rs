@@ -148,8 +148,10 @@ impl Hub {
         }
         if let Some(variable) = self.settings.offline {
             let what = match missing {
-                Some(name) => format!("has only a part of {id} at {revision}: {name} is missing"),
-                None => format!("does not have {id} at {revision}"),
+                Some(name) => {
+                    format!("the cache has only a part of {id} at {revision}: {name} is missing")
+                }
+                None => format!("the cache does not have {id} at {revision}"),
             };
             return Err(ModelError::Missing {
                 path: self.settings.cache.clone(),
@@ -281,11 +283,13 @@ impl Hub {
         let body = response.body_mut().with_config().limit(64 << 20).read_to_vec();
         let body = body.map_err(|error| self.unreachable(id, error))?;
         let remote: Revision = serde_json::from_slice(&body).map_err(|error| {
-            self.unreachable(id, format!("its list of files cannot be parsed: {error}"))
+            self.unreachable(id, format!("the hub's list of files cannot be parsed: {error}"))
         })?;
         // The commit becomes a directory name.
         if remote.sha.is_empty() || !remote.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(self.unreachable(id, format!("its commit {:?} is not a hash", remote.sha)));
+            return Err(
+                self.unreachable(id, format!("the hub's commit {:?} is not a hash", remote.sha))
+            );
         }
         Ok(remote)
     }
@@ -316,7 +320,11 @@ impl Hub {
             let Some(weights) = find(ADAPTER) else {
                 let way_out =
                     "load the adapter with PEFT and save it again, which writes safetensors";
-                return Err(self.fail(id, format!("it is an adapter without {ADAPTER}"), way_out));
+                return Err(self.fail(
+                    id,
+                    format!("the model is an adapter without {ADAPTER}"),
+                    way_out,
+                ));
             };
             files.extend([config.clone(), weights.clone()]);
             return Ok(files);
@@ -324,7 +332,7 @@ impl Hub {
         if find("config.json").is_none() {
             return Err(self.fail(
                 id,
-                "it has no config.json",
+                "the model has no config.json",
                 "choose a model in Hugging Face layout",
             ));
         }
@@ -341,11 +349,12 @@ impl Hub {
                 .collect();
             return Err(self.fail(
                 id,
-                "it has no safetensors weights",
+                "the model has no safetensors weights",
                 &match ggufs.first() {
                     Some(first) => {
                         format!(
-                            "it has GGUF files: download one (such as {first}) and give its path"
+                            "the model has GGUF files: download one (such as {first}) and give \
+                             its path"
                         )
                     }
                     None => "choose a model with model.safetensors".into(),
@@ -360,8 +369,9 @@ impl Hub {
             match find(&shard) {
                 Some(file) if !shard.contains(['/', '\\']) => files.push(file.clone()),
                 _ => {
-                    let what =
-                        format!("it names the shard {shard:?}, which the model does not have");
+                    let what = format!(
+                        "the index names the shard {shard:?}, which the model does not have"
+                    );
                     return Err(ModelError::damaged(&path, what));
                 }
             }
@@ -471,7 +481,7 @@ impl Hub {
                 .is_some_and(|range| range.starts_with(&format!("bytes {done}-")));
         if status == StatusCode::PARTIAL_CONTENT && !continues {
             return Err(DownloadError::Truncated(
-                "the hub sent another range of the file than was requested".into(),
+                "the hub sent a range of the file that was not requested".into(),
             ));
         }
         if !continues {
@@ -491,12 +501,14 @@ impl Hub {
             progress(Progress { stage: &stage, done, total });
         })?;
         match total {
-            Some(total) if done < total => {
-                Err(DownloadError::Truncated(format!("it ends after {done} of {total} bytes")))
-            }
+            Some(total) if done < total => Err(DownloadError::Truncated(format!(
+                "the response ends after {done} of {total} bytes"
+            ))),
             Some(total) if done > total => {
                 let _ = std::fs::remove_file(partial);
-                Err(DownloadError::Truncated(format!("it has more than its {total} bytes")))
+                Err(DownloadError::Truncated(format!(
+                    "the response exceeds the file's size of {total} bytes"
+                )))
             }
             _ => Ok(()),
         }

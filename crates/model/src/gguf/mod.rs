@@ -97,7 +97,7 @@ impl GgufFile {
     /// must be the product of the tensor's shape.
     pub(crate) fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
         let Some((entry, interleaved_heads, offset)) = self.find(name) else {
-            return Err(ModelError::damaged(&self.path, format!("it has no tensor {name}")));
+            return Err(ModelError::damaged(&self.path, format!("the file has no tensor {name}")));
         };
         let data = &self.bytes[entry.start..entry.start + entry.bytes];
         let rows = entry.shape.first().copied().unwrap_or(1);

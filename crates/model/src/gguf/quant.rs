@@ -87,15 +87,13 @@ impl Encoding {
         let (values, bytes) = self.block();
         let row = shape.last().copied().unwrap_or(1);
         if !row.is_multiple_of(values) {
-            return Err(format!(
-                "its rows of {row} values cannot be split into blocks of {values}"
-            ));
+            return Err(format!("rows of {row} values cannot be split into blocks of {values}"));
         }
         shape
             .iter()
             .try_fold(1usize, |product, &size| product.checked_mul(size))
             .and_then(|elements| (elements / values).checked_mul(bytes))
-            .ok_or_else(|| "its size in bytes exceeds the address space".to_string())
+            .ok_or_else(|| "the size in bytes exceeds the address space".to_string())
     }
 
     /// Decodes complete blocks from `data` into `out`. `data` must contain exactly the blocks of

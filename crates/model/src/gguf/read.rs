@@ -85,9 +85,11 @@ impl Directory {
     /// Parses and checks the metadata and the tensor directory, which precede the data of a file.
     pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Self, ModelError> {
         let mut input = Input { path, bytes, at: 0 };
-        let magic = input.take(4, "its magic number")?;
+        let magic = input.take(4, "the magic number")?;
         if magic != b"GGUF" {
-            return Err(input.damaged(format!("it starts with {magic:?} instead of \"GGUF\"")));
+            return Err(
+                input.damaged(format!("the file starts with {magic:?} instead of \"GGUF\""))
+            );
         }
         let version = input.u32("the version")?;
         match version {
@@ -95,14 +97,14 @@ impl Directory {
             _ if version.swap_bytes() <= 3 => {
                 return Err(ModelError::unsupported(
                     path,
-                    "it is a big-endian GGUF file",
+                    "the file is a big-endian GGUF file",
                     "use the little-endian version of the model",
                 ));
             }
             _ => {
                 return Err(ModelError::unsupported(
                     path,
-                    format!("its GGUF version is {version}; Levade reads versions 2 and 3"),
+                    format!("the GGUF version is {version}; Levade reads versions 2 and 3"),
                     "convert the model again with a current converter",
                 ));
             }
@@ -212,7 +214,8 @@ impl<'a> Input<'a> {
     fn take(&mut self, length: usize, what: &str) -> Result<&'a [u8], ModelError> {
         if length > self.remaining() {
             return Err(self.damaged(format!(
-                "it ends inside {what}: {length} bytes are needed at byte {}, but {} are left",
+                "the file ends inside {what}: {length} bytes are needed at byte {}, but {} are \
+                 left",
                 self.at,
                 self.remaining()
             )));
@@ -243,7 +246,7 @@ impl<'a> Input<'a> {
         match usize::try_from(count) {
             Ok(count) if count <= max_items => Ok(count),
             _ => Err(self.damaged(format!(
-                "it declares {count} {what}, but the remaining {} bytes can hold at most \
+                "the file declares {count} {what}, but the remaining {} bytes can hold at most \
                  {max_items}",
                 self.remaining()
             ))),
@@ -272,8 +275,9 @@ impl<'a> Input<'a> {
             4..=6 => 4,
             8 | 10..=12 => 8,
             other => {
-                return Err(self
-                    .damaged(format!("metadata key {key} is a list of elements of type {other}")));
+                return Err(self.damaged(format!(
+                    "metadata key {key} is a list of elements of the unknown type {other}"
+                )));
             }
         };
         let count = self.count(count, smallest, &format!("elements in {key}"))?;
@@ -402,7 +406,7 @@ impl Metadata {
             None => Ok(()),
             Some((key, value)) => Err(ModelError::unsupported(
                 &self.path,
-                format!("{key} is {}, which Levade does not know", value.describe()),
+                format!("metadata key {key} is {}, which Levade does not know", value.describe()),
                 "the key may change what the model computes: use the model's Hugging Face \
                  directory",
             )),

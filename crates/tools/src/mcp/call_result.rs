@@ -40,7 +40,8 @@ pub(super) fn output(
         Err(CallFailure { error: ServiceError::Timeout { timeout }, .. }) => ToolOutput::error(
             CallError::Late,
             format!(
-                "{tool} did not answer within {timeout:?} after its start or its last progress"
+                "{tool} did not answer within {timeout:?} after its start or its last progress \
+                 report"
             ),
         ),
         Err(CallFailure { error, exit_text: over }) => {
@@ -53,7 +54,7 @@ pub(super) fn output(
 pub(super) fn unavailable_output(server: &str, why: &str) -> ToolOutput {
     ToolOutput::error(
         CallError::Unavailable,
-        format!("the server {server:?} does not answer: {why}"),
+        format!("the MCP server {server:?} gave no valid response: {why}"),
     )
 }
 
@@ -75,8 +76,8 @@ fn read(server: &str, result: Value) -> ToolOutput {
         fields.get("resultType").and_then(Value::as_str).filter(|kind| *kind != "complete")
     {
         let why = format!(
-            "its answer is of the type {kind:?}, which no call here can have: it asks the user \
-             for something, or goes on in the background"
+            "the server's response is of the type {kind:?}, which is not supported: the server \
+             requests input from the user, or continues in the background"
         );
         return unavailable_output(server, &why);
     }

@@ -188,7 +188,11 @@ impl Connection {
                 let mut child = supervisor.start(launch, Input::Piped)?;
                 let (Some(stdin), Some(stdout)) = (child.take_stdin().await, child.take_stdout())
                 else {
-                    return Err("its standard input and output cannot be had".to_owned().into());
+                    return Err(
+                        "the standard input and output of the server process are not available"
+                            .to_owned()
+                            .into(),
+                    );
                 };
                 let process = Process::new(child);
                 pending.stderr = Some(Arc::clone(&process.stderr));
@@ -287,7 +291,7 @@ impl Connection {
             let page = PaginatedRequestParams::default().with_cursor(cursor.take());
             let listed = self.peer.list_tools(Some(page)).await;
             let listed = listed.map_err(|error| {
-                format!("it does not say which tools it has: {}", reasons::call_reason(&error))
+                format!("the server does not list its tools: {}", reasons::call_reason(&error))
             })?;
             for tool in listed.tools {
                 let spec = ToolSpec {
@@ -310,7 +314,7 @@ impl Connection {
                 }
             }
             if tools.len() > MAX_TOOLS {
-                return Err(format!("it has more than {MAX_TOOLS} tools"));
+                return Err(format!("the server has more than {MAX_TOOLS} tools"));
             }
             match listed.next_cursor.filter(|next| !next.is_empty()) {
                 Some(next) if !cursors.contains(&next) && cursors.len() < MAX_TOOLS => {

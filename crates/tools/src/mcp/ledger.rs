@@ -148,7 +148,9 @@ impl Ledger {
         let state = self.state();
         match (&state.wait, &state.noise) {
             (Some(wait), _) => format!("; {wait}"),
-            (None, Some(noise)) => format!("; what it sent last is no answer: {noise:?}"),
+            (None, Some(noise)) => {
+                format!("; the server's last output is not a response: {noise:?}")
+            }
             (None, None) => String::new(),
         }
     }
@@ -221,7 +223,7 @@ impl Ledger {
             Some(id) => vec![id],
             None => self.state().pending.keys().copied().collect(),
         };
-        let why = format!("its message is longer than {max_bytes} bytes");
+        let why = format!("the server's message is longer than {max_bytes} bytes");
         ids.into_iter().map(|id| self.fail(&RequestId::Number(id), why.as_str())).collect()
     }
 
@@ -288,9 +290,10 @@ impl Ledger {
             let text = shorten(&Value::Object(fields).to_string());
             self.note_noise(&text);
             let id = self.pending_id(&id).filter(|_| request.is_none() && has_version)?;
-            return Some(
-                self.fail(&RequestId::Number(id), format!("its answer has no result: {text}")),
-            );
+            return Some(self.fail(
+                &RequestId::Number(id),
+                format!("the server's response has no result: {text}"),
+            ));
         }
         // An error response to an unreadable request has no id, or an id of the server's own. A log
         // line of a process may look like it, but has no version.
@@ -310,10 +313,10 @@ impl Ledger {
                 let was_sent = id.as_i64().is_some_and(|id| id >= 0 && Some(id) <= state.last);
                 if request.is_none() && has_version && !was_sent {
                     state.doubt = Some(if id.is_null() {
-                        "its answer has no id, and may be one to a request that was given up"
+                        "the server's response has no id, and may belong to a cancelled request"
                             .to_owned()
                     } else {
-                        format!("its answer has the id {id}, which no request had")
+                        format!("the server's response has the id {id}, which no request had")
                     });
                 }
                 return None;
@@ -340,9 +343,9 @@ impl Ledger {
         Some(read.unwrap_or_else(|why| {
             if matches!(method, Method::Discover | Method::Initialize) {
                 self.state().rejection =
-                    Some(format!("its answer to the handshake is none: {why}"));
+                    Some(format!("the server's response to the handshake is invalid: {why}"));
             }
-            self.fail(&id, format!("its answer cannot be read: {why}"))
+            self.fail(&id, format!("the server's response cannot be parsed: {why}"))
         }))
     }
 
@@ -394,13 +397,14 @@ impl Ledger {
             let has = |word: &str| plain.contains(word);
             let is_like = plain.starts_with('{') || has("result") || has("error");
             if request.is_none() && has("jsonrpc") && is_like && !has("method") {
-                self.state().doubt = Some(format!("its answer is no JSON: {why}: {excerpt}"));
+                self.state().doubt =
+                    Some(format!("the server's response is not JSON: {why}: {excerpt}"));
             }
             return None;
         };
         let hint =
             if text.starts_with("\"jsonrpc\"") { " (each message must be one line)" } else { "" };
-        Some(self.fail(&id, format!("its answer is no JSON: {why}{hint}: {excerpt}")))
+        Some(self.fail(&id, format!("the server's response is not JSON: {why}{hint}: {excerpt}")))
     }
 }
 
@@ -438,7 +442,7 @@ fn to_discover_result(result: Value) -> Result<DiscoverResult, String> {
     if read.supported_versions.contains(&ProtocolVersion::V_2026_07_28) {
         Ok(read)
     } else {
-        Err("it speaks other versions of the protocol".into())
+        Err("the server supports only other versions of the protocol".into())
     }
 }
 
@@ -448,7 +452,8 @@ fn to_initialize_result(result: Value) -> Result<InitializeResult, String> {
     if let Ok(read) = serde_json::from_value(result.clone()) {
         return Ok(read);
     }
-    let version = result["protocolVersion"].as_str().ok_or("it has no `protocolVersion`")?;
+    let version =
+        result["protocolVersion"].as_str().ok_or("the result has no `protocolVersion`")?;
     let text = |name: &str| result["serverInfo"][name].as_str().unwrap_or("unknown").to_owned();
     let minimal = json!({
         "protocolVersion": version,
@@ -463,7 +468,7 @@ fn to_initialize_result(result: Value) -> Result<InitializeResult, String> {
 fn to_list_result(mut result: Value) -> Result<ListToolsResult, String> {
     let Some(tools) = result.get_mut("tools").and_then(Value::as_array_mut).map(std::mem::take)
     else {
-        return Err("it has no list `tools`".into());
+        return Err("the result has no list `tools`".into());
     };
     let mut kept = Vec::with_capacity(tools.len());
     for tool in tools {

@@ -180,18 +180,18 @@ fn doubtful_response_fails_only_pending_request() {
     for (text, why) in [
         (
             r#"{"jsonrpc":"2.0","id":9999,"result":{}}"#,
-            "its answer has the id 9999, which no request had",
+            "the server's response has the id 9999, which no request had",
         ),
-        (r#"{"jsonrpc":"2.0","id":"abc","result":{}}"#, "its answer has the id \"abc\""),
+        (r#"{"jsonrpc":"2.0","id":"abc","result":{}}"#, "the server's response has the id \"abc\""),
         (
             r#"answering: {"jsonrpc":"2.0","id":7,"result":{}}"#,
-            "its answer is no JSON: expected value",
+            "the server's response is not JSON: expected value",
         ),
         (
             "{'jsonrpc': '2.0', 'id': 7, 'result': {}}",
-            "its answer is no JSON: key must be a string",
+            "the server's response is not JSON: key must be a string",
         ),
-        ("{\0\"\0j\0s\0o\0n\0r\0p\0c\0\"\0:\0", "its answer is no JSON"),
+        ("{\0\"\0j\0s\0o\0n\0r\0p\0c\0\"\0:\0", "the server's response is not JSON"),
     ] {
         let ledger = ledger_with_calls(&[7]);
         assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
@@ -226,7 +226,7 @@ fn doubtful_response_fails_only_pending_request() {
     }
     let empty = read(&ledger_with_calls(&[7]), br#"{"jsonrpc":"2.0","id":7}"#, None);
     let [(7, Err(why))] = &empty[..] else { panic!("{empty:?}") };
-    assert!(why.contains("its answer has no result"), "{why}");
+    assert!(why.contains("the server's response has no result"), "{why}");
     let echoed = read(
         &ledger_with_calls(&[7]),
         br#"{"jsonrpc":"2.0","id":7,"method":"tools/call","result":1}"#,
@@ -297,7 +297,7 @@ fn message_without_id_is_ignored_if_ambiguous() {
         ledger.register(&ClientJsonRpcMessage::notification(cancellation.into()));
         assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
         let Some(JsonRpcMessage::Error(error)) = ledger.fail_doubtful() else { panic!("{text}") };
-        assert!(error.error.message.contains("its answer has no id"), "{error:?}");
+        assert!(error.error.message.contains("the server's response has no id"), "{error:?}");
     }
 }
 
@@ -352,10 +352,10 @@ fn instead_describes_noise_and_waits_since_call() {
     ledger.read(b"ValueError: it broke\n", None);
     assert_eq!(
         ledger.describe_activity(),
-        "; what it sent last is no answer: \"ValueError: it broke\""
+        "; the server's last output is not a response: \"ValueError: it broke\""
     );
-    ledger.note_wait("it answers HTTP 503".into());
-    assert_eq!(ledger.describe_activity(), "; it answers HTTP 503");
+    ledger.note_wait("the server responds with HTTP 503".into());
+    assert_eq!(ledger.describe_activity(), "; the server responds with HTTP 503");
 }
 
 #[test]
@@ -365,8 +365,8 @@ fn rejected_handshake_keeps_reason() {
             r#"{"id":2,"error":{"code":-32602,"message":"Unsupported protocol version","data":{"supported":["2024-11-05"]}}}"#,
             Some("Unsupported protocol version ({\"supported\":[\"2024-11-05\"]})"),
         ),
-        (r#"{"id":2,"result":{"capabilities":{}}}"#, Some("it has no `protocolVersion`")),
-        (r#"{"jsonrpc":"2.0","id":2,"result":"#, Some("its answer is no JSON")),
+        (r#"{"id":2,"result":{"capabilities":{}}}"#, Some("the result has no `protocolVersion`")),
+        (r#"{"jsonrpc":"2.0","id":2,"result":"#, Some("the server's response is not JSON")),
         (
             r#"{"id":2,"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":true}}}"#,
             None,

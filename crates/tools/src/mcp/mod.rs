@@ -245,13 +245,13 @@ impl Mcp {
             named.into_iter().find(|name| !tools.iter().any(|tool| tool.name == **name))
         {
             let all: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
-            return Err(format!("it has no tool {missing:?}; it has {}", all.join(", ")));
+            return Err(format!("the server has no tool {missing:?}; it has {}", all.join(", ")));
         }
         let mut offered: Vec<ToolSpec> = Vec::new();
         for spec in self.selected_tools(tools) {
             if offered.iter().any(|earlier| earlier.name == spec.name) {
                 return Err(format!(
-                    "two of its tools would have the name {:?}; rename one with `rename`",
+                    "two tools of the server would have the name {:?}; rename one with `rename`",
                     spec.name
                 ));
             }
@@ -312,7 +312,7 @@ impl McpSession {
         let mut current = self.connection.lock().await;
         let restart_reason = match current.as_ref() {
             Some(current) if current.end_if_hung().await => {
-                Some("; it did not answer any more".to_owned())
+                Some("; the server did not respond any more".to_owned())
             }
             Some(current) if current.has_ended() => Some(current.stderr_suffix()),
             _ => None,
@@ -321,7 +321,7 @@ impl McpSession {
         *current = Some(Arc::clone(&connection));
         let notice = is_new.then(|| {
             let why = restart_reason.unwrap_or_default();
-            format!("[the server of this tool was started anew, and what it held is lost{why}]")
+            format!("[the server of this tool was restarted, and its state is lost{why}]")
         });
         Ok((connection, notice))
     }

@@ -32,18 +32,22 @@ fn initialize_reason(error: &ClientInitializeError) -> String {
     match error {
         ClientInitializeError::LegacyFallbackFailed { fallback, .. } => initialize_reason(fallback),
         ClientInitializeError::JsonRpcError(error) => error_text(error),
-        ClientInitializeError::ConnectionClosed(_) => "it closed the connection".into(),
+        ClientInitializeError::ConnectionClosed(_) => "the server closed the connection".into(),
         ClientInitializeError::TransportError { error, .. } => transport_reason(error),
         ClientInitializeError::ExpectedInitResponse(_)
         | ClientInitializeError::ExpectedInitResult(_) => {
-            "its answer to the handshake is none of this protocol".into()
+            "the server's response to the handshake does not follow the protocol".into()
         }
         ClientInitializeError::ConflictInitResponseId(expected, got) => {
-            format!("its answer to the handshake has the id {got}, and the request had {expected}")
+            format!(
+                "the server's response to the handshake has the id {got}, but the request had \
+                 {expected}"
+            )
         }
         ClientInitializeError::UncorrelatedErrorResponse { expected, received } => {
             format!(
-                "its answer to the handshake has the id {received}, and the request had {expected}"
+                "the server's response to the handshake has the id {received}, but the request \
+                 had {expected}"
             )
         }
         ClientInitializeError::NoCompatibleProtocolVersion {
@@ -51,7 +55,7 @@ fn initialize_reason(error: &ClientInitializeError) -> String {
             server_supported,
         } => {
             format!(
-                "it speaks the versions {} of the protocol, and none of {}",
+                "the server supports the protocol versions {}, but none of {}",
                 join_versions(server_supported),
                 join_versions(client_supported)
             )
@@ -69,8 +73,10 @@ pub(super) fn call_reason(error: &ServiceError) -> String {
     match error {
         ServiceError::McpError(error) => error_text(error),
         ServiceError::TransportSend(error) => transport_reason(error),
-        ServiceError::TransportClosed => "it closed the connection".into(),
-        ServiceError::UnexpectedResponse => "its answer is none of this protocol".into(),
+        ServiceError::TransportClosed => "the server closed the connection".into(),
+        ServiceError::UnexpectedResponse => {
+            "the server's response does not follow the protocol".into()
+        }
         other => other.to_string(),
     }
 }
@@ -84,7 +90,7 @@ fn transport_reason(error: &DynamicTransportError) -> String {
         }
     }
     match why.strip_prefix("Broken pipe") {
-        Some(_) => "it closed the connection".into(),
+        Some(_) => "the server closed the connection".into(),
         None => why,
     }
 }

@@ -102,7 +102,7 @@ impl HttpTransport {
         }
         let request = request.body(Full::new(body)).map_err(|error| {
             StreamableHttpError::Client(HttpError::Invalid(format!(
-                "{uri} cannot be asked: {error}"
+                "cannot send a request to {uri}: {error}"
             )))
         })?;
         let mut wait = INITIAL_RETRY_WAIT;
@@ -122,7 +122,7 @@ impl HttpTransport {
             {
                 return Ok(response);
             }
-            self.ledger.note_wait(format!("it answers HTTP {}", response.status()));
+            self.ledger.note_wait(format!("the server responds with HTTP {}", response.status()));
             tokio::time::sleep(requested.unwrap_or(wait)).await;
             wait = wait.mul_f64(1.5);
             tries += 1;
@@ -176,7 +176,7 @@ impl HttpTransport {
             Ok((text, true)) => text,
             Ok((_, false)) => {
                 return fail(format!(
-                    "its answer is longer than {} bytes",
+                    "the server's response is longer than {} bytes",
                     limits.max_json_response_size
                 ));
             }
@@ -199,21 +199,24 @@ impl HttpTransport {
         if text.trim_ascii().is_empty() {
             return fail(match head.status {
                 status @ (StatusCode::ACCEPTED | StatusCode::NO_CONTENT) => {
-                    format!("it takes the request and gives no answer (HTTP {status})")
+                    format!("the server accepted the request without a response (HTTP {status})")
                 }
-                status => format!("its answer is empty (HTTP {status})"),
+                status => format!("the server's response is empty (HTTP {status})"),
             });
         }
         match (lenient::parse(&text), has_content_type(&head.headers, JSON_MIME_TYPE)) {
-            (Ok(_), _) => {
-                fail(format!("its answer is none to the request {id}: {}", shorten(&text)))
+            (Ok(_), _) => fail(format!(
+                "the server's response does not belong to the request {id}: {}",
+                shorten(&text)
+            )),
+            (Err(why), true) => {
+                fail(format!("the server's response is not JSON: {why}: {}", shorten(&text)))
             }
-            (Err(why), true) => fail(format!("its answer is no JSON: {why}: {}", shorten(&text))),
             (Err(_), false) => {
                 let kind = content_type(&head.headers).unwrap_or_else(|| "no content type".into());
                 fail(format!(
-                    "it answers with {kind}, which is no message of this protocol (is `url` the \
-                     address of its MCP endpoint?): {}",
+                    "the server responded with {kind}, which is not a message of this protocol (is \
+                     `url` the address of its MCP endpoint?): {}",
                     shorten(&text)
                 ))
             }
@@ -243,21 +246,22 @@ impl HttpTransport {
         };
         let way_out = match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.has_key => {
-                "; it does not accept the key in the environment variable that key_env names"
+                "; the server does not accept the key in the environment variable that key_env \
+                 names"
                     .to_owned()
             }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                "; set key_env to the environment variable that holds its key".to_owned()
+                "; set key_env to the environment variable that holds the server's key".to_owned()
             }
             status if status.is_redirection() => match headers.get(LOCATION) {
                 Some(to) => format!(
-                    "; it redirects to {:?}: set url to that address",
+                    "; the server redirects to {:?}: set url to that address",
                     String::from_utf8_lossy(to.as_bytes())
                 ),
                 None => String::new(),
             },
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
-                "; is `url` the address of its MCP endpoint?".to_owned()
+                "; is `url` the address of the server's MCP endpoint?".to_owned()
             }
             _ => String::new(),
         };
@@ -313,9 +317,12 @@ impl MessageStream {
                 let Some(id) = pending else { return ended };
                 let why = match ended {
                     Some(Err(error)) => {
-                        format!("its answer broke off: {}", levade_http::causes(&error))
+                        format!(
+                            "the server's response was interrupted: {}",
+                            levade_http::causes(&error)
+                        )
                     }
-                    _ => "its events ended without the answer".to_owned(),
+                    _ => "the server's events ended without the response".to_owned(),
                 };
                 let noise = self.noise.take().map(|text| format!("; the last event is {text:?}"));
                 let why = why + &noise.unwrap_or_default();
@@ -434,7 +441,7 @@ impl StreamableHttpClient for HttpTransport {
             status if status.is_success() => Ok(()),
             // The server keeps its sessions according to its own policy.
             StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_FOUND => Ok(()),
-            status => Err(status_error(status, "it does not end the session")),
+            status => Err(status_error(status, "the server does not end the session")),
         }
     }
 
@@ -458,7 +465,8 @@ impl StreamableHttpClient for HttpTransport {
             // The rest of the response is lost.
             status if let (true, Some(id)) = (status.is_client_error(), request) => {
                 let why = format!(
-                    "its events ended without the answer, and cannot be resumed (HTTP {status})"
+                    "the server's events ended without the response, and cannot be resumed (HTTP \
+                     {status})"
                 );
                 let event = Sse::default().data(text_of(&self.ledger.fail(&id, why)));
                 Ok(stream::once(future::ready(Ok(event))).boxed())
@@ -466,7 +474,7 @@ impl StreamableHttpClient for HttpTransport {
             StatusCode::METHOD_NOT_ALLOWED => Err(StreamableHttpError::ServerDoesNotSupportSse),
             StatusCode::NOT_FOUND if session.is_some() => Err(StreamableHttpError::SessionExpired),
             status if !status.is_success() => {
-                Err(status_error(status, "it has no stream of events"))
+                Err(status_error(status, "the server has no stream of events"))
             }
             _ if !has_content_type(response.headers(), EVENT_STREAM_MIME_TYPE) => {
                 Err(StreamableHttpError::UnexpectedContentType(content_type(response.headers())))

@@ -102,7 +102,7 @@ impl PythonKeys {
         let [file, config] = [&self.file, &self.config]
             .map(|path| path.as_deref().filter(|path| !path.as_os_str().is_empty()));
         if file.is_none() && config.is_none() {
-            return Err("it needs a `file` with functions, or a `config` of verl's tools".into());
+            return Err("neither `file` nor `config` is set; set one of them".into());
         }
         if file.is_none() && !self.functions.is_empty() {
             return Err("`functions` selects functions of a `file`, but `file` is not set".into());
@@ -216,12 +216,13 @@ fn shown_path(path: Option<&Path>) -> Option<String> {
 /// worker.
 fn check(known: &OnceLock<Arc<ToolSchemas>>, report: Value) -> Result<(), String> {
     let tools = serde_json::from_value(report["tools"].clone());
-    let tools = tools.map_err(|error| format!("its first line is none of a worker: {error}"))?;
+    let tools =
+        tools.map_err(|error| format!("the first line is not a worker's start report: {error}"))?;
     let schemas = Arc::new(ToolSchemas::new(tools)?);
     if known.get_or_init(|| Arc::clone(&schemas)).tools == schemas.tools {
         Ok(())
     } else {
-        Err("its tools are others than at the beginning: the file has changed".into())
+        Err("the tools differ from those of an earlier worker, because the file has changed".into())
     }
 }
 

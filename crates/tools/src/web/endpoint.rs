@@ -82,7 +82,7 @@ impl HttpKeys {
     /// the validator of the arguments.
     fn parts(&self) -> Result<(Services, Method, Arguments), String> {
         if self.url.is_empty() {
-            return Err("set url, the address of the service".into());
+            return Err("url is empty; set it to the address of the service".into());
         }
         let services = Services::for_hosts(&self.url, &self.hosts, &self.private_hosts)?;
         let arguments = arguments(&self.url, &self.schema())?;
@@ -307,7 +307,7 @@ impl Session for Endpoint {
             Some(part) => ToolOutput::text(part),
             None => ToolOutput::error(
                 CallError::Failed,
-                format!("the answer has nothing at {pointer}: {text}"),
+                format!("the response has no value at the JSON pointer {pointer}: {text}"),
             ),
         }
     }

@@ -53,9 +53,12 @@ impl Default for McpapiKeys {
 impl ToolOptions for McpapiKeys {
     fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
         if self.url.is_empty() {
-            return Err("set url, the address of the node's routes, which ends with /mcpapi"
-                .to_owned()
-                .into());
+            return Err(
+                "url is empty; set it to the address of the node's routes, which ends with \
+                 /mcpapi"
+                    .to_owned()
+                    .into(),
+            );
         }
         Ok(Services::for_any_host().check(&self.url)?)
     }

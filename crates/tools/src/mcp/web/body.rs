@@ -34,13 +34,16 @@ pub(super) fn unpack_body(
     match unpack(encoding, text.clone(), max_bytes) {
         Ok(unpacked) => Ok(unpacked.into()),
         Err(UnpackError::Broken) if lenient::parse(&text).is_ok() => Ok(text.into()),
-        Err(UnpackError::Broken) => {
-            Err(format!("its answer is packed with {encoding:?}, and damaged"))
+        Err(UnpackError::Broken) => Err(format!(
+            "the server's response is compressed with {encoding:?}, but its data is damaged"
+        )),
+        Err(UnpackError::Unknown) => Err(format!(
+            "the server's response is compressed with {encoding:?}, which the request does \
+             not accept"
+        )),
+        Err(UnpackError::TooLarge) => {
+            Err(format!("the server's response is longer than {max_bytes} bytes"))
         }
-        Err(UnpackError::Unknown) => {
-            Err(format!("its answer is packed with {encoding:?}, which was not asked for"))
-        }
-        Err(UnpackError::TooLarge) => Err(format!("its answer is longer than {max_bytes} bytes")),
     }
 }
 
