@@ -52,7 +52,9 @@ pub async fn constrain(
         })
         .await
         .map_err(|_| {
-            PolicyError::Invalid("the grammar cannot be compiled: its compiler panicked".into())
+            PolicyError::Invalid(
+                "the grammar compiler panicked; simplify the grammar of the request".into(),
+            )
         })?
     };
     match process_time::with_timeout(COMPILE_TIMEOUT, compiled).await {

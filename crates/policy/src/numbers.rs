@@ -32,7 +32,7 @@ pub(crate) fn read(
         let found = bytes.len();
         let want = header + 4 * numbers;
         return Err(PolicyError::Storage(format!(
-            "{} has {found} bytes instead of {want}",
+            "the file {} has {found} bytes instead of {want}; write the file again",
             file.display()
         )));
     }

@@ -198,7 +198,7 @@ impl Simulator {
         let SimulatorConfig { vocabulary, context, .. } = self.config;
         if let Some(token) = batch.tokens.iter().find(|&&token| token as usize >= vocabulary) {
             return Err(PolicyError::Invalid(format!(
-                "token {token} is not in the vocabulary of {vocabulary}"
+                "token {token} is outside the simulator's vocabulary of {vocabulary} tokens"
             )));
         }
         match batch
@@ -301,7 +301,8 @@ impl Sampler for Simulator {
         request.validate(vocabulary)?;
         if request.params.has_truncation() || !request.params.stop_strings.is_empty() {
             return Err(PolicyError::Invalid(
-                "the simulator does not support truncation (top_p, top_k, min_p) and stop strings"
+                "the simulator supports neither truncation (top_p, top_k, min_p) nor stop \
+                 strings; send the request without them"
                     .into(),
             ));
         }

@@ -111,14 +111,14 @@ impl Manifest {
         };
         if self.files.is_empty() {
             return Err(PolicyError::WeightsNotLoaded(format!(
-                "the manifest of {} lists no files",
+                "the manifest of the weights in {} lists no files",
                 dir.display()
             )));
         }
         for SavedFile { name, bytes, crc32c } in &self.files {
             if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
                 return Err(PolicyError::WeightsNotLoaded(format!(
-                    "{name:?} is not a file in {}",
+                    "the manifest lists {name:?}, which is not a file in {}",
                     dir.display()
                 )));
             }
@@ -132,7 +132,7 @@ impl Manifest {
                 }
                 Ok(found) if found.bytes != *bytes => {
                     return Err(PolicyError::WeightsNotLoaded(format!(
-                        "{} has {} bytes instead of {bytes}",
+                        "the file {} has {} bytes instead of {bytes}",
                         path.display(),
                         found.bytes
                     )));
@@ -140,7 +140,7 @@ impl Manifest {
                 Ok(found) if found.crc32c != *crc32c => {
                     let found = found.crc32c;
                     return Err(PolicyError::WeightsNotLoaded(format!(
-                        "{} has the checksum {found:08x} instead of {crc32c:08x}",
+                        "the file {} has the checksum {found:08x} instead of {crc32c:08x}",
                         path.display()
                     )));
                 }
