@@ -31,7 +31,7 @@ impl SamplingParams {
     /// prompt does not count.
     pub fn adjust(&self, logits: &mut [f32], sequence: &[u32], num_sampled: usize) {
         if self.repetition_penalty != 1.0 {
-            for (token, _) in counts(sequence) {
+            for (token, _) in count_occurrences(sequence) {
                 if let Some(z) = logits.get_mut(token as usize) {
                     let penalty = self.repetition_penalty;
                     *z = if *z > 0.0 { *z / penalty } else { *z * penalty };
@@ -39,7 +39,9 @@ impl SamplingParams {
             }
         }
         if self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 {
-            for (token, count) in counts(&sequence[sequence.len().saturating_sub(num_sampled)..]) {
+            for (token, count) in
+                count_occurrences(&sequence[sequence.len().saturating_sub(num_sampled)..])
+            {
                 if let Some(z) = logits.get_mut(token as usize) {
                     *z -= self.frequency_penalty * count as f32 + self.presence_penalty;
                 }
@@ -61,7 +63,7 @@ impl SamplingParams {
 }
 
 /// Returns every distinct token in `tokens` with the number of its occurrences.
-fn counts(tokens: &[u32]) -> Vec<(u32, usize)> {
+fn count_occurrences(tokens: &[u32]) -> Vec<(u32, usize)> {
     let mut sorted = tokens.to_vec();
     sorted.sort_unstable();
     sorted.chunk_by(|a, b| a == b).map(|same| (same[0], same.len())).collect()
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn neutral_params_are_not_filtered() {
+    fn params_without_effect_are_not_filtered() {
         let plain = SamplingParams::default();
         for params in [
             plain.clone(),

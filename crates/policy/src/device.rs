@@ -34,7 +34,7 @@ pub struct Timing {
 const MAX_CACHED_SEQUENCES: usize = 512;
 
 /// Simulated device that samples and trains.
-pub(crate) struct Device {
+pub(crate) struct SimulatedDevice {
     timing: Timing,
     /// Lock of the device: sequences that are being computed lock it for reading, and training
     /// locks it for writing.
@@ -58,7 +58,7 @@ pub(crate) struct Device {
 
 /// Permit of a running sequence on the simulated device.
 pub(crate) struct SequencePermit<'a> {
-    device: &'a Device,
+    device: &'a SimulatedDevice,
     _permit: Option<SemaphorePermit<'a>>,
 }
 
@@ -72,10 +72,10 @@ fn nanoseconds(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-impl Device {
+impl SimulatedDevice {
     /// Creates a device that runs at most `running` sequences concurrently; 0 sets no limit.
     pub fn new(timing: Timing, running: usize) -> Self {
-        Device {
+        SimulatedDevice {
             timing,
             ownership: RwLock::default(),
             permits: Semaphore::new(if running == 0 { Semaphore::MAX_PERMITS } else { running }),
@@ -156,16 +156,16 @@ impl Device {
     }
 
     /// Waits for as long as training on `tokens` tokens takes. No sequence samples in this time.
-    pub async fn learn(&self, tokens: usize) {
-        self.work(self.timing.learn * tokens as u32).await;
+    pub async fn run_training(&self, tokens: usize) {
+        self.run_exclusively(self.timing.learn * tokens as u32).await;
     }
 
     /// Waits for as long as an optimizer step takes.
-    pub async fn update(&self) {
-        self.work(self.timing.update).await;
+    pub async fn run_optimizer_step(&self) {
+        self.run_exclusively(self.timing.update).await;
     }
 
-    async fn work(&self, time: Duration) {
+    async fn run_exclusively(&self, time: Duration) {
         if time.is_zero() {
             return;
         }
@@ -196,8 +196,8 @@ impl Device {
             prefix_hits: self.prefix_hits.load(Ordering::Relaxed),
             prefilled: self.prefilled.load(Ordering::Relaxed),
             sampled: self.sampled.load(Ordering::Relaxed),
-            busy_seconds: seconds(&self.busy),
-            running_seconds: seconds(&self.occupied),
+            busy_seconds: counter_seconds(&self.busy),
+            running_seconds: counter_seconds(&self.occupied),
             cache_in_use_seconds: 0.0,
             cache_filled: 0.0,
         }
@@ -214,6 +214,6 @@ impl Device {
     }
 }
 
-fn seconds(counter: &AtomicU64) -> f64 {
+fn counter_seconds(counter: &AtomicU64) -> f64 {
     Duration::from_nanos(counter.load(Ordering::Relaxed)).as_secs_f64()
 }

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_falls_back_to_old_variable_name() {
+    fn read_variable_falls_back_to_old_name() {
         let new = ("LEVADE_LOG", "new");
         let old = ("DRESSAGE_LOG", "old");
         assert_eq!(lookup("LEVADE_LOG", &[old, new]).as_deref(), Some("new"));

@@ -74,16 +74,16 @@ pub enum PolicyError {
     /// Weights could not be read or written.
     #[error("{0}")]
     Storage(String),
-    /// Values are requested or trained, but the policy has no value head for them.
+    /// The policy has no value head, although values are requested or trained.
     #[error("this policy has no value head; add one before you request or train values")]
     NoValueHead,
-    /// Entropies are requested from a learner that does not report them.
+    /// The learner does not report entropies, although they are requested.
     #[error(
         "this learner does not report entropies and sums of squared probabilities of its \
          predictions; use a learner that does, or remove the options that need them"
     )]
     NoPredictions,
-    /// Losses of single terms are requested from a learner that does not report them.
+    /// The learner does not report the losses of single terms, although they are requested.
     #[error(
         "this learner does not report the losses of single tokens; only the engine in this process \
          does"

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn on_matches_full_components_and_prefers_longest_name() {
+    fn rank_and_alpha_match_full_components_and_prefer_longest_name() {
         let options = LoraOptions {
             rank: 8,
             targets: vec!["q_proj".into(), "layers.1.mlp.up_proj".into()],

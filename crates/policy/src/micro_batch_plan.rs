@@ -102,8 +102,8 @@ impl MicroBatchPlan {
     /// differs, a rank or sequence does not exist, or a sequence is not in the plan exactly once.
     pub fn check(&self, num_sequences: usize, world_size: u32) -> Result<(), PolicyError> {
         if self.world_size != world_size {
-            return mismatch(format!(
-                "the plan is for {} ranks, but there are {world_size}",
+            return mismatch_error(format!(
+                "the plan is for {} ranks, but the learner has {world_size}",
                 self.world_size
             ));
         }
@@ -112,20 +112,20 @@ impl MicroBatchPlan {
             self.micro_batches.iter().enumerate()
         {
             if *rank >= world_size {
-                return mismatch(format!(
-                    "micro-batch {i} is for rank {rank}, but there are {world_size} ranks"
+                return mismatch_error(format!(
+                    "micro-batch {i} is for rank {rank}, but the learner has {world_size} ranks"
                 ));
             }
             for &sequence in batch_sequences {
                 match seen.get_mut(sequence as usize) {
                     None => {
-                        return mismatch(format!(
-                            "micro-batch {i} has sequence {sequence}, but there are \
+                        return mismatch_error(format!(
+                            "micro-batch {i} has sequence {sequence}, but the update has \
                              {num_sequences} sequences"
                         ));
                     }
                     Some(true) => {
-                        return mismatch(format!(
+                        return mismatch_error(format!(
                             "micro-batch {i} has sequence {sequence}, which an earlier position of \
                              the plan already has"
                         ));
@@ -135,7 +135,7 @@ impl MicroBatchPlan {
             }
         }
         match seen.iter().position(|seen| !seen) {
-            Some(sequence) => mismatch(format!("sequence {sequence} is in no micro-batch")),
+            Some(sequence) => mismatch_error(format!("sequence {sequence} is in no micro-batch")),
             None => Ok(()),
         }
     }
@@ -149,7 +149,7 @@ impl MicroBatchPlan {
     }
 }
 
-fn mismatch(why: String) -> Result<(), PolicyError> {
+fn mismatch_error(why: String) -> Result<(), PolicyError> {
     Err(PolicyError::PlanMismatch(why))
 }
 
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn filled_keeps_fitting_groups_together() {
+    fn pack_keeps_fitting_groups_together() {
         // A group has 5 tokens after merging.
         assert_eq!(filled(10).unwrap(), plan(&[&[0, 1, 2, 3, 4, 5]]));
         assert_eq!(filled(9).unwrap(), plan(&[&[0, 1, 2], &[3, 4, 5]]));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn check_names_first_difference() {
+    fn plan_check_reports_first_difference() {
         let complete = plan(&[&[1, 0], &[], &[2]]);
         complete.check(3, 1).unwrap();
         assert_eq!(
@@ -213,12 +213,13 @@ mod tests {
             [vec![&"b", &"a"], vec![], vec![&"c"]]
         );
         assert!(
-            mismatch_text(&complete, 3, 4).contains("the plan is for 1 ranks, but there are 4")
+            mismatch_text(&complete, 3, 4)
+                .contains("the plan is for 1 ranks, but the learner has 4")
         );
         assert!(mismatch_text(&complete, 4, 1).contains("sequence 3 is in no micro-batch"));
         assert!(
             mismatch_text(&complete, 2, 1)
-                .contains("micro-batch 2 has sequence 2, but there are 2")
+                .contains("micro-batch 2 has sequence 2, but the update has 2")
         );
         assert!(
             mismatch_text(&plan(&[&[0], &[1, 0]]), 2, 1)
@@ -228,7 +229,7 @@ mod tests {
         let far = MicroBatchPlan { world_size: 2, micro_batches: vec![other] };
         assert!(
             mismatch_text(&far, 1, 2)
-                .contains("micro-batch 0 is for rank 2, but there are 2 ranks")
+                .contains("micro-batch 0 is for rank 2, but the learner has 2 ranks")
         );
     }
 

@@ -7,7 +7,11 @@ use crate::PolicyError;
 
 /// Writes numbers to `file` as little-endian f32, preceded by the step count if `steps` contains
 /// one.
-pub(crate) fn write(file: &Path, numbers: &[f32], steps: Option<u64>) -> Result<(), PolicyError> {
+pub(crate) fn write_numbers(
+    file: &Path,
+    numbers: &[f32],
+    steps: Option<u64>,
+) -> Result<(), PolicyError> {
     let mut bytes: Vec<u8> = steps.iter().flat_map(|steps| steps.to_le_bytes()).collect();
     bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
     let save = || {
@@ -20,7 +24,7 @@ pub(crate) fn write(file: &Path, numbers: &[f32], steps: Option<u64>) -> Result<
 
 /// Reads `numbers` f32 numbers from `file`, and the step count before them if `with_steps` is set.
 /// Without it, the returned count is 0.
-pub(crate) fn read(
+pub(crate) fn read_numbers(
     file: &Path,
     numbers: usize,
     with_steps: bool,

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caught_returns_panic_message() {
+    fn catch_panic_returns_panic_message() {
         assert_eq!(catch_panic(|| 1), Ok(1));
         assert_eq!(catch_panic(|| -> i32 { panic!("at {}", 7) }), Err("at 7".into()));
         assert_eq!(catch_panic(|| catch_panic(|| -> i32 { panic!("inner") }).is_err()), Ok(true));

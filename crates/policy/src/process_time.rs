@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn within_returns_none_at_the_limit() {
+    async fn with_timeout_returns_none_at_the_limit() {
         for millis in [1, 999, 1000, 1001, 59_000] {
             let limit = Duration::from_millis(millis);
             let start = Instant::now();

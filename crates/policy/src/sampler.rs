@@ -79,7 +79,7 @@ pub struct SamplingParams {
     /// prompt with this option is computed completely, even if parts of it are cached.
     pub prompt_logprobs: Option<usize>,
     /// Number of tokens at the end of the prompt that an aborted request sampled for this
-    /// completion. Penalties and `min_tokens` count them; `max_tokens` does not.
+    /// completion. Penalties and `min_tokens` count these tokens; `max_tokens` does not.
     #[serde(rename = "drawn_before")]
     pub sampled_before: usize,
     /// Token ids that end the completion. The completion includes the stop token.

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn update_names_samplers_without_new_weights() {
+    async fn update_timeout_names_samplers_without_new_weights() {
         let weights = WeightsRef { version: 3, at: WeightsAt::Memory };
         let update = async |samplers, weights: &WeightsRef| {
             update_sampler_weights(samplers, weights, Duration::from_secs(60))

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn verify_names_missing_or_damaged_files() {
+    fn verify_reports_missing_or_damaged_files() {
         let dir = tempfile::tempdir().unwrap();
         let write = |text: &str| std::fs::write(dir.path().join("a"), text).unwrap();
         write("abc");
