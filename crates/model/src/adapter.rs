@@ -33,7 +33,7 @@ const WITHOUT_EFFECT: [&str; 10] = [
 ];
 
 /// Values of `init_lora_weights` that leave the base weights unchanged. The remaining methods
-/// (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) modify them.
+/// (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) modify the base weights.
 const BEGINNINGS: [&str; 4] = ["gaussian", "orthogonal", "eva", "mica"];
 
 /// Contents of the `adapter_config.json` of a LoRA adapter.
@@ -53,8 +53,8 @@ pub struct AdapterConfig {
     pub rank_stabilized: bool,
     /// Notes for the user about the contents of the configuration file.
     pub notes: Vec<String>,
-    targets: Selection,
-    exclude: Option<Selection>,
+    targets: ModuleSelection,
+    exclude: Option<ModuleSelection>,
     layers: Option<Vec<usize>>,
     layer_patterns: Vec<Regex>,
     ranks: Vec<(Regex, usize)>,
@@ -75,7 +75,7 @@ pub struct AdaptedModule {
 
 /// Rule that selects modules of the base model.
 #[derive(Debug)]
-enum Selection {
+enum ModuleSelection {
     /// Modules whose full name, or a suffix of it after a dot, is in the list.
     Names(Vec<String>),
     /// Modules whose full name matches the regular expression.
@@ -94,7 +94,7 @@ impl AdapterConfig {
     /// Returns an error if the file is missing or damaged, or if it sets more than plain LoRA.
     pub fn open(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join(Self::FILE);
-        let contents = std::fs::read(&path).map_err(ModelError::io("read", &path))?;
+        let contents = std::fs::read(&path).map_err(ModelError::io_error("read", &path))?;
         placeholder::reject_placeholder(&path, &contents)?;
         let object: Map<String, Value> = serde_json::from_slice(&contents).map_err(|error| {
             ModelError::damaged(&path, format!("the contents are not a JSON object: {error}"))
@@ -120,20 +120,24 @@ impl AdapterConfig {
                     _ => base.to_owned(),
                 }
             });
-        let targets = selection(&keys, "target_modules")?;
+        let targets = parse_selection(&keys, "target_modules")?;
         let layers = keys.read(
             "layers_to_transform",
             "a layer index or a list of them",
             |value| match value {
-                Value::Array(list) => list.iter().map(index).collect(),
-                one => index(one).map(|one| vec![one]),
+                Value::Array(list) => list.iter().map(parse_index).collect(),
+                one => parse_index(one).map(|one| vec![one]),
             },
         )?;
         let patterns = keys
-            .read("layers_pattern", "a string or a list of strings", texts)?
+            .read("layers_pattern", "a string or a list of strings", parse_texts)?
             .unwrap_or_default();
         let layer_patterns = patterns.iter().map(|pattern| {
-            regex(&keys, "layers_pattern", &format!(r"^(?:.*?\.)?(?:{pattern})\.(?P<index>\d+)\."))
+            compile_regex(
+                &keys,
+                "layers_pattern",
+                &format!(r"^(?:.*?\.)?(?:{pattern})\.(?P<index>\d+)\."),
+            )
         });
         let config = Self {
             base,
@@ -141,10 +145,10 @@ impl AdapterConfig {
             alpha: keys.required_float("lora_alpha")?,
             rank_stabilized: keys.flag("use_rslora", false)?,
             targets: keys.require("target_modules", targets)?,
-            exclude: selection(&keys, "exclude_modules")?,
+            exclude: parse_selection(&keys, "exclude_modules")?,
             layers: layers.filter(|layers| !layers.is_empty()),
             layer_patterns: layer_patterns.collect::<Result<_, _>>()?,
-            ranks: compile_patterns(&keys, "rank_pattern", "an integer ≥ 0", index)?,
+            ranks: compile_patterns(&keys, "rank_pattern", "an integer ≥ 0", parse_index)?,
             alphas: compile_patterns(&keys, "alpha_pattern", "a number", |value| {
                 value.as_f64().map(|alpha| alpha as f32)
             })?,
@@ -177,17 +181,17 @@ impl AdapterConfig {
     pub fn modules(&self, base: &ModelConfig) -> Result<Vec<AdaptedModule>, ModelError> {
         let unsupported = |what: String| Err(ModelError::unsupported(&self.path, what, MERGE));
         let outer_modules = ["model.embed_tokens", "lm_head"];
-        let is_all = matches!(self.targets, Selection::AllLinear);
-        if let Some(other) = outer_modules.iter().find(|name| !is_all && self.is_on(name)) {
+        let is_all = matches!(self.targets, ModuleSelection::AllLinear);
+        if let Some(other) = outer_modules.iter().find(|name| !is_all && self.is_adapted(name)) {
             return unsupported(format!("target_modules includes {other}"));
         }
         let parameters = base.parameters();
         let names = parameters.iter().filter(|parameter| parameter.shape.len() == 2);
         let names = names.filter_map(|parameter| parameter.name.strip_suffix(".weight"));
         let mut modules = Vec::new();
-        for name in names.filter(|name| !outer_modules.contains(name) && self.is_on(name)) {
-            let rank = own(&self.ranks, name).unwrap_or(self.rank);
-            let alpha = own(&self.alphas, name).unwrap_or(self.alpha);
+        for name in names.filter(|name| !outer_modules.contains(name) && self.is_adapted(name)) {
+            let rank = find_value(&self.ranks, name).unwrap_or(self.rank);
+            let alpha = find_value(&self.alphas, name).unwrap_or(self.alpha);
             if rank == 0 || rank > base.hidden {
                 return unsupported(format!(
                     "the rank on {name} is {rank}; it must be between 1 and {}, the model's hidden \
@@ -214,17 +218,19 @@ impl AdapterConfig {
 
     /// Returns whether the adapter adapts the module `name`. Decides like PEFT's
     /// `check_target_module_exists`.
-    fn is_on(&self, name: &str) -> bool {
-        if self.exclude.as_ref().is_some_and(|exclude| exclude.takes(name)) {
+    fn is_adapted(&self, name: &str) -> bool {
+        if self.exclude.as_ref().is_some_and(|exclude| exclude.selects(name)) {
             return false;
         }
-        if !self.targets.takes(name) {
+        if !self.targets.selects(name) {
             return false;
         }
         match (&self.targets, &self.layers) {
             // Full names and regular expressions select their layers themselves.
-            (Selection::Names(names), Some(layers)) if !names.iter().any(|known| known == name) => {
-                self.layer(name).is_some_and(|layer| layers.contains(&layer))
+            (ModuleSelection::Names(names), Some(layers))
+                if !names.iter().any(|known| known == name) =>
+            {
+                self.block_index(name).is_some_and(|layer| layers.contains(&layer))
             }
             _ => true,
         }
@@ -232,7 +238,7 @@ impl AdapterConfig {
 
     /// Returns the index of the block that contains the module `name`, or `None` if the name has no
     /// index.
-    fn layer(&self, name: &str) -> Option<usize> {
+    fn block_index(&self, name: &str) -> Option<usize> {
         if self.layer_patterns.is_empty() {
             // The first number in a name is the index in the list of blocks, as in
             // `model.layers.3.…`.
@@ -244,9 +250,9 @@ impl AdapterConfig {
     }
 }
 
-impl Selection {
+impl ModuleSelection {
     /// Returns whether the rule selects the module with the full name `name`.
-    fn takes(&self, name: &str) -> bool {
+    fn selects(&self, name: &str) -> bool {
         match self {
             Self::Names(ends) => ends.iter().any(|end| {
                 name.strip_suffix(end.as_str())
@@ -260,21 +266,21 @@ impl Selection {
 
 /// Parses a selection rule from the value of `key`. Returns `None` if the key is absent or its list
 /// is empty.
-fn selection(keys: &Keys, key: &str) -> Result<Option<Selection>, ModelError> {
+fn parse_selection(keys: &Keys, key: &str) -> Result<Option<ModuleSelection>, ModelError> {
     let Some(value) = keys.get(key) else { return Ok(None) };
     if let Some(text) = value.as_str() {
         if text.eq_ignore_ascii_case("all-linear") {
-            return Ok(Some(Selection::AllLinear));
+            return Ok(Some(ModuleSelection::AllLinear));
         }
-        return regex(keys, key, &format!(r"\A(?:{text})\z"))
-            .map(|pattern| Some(Selection::Pattern(pattern)));
+        return compile_regex(keys, key, &format!(r"\A(?:{text})\z"))
+            .map(|pattern| Some(ModuleSelection::Pattern(pattern)));
     }
-    let names = keys.read(key, "a string or a list of strings", texts)?;
-    Ok(names.filter(|names| !names.is_empty()).map(Selection::Names))
+    let names = keys.read(key, "a string or a list of strings", parse_texts)?;
+    Ok(names.filter(|names| !names.is_empty()).map(ModuleSelection::Names))
 }
 
 /// Compiles a regular expression in Python's syntax; `key` names its origin in the error.
-fn regex(keys: &Keys, key: &str, pattern: &str) -> Result<Regex, ModelError> {
+fn compile_regex(keys: &Keys, key: &str, pattern: &str) -> Result<Regex, ModelError> {
     let way_out = "list the module names instead";
     Regex::new(pattern).map_err(|error| {
         ModelError::unsupported(
@@ -287,14 +293,14 @@ fn regex(keys: &Keys, key: &str, pattern: &str) -> Result<Regex, ModelError> {
 
 /// Converts a JSON string, or a JSON list of strings, to a list. Returns `None` for any other JSON
 /// value.
-fn texts(value: &Value) -> Option<Vec<String>> {
+fn parse_texts(value: &Value) -> Option<Vec<String>> {
     match value {
         Value::Array(list) => list.iter().map(|text| text.as_str().map(str::to_owned)).collect(),
         one => one.as_str().map(|one| vec![one.to_owned()]),
     }
 }
 
-fn index(value: &Value) -> Option<usize> {
+fn parse_index(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|index| index.try_into().ok())
 }
 
@@ -314,14 +320,14 @@ fn compile_patterns<T>(
                 format!("{key} has {pattern} = {value}; it must be {wanted}"),
             )
         })?;
-        patterns.push((regex(keys, key, &format!(r"\A(?:.*\.)?(?:{pattern})\z"))?, value));
+        patterns.push((compile_regex(keys, key, &format!(r"\A(?:.*\.)?(?:{pattern})\z"))?, value));
     }
     Ok(patterns)
 }
 
 /// Returns the value of the first pattern that matches the module `name`, or `None` if no pattern
 /// matches.
-fn own<T: Copy>(patterns: &[(Regex, T)], name: &str) -> Option<T> {
+fn find_value<T: Copy>(patterns: &[(Regex, T)], name: &str) -> Option<T> {
     patterns
         .iter()
         .find(|(pattern, _)| pattern.is_match(name).unwrap_or(false))

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::family::{Activation, AttentionBias, Family, Traits, Windows};
+use crate::family::{Activation, AttentionBias, Family, FamilyTraits, Windows};
 
 /// Layers that differ from full attention with rotary embedding, by index. Layer indices start at
 /// 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Pattern {
+pub struct AttentionPattern {
     /// Number of positions that a query of a windowed layer attends to: the last positions,
     /// including the query's own position. `None` only if `windowed` is empty.
     pub window: Option<usize>,
@@ -101,7 +101,7 @@ pub struct ModelConfig {
     /// the layers without one.
     pub rope: Rope,
     /// Layers with a sliding window or without rotary embedding.
-    pub pattern: Pattern,
+    pub pattern: AttentionPattern,
     /// Number by whose square root attention scores are divided. `None` means the head width
     /// `head_dim`.
     pub query_scalar: Option<f32>,
@@ -143,7 +143,7 @@ impl ModelConfig {
         let local_rope = traits.local_theta.map(|theta| Rope { theta, scaling: RopeScaling::None });
         Self {
             family,
-            pattern: Pattern { local_rope, ..Pattern::default() },
+            pattern: AttentionPattern { local_rope, ..AttentionPattern::default() },
             query_scalar: traits.query_scalar,
             qkv_bias: traits.attention_bias == AttentionBias::QueryKeyValue,
             output_bias: false,
@@ -262,8 +262,8 @@ impl ModelConfig {
     }
 
     /// Describes the first contradiction that makes the configuration impossible, or returns `None`
-    /// if there is none. The upper bounds are far above those of any model. They prevent arithmetic
-    /// on a damaged file's numbers from overflowing.
+    /// if the configuration is possible. The upper bounds are far above the sizes of any model.
+    /// They prevent arithmetic on a damaged file's numbers from overflowing.
     pub(crate) fn contradiction(&self) -> Option<String> {
         for (name, value, limit) in [
             ("hidden size", self.hidden, 1 << 20),
@@ -305,7 +305,7 @@ impl ModelConfig {
                 self.rope.theta
             ));
         }
-        let Traits { title, attention_bias, mlp_bias, qk_norm, .. } = self.family.traits();
+        let FamilyTraits { title, attention_bias, mlp_bias, qk_norm, .. } = self.family.traits();
         match attention_bias {
             AttentionBias::QueryKeyValue if self.qkv_bias && !self.output_bias => {}
             AttentionBias::QueryKeyValue => {
@@ -332,19 +332,20 @@ impl ModelConfig {
             );
         }
         if self.qk_norm != *qk_norm {
-            let normed = Traits::list(|traits| traits.qk_norm.then(|| traits.title.into()));
+            let normed =
+                FamilyTraits::list_names(|traits| traits.qk_norm.then(|| traits.title.into()));
             return Some(format!(
                 "norms on queries and keys are used by {normed}, which require them, and by no \
                  other model"
             ));
         }
-        self.rope.scaling.contradiction().or_else(|| self.impossible_pattern())
+        self.rope.scaling.contradiction().or_else(|| self.pattern_contradiction())
     }
 
     /// Describes the first contradiction in the attention pattern, or returns `None` if the pattern
     /// is possible.
-    fn impossible_pattern(&self) -> Option<String> {
-        let Pattern { window, windowed, local_rope, unrotated } = &self.pattern;
+    fn pattern_contradiction(&self) -> Option<String> {
+        let AttentionPattern { window, windowed, local_rope, unrotated } = &self.pattern;
         let traits = self.family.traits();
         let title = traits.title;
         if let Some(layer) = windowed.iter().chain(unrotated).find(|layer| **layer >= self.layers) {
@@ -368,7 +369,7 @@ impl ModelConfig {
             _ => {}
         }
         if traits.unrotated_interval.is_none() && !unrotated.is_empty() {
-            let owners = titles_of(|traits| traits.unrotated_interval.is_some());
+            let owners = family_titles(|traits| traits.unrotated_interval.is_some());
             return Some(format!("only {owners} can have layers without rotary embedding"));
         }
         if let Some(rope) = local_rope {
@@ -383,14 +384,14 @@ impl ModelConfig {
             }
         }
         if local_rope.is_some() != traits.local_theta.is_some() {
-            let owners = titles_of(|traits| traits.local_theta.is_some());
+            let owners = family_titles(|traits| traits.local_theta.is_some());
             return Some(format!(
                 "a local rotary embedding is used by {owners}, which require it, and by no other \
                  model"
             ));
         }
         if self.query_scalar.is_some() && traits.query_scalar.is_none() {
-            let owners = titles_of(|traits| traits.query_scalar.is_some());
+            let owners = family_titles(|traits| traits.query_scalar.is_some());
             return Some(format!("only {owners} can have a query scalar"));
         }
         match self.query_scalar {
@@ -402,8 +403,8 @@ impl ModelConfig {
     }
 }
 
-fn titles_of(has: fn(&Traits) -> bool) -> String {
-    Traits::list(|traits| has(traits).then(|| traits.title.into()))
+fn family_titles(has: fn(&FamilyTraits) -> bool) -> String {
+    FamilyTraits::list_names(|traits| has(traits).then(|| traits.title.into()))
 }
 
 impl RopeScaling {

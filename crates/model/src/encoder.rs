@@ -83,29 +83,29 @@ impl EncoderFiles {
     /// Levade does not support the encoder.
     pub fn open(path: &Path, name: &str) -> Result<Self, ModelError> {
         if !path.is_dir() {
-            return Err(missing(path, "the path is not the directory of an encoder"));
+            return Err(missing_file_error(path, "the path is not the directory of an encoder"));
         }
         let config_path = path.join("config.json");
         let object = read_json(&config_path)?
-            .ok_or_else(|| missing(path, "the directory has no config.json"))?;
-        let mut config = shape(&config_path, &object)?;
+            .ok_or_else(|| missing_file_error(path, "the directory has no config.json"))?;
+        let mut config = parse_architecture(&config_path, &object)?;
         if !path.join("modules.json").exists() {
             // A default would be silently wrong for some models: E5 pools by the mean, BGE by
             // `[CLS]`.
-            return Err(missing(
+            return Err(missing_file_error(
                 path,
                 "the directory has no modules.json, which specifies how vectors are pooled",
             ));
         }
-        pooling(path, &mut config)?;
-        length(path, &mut config)?;
-        prefixes(path, name, &object, &mut config)?;
+        read_pooling(path, &mut config)?;
+        read_max_tokens(path, &mut config)?;
+        read_prefixes(path, name, &object, &mut config)?;
         let tokenizer = read_if_exists(&path.join("tokenizer.json"))?;
-        let tokenizer =
-            tokenizer.ok_or_else(|| missing(path, "the directory has no tokenizer.json"))?;
+        let tokenizer = tokenizer
+            .ok_or_else(|| missing_file_error(path, "the directory has no tokenizer.json"))?;
         let weights_path = path.join("model.safetensors");
         if !weights_path.exists() {
-            return Err(missing(path, "the directory has no model.safetensors"));
+            return Err(missing_file_error(path, "the directory has no model.safetensors"));
         }
         let mut weights = SafetensorsFile::open(&weights_path)?;
         weights.rename(|tensor| {
@@ -116,7 +116,7 @@ impl EncoderFiles {
         });
         let files =
             EncoderFiles { config, tokenizer, path: path.to_owned(), weights, weights_path };
-        files.check()?;
+        files.check_tensors()?;
         Ok(files)
     }
 
@@ -126,7 +126,7 @@ impl EncoderFiles {
     }
 
     /// Checks that the files contain every required tensor with its shape, and no unknown tensor.
-    fn check(&self) -> Result<(), ModelError> {
+    fn check_tensors(&self) -> Result<(), ModelError> {
         let wanted = self.config.parameters();
         for Parameter { name, shape } in &wanted {
             if self.weights.shape(name).is_none() {
@@ -190,7 +190,7 @@ impl EncoderFiles {
     }
 }
 
-fn missing(path: &Path, what: &str) -> ModelError {
+fn missing_file_error(path: &Path, what: &str) -> ModelError {
     ModelError::Missing {
         path: path.to_owned(),
         what: what.into(),
@@ -250,7 +250,10 @@ fn linear_parameters(name: &str, inputs: usize, outputs: usize) -> [Parameter; 2
 }
 
 /// Parses the architecture of an encoder from `config.json`. Text settings get their defaults.
-fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, ModelError> {
+fn parse_architecture(
+    path: &Path,
+    object: &Map<String, Value>,
+) -> Result<EncoderConfig, ModelError> {
     let keys = Keys::new(path, "", object);
     let family = keys.text("model_type")?.unwrap_or_default();
     if family != "bert" {
@@ -326,7 +329,7 @@ fn check_text(
 }
 
 /// Sets the pooling method from `modules.json` and the pooling module's `config.json`.
-fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
+fn read_pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     let path = dir.join("modules.json");
     let mut pooling_dir = "1_Pooling".to_owned();
     if let Some(text) = read_if_exists(&path)? {
@@ -385,7 +388,7 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
 
 /// Sets the maximum number of tokens from `sentence_bert_config.json`, if that file exists. The
 /// value is limited to the number of position embeddings, and is at least 3.
-fn length(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
+fn read_max_tokens(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     let path = dir.join("sentence_bert_config.json");
     if let Some(object) = read_json(&path)? {
         let max_tokens = Keys::new(&path, "", &object).size("max_seq_length")?;
@@ -397,7 +400,7 @@ fn length(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
 /// Sets the prefixes of queries and passages. If `config_sentence_transformers.json` has a query
 /// prompt, its prompts are used. Otherwise, E5 and BGE are recognized by `name` or by the name in
 /// `config.json` (`object`).
-fn prefixes(
+fn read_prefixes(
     dir: &Path,
     name: &str,
     object: &Map<String, Value>,

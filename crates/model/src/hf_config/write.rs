@@ -61,7 +61,7 @@ impl ModelConfig {
         let pattern = &self.pattern;
         let traits = self.family.traits();
         let slides = !pattern.windowed.is_empty();
-        if traits.windows.are_switched() {
+        if traits.windows.need_switch() {
             json["use_sliding_window"] = json!(slides);
         }
         if traits.windows == Windows::Every || slides {
