@@ -6,7 +6,7 @@
 
 use crate::buffer::Buffer;
 use crate::ops::kv::{KeyValues, KvBlocks};
-use crate::transformer::{LayerState, Rows, TemporaryRows, Transformer};
+use crate::transformer::{LayerState, TemporaryRows, TokenRows, Transformer};
 
 /// Activations of a forward pass, for the backward pass.
 pub struct Activations {
@@ -33,7 +33,7 @@ impl Activations {
     pub fn forward(
         &mut self,
         model: &Transformer,
-        rows: Rows<'_>,
+        rows: TokenRows<'_>,
         temporary: &mut TemporaryRows,
         kv_blocks: &mut KvBlocks<'_>,
     ) {
@@ -52,7 +52,7 @@ impl Activations {
     pub fn forward_only(
         &mut self,
         model: &Transformer,
-        rows: Rows<'_>,
+        rows: TokenRows<'_>,
         temporary: &mut TemporaryRows,
         kv_blocks: &mut KvBlocks<'_>,
     ) {
@@ -71,14 +71,14 @@ impl Activations {
         &mut self,
         model: &Transformer,
         layer: usize,
-        rows: Rows<'_>,
+        rows: TokenRows<'_>,
         temporary: &mut TemporaryRows,
         keys_values: &KeyValues<'_>,
     ) -> (&[f32], &mut LayerState) {
         let input = &self.stream[layer][..rows.tokens.len() * model.weights.config.hidden];
         let state = match self.states.get_mut(layer) {
             Some(state) => {
-                keys_values.store(&model.compute, rows.spans, &state.qkv);
+                keys_values.store_keys_values(&model.compute, rows.spans, &state.qkv);
                 state
             }
             None => {

@@ -20,8 +20,8 @@ use levade_policy::{LoraOptions, uniform};
 use serde_json::json;
 
 use crate::buffer::Buffer;
-use crate::gemm::{Matrix, Mode, NR, PackedMatrix, Rhs, Scratch, gemm};
-use crate::layout::{Layout, LinearMap, Site};
+use crate::gemm::{GemmScratch, Matrix, NR, OutputMode, PackedMatrix, RhsOperand, gemm};
+use crate::layout::{LayerMap, LinearMap, ParameterLayout};
 use crate::ops::{for_rows, softmax};
 use crate::parameters::Parameters;
 use crate::precision::{Precision, words};
@@ -34,7 +34,7 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// Low-rank adapter of one projection.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Part {
+pub struct AdaptedProjection {
     /// Range of the projection's matrix in the array of base weights.
     base: Range<usize>,
     /// Range of the projection's columns in the output of its linear map.
@@ -55,7 +55,7 @@ pub struct Part {
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterLayout {
     /// Adapted projections of every linear map, in the order of [`LinearMap::all`].
-    maps: Vec<Vec<Part>>,
+    maps: Vec<Vec<AdaptedProjection>>,
     /// Tensors of the adapter's parameters, under the names that PEFT gives them.
     pub tensors: Tensors,
 }
@@ -71,10 +71,10 @@ impl AdapterLayout {
     }
 }
 
-impl Part {
+impl AdaptedProjection {
     /// Returns the columns of `rows` that this part adapts. `rows` is the output of the linear map.
-    fn columns<'a>(&self, rows: &'a [f32]) -> Matrix<'a> {
-        Matrix::strided(
+    fn adapted_columns<'a>(&self, rows: &'a [f32]) -> Matrix<'a> {
+        Matrix::with_stride(
             &rows[self.outputs.start..],
             rows.len() / self.width,
             self.outputs.len(),
@@ -83,10 +83,10 @@ impl Part {
     }
 
     /// Computes `scale` · x Aᵀ, the low-rank product before B.
-    fn inner<'a>(
+    fn low_rank_product<'a>(
         &self,
         compute: &Compute,
-        scratch: &mut Scratch,
+        scratch: &mut GemmScratch,
         inner: &'a mut Buffer,
         packed: &[PackedMatrix; 2],
         x: &[f32],
@@ -94,26 +94,34 @@ impl Part {
         let rows = x.len() / self.inputs;
         let inner = inner.reserve(rows * self.rank);
         let x = Matrix::new(x, rows, self.inputs);
-        gemm(compute, scratch, x, Rhs::Packed(&packed[0]), inner, self.rank, Mode::Set);
+        gemm(
+            compute,
+            scratch,
+            x,
+            RhsOperand::Packed(&packed[0]),
+            inner,
+            self.rank,
+            OutputMode::Set,
+        );
         scale_rows(compute, self.rank, self.scale, inner);
         Matrix::new(inner, rows, self.rank)
     }
 
     /// Computes `scale` · dy B from the adapted columns of `dy`. `master` holds the adapter's
     /// parameters.
-    fn inner_gradient<'a>(
+    fn low_rank_gradient<'a>(
         &self,
         compute: &Compute,
-        scratch: &mut Scratch,
+        scratch: &mut GemmScratch,
         buffer: &'a mut Buffer,
         master: &[f32],
         dy: &[f32],
     ) -> Matrix<'a> {
         let rows = dy.len() / self.width;
         let buffer = buffer.reserve(rows * self.rank);
-        let dy = self.columns(dy);
+        let dy = self.adapted_columns(dy);
         let b = Matrix::new(&master[self.b.clone()], self.outputs.len(), self.rank);
-        gemm(compute, scratch, dy, Rhs::Plain(b), buffer, self.rank, Mode::Set);
+        gemm(compute, scratch, dy, RhsOperand::Plain(b), buffer, self.rank, OutputMode::Set);
         scale_rows(compute, self.rank, self.scale, buffer);
         Matrix::new(buffer, rows, self.rank)
     }
@@ -124,7 +132,7 @@ impl AdapterLayout {
     ///
     /// # Errors
     /// Returns an error if an option is out of range, or if a target does not exist.
-    pub fn new(base: &Layout, options: &LoraOptions) -> Result<Self, EngineError> {
+    pub fn new(base: &ParameterLayout, options: &LoraOptions) -> Result<Self, EngineError> {
         let reject = |what: String| Err(EngineError::Options(what));
         let hidden = base.norm.len();
         let ranks = options.ranks.iter().map(|(name, rank)| (format!("lora.ranks.{name}"), *rank));
@@ -155,7 +163,7 @@ impl AdapterLayout {
             names.flat_map(|(key, names)| names.into_iter().map(move |name| (key, name)))
         {
             if !modules.iter().any(|module| LoraOptions::matches_module(name, module)) {
-                let modules = Site::ALL.iter().flat_map(|site| site.modules());
+                let modules = LayerMap::ALL.iter().flat_map(|site| site.modules());
                 let known: Vec<&str> =
                     modules.filter_map(|module| module.rsplit('.').next()).collect();
                 return reject(format!(
@@ -181,14 +189,14 @@ impl AdapterLayout {
                 [entry.range.start, entry.range.end].map(|i| (i - at.weight.start) / inputs);
             let mut lay = |matrix: &str, shape: [usize; 2]| {
                 let name = format!("base_model.model.{name}.{matrix}.weight");
-                tensors.lay([Parameter { name, shape: shape.to_vec() }])
+                tensors.append([Parameter { name, shape: shape.to_vec() }])
             };
             let a = lay("lora_A", [rank, inputs]);
             let b = lay("lora_B", [end - start, rank]);
             let base = entry.range.clone();
             let outputs = start..end;
             let scale = options.scale(rank, alpha);
-            Some(Part { base, outputs, width: at.outputs, inputs, rank, scale, a, b })
+            Some(AdaptedProjection { base, outputs, width: at.outputs, inputs, rank, scale, a, b })
         };
         let maps = LinearMap::all(base.layers.len())
             .map(|map| map.site.modules().iter().filter_map(|module| part(map, module)).collect());
@@ -216,13 +224,14 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Creates an adapter that changes nothing yet: A is sampled with `seed`, B is zero.
+    /// Creates an adapter that changes nothing yet: A is sampled with `seed`, and B is zero.
     ///
     /// # Errors
-    /// Returns an error under the conditions of `AdapterLayout::new`.
+    /// Returns an error if an option is out of range, or if a target does not exist in the base
+    /// model.
     pub fn new(
         compute: &Compute,
-        layout: &Layout,
+        layout: &ParameterLayout,
         options: LoraOptions,
         seed: u64,
         base: String,
@@ -236,9 +245,9 @@ impl Adapter {
                 *value = (bound * (2.0 * uniform(seed, stream as u64, i as u64) - 1.0)) as f32;
             }
         }
-        let packed = |part: &Part| {
+        let packed = |part: &AdaptedProjection| {
             [(part.inputs, part.rank), (part.rank, part.outputs.len())]
-                .map(|(depth, columns)| PackedMatrix::empty(compute.precision, depth, columns))
+                .map(|(depth, columns)| PackedMatrix::zeroed(compute.precision, depth, columns))
         };
         let packed = layout.maps.iter().map(|parts| parts.iter().map(packed).collect()).collect();
         let mut adapter = Adapter { options, base, layout, master, packed };
@@ -254,7 +263,10 @@ impl Adapter {
         Parameters { tensors: &layout.tensors, master, packed }
     }
 
-    fn parts(&self, map: LinearMap) -> impl Iterator<Item = (&Part, &[PackedMatrix; 2])> {
+    fn parts(
+        &self,
+        map: LinearMap,
+    ) -> impl Iterator<Item = (&AdaptedProjection, &[PackedMatrix; 2])> {
         let index = map.index();
         self.layout.maps[index].iter().zip(&self.packed[index])
     }
@@ -270,9 +282,17 @@ impl Adapter {
     ) {
         let MapScratch { gemm: scratch, low } = scratch;
         for (part, packed) in self.parts(map) {
-            let inner = part.inner(compute, scratch, &mut low.inner, packed, x);
+            let inner = part.low_rank_product(compute, scratch, &mut low.inner, packed, x);
             let to = &mut out[part.outputs.start..];
-            gemm(compute, scratch, inner, Rhs::Packed(&packed[1]), to, part.width, Mode::Add);
+            gemm(
+                compute,
+                scratch,
+                inner,
+                RhsOperand::Packed(&packed[1]),
+                to,
+                part.width,
+                OutputMode::Add,
+            );
         }
     }
 
@@ -287,14 +307,14 @@ impl Adapter {
         x: &[f32],
         dy: &[f32],
         gradient: &mut [f32],
-        mode: Mode,
+        mode: OutputMode,
     ) {
         let MapScratch { gemm: scratch, low } = scratch;
         for (part, packed) in self.parts(map) {
             let inner_gradient = part
-                .inner_gradient(compute, scratch, &mut low.inner_gradient, &self.master, dy)
+                .low_rank_gradient(compute, scratch, &mut low.inner_gradient, &self.master, dy)
                 .transposed();
-            let rhs = Rhs::Plain(Matrix::new(x, x.len() / part.inputs, part.inputs));
+            let rhs = RhsOperand::Plain(Matrix::new(x, x.len() / part.inputs, part.inputs));
             gemm(
                 compute,
                 scratch,
@@ -304,13 +324,13 @@ impl Adapter {
                 part.inputs,
                 mode,
             );
-            let inner = part.inner(compute, scratch, &mut low.inner, packed, x);
+            let inner = part.low_rank_product(compute, scratch, &mut low.inner, packed, x);
             let to = &mut gradient[part.b.clone()];
             gemm(
                 compute,
                 scratch,
-                part.columns(dy).transposed(),
-                Rhs::Plain(inner),
+                part.adapted_columns(dy).transposed(),
+                RhsOperand::Plain(inner),
                 to,
                 part.rank,
                 mode,
@@ -330,9 +350,13 @@ impl Adapter {
         let MapScratch { gemm: scratch, low } = scratch;
         for (part, _) in self.parts(map) {
             let inner_gradient =
-                part.inner_gradient(compute, scratch, &mut low.inner_gradient, &self.master, dy);
-            let a = Rhs::Plain(Matrix::new(&self.master[part.a.clone()], part.rank, part.inputs));
-            gemm(compute, scratch, inner_gradient, a, dx, part.inputs, Mode::Add);
+                part.low_rank_gradient(compute, scratch, &mut low.inner_gradient, &self.master, dy);
+            let a = RhsOperand::Plain(Matrix::new(
+                &self.master[part.a.clone()],
+                part.rank,
+                part.inputs,
+            ));
+            gemm(compute, scratch, inner_gradient, a, dx, part.inputs, OutputMode::Add);
         }
     }
 
@@ -487,7 +511,7 @@ impl Adapter {
         })
     }
 
-    /// Replaces the weights with those of a file that [`Adapter::open`] has opened.
+    /// Replaces the adapter's weights with the weights in a file that [`Adapter::open`] has opened.
     ///
     /// # Errors
     /// Returns an error if the file was opened for another adapter.
@@ -500,6 +524,6 @@ impl Adapter {
 
 fn scale_rows(compute: &Compute, width: usize, scale: f32, rows: &mut [f32]) {
     for_rows(compute, rows.len() / width, width, rows, |_, row| {
-        softmax::multiply(compute.isa, row, scale)
+        softmax::scale_values(compute.isa, row, scale)
     });
 }

@@ -32,12 +32,12 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// Allocates a buffer of `len` zeros.
     pub fn zeroed(len: usize) -> Self {
-        let layout = Self::layout(len);
+        let layout = Self::allocation_layout(len);
         if len == 0 {
             return Buffer { start: NonNull::dangling(), len, mapping: None };
         }
         if layout.size() >= MAPPED
-            && let Some((mapping, start)) = map(layout)
+            && let Some((mapping, start)) = map_zeroed(layout)
         {
             return Buffer { start, len, mapping: Some(Arc::new(mapping)) };
         }
@@ -50,9 +50,9 @@ impl Buffer {
     /// Allocates zeroed buffers of the lengths `lens` in one memory mapping. Buffers that are read
     /// together then use huge pages even if each buffer is too small for a mapping of its own. The
     /// memory is freed with the last buffer.
-    pub fn together(lens: &[usize]) -> Vec<Self> {
-        let layout = Self::layout(lens.iter().map(|len| padded_len(*len)).sum());
-        let mapped = if layout.size() < MAPPED { None } else { map(layout) };
+    pub fn zeroed_together(lens: &[usize]) -> Vec<Self> {
+        let layout = Self::allocation_layout(lens.iter().map(|len| padded_len(*len)).sum());
+        let mapped = if layout.size() < MAPPED { None } else { map_zeroed(layout) };
         let Some((mapping, start)) = mapped else {
             return lens.iter().map(|len| Buffer::zeroed(*len)).collect();
         };
@@ -78,7 +78,7 @@ impl Buffer {
         &mut self[..len]
     }
 
-    fn layout(len: usize) -> Layout {
+    fn allocation_layout(len: usize) -> Layout {
         match Layout::from_size_align(len.saturating_mul(size_of::<f32>()), CACHE_LINE) {
             Ok(layout) => layout,
             Err(_) => panic!("a buffer of {len} values exceeds the address space"),
@@ -92,7 +92,7 @@ fn padded_len(len: usize) -> usize {
 
 /// Maps zeroed memory, advises huge pages, and returns the mapping with its address. Returns `None`
 /// if mapping fails; callers then use the allocator, which handles out-of-memory.
-fn map(layout: Layout) -> Option<(MmapMut, NonNull<f32>)> {
+fn map_zeroed(layout: Layout) -> Option<(MmapMut, NonNull<f32>)> {
     let mut mapping = MmapMut::map_anon(layout.size()).ok()?;
     #[cfg(target_os = "linux")]
     // Only advice: if the kernel rejects it, only speed is lost.
@@ -111,7 +111,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         if self.len > 0 && self.mapping.is_none() {
             // SAFETY: allocated with this layout.
-            unsafe { dealloc(self.start.as_ptr().cast(), Self::layout(self.len)) };
+            unsafe { dealloc(self.start.as_ptr().cast(), Self::allocation_layout(self.len)) };
         }
     }
 }
@@ -199,7 +199,7 @@ mod tests {
     fn buffers_in_one_mapping_are_independent() {
         let lens = [MAPPED / 4, 0, 1, 17, 3 << 10];
         for lens in [&lens[..], &lens[1..]] {
-            let mut buffers = Buffer::together(lens);
+            let mut buffers = Buffer::zeroed_together(lens);
             for (i, (buffer, len)) in buffers.iter_mut().zip(lens).enumerate() {
                 assert_eq!(buffer.len(), *len);
                 assert!(

@@ -93,7 +93,7 @@ pub fn save_merged(
         .map(|adapter| (adapter, to_f64(&adapter.master)));
     write_json(&dir.join(CONFIG), &weights.config.to_hf_json())?;
     weights.layout.tensors.write_with(&dir.join(WEIGHTS), |entry| {
-        let base = weights.part(&entry.range);
+        let base = weights.parameters_at(&entry.range);
         match &adapter {
             Some((adapter, array)) if adapter.adapts(&entry.range) => {
                 let mut merged = to_f64(base);
@@ -114,7 +114,7 @@ pub struct OpenedFiles {
     adapter: Option<usize>,
     weights: OpenedWeights,
     value_head: Option<SafetensorsFile>,
-    moments: Option<Moments>,
+    moments: Option<OptimizerMoments>,
 }
 
 enum OpenedWeights {
@@ -123,7 +123,7 @@ enum OpenedWeights {
 }
 
 /// Optimizer state: both moments of the weights, and of the value head.
-struct Moments {
+struct OptimizerMoments {
     steps: u64,
     weights: [SafetensorsFile; 2],
     value_head: Option<[SafetensorsFile; 2]>,
@@ -142,7 +142,7 @@ pub fn open(
     let (weights, tensors) = match adapter {
         None => {
             let files = ModelFiles::open(dir)?;
-            check_same(files.path(), &model.weights.config, &files.config)?;
+            check_same_computation(files.path(), &model.weights.config, &files.config)?;
             (OpenedWeights::Base(Box::new(files)), &model.weights.layout.tensors)
         }
         Some(index) => {
@@ -171,7 +171,8 @@ pub fn open(
     let weight_moments = open(tensors, MOMENTS)?;
     let head = head.filter(|_| dir.join(VALUE_MOMENTS[0]).exists());
     let head_moments = head.map(|head| open(&head.tensors, VALUE_MOMENTS)).transpose()?;
-    let moments = Some(Moments { steps, weights: weight_moments, value_head: head_moments });
+    let moments =
+        Some(OptimizerMoments { steps, weights: weight_moments, value_head: head_moments });
     Ok(OpenedFiles { adapter, weights, value_head, moments })
 }
 
@@ -181,7 +182,11 @@ const IGNORED_KEYS: [&str; 5] = ["family", "context", "bos", "eos", "pad"];
 
 /// Checks that a model with configuration `found` computes the same as a model with configuration
 /// `expected`, except for the [`IGNORED_KEYS`].
-fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Result<(), ModelError> {
+fn check_same_computation(
+    path: &Path,
+    expected: &ModelConfig,
+    found: &ModelConfig,
+) -> Result<(), ModelError> {
     let is_alike = expected.family.traits().blocks == found.family.traits().blocks;
     let free = |key: &str| IGNORED_KEYS.contains(&key) && (key != "family" || is_alike);
     let [expected, found] = [expected, found].map(|config| serde_json::json!(config));
@@ -238,7 +243,9 @@ pub fn load(
     if let (Some(head), Some(file)) = (&mut head, &value_head) {
         head.tensors.read(file, &mut head.master)?;
     }
-    let Some(Moments { steps, weights: weight_moments, value_head: head_moments }) = moments else {
+    let Some(OptimizerMoments { steps, weights: weight_moments, value_head: head_moments }) =
+        moments
+    else {
         return Ok(());
     };
     *optimizer = read_optimizer(steps, tensors, &weight_moments)?;
@@ -257,7 +264,7 @@ fn read_optimizer(
 ) -> Result<Optimizer, ModelError> {
     let mut optimizer = Optimizer::default();
     optimizer.steps = steps;
-    optimizer.ensure(tensors.len);
+    optimizer.allocate(tensors.len);
     tensors.read(first, &mut optimizer.first)?;
     tensors.read(second, &mut optimizer.second)?;
     Ok(optimizer)

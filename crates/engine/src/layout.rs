@@ -8,12 +8,12 @@ use std::ops::Range;
 
 use levade_model::ModelConfig;
 
-use crate::ops::kv::{AttentionWindow, Shape};
+use crate::ops::kv::{AttentionShape, AttentionWindow};
 use crate::tensors::Tensors;
 
 /// Returns the shape of a model's attention.
-pub fn attention_shape(config: &ModelConfig) -> Shape {
-    Shape { heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim }
+pub fn attention_shape(config: &ModelConfig) -> AttentionShape {
+    AttentionShape { heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim }
 }
 
 /// Returns the attention scale and window of a layer. Without a window, it is `usize::MAX`.
@@ -26,7 +26,7 @@ pub fn attention_window(config: &ModelConfig, layer: usize) -> AttentionWindow {
 
 /// Linear maps of a layer. Projections that read the same input are one map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Site {
+pub enum LayerMap {
     /// Query, key and value, stacked along the outputs.
     Qkv,
     /// Output projection of attention.
@@ -37,18 +37,19 @@ pub enum Site {
     Down,
 }
 
-impl Site {
+impl LayerMap {
     /// All linear maps of a layer, in the order of the forward pass.
-    pub const ALL: [Site; 4] = [Site::Qkv, Site::Output, Site::GateUp, Site::Down];
+    pub const ALL: [LayerMap; 4] =
+        [LayerMap::Qkv, LayerMap::Output, LayerMap::GateUp, LayerMap::Down];
 
     /// Returns the names of the projections within a layer that the map consists of, as in Hugging
     /// Face checkpoints.
     pub fn modules(self) -> &'static [&'static str] {
         match self {
-            Site::Qkv => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-            Site::Output => &["self_attn.o_proj"],
-            Site::GateUp => &["mlp.gate_proj", "mlp.up_proj"],
-            Site::Down => &["mlp.down_proj"],
+            LayerMap::Qkv => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            LayerMap::Output => &["self_attn.o_proj"],
+            LayerMap::GateUp => &["mlp.gate_proj", "mlp.up_proj"],
+            LayerMap::Down => &["mlp.down_proj"],
         }
     }
 }
@@ -59,18 +60,18 @@ pub struct LinearMap {
     /// Index of the layer.
     pub layer: usize,
     /// Linear map within the layer.
-    pub site: Site,
+    pub site: LayerMap,
 }
 
 impl LinearMap {
     /// Returns all maps of a model with `layers` layers, in the order of the forward pass.
     pub fn all(layers: usize) -> impl Iterator<Item = LinearMap> {
-        (0..layers).flat_map(|layer| Site::ALL.map(|site| LinearMap { layer, site }))
+        (0..layers).flat_map(|layer| LayerMap::ALL.map(|site| LinearMap { layer, site }))
     }
 
     /// Returns the index of the map among all linear maps of the model.
     pub fn index(self) -> usize {
-        self.layer * Site::ALL.len() + self.site as usize
+        self.layer * LayerMap::ALL.len() + self.site as usize
     }
 }
 
@@ -108,7 +109,7 @@ pub struct LayerLayout {
 
 /// Ranges of all parameters of a model in the parameter array.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout {
+pub struct ParameterLayout {
     /// Tensors of all parameters, under their Hugging Face names.
     pub tensors: Tensors,
     /// Range of the token embedding.
@@ -121,7 +122,7 @@ pub struct Layout {
     pub head: Range<usize>,
 }
 
-impl Layout {
+impl ParameterLayout {
     /// Creates the layout of a model.
     pub fn new(config: &ModelConfig) -> Self {
         let mut remaining: HashMap<_, _> = config
@@ -132,15 +133,16 @@ impl Layout {
         let mut tensors = Tensors::default();
         // Places the parameters whose names are `prefix` + one of `names` next to each other.
         let mut lay = |prefix: &str, names: &[String]| {
-            tensors
-                .lay(names.iter().filter_map(|name| remaining.remove(&format!("{prefix}{name}"))))
+            tensors.append(
+                names.iter().filter_map(|name| remaining.remove(&format!("{prefix}{name}"))),
+            )
         };
         let embedding = lay("model.embed_tokens", &single_name(".weight"));
         let layers = (0..config.layers)
             .map(|layer| {
                 let prefix = format!("model.layers.{layer}.");
                 let mut lay = |names: &[String]| lay(&prefix, names);
-                let mut linear = |site: Site, outputs, inputs| {
+                let mut linear = |site: LayerMap, outputs, inputs| {
                     let named = |part: &str| -> Vec<String> {
                         site.modules().iter().map(|module| format!("{module}.{part}")).collect()
                     };
@@ -155,10 +157,10 @@ impl Layout {
                 let hidden = config.hidden;
                 let wide = config.intermediate;
                 let linear = [
-                    linear(Site::Qkv, shape.qkv(), hidden),
-                    linear(Site::Output, hidden, shape.query()),
-                    linear(Site::GateUp, 2 * wide, hidden),
-                    linear(Site::Down, hidden, wide),
+                    linear(LayerMap::Qkv, shape.qkv_width(), hidden),
+                    linear(LayerMap::Output, hidden, shape.query_width()),
+                    linear(LayerMap::GateUp, 2 * wide, hidden),
+                    linear(LayerMap::Down, hidden, wide),
                 ];
                 let [before_attention, after_attention, before_mlp, after_mlp] =
                     config.block_norms().map(|norm| single_name(&format!("{norm}.weight")));
@@ -176,7 +178,7 @@ impl Layout {
         let norm = lay("model.norm", &single_name(".weight"));
         let head =
             if config.tied { embedding.clone() } else { lay("lm_head", &single_name(".weight")) };
-        Layout { tensors, embedding, layers, norm, head }
+        ParameterLayout { tensors, embedding, layers, norm, head }
     }
 
     /// Returns the layout of a linear map.
@@ -205,7 +207,7 @@ mod tests {
                 mlp_bias: true,
                 ..tiny_config()
             };
-            let layout = Layout::new(&config);
+            let layout = ParameterLayout::new(&config);
             let mut ranges: Vec<_> =
                 layout.tensors.entries.iter().map(|p| p.range.clone()).collect();
             assert_eq!(ranges.len(), config.parameters().len());
@@ -214,7 +216,7 @@ mod tests {
             assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
             assert!(ranges[ranges.len() - 1].end <= layout.tensors.len);
             assert_eq!(
-                layout.linear(LinearMap { layer: 1, site: Site::Output }).bias.len(),
+                layout.linear(LinearMap { layer: 1, site: LayerMap::Output }).bias.len(),
                 config.hidden
             );
             assert_eq!(layout.layers[1].query_norm.is_empty(), !qk_norm);

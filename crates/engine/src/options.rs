@@ -46,10 +46,10 @@ pub struct EngineOptions {
     pub running: usize,
     /// Maximum number of rows in one sampling step: running sequences and prefill chunks.
     pub step_rows: usize,
-    /// Whether running sequences keep their keys and values when the weights change. They then
-    /// continue at once without recomputation, but the log-probabilities of tokens sampled from
-    /// then on differ from those that training computes. New sequences never reuse keys and values
-    /// of old weights.
+    /// Whether running sequences keep their keys and values when the weights change. The sequences
+    /// then continue at once without recomputation, but log-probabilities of tokens sampled after
+    /// the change differ from the values that training computes. New sequences never reuse keys and
+    /// values of old weights.
     pub keep_cache: bool,
     /// Rounding of matmul operands, including keys and values.
     pub precision: Precision,

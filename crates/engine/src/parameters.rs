@@ -23,7 +23,7 @@ pub struct Parameters<'a> {
 /// Contiguous values of a parameter array, processed by one task: the source of one panel, or a
 /// block of a tensor that is not packed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chunk {
+pub struct ParameterChunk {
     /// Range of the chunk in the parameter array.
     pub range: Range<usize>,
     /// Whether the values belong to a matrix, as opposed to a norm or a bias.
@@ -37,13 +37,13 @@ impl Parameters<'_> {
     /// Packs all matrices again from the current parameters.
     pub fn pack(&mut self, compute: &Compute) {
         for (range, packed) in &mut self.packed {
-            packed.refresh(compute, &self.master[range.clone()]);
+            packed.repack_transposed(compute, &self.master[range.clone()]);
         }
     }
 
     /// Calls `change` with every chunk and its values, on all threads, and packs the changed values
     /// while they are in the cache.
-    pub fn change(self, compute: &Compute, change: impl Fn(&Chunk, &mut [f32]) + Sync) {
+    pub fn change(self, compute: &Compute, change: impl Fn(&ParameterChunk, &mut [f32]) + Sync) {
         let Parameters { tensors, master, packed } = self;
         let panels: Vec<_> =
             packed.into_iter().map(|(range, packed)| (range.start, packed.panels())).collect();
@@ -64,12 +64,12 @@ impl Parameters<'_> {
 
 /// Divides tensors into chunks, given the start of each packed matrix. Every value of a tensor is
 /// in one chunk.
-fn split_into_chunks(tensors: &Tensors, panels: &[(usize, Panels<'_>)]) -> Vec<Chunk> {
+fn split_into_chunks(tensors: &Tensors, panels: &[(usize, Panels<'_>)]) -> Vec<ParameterChunk> {
     let mut chunks = Vec::new();
     for (matrix, (start, panels)) in panels.iter().enumerate() {
-        chunks.extend((0..panels.count()).map(|panel| {
+        chunks.extend((0..panels.num_panels()).map(|panel| {
             let rows = panels.rows(panel);
-            Chunk {
+            ParameterChunk {
                 range: start + rows.start..start + rows.end,
                 is_matrix: true,
                 panel: Some((matrix, panel)),
@@ -81,7 +81,7 @@ fn split_into_chunks(tensors: &Tensors, panels: &[(usize, Panels<'_>)]) -> Vec<C
     };
     for entry in tensors.entries.iter().filter(|entry| !is_packed(entry.range.start)) {
         let Range { start, end } = entry.range;
-        let block = |at| Chunk {
+        let block = |at| ParameterChunk {
             range: at..end.min(at + BLOCK),
             is_matrix: entry.is_matrix(),
             panel: None,

@@ -29,7 +29,7 @@ const CLOSED: u64 = u32::MAX as u64;
 /// by swapping the ticket for the next one. The swap fails if the epoch has changed since, so a
 /// thread that slept through a region never touches its closure. The owner waits for tasks, not for
 /// threads: a thread that the system does not schedule delays no other thread.
-struct State {
+struct PoolState {
     ticket: AtomicU64,
     body: [AtomicUsize; 2],
     tasks: AtomicUsize,
@@ -42,16 +42,16 @@ struct State {
 }
 
 /// Pool of threads, including the calling thread.
-pub struct Pool {
-    state: Arc<State>,
+pub struct ThreadPool {
+    state: Arc<PoolState>,
     workers: Vec<(JoinHandle<()>, Thread)>,
 }
 
-impl Pool {
+impl ThreadPool {
     /// Creates a pool of `threads` threads, including the calling thread; at least 1.
     pub fn new(threads: usize) -> Self {
         let extra = threads.max(1) - 1;
-        let state = Arc::new(State {
+        let state = Arc::new(PoolState {
             ticket: AtomicU64::new(CLOSED),
             body: [AtomicUsize::new(0), AtomicUsize::new(0)],
             tasks: AtomicUsize::new(0),
@@ -66,13 +66,15 @@ impl Pool {
                 let state = Arc::clone(&state);
                 let name = format!("engine-{}", index + 1);
                 // If a thread cannot be started, the pool is smaller, which changes only speed.
-                let handle =
-                    std::thread::Builder::new().name(name).spawn(move || state.work(index)).ok()?;
+                let handle = std::thread::Builder::new()
+                    .name(name)
+                    .spawn(move || state.run_worker(index))
+                    .ok()?;
                 let thread = handle.thread().clone();
                 Some((handle, thread))
             })
             .collect();
-        Pool { state, workers }
+        ThreadPool { state, workers }
     }
 
     /// Returns the number of threads, including the calling thread.
@@ -117,7 +119,7 @@ impl Pool {
         while state.run_one() {}
         let mut spins = 0;
         while state.completed.load(Ordering::Acquire) < tasks {
-            wait(&mut spins);
+            spin_or_yield(&mut spins);
         }
         let panicked = state.panicked.swap(false, Ordering::Relaxed);
         state.busy.store(false, Ordering::Release);
@@ -125,8 +127,8 @@ impl Pool {
     }
 }
 
-impl State {
-    fn work(&self, index: usize) {
+impl PoolState {
+    fn run_worker(&self, index: usize) {
         let mut spins = 0u32;
         let mut idle_since = None;
         while !self.stop.load(Ordering::Relaxed) {
@@ -134,7 +136,7 @@ impl State {
                 (spins, idle_since) = (0, None);
                 continue;
             }
-            wait(&mut spins);
+            spin_or_yield(&mut spins);
             if !spins.is_multiple_of(SPINS_BEFORE_YIELD) {
                 continue;
             }
@@ -185,7 +187,7 @@ impl State {
     }
 }
 
-fn wait(spins: &mut u32) {
+fn spin_or_yield(spins: &mut u32) {
     *spins = spins.wrapping_add(1);
     if spins.is_multiple_of(SPINS_BEFORE_YIELD) {
         std::thread::yield_now();
@@ -194,7 +196,7 @@ fn wait(spins: &mut u32) {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.state.stop.store(true, Ordering::SeqCst);
         for (handle, thread) in self.workers.drain(..) {
@@ -212,7 +214,7 @@ mod tests {
     #[test]
     fn run_executes_every_task_once() {
         for threads in [1, 2, 3] {
-            let pool = Pool::new(threads);
+            let pool = ThreadPool::new(threads);
             for tasks in [0, 1, 2, 7, 1000] {
                 let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(tasks, |task| {
@@ -225,7 +227,7 @@ mod tests {
 
     #[test]
     fn task_panic_propagates_and_pool_recovers() {
-        let pool = Pool::new(2);
+        let pool = ThreadPool::new(2);
         let run = std::panic::AssertUnwindSafe(|| pool.run(10, |task| assert_ne!(task, 5)));
         assert!(std::panic::catch_unwind(run).is_err());
         pool.run(10, |_| ());
@@ -233,7 +235,7 @@ mod tests {
 
     #[test]
     fn nested_region_panics_and_pool_recovers() {
-        let pool = Pool::new(2);
+        let pool = ThreadPool::new(2);
         let num_rejected = AtomicUsize::new(0);
         pool.run(2, |_| {
             let nested = std::panic::AssertUnwindSafe(|| pool.run(2, |_| ()));
@@ -248,7 +250,7 @@ mod tests {
 
     #[test]
     fn sleeping_workers_wake_for_new_region() {
-        let pool = Pool::new(2);
+        let pool = ThreadPool::new(2);
         for _ in 0..3 {
             std::thread::sleep(3 * LINGER);
             let sum = AtomicUsize::new(0);

@@ -1,13 +1,13 @@
 //! Scratch of linear maps and of the adapters over them, reused between calls.
 
 use crate::buffer::Buffer;
-use crate::gemm::Scratch;
+use crate::gemm::GemmScratch;
 
 /// Scratch buffers of linear maps and their adapters.
 #[derive(Default)]
 pub struct MapScratch {
     /// Scratch of matmul.
-    pub gemm: Scratch,
+    pub gemm: GemmScratch,
     /// Low-rank rows of adapters.
     pub low: LowRankScratch,
 }

@@ -33,9 +33,9 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    /// Appends tensors without gaps between them, the first of which is aligned to 64 values.
-    /// Returns their range.
-    pub fn lay(&mut self, parameters: impl IntoIterator<Item = Parameter>) -> Range<usize> {
+    /// Appends adjacent tensors, the first of which is aligned to 64 values. Returns the range of
+    /// all appended tensors.
+    pub fn append(&mut self, parameters: impl IntoIterator<Item = Parameter>) -> Range<usize> {
         let start = self.len;
         let mut end = start;
         for parameter in parameters {

@@ -26,14 +26,14 @@ impl ValueHead {
     /// 0.
     pub fn new(hidden: usize) -> Self {
         let mut tensors = Tensors::default();
-        tensors.lay([
+        tensors.append([
             parameter("value_head.weight", &[1, hidden]),
             parameter("value_head.bias", &[1]),
         ]);
         ValueHead { master: Buffer::zeroed(tensors.len), tensors }
     }
 
-    /// Returns the parameters of the value head. None of them are packed.
+    /// Returns the parameters of the value head, none of which are packed.
     pub fn parameters(&mut self) -> Parameters<'_> {
         Parameters { tensors: &self.tensors, master: &mut self.master, packed: Vec::new() }
     }

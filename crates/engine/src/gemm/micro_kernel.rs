@@ -1,7 +1,7 @@
 //! A strip of a matmul: one tile of A and neighboring panels of B. `tile` has the code that
 //! multiplies it.
 
-use super::lhs::Lhs;
+use super::lhs::LhsOperand;
 use super::shape::{LINE, NR, PrefetchTarget};
 
 /// Number of parts in which a group of panels is prefetched. Each part except the first is fetched
@@ -15,7 +15,7 @@ pub struct MicroKernelArgs {
     /// Number of rows in the tile of the left operand A.
     pub rows: usize,
     /// Location of the tile of the left operand A.
-    pub lhs: Lhs,
+    pub lhs: LhsOperand,
     /// Number of words of the inner dimension k.
     pub words: usize,
     /// Address of the first panel of the right operand B.
@@ -39,12 +39,12 @@ pub struct MicroKernelArgs {
 
 impl MicroKernelArgs {
     /// Returns the number of panels.
-    pub fn count(&self) -> usize {
+    pub fn num_panels(&self) -> usize {
         self.columns.div_ceil(NR)
     }
 
     /// Returns the number of columns in a panel.
-    pub fn columns_of(&self, panel: usize) -> usize {
+    pub fn panel_columns(&self, panel: usize) -> usize {
         NR.min(self.columns - panel * NR)
     }
 
@@ -55,8 +55,8 @@ impl MicroKernelArgs {
 
     /// Returns where C continues after `panel`, if it starts at `c`: at the next panel, or at the
     /// tile below.
-    pub fn continue_at(&self, panel: usize, c: *mut f32, c_stride: usize) -> *mut f32 {
-        if panel + 1 < self.count() {
+    pub fn next_output(&self, panel: usize, c: *mut f32, c_stride: usize) -> *mut f32 {
+        if panel + 1 < self.num_panels() {
             c.wrapping_add((panel + 1) * NR)
         } else {
             c.wrapping_add(self.rows * c_stride)
@@ -65,19 +65,25 @@ impl MicroKernelArgs {
 
     /// Returns the memory to prefetch during `words` words from `word` on of a panel: the next
     /// panel, or a part of the next tile; then a part of the following panels.
-    pub fn ahead(&self, panel: usize, word: usize, words: usize) -> PrefetchTarget {
+    pub fn prefetch_target(&self, panel: usize, word: usize, words: usize) -> PrefetchTarget {
         let (near, pace) = match self.next {
             None => (self.panel(panel + 1, word), LINE),
             // A quarter of the lines is enough: a tile has fewer words than a panel.
             Some((rows, depth)) => (
-                self.lhs.skip_words(word).part_of_next(rows, depth, words, panel, self.count()),
+                self.lhs.skip_words(word).next_tile_part(
+                    rows,
+                    depth,
+                    words,
+                    panel,
+                    self.num_panels(),
+                ),
                 LINE / 4,
             ),
         };
         let far = match self.prefetch_part {
             None => self.panel(panel, word),
             Some(part) => {
-                self.panel(self.count() + panel, (part * self.words + word) / PREFETCH_PARTS)
+                self.panel(self.num_panels() + panel, (part * self.words + word) / PREFETCH_PARTS)
             }
         };
         PrefetchTarget { near, pace, far }

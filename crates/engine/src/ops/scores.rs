@@ -3,7 +3,7 @@
 
 /// Per-query values from which the backward pass recomputes attention weights and score gradients.
 #[derive(Debug, Clone, Copy)]
-pub struct Row {
+pub struct QueryRow {
     /// Largest attention score of the query.
     pub max: f32,
     /// 1 / Σ exp(s − max).
@@ -17,9 +17,9 @@ pub struct Row {
 }
 
 /// Rows of a tile, `stride` values apart: attention scores in `p` and dO Vᵀ in `s`.
-pub struct Scores<'a> {
+pub struct ScoreRows<'a> {
     /// Queries of the tile's rows.
-    pub rows: &'a [Row],
+    pub rows: &'a [QueryRow],
     /// First position that any row attends to, or the start of a block before it. Earlier positions
     /// are not written.
     pub first_position: usize,
