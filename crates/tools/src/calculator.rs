@@ -75,7 +75,7 @@ impl Calculator {
     /// # Errors
     /// Returns an error if the arguments or the expression are invalid. Every failure is the fault
     /// of the model, because the tool itself cannot fail.
-    fn value(arguments: &Map<String, Value>) -> Result<String, String> {
+    fn evaluate_arguments(arguments: &Map<String, Value>) -> Result<String, String> {
         let expression = match arguments.get("expression") {
             Some(Value::String(expression)) => expression,
             Some(other) => {
@@ -121,7 +121,7 @@ impl Session for Calculator {
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        match Self::value(arguments) {
+        match Self::evaluate_arguments(arguments) {
             Ok(value) => ToolOutput::text(value),
             Err(why) => ToolOutput::error(CallError::BadArguments, why),
         }
@@ -132,13 +132,16 @@ impl Session for Calculator {
 mod tests {
     use super::*;
 
-    async fn run(arguments: Value) -> ToolOutput {
+    async fn call_calculator(arguments: Value) -> ToolOutput {
         Calculator::default().call(Calculator::NAME, arguments.as_object().unwrap()).await
     }
 
     #[tokio::test]
-    async fn call_returns_value_or_reason() {
-        assert_eq!(run(json!({"expression": "12 * (3 + 4)"})).await, ToolOutput::text("84"));
+    async fn calculator_call_returns_value_or_error() {
+        assert_eq!(
+            call_calculator(json!({"expression": "12 * (3 + 4)"})).await,
+            ToolOutput::text("84")
+        );
         for (arguments, why) in [
             (json!({"expression": "12 * (3 + 4"}), "'(' at character 6 is never closed"),
             (json!({}), "\"expression\" is missing"),
@@ -148,7 +151,10 @@ mod tests {
                 "\"unit\" is not an argument of this tool; its argument is \"expression\"",
             ),
         ] {
-            assert_eq!(run(arguments).await, ToolOutput::error(CallError::BadArguments, why));
+            assert_eq!(
+                call_calculator(arguments).await,
+                ToolOutput::error(CallError::BadArguments, why)
+            );
         }
     }
 

@@ -26,10 +26,10 @@ pub struct CallLimits {
 }
 
 /// Toolbox whose sessions and calls obey [`CallLimits`].
-pub type LimitedToolbox = MiddlewareToolbox<Gate>;
+pub type LimitedToolbox = MiddlewareToolbox<CallGate>;
 
 /// Semaphores and rate limiter for which sessions and calls wait.
-pub struct Gate {
+pub struct CallGate {
     sessions: Option<Arc<Semaphore>>,
     permits: Option<Arc<Semaphore>>,
     /// Interval between the starts of two calls, and the earliest time of the next start. `None`
@@ -38,10 +38,10 @@ pub struct Gate {
     is_sequential: bool,
 }
 
-impl Gate {
+impl CallGate {
     /// Waits for a semaphore permit, and then until the rate limit permits the call to start.
     async fn acquire_permit(&self) -> Permit {
-        let permit = acquire(self.permits.as_ref()).await;
+        let permit = acquire_semaphore(self.permits.as_ref()).await;
         if let Some((interval, next)) = &self.pace {
             let start_at = {
                 let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,7 +56,7 @@ impl Gate {
 }
 
 /// Waits for a permit of a semaphore. Returns at once if `semaphore` is `None`.
-async fn acquire(semaphore: Option<&Arc<Semaphore>>) -> Permit {
+async fn acquire_semaphore(semaphore: Option<&Arc<Semaphore>>) -> Permit {
     let mut permit = Permit::default();
     if let Some(semaphore) = semaphore
         // The semaphore is never closed, so a permit is always granted in the end.
@@ -78,19 +78,19 @@ impl LimitedToolbox {
             .map(|limit| (Duration::from_secs_f64(1.0 / limit), Mutex::new(Instant::now())));
         MiddlewareToolbox::with_middleware(
             toolbox,
-            Gate { sessions, permits, pace, is_sequential: limits.is_sequential },
+            CallGate { sessions, permits, pace, is_sequential: limits.is_sequential },
         )
     }
 }
 
 #[async_trait]
-impl ToolMiddleware for Gate {
+impl ToolMiddleware for CallGate {
     fn allows_parallel(&self) -> bool {
         !self.is_sequential
     }
 
     async fn admit_session(&self, permit: Permit) -> Permit {
-        permit.merge(acquire(self.sessions.as_ref()).await)
+        permit.merge(acquire_semaphore(self.sessions.as_ref()).await)
     }
 
     async fn admit(&self, permit: Permit) -> Permit {

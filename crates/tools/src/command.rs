@@ -9,7 +9,7 @@ use levade_text::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::arguments::Arguments;
+use super::arguments::ArgumentValidator;
 use super::{
     CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
 };
@@ -100,7 +100,7 @@ pub struct CommandTool {
     spec: ToolSpec,
     keys: CommandKeys,
     elements: Vec<Element>,
-    arguments: Arguments,
+    arguments: ArgumentValidator,
     supervisor: Supervisor,
 }
 
@@ -114,7 +114,7 @@ enum TemplatePart {
 }
 
 impl CommandTool {
-    /// Creates a tool with the name `name`.
+    /// Creates the tool `name`, which runs the command in `keys` under `supervisor`.
     ///
     /// # Errors
     /// Returns an error if the command is empty, if the schema is invalid, or if a placeholder
@@ -128,9 +128,10 @@ impl CommandTool {
         if keys.command.first().is_none_or(String::is_empty) {
             return Err("the tool's command is empty, but must start with a program".into());
         }
-        let arguments = Arguments::new(&parameters)
+        let arguments = ArgumentValidator::new(&parameters)
             .map_err(|why| format!("the tool's parameters are not a JSON schema: {why}"))?;
-        let elements: Vec<Element> = keys.command.iter().map(|element| parts(element)).collect();
+        let elements: Vec<Element> =
+            keys.command.iter().map(|element| split_element(element)).collect();
         for part in elements.iter().flatten() {
             if let TemplatePart::Argument(argument) = part
                 && !arguments.names().contains(argument)
@@ -164,7 +165,7 @@ impl CommandTool {
     ///
     /// # Errors
     /// Returns an error if an argument contains a NUL character or is too long.
-    fn command(&self, arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
+    fn build_command(&self, arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
         // A null argument counts as missing: the program never gets the text `null`.
         let mut command = Vec::new();
         for element in &self.elements {
@@ -176,7 +177,7 @@ impl CommandTool {
                         .get(name)
                         .or_else(|| self.spec.parameters["properties"][name].get("default"))
                         .filter(|value| !value.is_null())
-                        .map(text_of),
+                        .map(format_argument),
                 })
                 .collect::<Option<String>>()
             else {
@@ -240,7 +241,7 @@ impl CommandTool {
 }
 
 /// Splits an element of a command into literal texts and placeholders.
-fn parts(element: &str) -> Element {
+fn split_element(element: &str) -> Element {
     let mut parts = Vec::new();
     let mut text = String::new();
     let mut rest = element;
@@ -274,7 +275,7 @@ fn leading_name(inner: &str) -> String {
 }
 
 /// Formats a JSON value as a program argument: strings as they are, other values as JSON.
-fn text_of(value: &Value) -> String {
+fn format_argument(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
@@ -304,11 +305,14 @@ impl Session for CommandTool {
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let command =
-            match self.arguments.validate(arguments).and_then(|checked| self.command(&checked)) {
-                Ok(command) => command,
-                Err(why) => return ToolOutput::error(CallError::BadArguments, why),
-            };
+        let command = match self
+            .arguments
+            .validate(arguments)
+            .and_then(|checked| self.build_command(&checked))
+        {
+            Ok(command) => command,
+            Err(why) => return ToolOutput::error(CallError::BadArguments, why),
+        };
         let mut input = Value::Object(arguments.clone()).to_string();
         input.push('\n');
         match self.run(&command, input).await {
@@ -356,7 +360,7 @@ mod tests {
             schema(),
         )
         .unwrap();
-        let command = |arguments: Value| tool.command(arguments.as_object().unwrap());
+        let command = |arguments: Value| tool.build_command(arguments.as_object().unwrap());
         let nasty = "; rm -rf / $(id) \"' {max}\n";
         assert_eq!(
             command(json!({ "pattern": nasty, "max": 3 })).unwrap(),

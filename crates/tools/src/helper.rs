@@ -118,8 +118,11 @@ impl HelperCaller {
         // streams even if their texts are equal.
         let bytes: Vec<u32> = question.bytes().map(u32::from).collect();
         let requested = format!("{}/{}", self.toolbox, self.slot.agent);
-        let stream =
-            self.streams.lock().unwrap_or_else(PoisonError::into_inner).admit(&requested, &bytes);
+        let stream = self
+            .streams
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .next_stream(&requested, &bytes);
         let ToolContext { attempt, task, seed, params, deadline, .. } = &self.context;
         let remaining = deadline.saturating_sub(self.opened.elapsed());
         let remaining = remaining.saturating_sub(END_GRACE.min(remaining / 10));

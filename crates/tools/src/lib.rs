@@ -2,7 +2,8 @@
 //!
 //! A [`Toolbox`] provides one or several tools. It is built into this program ([`Calculator`],
 //! [`CodeTool`], [`SearchTool`]), or it is a program or Python file of the user ([`CommandTool`],
-//! [`PythonTools`]), a service ([`Endpoint`], [`Node`], [`Mcp`]), or another agent ([`SubAgent`]).
+//! [`PythonTools`]), a service ([`HttpEndpoint`], [`AgentDockNode`], [`Mcp`]), or another agent
+//! ([`SubAgent`]).
 //!
 //! Each attempt opens a [`Session`] of each toolbox. The session executes calls, returns input for
 //! scorers, and is always closed, even if the attempt is cancelled. A [`ToolSet`] holds the
@@ -116,31 +117,31 @@ pub use sandbox::{CodeTool, SandboxKeys};
 pub use search::{SearchKeys, SearchTool};
 pub use set::{OpenTools, ToolSet};
 pub use sub_agent::{SubAgent, SubAgentKeys};
-pub use truncation::{ResultTruncation, Side, TruncatingToolbox};
+pub use truncation::{OmittedPart, ResultTruncation, TruncatingToolbox};
 pub use usage::Usage;
-pub use web::{Endpoint, HttpKeys, McpapiKeys, Node};
+pub use web::{AgentDockNode, HttpEndpoint, HttpKeys, McpapiKeys};
 
 /// Configuration of a toolbox in a recipe: its kind with the options of this kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolKind {
-    /// Calls another agent of the run.
+    /// Toolbox that calls another agent of the run.
     Agent(SubAgentKeys),
-    /// Evaluates arithmetic expressions.
+    /// Toolbox that evaluates arithmetic expressions.
     Calculator(CalculatorKeys),
-    /// Provides functions and classes of a Python file.
+    /// Toolbox of functions and classes in a Python file.
     Python(PythonKeys),
-    /// Runs a program for each call.
+    /// Toolbox that runs a program for each call.
     Command(CommandKeys),
-    /// Runs Python code that the model writes.
+    /// Toolbox that runs Python code that the model writes.
     Sandbox(SandboxKeys),
-    /// Searches an index or a retrieval server for passages.
+    /// Toolbox that searches an index or a retrieval server for passages.
     Search(SearchKeys),
-    /// Provides the tools of a server of the Model Context Protocol.
+    /// Toolbox of the tools of a server of the Model Context Protocol.
     Mcp(McpKeys),
-    /// Sends requests to one HTTP endpoint.
+    /// Toolbox that sends requests to one HTTP endpoint.
     Http(HttpKeys),
-    /// Provides the tools of a node of AgentDock.
+    /// Toolbox of the tools of a node of AgentDock.
     Mcpapi(McpapiKeys),
 }
 
@@ -298,7 +299,7 @@ pub struct ToolContext {
     /// Maximum duration of the attempt, from opening to closing. External resources for the session
     /// can be released afterwards.
     pub deadline: Duration,
-    /// Sampling parameters of the attempt. Agents that a toolbox calls use them as well.
+    /// Sampling parameters of the attempt, which the agents that a toolbox calls use as well.
     pub params: SamplingParams,
 }
 

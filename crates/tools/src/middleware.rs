@@ -203,7 +203,7 @@ mod tests {
     impl ToolMiddleware for PassThrough {}
 
     #[tokio::test]
-    async fn wrapper_preserves_call_timeout_and_late_reasons() {
+    async fn middleware_preserves_call_timeout_and_timeout_details() {
         let toolbox = MiddlewareToolbox::with_middleware(Arc::new(SlowToolbox), PassThrough);
         assert_eq!(
             (toolbox.name(), toolbox.timeout_detail().as_str()),

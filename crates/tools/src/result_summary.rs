@@ -10,7 +10,9 @@ use serde_json::{Map, Value};
 use super::helper::{HelperCaller, HelperSlot};
 use super::middleware::{ToolMiddleware, WrappedSession};
 use super::output::Branch;
-use super::{Permit, ResultTruncation, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::{
+    OmittedPart, Permit, ResultTruncation, Session, ToolContext, ToolError, ToolOutput, Toolbox,
+};
 
 /// Options of `summarize`: another agent summarizes long tool results before the model reads them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -19,18 +21,18 @@ pub struct CondenseKeys {
     /// Name of the agent that summarizes.
     pub agent: String,
     /// Length, in characters, above which a tool result is summarized.
-    #[serde(default = "above")]
+    #[serde(default = "default_threshold")]
     pub above: usize,
     /// Instruction to the summarizing agent, placed before the call and its tool result.
-    #[serde(default = "instruction")]
+    #[serde(default = "default_instruction")]
     pub instruction: String,
 }
 
-fn above() -> usize {
+fn default_threshold() -> usize {
     2000
 }
 
-fn instruction() -> String {
+fn default_instruction() -> String {
     "Condense the answer of a tool for the one who called it. Keep every fact, number, name and \
      address that the call was after, in the words of the answer; compute and add nothing, and \
      leave out the rest."
@@ -115,7 +117,7 @@ impl SummaryMiddleware {
         let truncation = ResultTruncation {
             characters: Some(self.keys.above),
             tokens: None,
-            side: Side::Middle,
+            side: OmittedPart::Middle,
         };
         (truncation.truncate(text).unwrap_or_else(|| text.to_owned()), TRUNCATED_METRIC)
     }

@@ -223,7 +223,7 @@ impl CodeTool {
 }
 
 /// Returns the code in the arguments of a tool call, or an error message for the model.
-fn code(arguments: &Map<String, Value>) -> Result<&str, String> {
+fn code_argument(arguments: &Map<String, Value>) -> Result<&str, String> {
     if let Some(extra) = arguments.keys().find(|key| *key != "code") {
         return Err(format!("{extra:?} is not an argument of this tool; its argument is \"code\""));
     }
@@ -285,7 +285,7 @@ impl Session for CodeSession {
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let code = match code(arguments) {
+        let code = match code_argument(arguments) {
             Ok(code) => code,
             Err(why) => return ToolOutput::error(CallError::BadArguments, why),
         };

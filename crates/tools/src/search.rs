@@ -122,13 +122,13 @@ impl ToolOptions for SearchKeys {
 #[derive(Clone)]
 pub struct SearchTool {
     name: String,
-    location: Location,
+    location: PassageLocation,
     keys: SearchKeys,
 }
 
 /// Location of the passages to search.
 #[derive(Clone)]
-enum Location {
+enum PassageLocation {
     Here(Searcher),
     Remote(Box<Client>),
 }
@@ -152,11 +152,11 @@ impl SearchTool {
             (Some(index), _) => {
                 let searcher = Index::open(index, false)
                     .and_then(|index| Searcher::new(index, Mode::Bm25, None, 0));
-                Location::Here(searcher.map_err(|error| error.to_string())?)
+                PassageLocation::Here(searcher.map_err(|error| error.to_string())?)
             }
             (None, Some(url)) => {
                 let client = Client::new(url, read_key(keys.key_env.as_deref())?, retries);
-                Location::Remote(Box::new(client.map_err(|error| error.to_string())?))
+                PassageLocation::Remote(Box::new(client.map_err(|error| error.to_string())?))
             }
             (None, None) => {
                 return Err("neither `index` nor `url` is set; set one of them".into());
@@ -184,17 +184,20 @@ impl SearchTool {
 
     /// Searches for passages. Returns the number of failed requests, and the passages for each
     /// query.
-    async fn find(&self, queries: &[String]) -> (u32, Result<Vec<Vec<Hit>>, SearchError>) {
+    async fn search_passages(
+        &self,
+        queries: &[String],
+    ) -> (u32, Result<Vec<Vec<Hit>>, SearchError>) {
         match &self.location {
-            Location::Here(searcher) => {
+            PassageLocation::Here(searcher) => {
                 (0, searcher.search(queries.to_vec(), self.keys.top_k).await)
             }
-            Location::Remote(client) => client.retrieve(queries, self.keys.top_k).await,
+            PassageLocation::Remote(client) => client.retrieve(queries, self.keys.top_k).await,
         }
     }
 
     /// Formats the passages of a query for the model.
-    fn show(&self, query: &str, hits: &[Hit]) -> String {
+    fn format_passages(&self, query: &str, hits: &[Hit]) -> String {
         if hits.is_empty() {
             return format!("No passage was found for {query:?}.");
         }
@@ -209,7 +212,7 @@ impl SearchTool {
                 format!(
                     "Doc {}{title}\n{}",
                     at + 1,
-                    truncate(&hit.passage.text, self.keys.passage_chars)
+                    truncate_passage(&hit.passage.text, self.keys.passage_chars)
                 )
             })
             .collect::<Vec<_>>()
@@ -218,7 +221,7 @@ impl SearchTool {
 }
 
 /// Truncates a text to at most `max_results` characters.
-fn truncate(text: &str, max_results: usize) -> String {
+fn truncate_passage(text: &str, max_results: usize) -> String {
     match text.char_indices().nth(max_results) {
         Some((end, _)) => format!("{}…", text[..end].trim_end()),
         None => text.to_owned(),
@@ -229,7 +232,7 @@ fn truncate(text: &str, max_results: usize) -> String {
 ///
 /// # Errors
 /// Returns a message for the model if an argument is invalid.
-fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
+fn parse_queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
     if let Some(extra) = arguments.keys().find(|key| !["query", "queries"].contains(&key.as_str()))
     {
         return Err(format!(
@@ -303,11 +306,11 @@ impl Session for SearchTool {
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let queries = match queries(arguments) {
+        let queries = match parse_queries(arguments) {
             Ok(queries) => queries,
             Err(why) => return ToolOutput::error(CallError::BadArguments, why),
         };
-        let (failed, found) = self.find(&queries).await;
+        let (failed, found) = self.search_passages(&queries).await;
         let mut metrics = BTreeMap::from([("queries".to_owned(), queries.len() as f64)]);
         metrics.insert("retries".to_owned(), f64::from(failed));
         set_metric(&mut metrics, "failures", usize::from(found.is_err()));
@@ -319,7 +322,10 @@ impl Session for SearchTool {
                     "empty",
                     found.iter().filter(|hits| hits.is_empty()).count(),
                 );
-                let shown = queries.iter().zip(&found).map(|(query, hits)| self.show(query, hits));
+                let shown = queries
+                    .iter()
+                    .zip(&found)
+                    .map(|(query, hits)| self.format_passages(query, hits));
                 ToolOutput::text(shown.collect::<Vec<_>>().join(QUERY_SEPARATOR))
             }
             Err(error) => {

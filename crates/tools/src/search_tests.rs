@@ -137,7 +137,7 @@ async fn server_failures_are_observations_with_retries() {
 }
 
 #[test]
-fn new_names_missing_index_and_invalid_url() {
+fn new_reports_missing_index_and_invalid_url() {
     let dir = tempfile::tempdir().unwrap();
     let absent = SearchKeys { index: Some(dir.path().join("absent")), ..keys() };
     let error = SearchTool::new("wiki", absent, Retries::default()).err().unwrap();

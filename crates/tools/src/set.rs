@@ -22,7 +22,7 @@ use super::descriptions::{ToolDescriptions, tool_names};
 use super::lease::acquire_leases;
 use super::observation::{Observation, ObservationKind};
 use super::tool_list::{NAME_SEPARATOR, ToolList, ToolLists};
-use super::usage::{Meter, Usage};
+use super::usage::{Usage, UsageMeter};
 use super::{HelperSlot, Permit, ResultTruncation, Session, ToolContext, ToolError, Toolbox};
 use crate::nested;
 
@@ -39,18 +39,18 @@ const MAX_NOTE_CHARS: usize = 20_000;
 /// Set of toolboxes that an agent can use, each with its timeout.
 #[derive(Clone)]
 pub struct ToolSet {
-    boxes: Vec<Entry>,
+    boxes: Vec<ToolboxEntry>,
     lists: ToolLists,
 }
 
 /// Toolbox of a set, with its settings there.
 #[derive(Clone)]
-struct Entry {
+struct ToolboxEntry {
     toolbox: Arc<dyn Toolbox>,
     deadline: Duration,
     /// Whether an attempt is aborted if this toolbox does not work.
     strict: bool,
-    meter: Arc<Meter>,
+    meter: Arc<UsageMeter>,
 }
 
 impl fmt::Debug for ToolSet {
@@ -98,7 +98,7 @@ impl ToolSet {
             fixed.collect::<Option<Vec<_>>>().map(|fixed| ToolList::new(&fixed)).transpose()?;
         let entry = |(toolbox, deadline)| {
             let meter = Arc::default();
-            Entry { toolbox, deadline, strict: false, meter }
+            ToolboxEntry { toolbox, deadline, strict: false, meter }
         };
         Ok(ToolSet { boxes: boxes.into_iter().map(entry).collect(), lists: ToolLists::new(fixed) })
     }
@@ -139,7 +139,7 @@ impl ToolSet {
 
     /// Returns the tools that the prompts of attempts at `task` list, in the order of the
     /// toolboxes. If a toolbox knows its tools only after opening, the set must have been opened or
-    /// [inspected](Self::find) before; otherwise the list is empty.
+    /// [inspected](Self::discover_tools) before; otherwise the list is empty.
     pub fn specs(&self, task: &Task) -> Vec<ToolSpec> {
         self.lists.list_for(task).map(|list| list.specs.clone()).unwrap_or_default()
     }
@@ -156,8 +156,8 @@ impl ToolSet {
     /// # Errors
     /// Returns an error if a toolbox is not ready, if a session cannot be opened or closed, or if
     /// the task selects or the set describes an unknown tool.
-    pub async fn find(&self, attempt: &ToolContext) -> Result<(), ToolError> {
-        for Entry { toolbox, .. } in &self.boxes {
+    pub async fn discover_tools(&self, attempt: &ToolContext) -> Result<(), ToolError> {
+        for ToolboxEntry { toolbox, .. } in &self.boxes {
             toolbox.check_ready().await?;
         }
         if self.lists.list_for(&attempt.task).is_none() {
@@ -171,10 +171,10 @@ impl ToolSet {
     ///
     /// # Errors
     /// Returns an error if the names of two tools clash.
-    pub fn assume(&self, found: &[(String, Vec<ToolSpec>)]) -> Result<(), ToolError> {
+    pub fn set_known_tools(&self, found: &[(String, Vec<ToolSpec>)]) -> Result<(), ToolError> {
         let found: Vec<(&str, Vec<ToolSpec>)> =
             found.iter().map(|(name, specs)| (name.as_str(), specs.clone())).collect();
-        self.lists.assume(ToolList::new(&found)?);
+        self.lists.set_known_tools(ToolList::new(&found)?);
         Ok(())
     }
 
@@ -202,7 +202,9 @@ impl ToolSet {
         let toolboxes: Vec<&Arc<dyn Toolbox>> =
             self.boxes.iter().map(|entry| &entry.toolbox).collect();
         let leases = acquire_leases(&toolboxes, attempt).await?;
-        for (Entry { toolbox, deadline, strict, meter }, lease) in self.boxes.iter().zip(leases) {
+        for (ToolboxEntry { toolbox, deadline, strict, meter }, lease) in
+            self.boxes.iter().zip(leases)
+        {
             let name = toolbox.name().to_owned();
             toolbox.check_ready().await?;
             let opened = with_timeout(*deadline, toolbox.open(attempt)).await;
@@ -211,7 +213,7 @@ impl ToolSet {
                 ToolError::Open { tool: name.clone(), why }
             };
             let session = opened.unwrap_or_else(|| Err(late()))?;
-            open.sessions.push(OpenBox {
+            open.sessions.push(OpenToolbox {
                 name,
                 session,
                 tools: Vec::new(),
@@ -223,7 +225,7 @@ impl ToolSet {
                 lease,
             });
         }
-        open.list = self.lists.freeze(&attempt.task, || {
+        open.list = self.lists.fix_list(&attempt.task, || {
             let specs = open.sessions.iter().map(|open| (open.name.as_str(), open.session.specs()));
             ToolList::new(&specs.collect::<Vec<_>>())
         })?;
@@ -240,14 +242,14 @@ impl ToolSet {
 /// tokio runtime.
 #[derive(Default)]
 pub struct OpenTools {
-    sessions: Vec<OpenBox>,
+    sessions: Vec<OpenToolbox>,
     list: Arc<ToolList>,
     /// Whether the task selects its tools, so that no other tool can be called.
     is_selected: bool,
     counts: CallCounts,
 }
 
-struct OpenBox {
+struct OpenToolbox {
     name: String,
     session: Box<dyn Session>,
     /// Tools that the model knows: the tools in the prompt, updated by announcements in
@@ -260,7 +262,7 @@ struct OpenBox {
     strict: bool,
     /// Maximum wait for a permit, which equals the maximum duration of the attempt.
     permit_timeout: Duration,
-    meter: Arc<Meter>,
+    meter: Arc<UsageMeter>,
     /// Permit to have the sessions open.
     lease: Permit,
 }
@@ -318,7 +320,7 @@ impl OpenTools {
             together.push(Box::pin(self.execute(call)));
         }
         observations.extend(run_concurrently(together).await);
-        self.announce(&mut observations);
+        self.announce_changes(&mut observations);
         for observation in &observations {
             observation.kind.count(&mut self.counts);
         }
@@ -338,7 +340,7 @@ impl OpenTools {
     pub async fn scorer_input(&mut self) -> (Map<String, Value>, Vec<ToolError>) {
         let mut found = Map::new();
         let mut missing = Vec::new();
-        for OpenBox { name, session, deadline, .. } in &mut self.sessions {
+        for OpenToolbox { name, session, deadline, .. } in &mut self.sessions {
             let wrong = |why: String| ToolError::ScorerInput { tool: name.clone(), why };
             let input = with_timeout(*deadline, session.scorer_input()).await;
             let late = format!("the toolbox did not finish within {deadline:?}");
@@ -360,7 +362,7 @@ impl OpenTools {
         (found, missing)
     }
 
-    /// Closes every session, even if one of them fails to close or this future is dropped before it
+    /// Closes every session, even if a session fails to close or this future is dropped before it
     /// completes.
     ///
     /// # Errors
@@ -373,7 +375,7 @@ impl OpenTools {
     }
 
     /// Appends an announcement of changed tools to the last observation of each toolbox.
-    fn announce(&mut self, observations: &mut [Observation]) {
+    fn announce_changes(&mut self, observations: &mut [Observation]) {
         if self.is_selected {
             return;
         }
@@ -383,7 +385,7 @@ impl OpenTools {
             .flat_map(|open| open.appeared.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>())
             .collect();
         taken.extend(self.list.specs.iter().map(|spec| spec.name.clone()));
-        for (at, OpenBox { name, session, tools, appeared, .. }) in
+        for (at, OpenToolbox { name, session, tools, appeared, .. }) in
             self.sessions.iter_mut().enumerate()
         {
             let of = |observation: &&mut Observation| observation.toolbox.as_ref() == Some(name);
@@ -421,7 +423,7 @@ impl OpenTools {
 
     /// Returns the session that a call addresses, and the tool's own name in this session. Tools of
     /// the prompt take precedence over tools that were announced later.
-    fn find<'a>(&'a self, call: &'a ToolCall) -> Option<(&'a OpenBox, &'a str)> {
+    fn find<'a>(&'a self, call: &'a ToolCall) -> Option<(&'a OpenToolbox, &'a str)> {
         if let Some((at, tool)) = self.list.find(&call.name) {
             return Some((self.sessions.get(at)?, tool));
         }
@@ -429,7 +431,7 @@ impl OpenTools {
         let announced =
             known().flat_map(|open| open.appeared.iter().map(move |(name, own)| (open, name, own)));
         let by_name = announced.clone().find(|(_, name, _)| **name == call.name);
-        let full = |(open, _, own): &(&OpenBox, &String, &String)| {
+        let full = |(open, _, own): &(&OpenToolbox, &String, &String)| {
             format!("{}{NAME_SEPARATOR}{own}", open.name)
         };
         let found = by_name.or_else(|| announced.clone().find(|tool| full(tool) == call.name));
@@ -446,7 +448,7 @@ impl OpenTools {
 
     async fn execute(&self, call: &ToolCall) -> Observation {
         crash_point("tool_call");
-        let (observation, time, waited) = self.observe(call).await;
+        let (observation, time, waited) = self.execute_timed(call).await;
         let Observation { text, kind, .. } = &observation;
         let seconds = time.as_secs_f64();
         let waited_seconds = waited.as_secs_f64();
@@ -469,7 +471,7 @@ impl OpenTools {
 
     /// Executes a tool call. Returns the observation, the duration of the call, and the time that
     /// it waited for a permit.
-    async fn observe(&self, call: &ToolCall) -> (Observation, Duration, Duration) {
+    async fn execute_timed(&self, call: &ToolCall) -> (Observation, Duration, Duration) {
         let start = Instant::now();
         let found = self.find(call);
         let permit = match found {
@@ -500,9 +502,9 @@ impl OpenTools {
     async fn execute_admitted(
         &self,
         call: &ToolCall,
-        found: Option<(&OpenBox, &str)>,
+        found: Option<(&OpenToolbox, &str)>,
     ) -> Observation {
-        let Some((OpenBox { session, deadline, .. }, tool)) = found else {
+        let Some((OpenToolbox { session, deadline, .. }, tool)) = found else {
             let text = match self.specs() {
                 [] => format!("there is no tool {:?}, nor any other", call.name),
                 specs => {
@@ -583,9 +585,9 @@ impl Drop for OpenTools {
     }
 }
 
-async fn close_all(sessions: Vec<OpenBox>) -> Result<(), ToolError> {
+async fn close_all(sessions: Vec<OpenToolbox>) -> Result<(), ToolError> {
     let mut first = Ok(());
-    for OpenBox { name, mut session, deadline, lease: _lease, .. } in sessions {
+    for OpenToolbox { name, mut session, deadline, lease: _lease, .. } in sessions {
         let closed = with_timeout(deadline, session.close()).await;
         let late = format!("the toolbox did not finish within {deadline:?}");
         first = first.and(closed.unwrap_or(Err(ToolError::Close { tool: name, why: late })));

@@ -56,7 +56,7 @@ impl ToolList {
     /// Returns the tool `spec`, which has the name by which the model calls it, with the
     /// descriptions of this list.
     pub fn describe(&self, spec: ToolSpec) -> ToolSpec {
-        descriptions::describe(&self.descriptions, spec)
+        descriptions::replace_texts(&self.descriptions, spec)
     }
 
     /// Returns the tools of the toolbox with index `at`, under their own names.
@@ -86,14 +86,14 @@ impl ToolList {
 /// Clones share the lists.
 #[derive(Debug, Clone)]
 pub(super) struct ToolLists {
-    lists: Lists,
+    lists: ListSource,
     /// Texts that replace the descriptions of the toolboxes in every list.
     pub descriptions: Arc<ToolDescriptions>,
 }
 
 /// Tool lists with the descriptions that the toolboxes give.
 #[derive(Debug, Clone)]
-enum Lists {
+enum ListSource {
     /// All tools are known in advance and are the same for every task.
     Fixed(Arc<ToolList>),
     /// Tools become known when a session is opened.
@@ -115,8 +115,8 @@ impl ToolLists {
     /// is opened.
     pub fn new(fixed: Option<ToolList>) -> Self {
         let lists = match fixed {
-            Some(list) => Lists::Fixed(Arc::new(list)),
-            None => Lists::Found(Arc::default()),
+            Some(list) => ListSource::Fixed(Arc::new(list)),
+            None => ListSource::Found(Arc::default()),
         };
         ToolLists { lists, descriptions: Arc::default() }
     }
@@ -126,14 +126,14 @@ impl ToolLists {
     ///
     /// # Errors
     /// Returns the error of `now`.
-    pub fn freeze(
+    pub fn fix_list(
         &self,
         task: &Task,
         now: impl FnOnce() -> Result<ToolList, ToolError>,
     ) -> Result<Arc<ToolList>, ToolError> {
         let found = match &self.lists {
-            Lists::Fixed(list) => return Ok(self.shown(list, task)),
-            Lists::Found(found) => found,
+            ListSource::Fixed(list) => return Ok(self.prompt_list(list, task)),
+            ListSource::Found(found) => found,
         };
         let now = now()?;
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -144,33 +144,33 @@ impl ToolLists {
             .entry(task.id.clone())
             .or_insert_with(|| if **first == now { first.clone() } else { Arc::new(now) })
             .clone();
-        Ok(self.shown(&list, task))
+        Ok(self.prompt_list(&list, task))
     }
 
     /// Returns the tool list for a task. If the task has no list, returns the first list of any
     /// task, or `None` if no task has a list.
     pub fn list_for(&self, task: &Task) -> Option<Arc<ToolList>> {
-        self.full_list(task).map(|list| self.shown(&list, task))
+        self.full_list(task).map(|list| self.prompt_list(&list, task))
     }
 
     /// Sets the tool list for tasks that have not been attempted, unless an attempt has already
     /// discovered a list.
-    pub fn assume(&self, list: ToolList) {
-        if let Lists::Found(found) = &self.lists {
+    pub fn set_known_tools(&self, list: ToolList) {
+        if let ListSource::Found(found) = &self.lists {
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
             found.first.get_or_insert_with(|| Arc::new(list));
         }
     }
 
-    /// Checks that a task selects only known tools, and that descriptions replace only those of
-    /// known tools.
+    /// Checks that a task selects only known tools, and that replacement texts exist only for known
+    /// tools and parameters.
     ///
     /// # Errors
     /// Returns [`ToolError::UnknownSelection`] or [`ToolError::UnknownDescription`] with the first
     /// unknown tool.
     pub fn check(&self, task: &Task) -> Result<(), ToolError> {
         let Some(list) = self.full_list(task) else { return Ok(()) };
-        descriptions::check(&self.descriptions, &list.specs)?;
+        descriptions::check_names(&self.descriptions, &list.specs)?;
         let Some(selection) = task.tool_selection() else { return Ok(()) };
         let knows = |name: &&str| {
             let own = list.origins.iter().any(|(_, own)| own == name);
@@ -188,7 +188,7 @@ impl ToolLists {
 
     /// Returns the part of a tool list that a task selects, with the replacement texts in place of
     /// the toolboxes' descriptions.
-    fn shown(&self, list: &Arc<ToolList>, task: &Task) -> Arc<ToolList> {
+    fn prompt_list(&self, list: &Arc<ToolList>, task: &Task) -> Arc<ToolList> {
         let selected = selected_tools(list, task);
         if self.descriptions.is_empty() {
             return selected;
@@ -203,8 +203,8 @@ impl ToolLists {
     /// descriptions of the toolboxes.
     fn full_list(&self, task: &Task) -> Option<Arc<ToolList>> {
         match &self.lists {
-            Lists::Fixed(list) => Some(list.clone()),
-            Lists::Found(found) => {
+            ListSource::Fixed(list) => Some(list.clone()),
+            ListSource::Found(found) => {
                 let found = found.lock().unwrap_or_else(PoisonError::into_inner);
                 found.by_task.get(&task.id).or(found.first.as_ref()).cloned()
             }
@@ -286,7 +286,7 @@ mod tests {
         let full_list = || ToolList::new(&boxes);
         let fixed = ToolLists::new(Some(full_list().unwrap()));
         let found = ToolLists::new(None);
-        found.freeze(&task("first", json!({})), full_list).unwrap();
+        found.fix_list(&task("first", json!({})), full_list).unwrap();
         for lists in [fixed, found] {
             for (selection, want) in [
                 (json!(["open"]), vec!["open"]),
@@ -297,7 +297,7 @@ mod tests {
             ] {
                 let task = task("a", json!({ "extra_info": { "tool_selection": selection } }));
                 assert_eq!(names(&lists.list_for(&task).unwrap()), want);
-                assert_eq!(names(&lists.freeze(&task, full_list).unwrap()), want);
+                assert_eq!(names(&lists.fix_list(&task, full_list).unwrap()), want);
                 lists.check(&task).unwrap();
             }
             let wrong = task("b", json!({ "extra_info": { "tool_selection": ["open", "close"] } }));
@@ -316,7 +316,7 @@ mod tests {
         let of = |id| task(id, json!({}));
         assert_eq!(lists.list_for(&of("a")), None);
         let freeze = |task, names: &[&str]| {
-            lists.freeze(&of(task), || ToolList::new(&[("box", specs(names))])).unwrap()
+            lists.fix_list(&of(task), || ToolList::new(&[("box", specs(names))])).unwrap()
         };
         let first = freeze("a", &["x"]);
         assert_eq!(names(&freeze("a", &["y"])), ["x"]);

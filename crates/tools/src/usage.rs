@@ -37,9 +37,9 @@ impl Usage {
 
 /// Usage counter that all sessions of a toolbox share.
 #[derive(Debug, Default)]
-pub(super) struct Meter(Mutex<Usage>);
+pub(super) struct UsageMeter(Mutex<Usage>);
 
-impl Meter {
+impl UsageMeter {
     /// Adds one call with its duration and the time that it waited for a permit.
     pub fn add(&self, time: Duration, waited: Duration) {
         let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);

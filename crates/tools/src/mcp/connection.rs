@@ -22,8 +22,8 @@ use rmcp::{RoleClient, ServiceError};
 use serde_json::Value;
 use tokio::sync::Mutex;
 
-use super::ledger::Ledger;
-use super::lines::Lines;
+use super::ledger::RequestLedger;
+use super::lines::LineTransport;
 use super::web::HttpTransport;
 use super::{MAX_RESPONSE_BYTES, McpServer, ProgressTimeout, reasons};
 
@@ -41,12 +41,12 @@ const KEPT_STDERR_BYTES: usize = 16_000;
 const MAX_TOOLS: usize = 1000;
 
 /// Connection to an MCP server.
-pub(super) struct Connection {
+pub(super) struct McpConnection {
     service: Mutex<RunningService<RoleClient, ClientConfig>>,
     peer: rmcp::Peer<RoleClient>,
     /// Process of the server. `None` if the server is at a URL.
-    process: Option<Process>,
-    ledger: Arc<Ledger>,
+    process: Option<ServerProcess>,
+    ledger: Arc<RequestLedger>,
     /// Tools of the server, as of its last listing.
     tools: std::sync::Mutex<Arc<[ToolSpec]>>,
     /// Whether a call has timed out or been dropped since the last response of the server.
@@ -54,13 +54,13 @@ pub(super) struct Connection {
 }
 
 /// MCP call in flight. Dropping the value cancels the call at the server.
-struct Call<'a> {
-    connection: &'a Connection,
+struct PendingCall<'a> {
+    connection: &'a McpConnection,
     /// Id of the request. `None` until the request is sent.
     id: Option<RequestId>,
 }
 
-impl Drop for Call<'_> {
+impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
         self.connection.is_silent.store(true, Ordering::Relaxed);
         if let (Some(id), Ok(runtime)) = (self.id.take(), tokio::runtime::Handle::try_current()) {
@@ -91,7 +91,7 @@ struct OpenFailure {
 }
 
 impl OpenFailure {
-    fn from_error(error: &ClientInitializeError, ledger: &Ledger) -> Self {
+    fn from_error(error: &ClientInitializeError, ledger: &RequestLedger) -> Self {
         let generation = ledger.was_discovered_late().then(|| ClientLifecycleMode::Discover {
             preferred_versions: vec![ProtocolVersion::V_2026_07_28],
         });
@@ -107,7 +107,7 @@ impl From<String> for OpenFailure {
 
 /// Connection that is being opened. If the value is dropped early, the opening has timed out.
 struct PendingConnection<'a> {
-    ledger: Arc<Ledger>,
+    ledger: Arc<RequestLedger>,
     /// Reader of the end of the server's standard error, if the server is a process.
     stderr: Option<Arc<TailReader>>,
     /// Receives the state of the server if the opening times out. `None` after the connection has
@@ -126,13 +126,13 @@ impl Drop for PendingConnection<'_> {
 }
 
 /// Process of an MCP server.
-struct Process {
+struct ServerProcess {
     child: Arc<Mutex<Child>>,
     /// Reader of the end of the process's standard error.
     stderr: Arc<TailReader>,
 }
 
-impl Connection {
+impl McpConnection {
     /// Connects to a server and lists its tools.
     ///
     /// If the server does not answer the first request, which is of the newer generation, within 10
@@ -180,7 +180,7 @@ impl Connection {
             Implementation::new("levade", env!("CARGO_PKG_VERSION")),
         );
         info.protocol_version = ProtocolVersion::LATEST_WITH_INITIALIZE;
-        let ledger = Arc::<Ledger>::default();
+        let ledger = Arc::<RequestLedger>::default();
         let mut pending =
             PendingConnection { ledger: Arc::clone(&ledger), stderr: None, late: Some(late) };
         let (process, served) = match server {
@@ -194,9 +194,10 @@ impl Connection {
                             .into(),
                     );
                 };
-                let process = Process::new(child);
+                let process = ServerProcess::new(child);
                 pending.stderr = Some(Arc::clone(&process.stderr));
-                let transport = Lines::new(stdout, stdin, MAX_RESPONSE_BYTES, Arc::clone(&ledger));
+                let transport =
+                    LineTransport::new(stdout, stdin, MAX_RESPONSE_BYTES, Arc::clone(&ledger));
                 (Some(process), info.serve_with_lifecycle(transport, lifecycle).await)
             }
             McpServer::Address { url, headers, client } => {
@@ -237,7 +238,7 @@ impl Connection {
         let service = Mutex::new(service);
         let is_silent = AtomicBool::new(false);
         let tools = std::sync::Mutex::default();
-        let connection = Connection { service, peer, process, ledger, tools, is_silent };
+        let connection = McpConnection { service, peer, process, ledger, tools, is_silent };
         let listed = connection.update_tools().await;
         pending.late = None;
         if let Err(why) = listed {
@@ -259,7 +260,7 @@ impl Connection {
     /// Lists the tools again if the server has announced a change. Waits at most
     /// [`SHORT_REQUEST_TIMEOUT`], because the result of a call waits for the list. If the list
     /// arrives too late, the next call requests it again.
-    pub async fn follow_changes(&self) {
+    pub async fn refresh_changed_tools(&self) {
         if !self.ledger.take_list_changed() {
             return;
         }
@@ -278,12 +279,12 @@ impl Connection {
     async fn update_tools(&self) -> Result<(), String> {
         // A change that is announced after this point is listed by the next update.
         self.ledger.take_list_changed();
-        let tools = self.list().await?;
+        let tools = self.list_tools().await?;
         *self.tools.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = tools.into();
         Ok(())
     }
 
-    async fn list(&self) -> Result<Vec<ToolSpec>, String> {
+    async fn list_tools(&self) -> Result<Vec<ToolSpec>, String> {
         let mut tools: Vec<ToolSpec> = Vec::new();
         let mut cursor = None;
         let mut cursors = Vec::new();
@@ -335,7 +336,7 @@ impl Connection {
         request: CallToolRequestParams,
         progress_timeout: Option<ProgressTimeout>,
     ) -> Result<CallToolResult, CallFailure> {
-        let mut cancel_guard = Call { connection: self, id: None };
+        let mut cancel_guard = PendingCall { connection: self, id: None };
         let mut options = PeerRequestOptions::no_options();
         if let Some(ProgressTimeout { report_timeout, total_timeout }) = progress_timeout {
             options = PeerRequestOptions::with_timeout(report_timeout)
@@ -374,11 +375,12 @@ impl Connection {
 
     /// Closes the connection if the server hangs: a call was dropped or timed out, and the server
     /// does not respond to a further request. Returns whether the server hangs.
-    pub async fn end_if_hung(&self) -> bool {
+    pub async fn close_if_hung(&self) -> bool {
         if !self.is_silent.load(Ordering::Relaxed) || self.has_ended() {
             return false;
         }
-        if matches!(tokio::time::timeout(SHORT_REQUEST_TIMEOUT, self.list()).await, Ok(Ok(_))) {
+        if matches!(tokio::time::timeout(SHORT_REQUEST_TIMEOUT, self.list_tools()).await, Ok(Ok(_)))
+        {
             self.is_silent.store(false, Ordering::Relaxed);
             return false;
         }
@@ -399,7 +401,7 @@ impl Connection {
     /// Returns the last lines of the server's standard error as a suffix for an error. The text is
     /// empty if the server printed nothing.
     pub fn stderr_suffix(&self) -> String {
-        self.process.as_ref().map(Process::stderr_suffix).unwrap_or_default()
+        self.process.as_ref().map(ServerProcess::stderr_suffix).unwrap_or_default()
     }
 
     /// Closes the connection, and with it the standard input of a server process. If the process
@@ -418,10 +420,10 @@ impl Connection {
     }
 }
 
-impl Process {
+impl ServerProcess {
     fn new(mut child: Child) -> Self {
         let stderr = Arc::new(child.read_stderr(Tail::new(0, KEPT_STDERR_BYTES), None));
-        Process { child: Arc::new(Mutex::new(child)), stderr }
+        ServerProcess { child: Arc::new(Mutex::new(child)), stderr }
     }
 
     /// Describes the exit of a server process that has closed its output, after waiting for the

@@ -31,11 +31,11 @@ const MAX_SHOWN_CHARS: usize = 200;
 
 /// Record of the pending requests to an MCP server, with other observations about the server.
 #[derive(Debug, Default)]
-pub(super) struct Ledger(Mutex<State>);
+pub(super) struct RequestLedger(Mutex<LedgerState>);
 
 #[derive(Debug, Default)]
-struct State {
-    pending: BTreeMap<i64, Method>,
+struct LedgerState {
+    pending: BTreeMap<i64, RequestMethod>,
     /// Id of the last request. Earlier requests have smaller ids.
     last: Option<i64>,
     /// Id of the discovery request of the newer protocol generation.
@@ -58,7 +58,7 @@ struct State {
 
 /// Method of a request. It determines how the result is converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Method {
+enum RequestMethod {
     Discover,
     Initialize,
     ListTools,
@@ -66,8 +66,8 @@ enum Method {
     Other,
 }
 
-impl Ledger {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl RequestLedger {
+    fn state(&self) -> MutexGuard<'_, LedgerState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -77,26 +77,26 @@ impl Ledger {
             JsonRpcMessage::Request(request) => {
                 let RequestId::Number(id) = request.id else { return };
                 let method = match &request.request {
-                    ClientRequest::DiscoverRequest(_) => Method::Discover,
-                    ClientRequest::InitializeRequest(_) => Method::Initialize,
-                    ClientRequest::ListToolsRequest(_) => Method::ListTools,
-                    ClientRequest::CallToolRequest(_) => Method::CallTool,
-                    _ => Method::Other,
+                    ClientRequest::DiscoverRequest(_) => RequestMethod::Discover,
+                    ClientRequest::InitializeRequest(_) => RequestMethod::Initialize,
+                    ClientRequest::ListToolsRequest(_) => RequestMethod::ListTools,
+                    ClientRequest::CallToolRequest(_) => RequestMethod::CallTool,
+                    _ => RequestMethod::Other,
                 };
                 let mut state = self.state();
                 match method {
-                    Method::Discover => state.discovery = Some(id),
-                    Method::Initialize => {
+                    RequestMethod::Discover => state.discovery = Some(id),
+                    RequestMethod::Initialize => {
                         (state.rejection, state.has_shaken_hands) = (None, true);
                         // The SDK would accept a late response to `server/discover` as the response
                         // to this request.
-                        state.pending.retain(|_, method| *method != Method::Discover);
+                        state.pending.retain(|_, method| *method != RequestMethod::Discover);
                     }
                     _ => {}
                 }
                 state.pending.insert(id, method);
                 (state.last, state.doubt) = (Some(id), None);
-                if method == Method::CallTool {
+                if method == RequestMethod::CallTool {
                     (state.noise, state.wait) = (None, None);
                 }
             }
@@ -133,7 +133,7 @@ impl Ledger {
 
     /// Returns the last text from the server that is not a protocol message, truncated; `None` if
     /// there is none.
-    pub fn noise(&self) -> Option<String> {
+    pub fn last_noise(&self) -> Option<String> {
         self.state().noise.clone()
     }
 
@@ -166,7 +166,7 @@ impl Ledger {
     }
 
     /// Records that the server has closed its output.
-    pub fn end(&self) {
+    pub fn mark_ended(&self) {
         self.state().has_ended = true;
     }
 
@@ -201,11 +201,13 @@ impl Ledger {
 
     /// Completes the request `id`, which has no readable response, and returns an error response
     /// with the reason `why`.
-    pub fn fail(&self, id: &RequestId, why: impl Into<String>) -> ServerJsonRpcMessage {
+    pub fn fail_request(&self, id: &RequestId, why: impl Into<String>) -> ServerJsonRpcMessage {
         let why = why.into();
         if let RequestId::Number(id) = id {
             let mut state = self.state();
-            if let Some(Method::Discover | Method::Initialize) = state.pending.remove(id) {
+            if let Some(RequestMethod::Discover | RequestMethod::Initialize) =
+                state.pending.remove(id)
+            {
                 state.rejection = Some(why.clone());
             }
         }
@@ -218,13 +220,13 @@ impl Ledger {
     /// Completes all requests to which an oversized line may respond, and returns error responses
     /// to them.
     pub fn fail_oversized(&self, start: &[u8], max_bytes: usize) -> Vec<ServerJsonRpcMessage> {
-        let named = lenient::outer_id(start).and_then(|id| self.pending_id(&id));
+        let named = lenient::find_outer_id(start).and_then(|id| self.pending_id(&id));
         let ids = match named {
             Some(id) => vec![id],
             None => self.state().pending.keys().copied().collect(),
         };
         let why = format!("the server's message is longer than {max_bytes} bytes");
-        ids.into_iter().map(|id| self.fail(&RequestId::Number(id), why.as_str())).collect()
+        ids.into_iter().map(|id| self.fail_request(&RequestId::Number(id), why.as_str())).collect()
     }
 
     /// Returns whether a defective message may be the response to the pending request. The message
@@ -237,8 +239,8 @@ impl Ledger {
     /// to this request.
     pub fn fail_doubtful(&self) -> Option<ServerJsonRpcMessage> {
         let why = self.state().doubt.take()?;
-        let id = self.only_pending()?;
-        Some(self.fail(&RequestId::Number(id), why))
+        let id = self.single_pending_id()?;
+        Some(self.fail_request(&RequestId::Number(id), why))
     }
 
     fn note_noise(&self, text: &str) {
@@ -257,7 +259,7 @@ impl Ledger {
     }
 
     /// Returns the id of the pending request, if exactly one request is pending.
-    fn only_pending(&self) -> Option<i64> {
+    fn single_pending_id(&self) -> Option<i64> {
         let state = self.state();
         let mut ids = state.pending.keys();
         ids.next().copied().filter(|_| ids.next().is_none())
@@ -265,8 +267,8 @@ impl Ledger {
 
     /// Returns the id of the only request to which a message without an id can respond: exactly one
     /// request is pending, and none was cancelled.
-    fn only_possible(&self) -> Option<i64> {
-        self.only_pending().filter(|_| !self.state().has_cancelled)
+    fn single_possible_id(&self) -> Option<i64> {
+        self.single_pending_id().filter(|_| !self.state().has_cancelled)
     }
 
     /// Processes one message that is valid JSON.
@@ -290,7 +292,7 @@ impl Ledger {
             let text = shorten(&Value::Object(fields).to_string());
             self.note_noise(&text);
             let id = self.pending_id(&id).filter(|_| request.is_none() && has_version)?;
-            return Some(self.fail(
+            return Some(self.fail_request(
                 &RequestId::Number(id),
                 format!("the server's response has no result: {text}"),
             ));
@@ -300,7 +302,7 @@ impl Ledger {
         let is_nameless = id.is_null() || (is_error && !id.is_number());
         let meant = match request {
             Some(RequestId::Number(request)) if is_nameless => Some(*request),
-            _ => self.only_possible().filter(|_| is_nameless && has_version),
+            _ => self.single_possible_id().filter(|_| is_nameless && has_version),
         };
         let id = match self.pending_id(&id).or(meant) {
             Some(id) => id,
@@ -325,12 +327,12 @@ impl Ledger {
         let method = {
             let mut state = self.state();
             state.doubt = None;
-            state.pending.remove(&id).unwrap_or(Method::Other)
+            state.pending.remove(&id).unwrap_or(RequestMethod::Other)
         };
         let id = RequestId::Number(id);
         if is_error {
-            let error = error_data(fields.remove("error").unwrap_or_default());
-            if matches!(method, Method::Discover | Method::Initialize) {
+            let error = parse_error_data(fields.remove("error").unwrap_or_default());
+            if matches!(method, RequestMethod::Discover | RequestMethod::Initialize) {
                 self.state().rejection = Some(error_text(&error));
             }
             return Some(ServerJsonRpcMessage::error(error, Some(id)));
@@ -341,11 +343,11 @@ impl Ledger {
             Some(why) => Err(why),
         };
         Some(read.unwrap_or_else(|why| {
-            if matches!(method, Method::Discover | Method::Initialize) {
+            if matches!(method, RequestMethod::Discover | RequestMethod::Initialize) {
                 self.state().rejection =
                     Some(format!("the server's response to the handshake is invalid: {why}"));
             }
-            self.fail(&id, format!("the server's response cannot be parsed: {why}"))
+            self.fail_request(&id, format!("the server's response cannot be parsed: {why}"))
         }))
     }
 
@@ -377,11 +379,11 @@ impl Ledger {
         let text = String::from_utf8_lossy(bytes);
         let text = lenient::trim_whitespace(&text);
         let excerpt = shorten(text);
-        let only = || self.only_pending();
+        let only = || self.single_pending_id();
         let is_message = text.contains("\"jsonrpc\"");
         let id = match request {
             Some(request) if text.starts_with(['{', '[']) => Some(request.clone()),
-            None if text.starts_with(['{', '[']) => lenient::outer_id(text.as_bytes())
+            None if text.starts_with(['{', '[']) => lenient::find_outer_id(text.as_bytes())
                 .and_then(|id| self.pending_id(&id))
                 .or_else(|| only().filter(|_| is_message))
                 .map(RequestId::Number),
@@ -404,32 +406,39 @@ impl Ledger {
         };
         let hint =
             if text.starts_with("\"jsonrpc\"") { " (each message must be one line)" } else { "" };
-        Some(self.fail(&id, format!("the server's response is not JSON: {why}{hint}: {excerpt}")))
+        Some(self.fail_request(
+            &id,
+            format!("the server's response is not JSON: {why}{hint}: {excerpt}"),
+        ))
     }
 }
 
 /// Converts the result of a request into the type that the SDK expects.
-fn to_typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonRpcMessage, String> {
+fn to_typed(
+    method: RequestMethod,
+    result: Value,
+    id: &RequestId,
+) -> Result<ServerJsonRpcMessage, String> {
     let respond = |result| Ok(ServerJsonRpcMessage::response(result, id.clone()));
     match method {
-        Method::CallTool => {
+        RequestMethod::CallTool => {
             let mut wrapped = CallToolResult::default();
             wrapped.structured_content = Some(json!({ RAW_RESULT_KEY: result }));
             respond(ServerResult::CallToolResult(wrapped))
         }
-        Method::ListTools => respond(ServerResult::ListToolsResult(to_list_result(result)?)),
-        Method::Initialize => {
+        RequestMethod::ListTools => respond(ServerResult::ListToolsResult(to_list_result(result)?)),
+        RequestMethod::Initialize => {
             respond(ServerResult::InitializeResult(to_initialize_result(result)?))
         }
         // Any other response means that the server does not support the newer protocol generation.
-        Method::Discover => match to_discover_result(result) {
+        RequestMethod::Discover => match to_discover_result(result) {
             Ok(read) => respond(ServerResult::DiscoverResult(read)),
             Err(why) => {
                 let error = ErrorData::new(ErrorCode::METHOD_NOT_FOUND, why, None);
                 Ok(ServerJsonRpcMessage::error(error, Some(id.clone())))
             }
         },
-        Method::Other => {
+        RequestMethod::Other => {
             let message = json!({ "jsonrpc": "2.0", "id": id, "result": result });
             serde_json::from_value(message).map_err(|error| error.to_string())
         }
@@ -501,7 +510,7 @@ fn to_list_result(mut result: Value) -> Result<ListToolsResult, String> {
 }
 
 /// Parses a JSON-RPC error. Servers may omit the error's message, or send a plain string.
-fn error_data(error: Value) -> ErrorData {
+fn parse_error_data(error: Value) -> ErrorData {
     let Value::Object(mut fields) = error else {
         let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
         return ErrorData::new(ErrorCode::INTERNAL_ERROR, text, None);

@@ -64,7 +64,7 @@ fn repair(text: &str) -> Cow<'_, str> {
         match bytes[at] {
             b'"' => (is_string, at) = (!is_string, at + 1),
             b'\\' if is_string => {
-                match (surrogate(rest), surrogate(rest.get(6..).unwrap_or_default())) {
+                match (parse_surrogate(rest), parse_surrogate(rest.get(6..).unwrap_or_default())) {
                     (Some(0xD800..0xDC00), Some(0xDC00..0xE000)) => at += 12,
                     (Some(_), _) => {
                         replace(at..at + 6, "\\ufffd");
@@ -98,7 +98,7 @@ fn repair(text: &str) -> Cow<'_, str> {
 
 /// Returns the surrogate code unit that a `\u` escape at the start of `bytes` encodes, or `None` if
 /// there is no such escape.
-fn surrogate(bytes: &[u8]) -> Option<u32> {
+fn parse_surrogate(bytes: &[u8]) -> Option<u32> {
     let digits = bytes.get(..6)?.strip_prefix(b"\\u")?;
     let unit = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
     (0xD800..0xE000).contains(&unit).then_some(unit)
@@ -106,7 +106,7 @@ fn surrogate(bytes: &[u8]) -> Option<u32> {
 
 /// Returns the value of the key `id` in a message that is invalid JSON. The key must be in the
 /// outermost object and precede the syntax error.
-pub(super) fn outer_id(bytes: &[u8]) -> Option<Value> {
+pub(super) fn find_outer_id(bytes: &[u8]) -> Option<Value> {
     let mut depth = 0_usize;
     let mut at = 0;
     let mut key = None;
@@ -115,7 +115,7 @@ pub(super) fn outer_id(bytes: &[u8]) -> Option<Value> {
             b'{' | b'[' => depth += 1,
             b'}' | b']' => depth = depth.checked_sub(1)?,
             b'"' => {
-                let end = string_end(bytes, at)?;
+                let end = find_string_end(bytes, at)?;
                 if key == Some(&b"id"[..]) && depth == 1 {
                     return serde_json::from_slice(&bytes[at..=end]).ok();
                 }
@@ -139,7 +139,7 @@ pub(super) fn outer_id(bytes: &[u8]) -> Option<Value> {
 }
 
 /// Returns the index of the closing quote of the string whose opening quote is at `start`.
-fn string_end(bytes: &[u8], start: usize) -> Option<usize> {
+fn find_string_end(bytes: &[u8], start: usize) -> Option<usize> {
     let mut at = start + 1;
     while at < bytes.len() {
         match bytes[at] {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn outer_id_ignores_nested_ids() {
+    fn find_outer_id_ignores_nested_ids() {
         for (text, want) in [
             (r#"{"jsonrpc":"2.0","id":7,"result":{"id":8,"#, Some(json!(7))),
             (r#"{"result":{"id":8,"x":["id",9]},"id": "12" ,"#, Some(json!("12"))),
@@ -208,7 +208,7 @@ mod tests {
             ("no JSON", None),
             ("}}}", None),
         ] {
-            assert_eq!(outer_id(text.as_bytes()), want, "{text}");
+            assert_eq!(find_outer_id(text.as_bytes()), want, "{text}");
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::ledger::Ledger;
+use super::ledger::RequestLedger;
 use super::lenient;
 
 /// Number of bytes of an oversized line that are searched for the request's id.
@@ -27,7 +27,7 @@ const LINE_END_TIMEOUT: Duration = Duration::from_secs(1);
 const LINES: usize = 256;
 
 /// MCP transport over the standard streams of a server.
-pub(super) struct Lines {
+pub(super) struct LineTransport {
     stdout: BufReader<ChildStdout>,
     /// Bytes of the current line. If [`Transport::receive`] is cancelled, the next call continues
     /// the line.
@@ -40,19 +40,19 @@ pub(super) struct Lines {
     /// Messages that have been read from the server but not yet received by the SDK.
     received: VecDeque<ServerJsonRpcMessage>,
     stdin: Arc<Mutex<Option<ChildStdin>>>,
-    ledger: Arc<Ledger>,
+    ledger: Arc<RequestLedger>,
 }
 
-impl Lines {
+impl LineTransport {
     /// Creates a transport over the streams of a process. Lines of more than `max_bytes` are
     /// rejected.
     pub fn new(
         stdout: ChildStdout,
         stdin: ChildStdin,
         max_bytes: usize,
-        ledger: Arc<Ledger>,
+        ledger: Arc<RequestLedger>,
     ) -> Self {
-        Lines {
+        LineTransport {
             stdout: BufReader::with_capacity(64 << 10, stdout),
             line: Vec::new(),
             is_oversized: false,
@@ -89,7 +89,7 @@ impl Lines {
     }
 }
 
-impl Transport<RoleClient> for Lines {
+impl Transport<RoleClient> for LineTransport {
     type Error = io::Error;
 
     fn send(
@@ -146,7 +146,7 @@ impl Transport<RoleClient> for Lines {
                 if lenient::parse(&last).is_ok() {
                     self.received.extend(self.ledger.read(&last, None));
                 }
-                self.ledger.end();
+                self.ledger.mark_ended();
                 return self.received.pop_front();
             }
             let end = available.iter().position(|byte| *byte == b'\n');

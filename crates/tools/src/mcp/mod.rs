@@ -40,11 +40,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tokio::sync::Mutex;
 
-use super::web::Services;
+use super::web::PermittedHosts;
 use super::{
     MAX_SECONDS, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
 };
-use connection::Connection;
+use connection::McpConnection;
 
 /// Maximum size of a message from a server, in bytes.
 pub(super) const MAX_RESPONSE_BYTES: usize = 64 << 20;
@@ -113,7 +113,7 @@ impl ToolOptions for McpKeys {
                 "key_env and headers_env apply only to a url; pass keys to a command with \
                  environment"
             }
-            (true, false) => return Ok(Services::for_any_host().check(&self.url)?),
+            (true, false) => return Ok(PermittedHosts::for_any_host().check(&self.url)?),
             _ => "set either command (a program) or url (streamable HTTP)",
         };
         Err(why.to_owned().into())
@@ -155,7 +155,7 @@ pub struct Mcp {
     server: McpServer,
     keys: McpKeys,
     progress_timeout: Option<ProgressTimeout>,
-    shared_connection: Option<Arc<Mutex<Option<Arc<Connection>>>>>,
+    shared_connection: Option<Arc<Mutex<Option<Arc<McpConnection>>>>>,
     wants_handshake: Arc<AtomicBool>,
     /// Output and state of the server at the last opening that timed out, as a suffix for the
     /// error.
@@ -184,7 +184,7 @@ impl Mcp {
                 McpServer::Program { launch, supervisor: supervisor.clone() }
             }
             url => {
-                let services = Services::for_any_host();
+                let services = PermittedHosts::for_any_host();
                 let headers = services.headers(&keys.key_env, &keys.headers_env)?;
                 let headers =
                     headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
@@ -211,8 +211,8 @@ impl Mcp {
     /// ended.
     async fn connect(
         &self,
-        last: Option<&Arc<Connection>>,
-    ) -> Result<(Arc<Connection>, bool), String> {
+        last: Option<&Arc<McpConnection>>,
+    ) -> Result<(Arc<McpConnection>, bool), String> {
         let Some(shared_connection) = &self.shared_connection else {
             return match last.filter(|last| !last.has_ended()) {
                 Some(last) => Ok((Arc::clone(last), false)),
@@ -230,8 +230,8 @@ impl Mcp {
         Ok((connection, is_new))
     }
 
-    async fn open_connection(&self) -> Result<Arc<Connection>, String> {
-        Ok(Arc::new(Connection::open(&self.server, &self.wants_handshake, &self.late).await?))
+    async fn open_connection(&self) -> Result<Arc<McpConnection>, String> {
+        Ok(Arc::new(McpConnection::open(&self.server, &self.wants_handshake, &self.late).await?))
     }
 
     /// Returns the server's tools that agents can call, under their names for agents.
@@ -303,15 +303,15 @@ struct McpSession {
     toolbox: Mcp,
     /// Tools as of the last call.
     specs: std::sync::Mutex<Vec<ToolSpec>>,
-    connection: Mutex<Option<Arc<Connection>>>,
+    connection: Mutex<Option<Arc<McpConnection>>>,
 }
 
 impl McpSession {
     /// Returns the connection to use, and a note for the model if the server has been restarted.
-    async fn connection(&self) -> Result<(Arc<Connection>, Option<String>), String> {
+    async fn current_connection(&self) -> Result<(Arc<McpConnection>, Option<String>), String> {
         let mut current = self.connection.lock().await;
         let restart_reason = match current.as_ref() {
-            Some(current) if current.end_if_hung().await => {
+            Some(current) if current.close_if_hung().await => {
                 Some("; the server did not respond any more".to_owned())
             }
             Some(current) if current.has_ended() => Some(current.stderr_suffix()),
@@ -348,15 +348,15 @@ impl Session for McpSession {
     /// Calls a tool of the server. The call may have an effect in the server, so it is never
     /// repeated.
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let (connection, notice) = match self.connection().await {
+        let (connection, notice) = match self.current_connection().await {
             Ok(found) => found,
             Err(why) => return call_result::unavailable_output(&self.toolbox.name, &why),
         };
         let name = self.toolbox.server_name(tool).to_owned();
         let request = CallToolRequestParams::new(name).with_arguments(arguments.clone());
         let response = connection.call(request, self.toolbox.progress_timeout).await;
-        let mut output = call_result::output(&self.toolbox.name, tool, response);
-        connection.follow_changes().await;
+        let mut output = call_result::to_tool_output(&self.toolbox.name, tool, response);
+        connection.refresh_changed_tools().await;
         let now = self.toolbox.selected_tools(&connection.tools()).collect();
         *self.specs.lock().unwrap_or_else(PoisonError::into_inner) = now;
         if let Some(notice) = notice {

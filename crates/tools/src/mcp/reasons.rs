@@ -5,12 +5,12 @@ use rmcp::ServiceError;
 use rmcp::service::ClientInitializeError;
 use rmcp::transport::DynamicTransportError;
 
-use super::ledger::{Ledger, error_text};
+use super::ledger::{RequestLedger, error_text};
 
 /// Describes why a connection to a server could not be established.
-pub(super) fn start_reason(error: &ClientInitializeError, ledger: &Ledger) -> String {
+pub(super) fn start_reason(error: &ClientInitializeError, ledger: &RequestLedger) -> String {
     let why = ledger.rejection().unwrap_or_else(|| initialize_reason(error));
-    match ledger.noise().filter(|_| ledger.rejection().is_none()) {
+    match ledger.last_noise().filter(|_| ledger.rejection().is_none()) {
         Some(noise) => {
             format!("{why}; the last text on its standard output is no message: {noise:?}")
         }
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn printed_shows_last_lines() {
+    fn printed_suffix_shows_last_stderr_lines() {
         assert_eq!(printed_suffix(" \n"), "");
         assert_eq!(printed_suffix("a\n\n"), "; it printed: a");
         assert_eq!(printed_suffix("a\nb\n"), "; it printed:\n  a\n  b");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn printed_shows_error_above_stack() {
+    fn printed_suffix_shows_error_above_stack_trace() {
         let text = format!(
             "starting\nError: Could not locate the bindings file. Tried:\n -> /a\n -> /b\n{}\n\
              Node.js v20.20.2\n",

@@ -28,7 +28,7 @@ use rmcp::transport::streamable_http_client::{
 };
 use sse_stream::{Error as SseError, Sse, SseStream};
 
-use super::ledger::Ledger;
+use super::ledger::RequestLedger;
 use super::lenient;
 use crate::web::retries::{INITIAL_RETRY_WAIT, MAX_RETRY_WAIT, retry_after};
 use body::*;
@@ -55,7 +55,7 @@ pub(super) struct HttpTransport {
     client: Client,
     /// Whether requests carry an API key.
     has_key: bool,
-    ledger: Arc<Ledger>,
+    ledger: Arc<RequestLedger>,
     /// Last request for which a new session was opened after HTTP status 400 or 404.
     renewed: Arc<Mutex<Option<RequestId>>>,
     /// Requests whose events have ids, with the id of the last event, from which the SDK resumes
@@ -68,7 +68,11 @@ type ResumableRequests = Arc<Mutex<Vec<(RequestId, String)>>>;
 
 impl HttpTransport {
     /// Creates a client that sends `headers` with its requests and registers messages in `ledger`.
-    pub fn new(client: Client, headers: &[(HeaderName, HeaderValue)], ledger: Arc<Ledger>) -> Self {
+    pub fn new(
+        client: Client,
+        headers: &[(HeaderName, HeaderValue)],
+        ledger: Arc<RequestLedger>,
+    ) -> Self {
         let has_key = headers.iter().any(|(name, _)| name == AUTHORIZATION);
         HttpTransport {
             client,
@@ -142,7 +146,10 @@ impl HttpTransport {
         let session =
             head.headers.get(HEADER_SESSION_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
         let fail = |why: String| {
-            Ok(StreamableHttpPostResponse::Json(self.ledger.fail(&id, why), session.clone()))
+            Ok(StreamableHttpPostResponse::Json(
+                self.ledger.fail_request(&id, why),
+                session.clone(),
+            ))
         };
         if !head.status.is_success() {
             let (text, _) = read(body, MAX_ERROR_BYTES).await.unwrap_or_default();
@@ -167,9 +174,9 @@ impl HttpTransport {
             return fail(self.rejection_text(head.status, &head.headers, &text));
         }
         let is_stream = has_content_type(&head.headers, EVENT_STREAM_MIME_TYPE);
-        if is_stream && encoding(&head.headers).is_empty() {
-            let events =
-                self.parse_events(events(chunks(body), limits.max_sse_event_size), Some(id));
+        if is_stream && content_encoding(&head.headers).is_empty() {
+            let events = self
+                .parse_events(event_stream(body_chunks(body), limits.max_sse_event_size), Some(id));
             return Ok(StreamableHttpPostResponse::Sse(events, session));
         }
         let text = match read(body, limits.max_json_response_size).await {
@@ -189,7 +196,7 @@ impl HttpTransport {
         };
         if is_stream {
             let all = stream::once(future::ready(Ok(Bytes::from(text))));
-            let events = self.parse_events(events(all, limits.max_sse_event_size), Some(id));
+            let events = self.parse_events(event_stream(all, limits.max_sse_event_size), Some(id));
             return Ok(StreamableHttpPostResponse::Sse(events, session));
         }
         let read = self.ledger.read(&text, Some(&id));
@@ -294,7 +301,7 @@ struct MessageStream {
     events: BoxStream<'static, Result<Sse, SseError>>,
     /// Request to which the events respond. `None` after the events end.
     request: Option<RequestId>,
-    ledger: Arc<Ledger>,
+    ledger: Arc<RequestLedger>,
     /// Events that have been parsed but not yet passed on.
     read: VecDeque<Sse>,
     /// Text of the last event that contains no message; `None` if there is none.
@@ -326,7 +333,7 @@ impl MessageStream {
                 };
                 let noise = self.noise.take().map(|text| format!("; the last event is {text:?}"));
                 let why = why + &noise.unwrap_or_default();
-                return Some(Ok(Sse::default().data(text_of(&self.ledger.fail(&id, why)))));
+                return Some(Ok(Sse::default().data(text_of(&self.ledger.fail_request(&id, why)))));
             }
         };
         if let Some(last) = event.id.clone().filter(|id| !id.is_empty()) {
@@ -468,7 +475,7 @@ impl StreamableHttpClient for HttpTransport {
                     "the server's events ended without the response, and cannot be resumed (HTTP \
                      {status})"
                 );
-                let event = Sse::default().data(text_of(&self.ledger.fail(&id, why)));
+                let event = Sse::default().data(text_of(&self.ledger.fail_request(&id, why)));
                 Ok(stream::once(future::ready(Ok(event))).boxed())
             }
             StatusCode::METHOD_NOT_ALLOWED => Err(StreamableHttpError::ServerDoesNotSupportSse),
@@ -480,7 +487,7 @@ impl StreamableHttpClient for HttpTransport {
                 Err(StreamableHttpError::UnexpectedContentType(content_type(response.headers())))
             }
             _ => Ok(self.parse_events(
-                events(chunks(response.into_body()), super::MAX_RESPONSE_BYTES),
+                event_stream(body_chunks(response.into_body()), super::MAX_RESPONSE_BYTES),
                 None,
             )),
         }

@@ -501,7 +501,7 @@ async fn passes(chunks: &[&'static str], max_bytes: usize) -> usize {
 }
 
 #[tokio::test]
-async fn event_size_is_bounded_but_stream_is_not() {
+async fn event_size_is_limited_but_stream_length_is_not() {
     assert_eq!(passes(&["data: 12\n\n", "data: 34\n", "\n", "data: 56\n\n"], 10).await, 4);
     assert_eq!(passes(&["data: 12\r\n\r\n", "data: 34\r", "\n\r\n"], 12).await, 3);
     assert_eq!(passes(&["data: 12\n", "data: 34\n", "\n"], 10).await, 1, "two lines are one event");

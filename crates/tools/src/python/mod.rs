@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{OptionError, Session, ToolContext, ToolError, ToolOptions, Toolbox};
-use session::{PinnedInstances, PythonSession, describe};
+use session::{PinnedInstances, PythonSession, describe_error};
 use tool_schemas::ToolSchemas;
 pub use user::{PythonUser, PythonUserKeys, PythonUserResponse, PythonUsers};
 
@@ -190,7 +190,7 @@ impl PythonTools {
             first: Some(python_first_line(&MODULES, first)),
             handshake: Some(Handshake {
                 timeout: start,
-                check: Arc::new(move |report| check(&known, report)),
+                check: Arc::new(move |report| check_report(&known, report)),
             }),
             id_key: "id",
             max_workers,
@@ -214,7 +214,7 @@ fn shown_path(path: Option<&Path>) -> Option<String> {
 /// # Errors
 /// Returns an error if the report is malformed, or the tools differ from those of an earlier
 /// worker.
-fn check(known: &OnceLock<Arc<ToolSchemas>>, report: Value) -> Result<(), String> {
+fn check_report(known: &OnceLock<Arc<ToolSchemas>>, report: Value) -> Result<(), String> {
     let tools = serde_json::from_value(report["tools"].clone());
     let tools =
         tools.map_err(|error| format!("the first line is not a worker's start report: {error}"))?;
@@ -237,11 +237,12 @@ impl Toolbox for PythonTools {
     }
 
     async fn check_ready(&self) -> Result<(), ToolError> {
-        self.pool.slot().await.map(drop).map_err(|error| self.open_error(describe(error)))
+        self.pool.slot().await.map(drop).map_err(|error| self.open_error(describe_error(error)))
     }
 
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
-        let slot = self.pool.slot().await.map_err(|error| self.open_error(describe(error)))?;
+        let slot =
+            self.pool.slot().await.map_err(|error| self.open_error(describe_error(error)))?;
         let schemas = self.offered.get().cloned();
         let schemas = schemas.ok_or_else(|| self.open_error("no worker is ready".into()))?;
         let mut pinned = None;

@@ -60,7 +60,7 @@ impl PinnedInstances {
     ) -> Result<Value, String> {
         let mut order = json!({ "do": verb, "session": self.session });
         more(&mut order);
-        self.worker.request(Request::new(label, order)).await.map_err(describe)
+        self.worker.request(Request::new(label, order)).await.map_err(describe_error)
     }
 }
 
@@ -85,7 +85,7 @@ impl PythonSession {
     /// Returns why the instances of the attempt are lost, or `None` if they are available or the
     /// attempt has none.
     fn lost_state(&self) -> Option<String> {
-        let why = describe(self.pinned.as_ref()?.worker.error()?);
+        let why = describe_error(self.pinned.as_ref()?.worker.error()?);
         Some(format!("the state of this attempt is lost: {why}"))
     }
 }
@@ -134,8 +134,10 @@ impl Session for PythonSession {
                 .await
                 .map_err(|why| self.lost_state().unwrap_or(why)),
             _ => match self.pool.slot().await {
-                Ok(slot) => slot.send(Request::new(tool, order)).response().await.map_err(describe),
-                Err(error) => Err(describe(error)),
+                Ok(slot) => {
+                    slot.send(Request::new(tool, order)).response().await.map_err(describe_error)
+                }
+                Err(error) => Err(describe_error(error)),
             },
         };
         match response {
@@ -172,7 +174,7 @@ pub(super) fn next_session(attempt: &str) -> String {
 }
 
 /// Describes an error of a worker to the model.
-pub(super) fn describe(error: WorkerError) -> String {
+pub(super) fn describe_error(error: WorkerError) -> String {
     match error {
         WorkerError::Exited { code, last_line } => {
             let last = last_line.unwrap_or_else(|| "it printed nothing".into());
@@ -210,11 +212,16 @@ fn output(response: &Value) -> ToolOutput {
         .collect();
     let metrics = response["metrics"].as_object().into_iter().flatten();
     let metrics: BTreeMap<String, f64> =
-        metrics.filter_map(|(name, value)| Some((name.clone(), number(value)?))).collect();
-    ToolOutput { parts, reward: number(&response["reward"]), metrics, ..ToolOutput::default() }
+        metrics.filter_map(|(name, value)| Some((name.clone(), parse_number(value)?))).collect();
+    ToolOutput {
+        parts,
+        reward: parse_number(&response["reward"]),
+        metrics,
+        ..ToolOutput::default()
+    }
 }
 
 /// Parses a number from a worker. Workers send non-finite numbers as strings.
-pub(super) fn number(value: &Value) -> Option<f64> {
+pub(super) fn parse_number(value: &Value) -> Option<f64> {
     value.as_f64().or_else(|| value.as_str()?.parse().ok())
 }

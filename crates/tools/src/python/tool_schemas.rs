@@ -6,7 +6,7 @@ use levade_text::ToolSpec;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::arguments::Arguments;
+use crate::arguments::ArgumentValidator;
 
 /// Tool as a Python worker describes it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -22,7 +22,7 @@ pub(super) struct ToolDescription {
 #[derive(Debug)]
 pub(super) struct ToolSchemas {
     pub tools: Vec<ToolDescription>,
-    arguments: BTreeMap<String, Arguments>,
+    arguments: BTreeMap<String, ArgumentValidator>,
 }
 
 impl ToolSchemas {
@@ -33,7 +33,7 @@ impl ToolSchemas {
     pub fn new(tools: Vec<ToolDescription>) -> Result<Self, String> {
         let mut arguments = BTreeMap::new();
         for tool in &tools {
-            let read = Arguments::new(&tool.parameters);
+            let read = ArgumentValidator::new(&tool.parameters);
             arguments.insert(
                 tool.name.clone(),
                 read.map_err(|why| {
@@ -67,7 +67,7 @@ impl ToolSchemas {
     }
 
     /// Returns the validator of the tool `name`'s arguments.
-    pub fn arguments(&self, name: &str) -> Option<&Arguments> {
+    pub fn arguments(&self, name: &str) -> Option<&ArgumentValidator> {
         self.arguments.get(name)
     }
 }

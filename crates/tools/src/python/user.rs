@@ -15,7 +15,7 @@ use levade_process::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::session::{check_response, describe, next_session, number};
+use super::session::{check_response, describe_error, next_session, parse_number};
 use super::{CANCEL_GRACE, MODULES, default_workers};
 use crate::{OptionError, ToolContext};
 
@@ -140,12 +140,12 @@ impl PythonUsers {
     /// # Errors
     /// Returns an error message if no worker can be started, or if the class rejects the task.
     pub async fn open(&self, attempt: &ToolContext, opens: bool) -> Result<PythonUser, String> {
-        let slot = self.pool.slot().await.map_err(describe)?;
+        let slot = self.pool.slot().await.map_err(describe_error)?;
         let session = next_session(&attempt.attempt);
         let user = PythonUser { worker: slot.worker().affinity(), session, is_closed: false };
         let task = &attempt.task;
         let task = json!({ "id": task.id, "question": task.question, "row": *task.row });
-        user.send("open", json!({ "task": task, "opens": opens })).await?;
+        user.send_order("open", json!({ "task": task, "opens": opens })).await?;
         Ok(user)
     }
 }
@@ -180,11 +180,11 @@ impl PythonUser {
     /// # Errors
     /// Returns an error message if the class fails, or if its process has exited.
     pub async fn respond_to(&self, messages: Value) -> Result<PythonUserResponse, String> {
-        let response = self.send("respond", json!({ "messages": messages })).await?;
+        let response = self.send_order("respond", json!({ "messages": messages })).await?;
         Ok(PythonUserResponse {
             text: response["text"].as_str().map(str::to_owned),
             ends: response["ends"] == true,
-            score: number(&response["score"]),
+            score: parse_number(&response["score"]),
         })
     }
 
@@ -194,17 +194,17 @@ impl PythonUser {
     /// # Errors
     /// Returns an error message if the class fails, or if its process has exited.
     pub async fn finish(mut self) -> Result<Option<f64>, String> {
-        let response = self.send("finish", json!({})).await;
-        let closed = self.send("close", json!({})).await;
+        let response = self.send_order("finish", json!({})).await;
+        let closed = self.send_order("close", json!({})).await;
         self.is_closed = true;
-        let score = number(&response?["score"]);
+        let score = parse_number(&response?["score"]);
         closed.map(|_| score)
     }
 
-    async fn send(&self, verb: &str, mut order: Value) -> Result<Value, String> {
+    async fn send_order(&self, verb: &str, mut order: Value) -> Result<Value, String> {
         (order["do"], order["session"]) = (json!(verb), json!(self.session));
         let response = self.worker.request(Request::new(verb, order)).await;
-        response.map_err(describe).and_then(check_response)
+        response.map_err(describe_error).and_then(check_response)
     }
 }
 

@@ -12,9 +12,9 @@ use hyper::header::HeaderMap;
 use hyper::{Method, StatusCode};
 use levade_http::{Bounds, Client, ClientRequest, ClientResponse, HttpError};
 
-pub use endpoint::{Endpoint, HttpKeys};
-pub use node::{McpapiKeys, Node};
-pub(super) use services::Services;
+pub use endpoint::{HttpEndpoint, HttpKeys};
+pub use node::{AgentDockNode, McpapiKeys};
+pub(super) use services::PermittedHosts;
 
 use super::{CallError, ToolOutput};
 use retries::{INITIAL_RETRY_WAIT, MAX_RETRY_WAIT, retry_after};

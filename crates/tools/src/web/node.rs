@@ -16,7 +16,7 @@ use levade_text::{ContentPart, ToolSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{HttpCaller, Services, request_failure};
+use super::{HttpCaller, PermittedHosts, request_failure};
 use crate::{
     CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
 };
@@ -60,7 +60,7 @@ impl ToolOptions for McpapiKeys {
                     .into(),
             );
         }
-        Ok(Services::for_any_host().check(&self.url)?)
+        Ok(PermittedHosts::for_any_host().check(&self.url)?)
     }
 
     fn toolbox(
@@ -69,13 +69,13 @@ impl ToolOptions for McpapiKeys {
         _: Option<f64>,
         _: &Supervisor,
     ) -> Result<Arc<dyn Toolbox>, String> {
-        Ok(Arc::new(Node::new(name, self)?))
+        Ok(Arc::new(AgentDockNode::new(name, self)?))
     }
 }
 
 /// Toolbox for a node of AgentDock. All attempts share the node's state.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub struct AgentDockNode {
     name: String,
     /// URL of the node's routes, without a trailing slash.
     url: String,
@@ -90,28 +90,28 @@ struct ToolListing {
 
 #[derive(Deserialize)]
 struct ListedTool {
-    function: Function,
+    function: ListedFunction,
 }
 
 #[derive(Deserialize)]
-struct Function {
+struct ListedFunction {
     name: String,
     description: Option<String>,
     parameters: Option<Value>,
 }
 
-impl Node {
+impl AgentDockNode {
     /// Creates the toolbox `name`.
     ///
     /// # Errors
     /// Returns an error if the URL is invalid or an environment variable with a key is not set.
     pub fn new(name: impl Into<String>, keys: &McpapiKeys) -> Result<Self, String> {
         keys.check(None).map_err(|error| error.to_string())?;
-        let services = Services::for_any_host();
+        let services = PermittedHosts::for_any_host();
         let headers = services.headers(&keys.key_env, &keys.headers_env)?;
         let caller = HttpCaller { client: services.client()?, headers, retries: keys.retries };
         let url = keys.url.trim_end_matches('/').to_owned();
-        Ok(Node { name: name.into(), url, caller, deny: keys.deny.clone() })
+        Ok(AgentDockNode { name: name.into(), url, caller, deny: keys.deny.clone() })
     }
 
     async fn tools(&self) -> Result<Vec<ToolSpec>, String> {
@@ -120,7 +120,7 @@ impl Node {
         let response = response.map_err(|error| error.to_string())?;
         if !response.status.is_success() {
             return Err(format!(
-                "{}/tools returned HTTP {}: {}",
+                "the node's route {}/tools returned HTTP {}: {}",
                 self.url,
                 response.status,
                 response.text()
@@ -149,7 +149,7 @@ impl Node {
 }
 
 #[async_trait]
-impl Toolbox for Node {
+impl Toolbox for AgentDockNode {
     fn name(&self) -> &str {
         &self.name
     }
@@ -162,7 +162,7 @@ impl Toolbox for Node {
 }
 
 struct NodeSession {
-    node: Node,
+    node: AgentDockNode,
     specs: Vec<ToolSpec>,
 }
 
@@ -250,7 +250,7 @@ mod tests {
         let url = format!("http://{address}/mcpapi/");
         let deny = vec!["read_file".into()];
         let keys = McpapiKeys { url, deny, retries: 1, ..McpapiKeys::default() };
-        let node = Node::new("dock", &keys).unwrap();
+        let node = AgentDockNode::new("dock", &keys).unwrap();
         let session = node.open(&context("a")).await.unwrap();
         let names: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
         assert_eq!(names, ["web.search", "web.back"]);

@@ -12,7 +12,7 @@ pub(super) fn has_content_type(headers: &HeaderMap, wanted: &str) -> bool {
 }
 
 /// Returns the `Content-Encoding` of a body. The text is empty if the body is not compressed.
-pub(super) fn encoding(headers: &HeaderMap) -> &str {
+pub(super) fn content_encoding(headers: &HeaderMap) -> &str {
     let encoding =
         headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
     if encoding.trim().eq_ignore_ascii_case("identity") { "" } else { encoding.trim() }
@@ -29,7 +29,7 @@ pub(super) fn unpack_body(
     text: Vec<u8>,
     max_bytes: usize,
 ) -> Result<Vec<u8>, String> {
-    let encoding = encoding(headers);
+    let encoding = content_encoding(headers);
     let text = Bytes::from(text);
     match unpack(encoding, text.clone(), max_bytes) {
         Ok(unpacked) => Ok(unpacked.into()),
@@ -91,7 +91,7 @@ pub(super) async fn read(mut body: Incoming, max_bytes: usize) -> Result<(Vec<u8
 }
 
 /// Returns the data of a response body as a stream of chunks.
-pub(super) fn chunks(
+pub(super) fn body_chunks(
     body: Incoming,
 ) -> impl Stream<Item = std::io::Result<Bytes>> + Send + 'static {
     let frames = TryStreamExt::map_err(BodyStream::new(body), |error| {
@@ -102,7 +102,7 @@ pub(super) fn chunks(
 
 /// Returns the server-sent events of a response body. An event of more than `max_bytes` bytes is an
 /// error.
-pub(super) fn events(
+pub(super) fn event_stream(
     bytes: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
     max_bytes: usize,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
